@@ -1,0 +1,157 @@
+"""What a seed can be: the residual branch f of a blueprint, over stacked environments.
+
+A seed adds ``f(x)`` to its host. The last linear map of f is zero at birth and nothing non-linear
+follows it, so a newborn seed changes nothing and yet has a gradient. A blueprint is one function
+that maps the number of channels to parameters and forward, and one line in ``BUILDERS``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from torch import Tensor, relu_
+
+from esper.kasmina.ops import (
+    conv2d,
+    depthwise_conv2d,
+    group_norm,
+    linear,
+    mean_pool,
+    per_pixel,
+)
+from esper.kasmina.stack import Field, Layout, ones, weight, zeros
+from esper.leyline.actions import BLUEPRINTS
+
+# relu_ works in place: norms and convolutions need their input to go backward, not their output.
+
+Parameters = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """Parameters of a branch and its forward: ``(parameters [M, ...], x [B, H, W, M, C]) -> f``."""
+
+    fields: tuple[Field, ...]
+    forward: Callable[[Parameters, Tensor], Tensor]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.fields)
+
+
+def _norm_fields(channels: int) -> tuple[Field, Field]:
+    return ones("norm.weight", channels), zeros("norm.bias", channels)
+
+
+def _normalised(p: Parameters, x: Tensor) -> Tensor:
+    return group_norm(x, p["norm.weight"], p["norm.bias"])
+
+
+def norm(channels: int) -> Blueprint:
+    """``tanh(s) (GroupNorm(x) - x)`` with a learned scalar s, 0 at birth."""
+
+    def forward(p: Parameters, x: Tensor) -> Tensor:
+        return p["scale"].tanh()[:, None] * (_normalised(p, x) - x)
+
+    return Blueprint((zeros("scale"), *_norm_fields(channels)), forward)
+
+
+def attention(channels: int) -> Blueprint:
+    """Squeeze-and-excitation: ``x * (W2 relu(W1 mean(x)) + b)``, reduction 4."""
+    width = max(1, channels // 4)
+
+    def forward(p: Parameters, x: Tensor) -> Tensor:
+        squeezed = relu_(linear(mean_pool(x), p["squeeze.weight"]))
+        return x * per_pixel(linear(squeezed, p["excite.weight"], p["excite.bias"]))
+
+    fields = (
+        weight("squeeze.weight", width, channels),
+        zeros("excite.weight", channels, width),
+        zeros("excite.bias", channels),
+    )
+    return Blueprint(fields, forward)
+
+
+def conv_small(channels: int) -> Blueprint:
+    """GroupNorm, ReLU, 1x1 convolution."""
+
+    def forward(p: Parameters, x: Tensor) -> Tensor:
+        return conv2d(relu_(_normalised(p, x)), p["conv.weight"])
+
+    fields = (*_norm_fields(channels), zeros("conv.weight", channels, channels, 1, 1))
+    return Blueprint(fields, forward)
+
+
+def conv_light(channels: int) -> Blueprint:
+    """GroupNorm, ReLU, 3x3 convolution."""
+
+    def forward(p: Parameters, x: Tensor) -> Tensor:
+        return conv2d(relu_(_normalised(p, x)), p["conv.weight"])
+
+    fields = (*_norm_fields(channels), zeros("conv.weight", channels, channels, 3, 3))
+    return Blueprint(fields, forward)
+
+
+def conv_heavy(channels: int) -> Blueprint:
+    """3x3 convolution to four times the channels, GroupNorm, ReLU, 1x1 convolution back."""
+    wide = 4 * channels
+
+    def forward(p: Parameters, x: Tensor) -> Tensor:
+        return conv2d(relu_(_normalised(p, conv2d(x, p["widen.weight"]))), p["narrow.weight"])
+
+    fields = (
+        weight("widen.weight", wide, channels, 3, 3),
+        *_norm_fields(wide),
+        zeros("narrow.weight", channels, wide, 1, 1),
+    )
+    return Blueprint(fields, forward)
+
+
+def depthwise(channels: int) -> Blueprint:
+    """Depthwise 3x3 convolution, GroupNorm, ReLU, 1x1 convolution."""
+
+    def forward(p: Parameters, x: Tensor) -> Tensor:
+        spread = depthwise_conv2d(x, p["depthwise.weight"])
+        return conv2d(relu_(_normalised(p, spread)), p["pointwise.weight"])
+
+    fields = (
+        weight("depthwise.weight", channels, 1, 3, 3),
+        *_norm_fields(channels),
+        zeros("pointwise.weight", channels, channels, 1, 1),
+    )
+    return Blueprint(fields, forward)
+
+
+def bottleneck(channels: int) -> Blueprint:
+    """GroupNorm, 1x1 to max(8, C / 4) channels, ReLU, 3x3, ReLU, 1x1 back."""
+    width = max(8, channels // 4)
+
+    def forward(p: Parameters, x: Tensor) -> Tensor:
+        down = relu_(conv2d(_normalised(p, x), p["down.weight"]))
+        return conv2d(relu_(conv2d(down, p["conv.weight"])), p["up.weight"])
+
+    fields = (
+        *_norm_fields(channels),
+        weight("down.weight", width, channels, 1, 1),
+        weight("conv.weight", width, width, 3, 3),
+        zeros("up.weight", channels, width, 1, 1),
+    )
+    return Blueprint(fields, forward)
+
+
+BUILDERS: dict[str, Callable[[int], Blueprint]] = {
+    "conv_light": conv_light,
+    "attention": attention,
+    "norm": norm,
+    "depthwise": depthwise,
+    "bottleneck": bottleneck,
+    "conv_small": conv_small,
+    "conv_heavy": conv_heavy,
+}
+"""The blueprints of convolutional slots, by name."""
+
+
+@cache
+def build(kind: int, channels: int) -> Blueprint:
+    """The blueprint with index ``kind`` of the blueprint head, for a slot of ``channels``."""
+    return BUILDERS[BLUEPRINTS[kind]](channels)

@@ -1,0 +1,1 @@
+"""Host networks: what they are made of and where seeds can grow in them."""

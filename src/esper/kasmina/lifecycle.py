@@ -1,0 +1,422 @@
+"""The life of seeds as pure functions over a struct of arrays ``[N, S]``.
+
+``apply`` is what an action does, ``tick`` is what the passing of one environment step does.
+Neither knows about networks: the engine reads the state to know what to compute.
+"""
+
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import (
+    ALPHA_SPEED_STEPS,
+    ALPHA_TARGETS,
+    CURVE_STEEPNESS,
+    HEAD_WIDTHS,
+    HEADS,
+    TEMPO_STEPS,
+    Curve,
+    Op,
+    Style,
+)
+from esper.leyline.stages import (
+    ACTING,
+    COMPUTING,
+    DEVELOPING,
+    LIVING,
+    PRUNABLE,
+    STAGE_COUNT,
+    Stage,
+)
+
+ALPHA_TOLERANCE = 1e-6
+HEALTHY = 0.7
+"""Least gradient health that passes gates G2 and G5."""
+
+
+class AlphaMode(IntEnum):
+    """What the alpha controller is doing."""
+
+    HOLD = 0
+    UP = 1
+    DOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Ages that gate the lifecycle, in environment steps.
+
+    Attributes:
+        training_age: least time in TRAINING before BLENDING (gate G2).
+        prune_age: least age of a seed before it may be pruned.
+        embargo: how long a slot stays closed after a prune.
+        max_seeds: most living seeds an environment may have.
+    """
+
+    training_age: int
+    prune_age: int
+    embargo: int
+    max_seeds: int
+
+    @classmethod
+    def for_horizon(cls, episode_length: int, max_seeds: int) -> "Rules":
+        """Scale the ages of the 150-step original to another episode length."""
+
+        def scaled(steps: int) -> int:
+            return max(1, round(steps * episode_length / 150))
+
+        return cls(scaled(10), scaled(5), scaled(5), max_seeds)
+
+
+@dataclass(slots=True)
+class SeedState:
+    """Everything about the seeds that is not a network parameter; every field is ``[N, S]``."""
+
+    stage: Tensor
+    """``Stage``, int64."""
+    blueprint: Tensor
+    """Index of the blueprint head, 0 (noop) in an empty slot."""
+    style: Tensor
+    """``Style``, int64."""
+    tempo: Tensor
+    """Steps of the first blend."""
+    goal: Tensor
+    """Alpha at which the first blend stops."""
+    alpha: Tensor
+    """How much of the branch is in the output, in [0, 1]."""
+    alpha_velocity: Tensor
+    """Change of alpha in the last step."""
+    ramp_start: Tensor
+    """Alpha when the current ramp began."""
+    ramp_target: Tensor
+    """Alpha where the current ramp ends."""
+    ramp_mode: Tensor
+    """``AlphaMode``, int64."""
+    ramp_curve: Tensor
+    """``Curve``, int64."""
+    ramp_steps: Tensor
+    """Length of the current ramp."""
+    ramp_done: Tensor
+    """Steps of the current ramp that have passed."""
+    pruning: Tensor
+    """Whether the seed is pruned when its ramp reaches 0."""
+    age: Tensor
+    """Steps since germination."""
+    stage_age: Tensor
+    """Steps since the stage began."""
+
+    @classmethod
+    def dormant(cls, rows: int, slots: int, device: torch.device) -> "SeedState":
+        """Empty slots."""
+
+        def integers(value: int) -> Tensor:
+            return torch.full((rows, slots), value, dtype=torch.long, device=device)
+
+        def floats() -> Tensor:
+            return torch.zeros(rows, slots, device=device)
+
+        return cls(
+            stage=integers(Stage.DORMANT),
+            blueprint=integers(0),
+            style=integers(0),
+            tempo=integers(0),
+            goal=floats(),
+            alpha=floats(),
+            alpha_velocity=floats(),
+            ramp_start=floats(),
+            ramp_target=floats(),
+            ramp_mode=integers(AlphaMode.HOLD),
+            ramp_curve=integers(Curve.LINEAR),
+            ramp_steps=integers(0),
+            ramp_done=integers(0),
+            pruning=integers(0).bool(),
+            age=integers(0),
+            stage_age=integers(0),
+        )
+
+    def map(self, function) -> "SeedState":  # type: ignore[no-untyped-def]
+        """The state with ``function`` applied to every field."""
+        return SeedState(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
+
+    def where(self, condition: Tensor, other: "SeedState") -> "SeedState":
+        """``self`` where ``condition [N, S]`` holds and ``other`` elsewhere."""
+        return SeedState(
+            **{
+                f.name: torch.where(condition, getattr(self, f.name), getattr(other, f.name))
+                for f in fields(self)
+            }
+        )
+
+    @property
+    def living(self) -> Tensor:
+        """Slots that hold a seed."""
+        return among(self.stage, LIVING)
+
+    @property
+    def computing(self) -> Tensor:
+        """Slots whose seed takes part in the training pass."""
+        return among(self.stage, COMPUTING)
+
+    @property
+    def acting(self) -> Tensor:
+        """Slots whose seed may change the output."""
+        return among(self.stage, ACTING)
+
+    @property
+    def frozen(self) -> Tensor:
+        """Slots whose seed does not learn because its alpha is on the way down."""
+        return self.ramp_mode == AlphaMode.DOWN
+
+
+@dataclass(slots=True)
+class SeedSignals:
+    """What was measured of each seed in the last step; every field is ``[N, S]``."""
+
+    contribution: Tensor
+    """Validation expected accuracy with the seed minus without it, NaN when not measured."""
+    contribution_velocity: Tensor
+    """Smoothed change of the contribution, 0 when unknown."""
+    health: Tensor
+    """Gradient health in [0, 1], NaN when not measured."""
+    previous_health: Tensor
+    """The health one step earlier, NaN when not measured."""
+    gradient_norm: Tensor
+    """Norm of the seed's gradient before clipping, NaN when not measured."""
+    exploding: Tensor
+    """Whether some parameter tensor's gradient norm is above 10 or not finite, bool."""
+
+    @classmethod
+    def unknown(cls, rows: int, slots: int, device: torch.device) -> "SeedSignals":
+        """Nothing measured yet."""
+
+        def filled(value: float) -> Tensor:
+            return torch.full((rows, slots), value, device=device)
+
+        nan = float("nan")
+        return cls(
+            contribution=filled(nan),
+            contribution_velocity=filled(0.0),
+            health=filled(nan),
+            previous_health=filled(nan),
+            gradient_norm=filled(nan),
+            exploding=filled(0.0).bool(),
+        )
+
+    def forget(self, slots: Tensor) -> "SeedSignals":
+        """The signals with everything unknown where ``slots [N, S]`` is true."""
+        fresh = SeedSignals.unknown(*slots.shape, device=slots.device)
+        return SeedSignals(
+            **{
+                f.name: torch.where(slots, getattr(fresh, f.name), getattr(self, f.name))
+                for f in fields(self)
+            }
+        )
+
+
+def among(stage: Tensor, stages: tuple[Stage, ...]) -> Tensor:
+    """Where ``stage`` is one of ``stages``."""
+    table = torch.zeros(STAGE_COUNT, dtype=torch.bool)
+    table[list(stages)] = True
+    return table.to(stage.device)[stage]
+
+
+def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
+    """Where each operation may act, bool ``[N, ops, S]``; all true for WAIT.
+
+    ADVANCE and FOSSILISE are legal only where their gate would pass:
+    G1 always, G2 after ``training_age`` steps with measured, healthy gradients, G3 at alpha 1 and
+    at rest, G5 with a measured contribution and healthy gradients. A NaN compares false, so what
+    was not measured passes no gate.
+    """
+    at_rest = state.ramp_mode == AlphaMode.HOLD
+    healthy = (signals.health >= HEALTHY) & ~signals.exploding
+    germinated = state.stage == Stage.GERMINATED
+    training = state.stage == Stage.TRAINING
+    blending = state.stage == Stage.BLENDING
+    holding = state.stage == Stage.HOLDING
+
+    room = state.living.sum(1, keepdim=True) < rules.max_seeds
+    busy = among(state.stage, DEVELOPING).any(1, keepdim=True)
+    full = (state.alpha - 1.0).abs() <= ALPHA_TOLERANCE
+    complete = full & (state.ramp_target >= 1.0 - ALPHA_TOLERANCE) & at_rest
+    prunable = among(state.stage, PRUNABLE) & (state.age >= rules.prune_age) & at_rest
+
+    legal = {
+        Op.WAIT: torch.ones_like(at_rest),
+        Op.GERMINATE: (state.stage == Stage.DORMANT) & room & ~busy,
+        Op.SET_ALPHA_TARGET: (blending | holding) & at_rest,
+        Op.PRUNE: prunable,
+        Op.FOSSILISE: holding & signals.contribution.isfinite() & healthy,
+        Op.ADVANCE: germinated
+        | (training & (state.stage_age >= rules.training_age) & healthy)
+        | (blending & complete),
+    }
+    return torch.stack([legal[op] for op in Op], 1)
+
+
+def apply(
+    state: SeedState, actions: Tensor, legal: Tensor, kinds: Tensor
+) -> tuple[SeedState, Tensor]:
+    """Do what the actions say, where they are legal.
+
+    Args:
+        state: the seeds before.
+        actions: int64 ``[N, heads]`` in the order of ``leyline.actions.HEADS``.
+        legal: ``legal_slots(state, ...)``.
+        kinds: bool ``[S, blueprints]``, the blueprints that can live in each slot.
+
+    Returns:
+        The seeds after, and bool ``[N]``: whether the action was legal. An illegal action, one
+        out of range included, changes nothing.
+    """
+    widths = torch.tensor(
+        [state.stage.shape[1] if head == "slot" else HEAD_WIDTHS[head] for head in HEADS],
+        device=actions.device,
+    )
+    in_range = ((actions >= 0) & (actions < widths)).all(1)
+    choice = dict(zip(HEADS, actions.clamp(min=0).minimum(widths - 1).unbind(1), strict=True))
+    op, slot = choice["op"], choice["slot"]
+    rows = torch.arange(len(op), device=op.device)
+    success = in_range & legal[rows, op, slot]
+    success &= (op != Op.GERMINATE) | kinds[slot, choice["blueprint"]]
+    chosen = torch.zeros_like(state.pruning)
+    chosen[rows, slot] = success
+
+    def acts(wanted: Op) -> Tensor:
+        return chosen & (op == wanted)[:, None]
+
+    state = _germinate(state, acts(Op.GERMINATE), choice)
+    state = _advance(state, acts(Op.ADVANCE))
+    state = _fossilise(state, acts(Op.FOSSILISE))
+    state = _retarget(state, acts(Op.SET_ALPHA_TARGET), choice)
+    return _prune(state, acts(Op.PRUNE), choice), success
+
+
+def tick(state: SeedState, rules: Rules) -> SeedState:
+    """Let one environment step pass: alpha ramps, ages, embargo."""
+    stage = state.stage
+    ramping = (stage == Stage.BLENDING) & (state.ramp_mode != AlphaMode.HOLD)
+    ramp_done = state.ramp_done + ramping
+    finished = ramping & (ramp_done >= state.ramp_steps)
+    part = progress(state.ramp_curve, ramp_done / state.ramp_steps.clamp(min=1))
+    on_the_way = state.ramp_start + (state.ramp_target - state.ramp_start) * part
+    alpha = torch.where(ramping, torch.where(finished, state.ramp_target, on_the_way), state.alpha)
+    ticked = replace(
+        state,
+        alpha=alpha,
+        alpha_velocity=alpha - state.alpha,
+        ramp_mode=torch.where(finished, AlphaMode.HOLD, state.ramp_mode),
+        ramp_done=ramp_done,
+        age=state.age + state.living,
+        stage_age=state.stage_age + (stage != Stage.DORMANT),
+    )
+    over = ticked.stage_age >= rules.embargo
+    ticked = _enter(ticked, stage == Stage.PRUNED, Stage.EMBARGOED)
+    ticked = _enter(ticked, (stage == Stage.EMBARGOED) & over, Stage.RESETTING)
+    ticked = _pruned(ticked, finished & state.pruning)
+    empty = SeedState.dormant(*stage.shape, device=stage.device)
+    return empty.where(stage == Stage.RESETTING, ticked)
+
+
+def progress(curve: Tensor, time: Tensor) -> Tensor:
+    """How far a ramp has come at ``time`` in [0, 1]: 0 at 0 and 1 at 1 for every ``Curve``."""
+    cosine = 0.5 * (1.0 - torch.cos(torch.pi * time))
+    steepness = torch.tensor(CURVE_STEEPNESS, device=time.device)[curve].clamp(min=1.0)
+    low, high = torch.sigmoid(-steepness / 2), torch.sigmoid(steepness / 2)
+    sigmoid = (torch.sigmoid(steepness * (time - 0.5)) - low) / (high - low)
+    return torch.where(
+        curve == Curve.LINEAR, time, torch.where(curve == Curve.COSINE, cosine, sigmoid)
+    )
+
+
+def _enter(state: SeedState, where: Tensor, stage: Stage) -> SeedState:
+    return replace(
+        state,
+        stage=torch.where(where, stage, state.stage),
+        stage_age=torch.where(where, 0, state.stage_age),
+    )
+
+
+def _germinate(state: SeedState, where: Tensor, choice: dict[str, Tensor]) -> SeedState:
+    def column(values: Tensor) -> Tensor:
+        return values[:, None].expand_as(where)
+
+    born = replace(
+        SeedState.dormant(*where.shape, device=where.device),
+        stage=torch.full_like(state.stage, Stage.GERMINATED),
+        blueprint=column(choice["blueprint"]),
+        style=column(choice["style"]),
+        tempo=column(_lookup(TEMPO_STEPS, choice["tempo"])),
+        goal=column(_lookup(ALPHA_TARGETS, choice["alpha_target"])),
+    )
+    return born.where(where, state)
+
+
+def _advance(state: SeedState, where: Tensor) -> SeedState:
+    germinated = where & (state.stage == Stage.GERMINATED)
+    training = where & (state.stage == Stage.TRAINING)
+    blending = where & (state.stage == Stage.BLENDING)
+    curve = torch.where(state.style == Style.SIGMOID_ADD, Curve.SIGMOID, Curve.LINEAR)
+    state = _enter(state, germinated, Stage.TRAINING)
+    state = _ramp(state, training, state.goal, state.tempo, curve)
+    state = _enter(state, training, Stage.BLENDING)
+    return replace(_enter(state, blending, Stage.HOLDING), alpha=state.alpha.masked_fill(blending, 1.0))
+
+
+def _fossilise(state: SeedState, where: Tensor) -> SeedState:
+    return _enter(state, where, Stage.FOSSILISED)
+
+
+def _retarget(state: SeedState, where: Tensor, choice: dict[str, Tensor]) -> SeedState:
+    target = _lookup(ALPHA_TARGETS, choice["alpha_target"])[:, None]
+    steps = _lookup(ALPHA_SPEED_STEPS, choice["alpha_speed"])[:, None]
+    lowered = where & (state.stage == Stage.HOLDING) & (target < 1.0 - ALPHA_TOLERANCE)
+    state = _ramp(state, where, target, steps, choice["alpha_curve"][:, None])
+    return _enter(state, lowered, Stage.BLENDING)
+
+
+def _prune(state: SeedState, where: Tensor, choice: dict[str, Tensor]) -> SeedState:
+    steps = _lookup(ALPHA_SPEED_STEPS, choice["alpha_speed"])[:, None].expand_as(where)
+    slowly = where & (steps > 0) & (state.alpha > 0)
+    state = _pruned(state, where & ~slowly)
+    state = _ramp(
+        state, slowly, torch.zeros_like(state.alpha), steps, choice["alpha_curve"][:, None]
+    )
+    state = _enter(state, slowly & (state.stage == Stage.HOLDING), Stage.BLENDING)
+    return replace(state, pruning=state.pruning | slowly)
+
+
+def _pruned(state: SeedState, where: Tensor) -> SeedState:
+    state = _enter(state, where, Stage.PRUNED)
+    return replace(
+        state,
+        alpha=state.alpha.masked_fill(where, 0.0),
+        ramp_mode=state.ramp_mode.masked_fill(where, AlphaMode.HOLD),
+        pruning=state.pruning & ~where,
+    )
+
+
+def _ramp(
+    state: SeedState, where: Tensor, target: Tensor, steps: Tensor, curve: Tensor
+) -> SeedState:
+    """Begin a ramp of alpha; with 0 steps, or at the target already, there is nothing to wait for."""
+    jump = (steps == 0) | ((target - state.alpha).abs() <= ALPHA_TOLERANCE)
+    mode = torch.where(target > state.alpha, AlphaMode.UP, AlphaMode.DOWN)
+    return replace(
+        state,
+        alpha=torch.where(where & jump, target, state.alpha),
+        ramp_start=torch.where(where, state.alpha, state.ramp_start),
+        ramp_target=torch.where(where, target, state.ramp_target),
+        ramp_mode=torch.where(
+            where, torch.where(jump, AlphaMode.HOLD, mode), state.ramp_mode
+        ),
+        ramp_curve=torch.where(where, curve, state.ramp_curve),
+        ramp_steps=torch.where(where, steps, state.ramp_steps),
+        ramp_done=torch.where(where, 0, state.ramp_done),
+    )
+
+
+def _lookup(values: tuple[float, ...], index: Tensor) -> Tensor:
+    return torch.tensor(values, device=index.device)[index]

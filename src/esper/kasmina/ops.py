@@ -1,0 +1,112 @@
+"""Layers over stacked networks.
+
+Activations are ``[B, H, W, N, C]`` (batch, height, width, environment, channel), contiguous. With
+environment and channel side by side this is exactly the channels_last image ``[B, N*C, H, W]``, so
+a grouped convolution, a batch norm or a group norm over it treats every environment by itself in
+one call, and picking environments is an index on one axis. Parameters are ``[N, ...]``.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NORM_EPSILON = 1e-5
+
+
+def to_images(x: Tensor) -> Tensor:
+    """``[B, H, W, N, C]`` seen as channels_last images ``[B, N*C, H, W]``, without a copy."""
+    return x.flatten(3).permute(0, 3, 1, 2)
+
+
+def from_images(images: Tensor, environments: int) -> Tensor:
+    """The inverse of ``to_images``."""
+    return images.permute(0, 2, 3, 1).unflatten(3, (environments, -1)).contiguous()
+
+
+def conv2d(x: Tensor, weight: Tensor) -> Tensor:
+    """Same-size convolution of each environment by its own kernel.
+
+    Args:
+        x: ``[B, H, W, N, C_in]``, or ``[B, H, W, 1, C_in]`` for one input shared by all.
+        weight: ``[N, C_out, C_in, k, k]`` with k odd.
+
+    Returns:
+        ``[B, H, W, N, C_out]``.
+    """
+    environments, padding = len(weight), weight.shape[-1] // 2
+    images = F.conv2d(to_images(x), weight.flatten(0, 1), padding=padding, groups=x.shape[3])
+    return from_images(images, environments)
+
+
+def depthwise_conv2d(x: Tensor, weight: Tensor) -> Tensor:
+    """Same-size convolution of each channel by its own kernel ``weight [N, C, 1, k, k]``."""
+    padding, channels = weight.shape[-1] // 2, weight.shape[0] * weight.shape[1]
+    images = F.conv2d(to_images(x), weight.flatten(0, 1), padding=padding, groups=channels)
+    return from_images(images, len(weight))
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    training: bool,
+    momentum: float = 0.1,
+) -> Tensor:
+    """BatchNorm of each environment; running statistics ``[N, C]`` are updated in training."""
+    # The rows of the buffer store are not contiguous, so batch_norm works on copies.
+    mean, variance = running_mean.flatten(), running_variance.flatten()
+    images = F.batch_norm(
+        to_images(x),
+        mean,
+        variance,
+        weight.flatten(),
+        bias.flatten(),
+        training,
+        momentum,
+        NORM_EPSILON,
+    )
+    if training:
+        with torch.no_grad():
+            running_mean.copy_(mean.view_as(running_mean))
+            running_variance.copy_(variance.view_as(running_variance))
+    return from_images(images, x.shape[3])
+
+
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """GroupNorm of each environment, ``weight`` and ``bias`` ``[N, C]``."""
+    images = to_images(x)
+    if torch.is_grad_enabled() and not x.requires_grad:
+        # torch 2.13's backward crashes on a channels_last CPU input that needs no gradient.
+        images = images.contiguous()
+    groups = len(weight) * norm_groups(x.shape[-1])
+    images = F.group_norm(images, groups, weight.flatten(), bias.flatten(), NORM_EPSILON)
+    return from_images(images, x.shape[3])
+
+
+def norm_groups(channels: int) -> int:
+    """Most groups of at least 16 channels, a power of two up to 32; one below 16 channels."""
+    counts = (count for count in (32, 16, 8, 4, 2) if channels % count == 0)
+    return next((count for count in counts if channels // count >= 16), 1)
+
+
+def max_pool(x: Tensor) -> Tensor:
+    """2x2 max pooling of ``[B, H, W, N, C]``."""
+    return from_images(F.max_pool2d(to_images(x), 2), x.shape[3])
+
+
+def mean_pool(x: Tensor) -> Tensor:
+    """Mean over the pixels, ``[N, B, C]``: environment first, as ``linear`` wants it."""
+    return x.flatten(1, 2).mean(1).transpose(0, 1)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x [N, B, in]`` through each environment's ``weight [N, out, in]`` and ``bias [N, out]``."""
+    transposed = weight.transpose(1, 2)
+    return x @ transposed if bias is None else torch.baddbmm(bias[:, None], x, transposed)
+
+
+def per_pixel(x: Tensor) -> Tensor:
+    """``[N, B, C]`` as a factor ``[B, 1, 1, N, C]`` that broadcasts over the pixels."""
+    return x.transpose(0, 1)[:, None, None]

@@ -1,0 +1,94 @@
+"""Counter-based random numbers: every draw is a pure function of what it is for.
+
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). The key is
+(run seed, stream), the counter (block, step, episode, purpose). A draw for one environment
+therefore never shifts another's, needs no state to resume, and has the same bits on every device.
+"""
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+MASK_32 = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+class Purpose(IntEnum):
+    """What a draw is for. Purposes never share random numbers."""
+
+    HOST_INIT = 1
+    MINIBATCH = 2
+    ACTION = 3
+    POLICY_SHUFFLE = 4
+    RANDOM_POLICY = 5
+    SEED_INIT = 1000  # plus the slot index
+
+
+def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Ten rounds of Philox4x32 on int64 tensors that hold 32-bit words.
+
+    Args:
+        counter: four broadcastable tensors with values in [0, 2^32).
+        key: two broadcastable tensors with values in [0, 2^32).
+
+    Returns:
+        Four tensors of random 32-bit words in int64.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        # The 64-bit products wrap into the sign bit: mask after the arithmetic shift.
+        high0, low0 = (product0 >> 32) & MASK_32, product0 & MASK_32
+        high1, low1 = (product1 >> 32) & MASK_32, product1 & MASK_32
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & MASK_32, (k1 + _WEYL[1]) & MASK_32
+    return c0, c1, c2, c3
+
+
+def random_bits(
+    seed: int, streams: Tensor, purpose: int, episode: int, step: int, count: int
+) -> Tensor:
+    """``count`` random 32-bit words for each stream, as int64 ``[len(streams), count]``."""
+    streams = streams.long()
+    blocks = torch.arange((count + 3) // 4, device=streams.device)
+    # Full shape from the first round on, so that the result never depends on broadcasting rules.
+    c0 = blocks.expand(len(streams), -1)
+    words = philox(
+        (c0, torch.full_like(c0, step), torch.full_like(c0, episode), torch.full_like(c0, purpose)),
+        (torch.full_like(c0, seed & MASK_32), (streams & MASK_32)[:, None].expand_as(c0)),
+    )
+    return torch.stack(words, -1).flatten(1)[:, :count]
+
+
+def uniform(
+    seed: int,
+    streams: Tensor,
+    purpose: int,
+    episode: int,
+    step: int,
+    count: int,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Uniform numbers in the open interval (0, 1), ``[len(streams), count]``.
+
+    They are odd multiples of 2^-24, so they are exact in float32 and never 0 or 1.
+    """
+    bits = random_bits(seed, streams, purpose, episode, step, count) >> 9
+    return (bits.to(dtype) + 0.5) * 2.0**-23
+
+
+def integers(
+    seed: int, streams: Tensor, purpose: int, episode: int, step: int, count: int, high: int
+) -> Tensor:
+    """Integers in [0, high), ``[len(streams), count]``, by the multiply-and-shift map.
+
+    Raises:
+        ValueError: ``high`` is not in [1, 2^31), where the map's bias stays below 2^-1 words.
+    """
+    if not 1 <= high < 2**31:
+        raise ValueError(f"high must lie in [1, 2^31), got {high}")
+    return (random_bits(seed, streams, purpose, episode, step, count) * high) >> 32

@@ -1,0 +1,112 @@
+"""Slots: the places in a host where seeds live, and what a seed there is made of."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from esper.kasmina import blueprints
+from esper.kasmina.stack import Layout, weight, zeros
+from esper.leyline.actions import BLUEPRINTS, Style
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """A place where a seed can grow.
+
+    Attributes:
+        name: as the user writes it, such as ``r0c1``.
+        channels: channels of the activation there.
+        size: height and width of the activation there.
+        depth: how far into the host it lies, in (0, 1].
+    """
+
+    name: str
+    channels: int
+    size: tuple[int, int]
+    depth: float
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """Indices of the blueprints that can live here."""
+        return tuple(i for i, name in enumerate(BLUEPRINTS) if name in blueprints.BUILDERS)
+
+    @cached_property
+    def layouts(self) -> dict[int, Layout]:
+        """Layout of a row of the slot's store for each blueprint, without the gate."""
+        return {kind: blueprints.build(kind, self.channels).layout for kind in self.kinds}
+
+    @cached_property
+    def gate_layout(self) -> Layout:
+        """The gate of style GATED_GATE: mean over pixels, C to max(8, C / 4), ReLU, to 1."""
+        hidden = max(8, self.channels // 4)
+        return Layout(
+            (
+                weight("gate.hidden.weight", hidden, self.channels),
+                zeros("gate.hidden.bias", hidden),
+                weight("gate.out.weight", 1, hidden),
+                zeros("gate.out.bias", 1),
+            )
+        )
+
+    @cached_property
+    def gate_offset(self) -> int:
+        """Column where the gate begins, the same for every blueprint."""
+        return max(layout.size for layout in self.layouts.values())
+
+    @property
+    def width(self) -> int:
+        """Columns of the slot's store."""
+        return self.gate_offset + self.gate_layout.size
+
+    @cached_property
+    def parameter_table(self) -> Tensor:
+        """Parameters of a seed by blueprint and style, int64 ``[blueprints, styles]``."""
+        table = torch.zeros(len(BLUEPRINTS), len(Style), dtype=torch.long)
+        for kind, layout in self.layouts.items():
+            table[kind] = layout.size
+            table[kind, Style.GATED_GATE] += self.gate_layout.size
+        return table
+
+    @cached_property
+    def birth_table(self) -> tuple[Tensor, Tensor]:
+        """Constant and bound of every column by blueprint, float64 ``[blueprints, width]``."""
+        constant = torch.zeros(len(BLUEPRINTS), self.width, dtype=torch.float64)
+        bound = torch.zeros_like(constant)
+        for kind, layout in self.layouts.items():
+            constant[kind], bound[kind] = layout.birth(self.width)
+        constant[:, self.gate_offset :], bound[:, self.gate_offset :] = self.gate_layout.birth(
+            self.gate_layout.size
+        )
+        return constant, bound
+
+    @cached_property
+    def segment_table(self) -> Tensor:
+        """Which parameter tensor a column belongs to, by blueprint, int64 ``[blueprints, width]``.
+
+        Columns of no parameter, and the gate's, share one index past the last; see
+        ``segment_count``.
+        """
+        table = torch.full((len(BLUEPRINTS), self.width), self.segment_count)
+        for kind, layout in self.layouts.items():
+            table[kind, : layout.size] = layout.segments(layout.size)
+        return table
+
+    @cached_property
+    def segment_count(self) -> int:
+        """Most parameter tensors any blueprint has here."""
+        return max(len(layout.fields) for layout in self.layouts.values())
+
+    @cached_property
+    def tensor_counts(self) -> Tensor:
+        """Number of parameter tensors by blueprint, int64 ``[blueprints]``, at least 1."""
+        counts = torch.ones(len(BLUEPRINTS), dtype=torch.long)
+        for kind, layout in self.layouts.items():
+            counts[kind] = len(layout.fields)
+        return counts
+
+
+def stack_tables(slots: tuple[SlotSpec, ...], attribute: str) -> Tensor:
+    """A per-slot table of every slot along a new first axis."""
+    return torch.stack([getattr(slot, attribute) for slot in slots])

@@ -1,0 +1,1 @@
+"""Simic is the reinforcement learning: environments, rewards, rollouts, PPO, checkpoints."""

@@ -1,0 +1,58 @@
+"""Generalised advantage estimation (Schulman et al., 2016)."""
+
+import torch
+from torch import Tensor
+
+
+def generalised_advantages(
+    rewards: Tensor,
+    values: Tensor,
+    last_value: Tensor,
+    terminated: Tensor,
+    discount: float,
+    trace_decay: float,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and the returns the critic learns, equations 11 to 16 of the paper.
+
+    ``delta_t = r_t + discount V(s_{t+1}) - V(s_t)``, and
+    ``A_t = delta_t + discount trace_decay A_{t+1}``; both V and A are 0 behind a terminated step.
+
+    Args:
+        rewards: ``[T, N]``.
+        values: of the states the rewards followed, ``[T, N]``.
+        last_value: of the state after the last step, ``[N]``; unused where that step terminated.
+        terminated: bool ``[T, N]``.
+        discount: gamma, in [0, 1].
+        trace_decay: lambda, in [0, 1].
+
+    Returns:
+        advantages ``[T, N]``, returns (advantages plus values) ``[T, N]``.
+    """
+    going_on = (~terminated).to(values.dtype)
+    next_values = torch.cat([values[1:], last_value[None]])
+    deltas = rewards + discount * next_values * going_on - values
+    advantages = torch.empty_like(deltas)
+    following = torch.zeros_like(last_value)
+    for t in reversed(range(len(rewards))):
+        following = deltas[t] + discount * trace_decay * going_on[t] * following
+        advantages[t] = following
+    return advantages, advantages + values
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+    """How much of the variance of ``returns [T, N]`` the critic's ``values`` explain.
+
+    Returns:
+        over all steps, and within a time step. The first can be high merely because the critic
+        knows what time it is; neither proves that a policy learned anything.
+    """
+
+    def share(residual: Tensor, total: Tensor) -> Tensor:
+        return 1.0 - residual.square().mean() / total.square().mean().clamp(min=1e-12)
+
+    error = returns - values
+    overall = share(error - error.mean(), returns - returns.mean())
+    within = share(
+        error - error.mean(1, keepdim=True), returns - returns.mean(1, keepdim=True)
+    )
+    return overall, within

@@ -1,0 +1,69 @@
+"""Running moments, exact over everything seen, frozen while a rollout is collected and learned."""
+
+import torch
+from torch import Tensor
+
+_EPSILON = 1e-4
+_CLIP = 10.0
+
+
+class RunningMoments:
+    """Mean and variance of every column of all rows given to ``update`` so far.
+
+    Moments of parts are merged exactly (Chan, Golub and LeVeque, 1979) in float64. Before the first
+    update nothing is shifted or scaled.
+
+    Args:
+        shape: shape of one row.
+        device: where the moments live.
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device):
+        self.count = torch.zeros((), dtype=torch.float64, device=device)
+        self.mean = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.squares = torch.zeros(shape, dtype=torch.float64, device=device)
+
+    def update(self, rows: Tensor) -> None:
+        """Take in ``rows [..., *shape]``."""
+        rows = rows.detach().double().reshape(-1, *self.mean.shape)
+        count, mean = len(rows), rows.mean(0)
+        squares = (rows - mean).square().sum(0)
+        total = self.count + count
+        shift = mean - self.mean
+        self.squares = self.squares + squares + shift.square() * self.count * count / total
+        self.mean = self.mean + shift * count / total
+        self.count = total
+
+    @property
+    def deviation(self) -> Tensor:
+        """Standard deviation of every column, 1 before the first update."""
+        variance = self.squares / self.count.clamp(min=1.0)
+        return torch.where(self.count > 0, (variance + _EPSILON).sqrt(), 1.0)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """``(x - mean) / deviation`` within +-10, in float32."""
+        return ((x - self.mean) / self.deviation).clamp(-_CLIP, _CLIP).float()
+
+    def scale(self, x: Tensor) -> Tensor:
+        """``(x - mean) / deviation`` without bounds, in float32."""
+        return ((x - self.mean) / self.deviation).float()
+
+    def restore(self, x: Tensor) -> Tensor:
+        """The inverse of ``scale``, in float32."""
+        return (x * self.deviation + self.mean).float()
+
+    def state(self) -> dict[str, Tensor]:
+        """For the checkpoint."""
+        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """From the checkpoint.
+
+        Raises:
+            ValueError: the columns are not the same.
+        """
+        if state["mean"].shape != self.mean.shape:
+            raise ValueError(f"moments of {tuple(state['mean'].shape)}, not {self.mean.shape}")
+        device = self.mean.device
+        self.count = state["count"].to(device)
+        self.mean, self.squares = state["mean"].to(device), state["squares"].to(device)

@@ -1,0 +1,118 @@
+"""What a policy may choose, and distributions that respect it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import (
+    CANONICAL_CHOICE,
+    CHOICE_HEADS,
+    HEAD_WIDTHS,
+    HEADS,
+    RELEVANT_HEADS,
+    Op,
+)
+
+MASKED_LOGIT = -1e9
+"""Logit of an illegal option: finite, so that no arithmetic on it makes a NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionMasks:
+    """What each environment may do; leading axes ``[...]`` are ``[N]`` or ``[T, N]``.
+
+    Attributes:
+        slots: bool ``[..., ops, S]``, where each op may act.
+        kinds: bool ``[..., S, blueprints]``, what can live in each slot.
+    """
+
+    slots: Tensor
+    kinds: Tensor
+
+    @property
+    def ops(self) -> Tensor:
+        """Bool ``[..., ops]``: ops that may act somewhere."""
+        return self.slots.any(-1)
+
+    def slots_of(self, op: Tensor) -> Tensor:
+        """Slots where ``op [...]`` may act, bool ``[..., S]``."""
+        index = op[..., None, None].expand(*op.shape, 1, self.slots.shape[-1])
+        return self.slots.gather(-2, index).squeeze(-2)
+
+    def choices_of(self, op: Tensor, slot: Tensor) -> Tensor:
+        """Options of the heads drawn last, bool ``[..., choice heads, widest]``.
+
+        A head that does not matter for ``op`` has its canonical option alone, so its log-prob and
+        entropy are zero.
+        """
+        index = slot[..., None, None].expand(*slot.shape, 1, self.kinds.shape[-1])
+        kinds = self.kinds.gather(-2, index)
+        free, canonical = _choice_tables(op.device)
+        options = torch.cat([kinds, free[1:].expand(*op.shape, -1, -1)], -2)
+        relevant = relevance(op)[..., 2:, None]
+        return torch.where(relevant, options, canonical)
+
+
+def relevance(op: Tensor) -> Tensor:
+    """Which heads matter for ``op [...]``: bool ``[..., heads]`` in the order of ``HEADS``."""
+    table = torch.tensor([[head in RELEVANT_HEADS[o] for head in HEADS] for o in Op])
+    return table.to(op.device)[op]
+
+
+def _choice_tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Existing options, and the canonical option alone, of the heads drawn last."""
+    widest = max(HEAD_WIDTHS[head] for head in CHOICE_HEADS)
+    free = torch.zeros(len(CHOICE_HEADS), widest, dtype=torch.bool)
+    canonical = torch.zeros_like(free)
+    for i, head in enumerate(CHOICE_HEADS):
+        free[i, : HEAD_WIDTHS[head]] = True
+        canonical[i, CANONICAL_CHOICE[head]] = True
+    return free.to(device), canonical.to(device)
+
+
+class MaskedCategorical:
+    """Categorical distributions over the legal options of the last axis.
+
+    Everything is computed in float32 whatever the dtype of the logits: half precision cannot tell
+    close logits apart, and gradients through its log-softmax overflow. Probabilities are never
+    re-normalised by hand; an illegal option has log-prob below -1e8 and probability exactly 0.
+
+    Args:
+        logits: ``[..., K]``, any floating dtype.
+        mask: bool ``[..., K]``, true where legal.
+        validate: check that every row has a legal option.
+
+    Raises:
+        ValueError: a row of ``mask`` has no legal option.
+    """
+
+    def __init__(self, logits: Tensor, mask: Tensor, validate: bool = True):
+        if validate and not bool(mask.any(-1).all()):
+            raise ValueError("MaskedCategorical: a row of the mask has no legal option")
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        self.mask = mask
+        self.log_probs = exact.masked_fill(~mask, MASKED_LOGIT).log_softmax(-1)
+
+    def sample(self, uniform: Tensor) -> Tensor:
+        """One option for each row by the Gumbel-max trick, int64 ``[...]``.
+
+        Args:
+            uniform: numbers in (0, 1), ``[..., K]``.
+        """
+        gumbel = -torch.log(-torch.log(uniform))
+        return torch.where(self.mask, self.log_probs + gumbel, -torch.inf).argmax(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable option, int64 ``[...]``."""
+        return self.log_probs.argmax(-1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of ``value [...]``."""
+        return self.log_probs.gather(-1, value[..., None])[..., 0]
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, ``[...]``; illegal options add nothing."""
+        probabilities = self.log_probs.exp()
+        return -(probabilities * self.log_probs.masked_fill(~self.mask, 0.0)).sum(-1)

@@ -1,0 +1,245 @@
+"""The recurrent policy: a shared slot encoder, an LSTM, and heads that follow one another.
+
+No parameter depends on the number of slots, so one set of weights acts on hosts of 2, 3 and 10
+slots, and permuting the slots permutes the slot head and nothing else.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.rng import Purpose, uniform
+from esper.leyline.actions import BLUEPRINTS, CHOICE_HEADS, HEAD_WIDTHS, HEADS, Op
+from esper.tamiyo.policy.action_masks import MaskedCategorical, relevance
+from esper.tamiyo.policy.features import (
+    CRITIC_FEATURES,
+    HOST_FEATURES,
+    SLOT_FEATURES,
+    Observation,
+)
+
+OP_BIAS: dict[Op, float] = {
+    Op.WAIT: 4.0,
+    Op.GERMINATE: 0.0,
+    Op.SET_ALPHA_TARGET: 0.0,
+    Op.PRUNE: -3.0,
+    Op.FOSSILISE: 4.0,
+    Op.ADVANCE: 5.0,
+}
+"""Logits the op head starts with. Unbiased, a policy prunes what it grows, learns that growing
+costs, and never grows again."""
+
+Hidden = tuple[Tensor, Tensor]
+"""State of the LSTM, ``(h, c)``, each ``[1, N, lstm_hidden]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the policy says about actions that were taken; leading axes ``[T, N]``.
+
+    Attributes:
+        log_prob: of the whole action, the sum over the heads that matter, ``[T, N]``.
+        head_entropy: nats, 0 where a head does not matter, ``[T, N, heads]``.
+        head_choice: whether a head mattered and had more than one option, bool ``[T, N, heads]``.
+        value: normalised value of the state, ``[T, N]``.
+    """
+
+    log_prob: Tensor
+    head_entropy: Tensor
+    head_choice: Tensor
+    value: Tensor
+
+
+class FactoredLSTM(nn.Module):
+    """Policy and critic over ``Observation``.
+
+    The op is drawn from the LSTM's output, the slot given the op by pointing at slot embeddings,
+    the six other heads given both. The critic alone sees ``Observation.critic``.
+
+    Args:
+        lstm_hidden: width of the LSTM.
+        slot_width: width of a slot's embedding.
+    """
+
+    def __init__(self, lstm_hidden: int = 128, slot_width: int = 32):
+        super().__init__()
+        self.lstm_hidden = lstm_hidden
+        self.blueprint_embedding = nn.Embedding(len(BLUEPRINTS), 4)
+        self.slot_encoder = nn.Sequential(
+            nn.Linear(len(SLOT_FEATURES) + 4, slot_width),
+            nn.ReLU(),
+            nn.Linear(slot_width, slot_width),
+            nn.ReLU(),
+        )
+        self.encoder = nn.Sequential(
+            nn.Linear(len(HOST_FEATURES) + 2 * slot_width, lstm_hidden),
+            nn.LayerNorm(lstm_hidden),
+            nn.ReLU(),
+        )
+        self.lstm = nn.LSTM(lstm_hidden, lstm_hidden)
+        self.op_embedding = nn.Embedding(len(Op), 16)
+        self.op_head = _head(lstm_hidden, lstm_hidden, len(Op))
+        self.slot_head = _head(lstm_hidden + 16 + slot_width, 64, 1)
+        self.choice_trunk = nn.Sequential(
+            nn.Linear(lstm_hidden + 16 + slot_width, lstm_hidden), nn.ReLU()
+        )
+        self.choice_heads = nn.ModuleDict(
+            {head: nn.Linear(lstm_hidden, HEAD_WIDTHS[head]) for head in CHOICE_HEADS}
+        )
+        self.value_head = _head(lstm_hidden + len(CRITIC_FEATURES), lstm_hidden, 1)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for name, parameter in self.named_parameters():
+            if "embedding" in name:
+                nn.init.normal_(parameter, std=0.1)
+            elif name.endswith("weight") and parameter.ndim == 2:
+                nn.init.orthogonal_(parameter, 2**0.5)
+            elif "weight" in name and parameter.ndim == 2:
+                nn.init.orthogonal_(parameter)
+            elif "bias" in name:
+                nn.init.zeros_(parameter)
+        with torch.no_grad():
+            self.lstm.bias_ih_l0[self.lstm_hidden : 2 * self.lstm_hidden] = 1.0
+            for layer in (self.op_head[-1], self.slot_head[-1], *self.choice_heads.values()):
+                layer.weight.mul_(0.01)
+            self.value_head[-1].weight.mul_(0.1)
+            self.op_head[-1].bias.copy_(torch.tensor([OP_BIAS[op] for op in Op]))
+
+    def initial_hidden(self, environments: int) -> Hidden:
+        """Zeros for the start of an episode."""
+        zeros = self.op_embedding.weight.new_zeros(1, environments, self.lstm_hidden)
+        return zeros, zeros.clone()
+
+    def head_parameters(self, head: str) -> list[nn.Parameter]:
+        """Parameters that belong to one head alone; ``value`` is the critic's."""
+        own = {"op": self.op_head, "slot": self.slot_head, "value": self.value_head}
+        module = own[head] if head in own else self.choice_heads[head]
+        return list(module.parameters())
+
+    @torch.no_grad()
+    def act(
+        self, observation: Observation, hidden: Hidden, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
+        """Choose one action for each environment.
+
+        Args:
+            observation: leading axis ``[N]``.
+            hidden: of the LSTM before this step.
+            noise: uniform numbers, ``[N, heads, at least the widest head]``; None takes the mode.
+
+        Returns:
+            actions int64 ``[N, heads]``, log-prob ``[N]``, normalised value ``[N]``, hidden after.
+        """
+        features, slots = self._encode(observation)
+        memory, hidden = self.lstm(features[None], hidden)
+        memory = memory[0]
+
+        def choose(distribution: MaskedCategorical, head: int) -> Tensor:
+            if noise is None:
+                return distribution.mode
+            return distribution.sample(noise[:, head, : distribution.mask.shape[-1]])
+
+        op = choose(self._op(memory, observation), 0)
+        slot = choose(self._slot(memory, slots, op, observation), 1)
+        trunk = self._choice_features(memory, slots, op, slot)
+        others = [
+            choose(distribution, 2 + i)
+            for i, distribution in enumerate(self._choices(trunk, op, slot, observation))
+        ]
+        actions = torch.stack([op, slot, *others], -1)
+        log_prob = self._evaluate(memory, slots, observation, actions)[0]
+        return actions, log_prob, self._value(memory, observation), hidden
+
+    def evaluate_actions(
+        self, observation: Observation, actions: Tensor, hidden: Hidden
+    ) -> Evaluation:
+        """Log-probs, entropies and values of whole sequences in one LSTM call.
+
+        Args:
+            observation: leading axes ``[T, N]``, from the start of the episodes.
+            actions: int64 ``[T, N, heads]``.
+            hidden: before the first step.
+        """
+        features, slots = self._encode(observation)
+        memory, _ = self.lstm(features, hidden)
+        log_prob, entropy, choice = self._evaluate(memory, slots, observation, actions)
+        return Evaluation(log_prob, entropy, choice, self._value(memory, observation))
+
+    def _encode(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Input of the LSTM ``[..., lstm_hidden]`` and slot embeddings ``[..., S, slot_width]``."""
+        kinds = self.blueprint_embedding(observation.blueprints)
+        slots = self.slot_encoder(torch.cat([observation.slots, kinds], -1))
+        pooled = torch.cat([slots.mean(-2), slots.amax(-2)], -1)
+        return self.encoder(torch.cat([observation.host, pooled], -1)), slots
+
+    def _evaluate(
+        self, memory: Tensor, slots: Tensor, observation: Observation, actions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Joint log-prob, entropy and freedom of each head, by one padded log-softmax."""
+        op, slot = actions[..., 0], actions[..., 1]
+        masks = observation.masks
+        parts = [
+            (self.op_head(memory), masks.ops),
+            (self._slot_logits(memory, slots, op), masks.slots_of(op)),
+        ]
+        options = masks.choices_of(op, slot)
+        trunk = self._choice_features(memory, slots, op, slot)
+        parts += [
+            (layer(trunk), options[..., i, : layer.out_features])
+            for i, layer in enumerate(self.choice_heads.values())
+        ]
+        widest = max(logits.shape[-1] for logits, _ in parts)
+        pad = nn.functional.pad
+        logits = torch.stack([pad(l.float() if l.dtype != torch.float64 else l, (0, widest - l.shape[-1])) for l, _ in parts], -2)
+        legal = torch.stack([pad(m, (0, widest - m.shape[-1])) for _, m in parts], -2)
+        distribution = MaskedCategorical(logits, legal, validate=False)
+        matters = relevance(op)
+        log_probs = torch.where(matters, distribution.log_prob(actions), 0.0)
+        entropy = torch.where(matters, distribution.entropy(), 0.0)
+        return log_probs.sum(-1), entropy, matters & (legal.sum(-1) > 1)
+
+    def _op(self, memory: Tensor, observation: Observation) -> MaskedCategorical:
+        return MaskedCategorical(self.op_head(memory), observation.masks.ops)
+
+    def _slot_logits(self, memory: Tensor, slots: Tensor, op: Tensor) -> Tensor:
+        """``[..., S]``: how well each slot fits memory and op."""
+        context = torch.cat([memory, self.op_embedding(op)], -1)
+        context = context[..., None, :].expand(*slots.shape[:-1], -1)
+        return self.slot_head(torch.cat([context, slots], -1))[..., 0]
+
+    def _slot(
+        self, memory: Tensor, slots: Tensor, op: Tensor, observation: Observation
+    ) -> MaskedCategorical:
+        mask = observation.masks.slots_of(op)
+        return MaskedCategorical(self._slot_logits(memory, slots, op), mask)
+
+    def _choice_features(self, memory: Tensor, slots: Tensor, op: Tensor, slot: Tensor) -> Tensor:
+        index = slot[..., None, None].expand(*slot.shape, 1, slots.shape[-1])
+        chosen = slots.gather(-2, index).squeeze(-2)
+        return self.choice_trunk(torch.cat([memory, self.op_embedding(op), chosen], -1))
+
+    def _choices(
+        self, trunk: Tensor, op: Tensor, slot: Tensor, observation: Observation
+    ) -> list[MaskedCategorical]:
+        options = observation.masks.choices_of(op, slot)
+        return [
+            MaskedCategorical(layer(trunk), options[..., i, : layer.out_features])
+            for i, layer in enumerate(self.choice_heads.values())
+        ]
+
+    def _value(self, memory: Tensor, observation: Observation) -> Tensor:
+        return self.value_head(torch.cat([memory, observation.critic], -1))[..., 0].float()
+
+
+def _head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+def action_noise(
+    seed: int, environments: Tensor, episode: int, step: int, widest: int, purpose: int = Purpose.ACTION
+) -> Tensor:
+    """Uniform numbers for ``FactoredLSTM.act``, keyed by environment, ``[N, heads, widest]``."""
+    drawn = uniform(seed, environments, purpose, episode, step, len(HEADS) * widest)
+    return drawn.view(len(environments), len(HEADS), widest)

@@ -1,0 +1,331 @@
+"""The torch backend: grouped convolutions over stacked environments, on any device.
+
+It needs no compiler and is the reference for the other backends.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.kasmina import blueprints, ops
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.slots import SlotSpec
+from esper.kasmina.stack import AdamState, Stack
+from esper.tolaria.backends import EpochResult, Optimisation, Scores, Variant
+from esper.tolaria.optim import adamw_, clip_scale
+from esper.tolaria.plan import Form, Group, Plan, SlotPlan, plan_evaluation
+from esper.tolaria.precision import Precision
+
+EVALUATION_BATCH = 100
+"""Validation images a pass: small enough for the activations of many hosts to stay in cache."""
+
+
+class TorchBackend:
+    """Implements ``tolaria.backends.Backend`` for a ``CnnHost``."""
+
+    def __init__(self, host: CnnHost, precision: Precision):
+        self.host = host
+        self.precision = precision
+
+    def train_epoch(
+        self,
+        stack: Stack,
+        plan: Plan,
+        frozen: Tensor,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        optimisation: Optimisation,
+    ) -> EpochResult:
+        """See ``Backend.train_epoch``."""
+        seeds = {s: _SeedRows(stack, s, p, frozen) for s, p in enumerate(plan) if p is not None}
+        buffers = self.host.buffers.views(stack.buffers)
+        losses, hits = [], []
+        for images, labels in batches:
+            host = stack.host.detach().requires_grad_()
+            leaves = {s: rows.store.detach().requires_grad_() for s, rows in seeds.items()}
+            with self.precision.autocast():
+                parameters = self.host.layout.views(host)
+                logits = self._forward(parameters, buffers, leaves, plan, images, training=True)
+            loss = cross_entropy(logits, labels)
+            gradient, *seed_gradients = torch.autograd.grad(loss.sum(), [host, *leaves.values()])
+            host_norm, scale = clip_scale(gradient, optimisation.max_gradient_norm)
+            adamw_(
+                stack.host,
+                gradient * scale[:, None],
+                stack.host_optimizer,
+                optimisation.host_learning_rate,
+                optimisation.weight_decay,
+            )
+            for rows, seed_gradient in zip(seeds.values(), seed_gradients, strict=True):
+                rows.update(seed_gradient, optimisation)
+            losses.append(loss.detach())
+            hits.append((logits.detach().argmax(-1) == labels).to(loss.dtype).mean(1))
+        for rows in seeds.values():
+            rows.write_back(stack)
+        return self._result(torch.stack(losses), torch.stack(hits), host_norm, seeds)
+
+    def _result(
+        self, losses: Tensor, hits: Tensor, host_norm: Tensor, seeds: "dict[int, _SeedRows]"
+    ) -> EpochResult:
+        count = losses.shape[1]
+        norms = losses.new_full((count, len(self.host.slots)), float("nan"))
+        tensor_norms = []
+        for s, slot in enumerate(self.host.slots):
+            by_tensor = losses.new_full((count, slot.segment_count), float("nan"))
+            if s in seeds:
+                norms[seeds[s].rows, s] = torch.linalg.vector_norm(seeds[s].gradient, dim=1)
+                by_tensor[seeds[s].rows] = seeds[s].tensor_norms(slot)
+            tensor_norms.append(by_tensor)
+        return EpochResult(losses.mean(0), hits.mean(0), host_norm, norms, tensor_norms)
+
+    @torch.no_grad()
+    def evaluate(
+        self, stack: Stack, plan: Plan, images: Tensor, labels: Tensor, variants: list[Variant]
+    ) -> tuple[Scores, list[Scores]]:
+        """See ``Backend.evaluate``. A variant resumes at the first slot that differs."""
+        everything = self._read(stack, plan, None)
+        readings = [
+            self._read(stack, plan_evaluation(v.blueprint, v.style, v.alpha), v.rows)
+            for v in variants
+        ]
+        starts = [self.host.program.index(("slot", v.start)) for v in variants]
+        totals = [_ScoreSums() for _ in range(1 + len(variants))]
+        batches = zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True)
+        for batch, batch_labels in batches:
+            kept: dict[int, Tensor] = {}
+            with self.precision.autocast():
+                shared = batch[:, :, :, None]
+                logits = self._forward(*everything, shared, training=False, keep=starts, kept=kept)
+            totals[0].add(logits, batch_labels)
+            for total, start, reading, variant in zip(
+                totals[1:], starts, readings, variants, strict=True
+            ):
+                resumed = kept[start].index_select(3, variant.rows)
+                with self.precision.autocast():
+                    logits = self._forward(*reading, resumed, training=False, start=start)
+                total.add(logits, batch_labels)
+        scores = [total.scores() for total in totals]
+        return scores[0], scores[1:]
+
+    def _read(
+        self, stack: Stack, plan: Plan, rows: Tensor | None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[int, Tensor], Plan]:
+        """Host parameters, buffers and seeds of some environments (all when ``rows`` is None)."""
+        host, buffers = stack.host, stack.buffers
+        if rows is not None:
+            host, buffers = host.index_select(0, rows), buffers.index_select(0, rows)
+        seeds = {
+            s: stack.seeds[s].index_select(0, p.rows if rows is None else rows[p.rows])
+            for s, p in enumerate(plan)
+            if p is not None
+        }
+        return self.host.layout.views(host), self.host.buffers.views(buffers), seeds, plan
+
+    def _forward(
+        self,
+        parameters: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        seeds: dict[int, Tensor],
+        plan: Plan,
+        x: Tensor,
+        *,
+        training: bool,
+        start: int = 0,
+        keep: Sequence[int] = (),
+        kept: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """Logits ``[N, B, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
+
+        ``seeds[s] [M, width]`` are the parameters of ``plan[s].rows``. The activations before the
+        instructions in ``keep`` are put into ``kept``.
+        """
+        for position, (kind, index) in enumerate(self.host.program[start:], start):
+            if kept is not None and position in keep:
+                kept[position] = x
+            if kind == "block":
+                x = host_block(parameters, buffers, index, x, training)
+            elif kind == "pool":
+                x = ops.max_pool(x)
+            elif kind == "slot":
+                slot_plan = plan[index]
+                if slot_plan is not None:
+                    x = slot_block(self.host.slots[index], slot_plan, seeds[index], x)
+            else:
+                pooled = ops.mean_pool(x)
+                x = ops.linear(pooled, parameters["head.weight"], parameters["head.bias"])
+        return x
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy over the batch: ``logits [N, B, K]``, ``labels [N, B]`` to ``[N]``."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return losses.view(labels.shape).mean(1)
+
+
+def host_block(
+    parameters: dict[str, Tensor], buffers: dict[str, Tensor], index: int, x: Tensor, training: bool
+) -> Tensor:
+    """Convolution, BatchNorm, ReLU of block ``index``."""
+    x = ops.conv2d(x, parameters[f"conv{index}.weight"])
+    x = ops.batch_norm(
+        x,
+        parameters[f"norm{index}.weight"],
+        parameters[f"norm{index}.bias"],
+        buffers[f"norm{index}.mean"],
+        buffers[f"norm{index}.variance"],
+        training,
+    )
+    return torch.relu_(x)
+
+
+def slot_block(slot: SlotSpec, plan: SlotPlan, parameters: Tensor, x: Tensor) -> Tensor:
+    """The activation ``x [B, H, W, N, C]`` with the slot's seeds in it.
+
+    ``parameters [M, width]`` are the rows of the slot's store for ``plan.rows``.
+    """
+    inputs = _Take.apply(x, plan.groups)
+    sizes = [len(group.rows) for group in plan.groups]
+    branches = [
+        branch(slot, group, theta, part)
+        for group, theta, part in zip(plan.groups, parameters.split(sizes), inputs, strict=True)
+    ]
+    return _Attach.apply(x, plan.groups, *branches)
+
+
+def branch(slot: SlotSpec, group: Group, parameters: Tensor, x: Tensor) -> Tensor:
+    """What a group's seeds would add to their ``x [B, H, W, m, C]`` at alpha 1."""
+    blueprint = blueprints.build(group.kind, slot.channels)
+    f = blueprint.forward(slot.layouts[group.kind].views(parameters), x)
+    if group.form is Form.MULTIPLY:
+        return x * f.tanh()
+    if group.form is Form.GATE:
+        return gate_values(slot, parameters, x) * f
+    return f
+
+
+def gate_values(slot: SlotSpec, parameters: Tensor, x: Tensor) -> Tensor:
+    """The gate of each image and seed, in (0, 1), ``[B, 1, 1, m, 1]``."""
+    p = slot.gate_layout.views(parameters[:, slot.gate_offset :])
+    hidden = F.relu(ops.linear(ops.mean_pool(x), p["gate.hidden.weight"], p["gate.hidden.bias"]))
+    return ops.per_pixel(ops.linear(hidden, p["gate.out.weight"], p["gate.out.bias"]).sigmoid())
+
+
+class _Take(torch.autograd.Function):
+    """Each group's environments of ``x [B, H, W, N, C]``; isolated ones send no gradient back.
+
+    One function for all groups, so that backward writes into one buffer instead of adding up a
+    full-size gradient for every group.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: tuple[Group, ...]) -> tuple[Tensor, ...]:
+        ctx.groups, ctx.shape = groups, x.shape
+        parts = tuple(x.index_select(3, group.rows) for group in groups)
+        behind = [p for p, group in zip(parts, groups, strict=True) if group.isolated]
+        ctx.mark_non_differentiable(*behind)
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[override]
+        flowing = [
+            (group.rows, gradient)
+            for group, gradient in zip(ctx.groups, gradients, strict=True)
+            if not group.isolated
+        ]
+        if not flowing:
+            return None, None
+        total = flowing[0][1].new_zeros(ctx.shape)
+        for rows, gradient in flowing:
+            total.index_copy_(3, rows, gradient)
+        return total, None
+
+
+class _Attach(torch.autograd.Function):
+    """Add each group's branch times alpha; an isolated branch learns as if alpha were 1.
+
+    That is the straight-through estimator: forward leaves the host's activation as it is, backward
+    hands the output's gradient to the branch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: tuple[Group, ...], *branches: Tensor) -> Tensor:
+        ctx.groups, ctx.dtypes = groups, [f.dtype for f in branches]
+        out = x.clone()
+        for group, f in zip(groups, branches, strict=True):
+            if not group.isolated:
+                out.index_add_(3, group.rows, (f * _factor(group, f)).to(x.dtype))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        parts: list[Tensor | None] = [gradient, None]
+        for group, dtype in zip(ctx.groups, ctx.dtypes, strict=True):
+            part = gradient.index_select(3, group.rows)
+            parts.append((part if group.isolated else part * _factor(group, part)).to(dtype))
+        return tuple(parts)
+
+
+def _factor(group: Group, like: Tensor) -> Tensor:
+    return group.alpha.to(like.dtype)[:, None]
+
+
+class _SeedRows:
+    """The computed seeds of one slot, gathered for an epoch so that idle rows cost nothing."""
+
+    def __init__(self, stack: Stack, slot: int, plan: SlotPlan, frozen: Tensor):
+        self.slot, self.rows = slot, plan.rows
+        sizes = torch.tensor([len(group.rows) for group in plan.groups])
+        kinds = torch.tensor([group.kind for group in plan.groups])
+        self.kinds = kinds.repeat_interleave(sizes).to(plan.rows.device)
+        still = frozen[self.rows, slot]
+        self.active = ~still if bool(still.any()) else None
+        self.store = stack.seeds[slot][self.rows]
+        state = stack.seed_optimizers[slot]
+        self.optimizer = AdamState(*(part[self.rows] for part in (state.first, state.second, state.step)))
+        self.gradient = torch.full_like(self.store, float("nan"))
+
+    def update(self, gradient: Tensor, optimisation: Optimisation) -> None:
+        self.gradient = gradient
+        _, scale = clip_scale(gradient, optimisation.max_gradient_norm)
+        rate = optimisation.seed_learning_rate[self.rows, self.slot]
+        adamw_(self.store, gradient * scale[:, None], self.optimizer, rate, 0.0, self.active)
+
+    def tensor_norms(self, slot: SlotSpec) -> Tensor:
+        """Gradient norm of every parameter tensor of the last minibatch, ``[M, tensors]``."""
+        segments = slot.segment_table.to(self.rows.device)[self.kinds]
+        squares = self.gradient.new_zeros(len(self.rows), slot.segment_count + 1)
+        squares.scatter_add_(1, segments, self.gradient.square())
+        return squares[:, :-1].sqrt()
+
+    def write_back(self, stack: Stack) -> None:
+        state = stack.seed_optimizers[self.slot]
+        stack.seeds[self.slot][self.rows] = self.store
+        state.first[self.rows] = self.optimizer.first
+        state.second[self.rows] = self.optimizer.second
+        state.step[self.rows] = self.optimizer.step
+
+
+class _ScoreSums:
+    """Sums over validation batches."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sums: Tensor | None = None
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """``logits [R, B, K]``, ``labels [B]``."""
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        log_probabilities = logits.log_softmax(-1)
+        true_class = labels.expand(logits.shape[:2])[..., None]
+        log_likelihood = log_probabilities.gather(-1, true_class)[..., 0]
+        hits = (logits.argmax(-1) == labels).to(logits.dtype)
+        sums = torch.stack([-log_likelihood.sum(1), hits.sum(1), log_likelihood.exp().sum(1)])
+        self.sums = sums if self.sums is None else self.sums + sums
+        self.count += len(labels)
+
+    def scores(self) -> Scores:
+        assert self.sums is not None
+        return Scores(*(self.sums / self.count))

@@ -1,0 +1,72 @@
+"""Gradient health of seeds, and the bookkeeping of what was measured of them."""
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.lifecycle import SeedSignals, SeedState
+from esper.kasmina.slots import SlotSpec
+from esper.tolaria.backends import EpochResult
+
+VANISHING_NORM = 1e-7
+EXPLODING_NORM = 10.0
+_VELOCITY_KEPT = 0.7
+
+
+def gradient_health(tensor_norms: Tensor, tensor_counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Health ``1 - 0.5 f_v - 0.8 f_e`` in [0, 1], and whether anything explodes.
+
+    f_v is the fraction of parameter tensors with a gradient norm below 1e-7, f_e of those with one
+    above 10 or not finite. Health is 0 when any norm is not finite.
+
+    Args:
+        tensor_norms: ``[N, tensors]``, the first ``tensor_counts[n]`` of each row count.
+        tensor_counts: int64 ``[N]``.
+
+    Returns:
+        health ``[N]``, exploding bool ``[N]``.
+    """
+    counted = torch.arange(tensor_norms.shape[1], device=tensor_norms.device) < tensor_counts[:, None]
+    finite = tensor_norms.isfinite()
+    vanishing = (counted & (tensor_norms < VANISHING_NORM)).sum(1) / tensor_counts
+    exploding = (counted & (~finite | (tensor_norms > EXPLODING_NORM))).sum(1) / tensor_counts
+    health = (1.0 - 0.5 * vanishing - 0.8 * exploding).clamp(min=0.0)
+    return torch.where((finite | ~counted).all(1), health, 0.0), exploding > 0
+
+
+def updated_signals(
+    previous: SeedSignals,
+    state: SeedState,
+    slots: tuple[SlotSpec, ...],
+    epoch: EpochResult,
+    contribution: Tensor,
+) -> SeedSignals:
+    """The signals after an epoch; what was not measured is NaN.
+
+    Args:
+        previous: signals of the step before.
+        state: the seeds during the epoch.
+        slots: the host's slots.
+        epoch: what training measured.
+        contribution: ``[N, S]``, NaN where not measured.
+    """
+    per_slot = [
+        gradient_health(norms, slot.tensor_counts.to(norms.device)[state.blueprint[:, s]])
+        for s, (slot, norms) in enumerate(zip(slots, epoch.seed_tensor_norms, strict=True))
+    ]
+    health = torch.stack([health for health, _ in per_slot], 1).float()
+    exploding = torch.stack([exploding for _, exploding in per_slot], 1)
+    measured = state.computing
+    change = contribution - previous.contribution
+    velocity = torch.where(
+        change.isfinite(),
+        _VELOCITY_KEPT * previous.contribution_velocity + (1.0 - _VELOCITY_KEPT) * change,
+        0.0,
+    )
+    return SeedSignals(
+        contribution=contribution,
+        contribution_velocity=velocity,
+        health=torch.where(measured, health, float("nan")),
+        previous_health=previous.health,
+        gradient_norm=epoch.seed_gradient_norm.float(),
+        exploding=measured & exploding,
+    )

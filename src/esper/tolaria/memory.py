@@ -1,0 +1,25 @@
+"""How the C library's allocator treats the large temporaries of a training step."""
+
+import ctypes
+import sys
+from functools import cache
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+_KEEP_BYTES = 1 << 30
+_PAD_BYTES = 256 << 20
+
+
+@cache
+def keep_memory() -> bool:
+    """Make glibc reuse large blocks instead of returning them to the system; once a process.
+
+    Without it every activation is mapped, faulted in page by page and unmapped again in each
+    minibatch, which costs more than the arithmetic. Returns False where there is no glibc.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _KEEP_BYTES), (_M_TOP_PAD, _PAD_BYTES))
+    return all([mallopt(option, value) == 1 for option, value in settings])

@@ -1,0 +1,61 @@
+"""AdamW and gradient clipping over the rows of a flat store, each row by itself."""
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.stack import AdamState
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def clip_scale(gradient: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+    """Norm of each row and the factor that brings it to at most ``max_norm``.
+
+    As ``torch.nn.utils.clip_grad_norm_`` would for each row alone.
+
+    Args:
+        gradient: ``[M, P]``.
+
+    Returns:
+        norm ``[M]`` before clipping, factor ``[M]`` in (0, 1].
+    """
+    norm = torch.linalg.vector_norm(gradient, dim=1)
+    return norm, (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
+def adamw_(
+    parameters: Tensor,
+    gradient: Tensor,
+    state: AdamState,
+    learning_rate: Tensor,
+    weight_decay: float,
+    active: Tensor | None = None,
+) -> None:
+    """One AdamW update in place (Loshchilov and Hutter, 2019, algorithm 2).
+
+    Args:
+        parameters: ``[M, P]``.
+        gradient: ``[M, P]``; overwritten.
+        state: moments and update counts of the same rows.
+        learning_rate: ``[M]``.
+        weight_decay: decoupled, as a fraction of the learning rate.
+        active: rows to update, ``[M]`` bool; all when None. The others keep parameters, moments
+            and count: masking the gradient would still let momentum and decay move them.
+    """
+    if active is not None:
+        before = parameters.clone(), state.first.clone(), state.second.clone(), state.step.clone()
+    state.step += 1.0
+    if weight_decay:
+        parameters.mul_(1.0 - learning_rate[:, None] * weight_decay)
+    state.first.lerp_(gradient, 1.0 - BETA1)
+    state.second.mul_(BETA2).addcmul_(gradient, gradient, value=1.0 - BETA2)
+    correction1 = 1.0 - BETA1**state.step
+    correction2 = (1.0 - BETA2**state.step).sqrt()
+    denominator = torch.sqrt(state.second, out=gradient).div_(correction2[:, None]).add_(EPSILON)
+    step_size = learning_rate / correction1
+    parameters.sub_(step_size[:, None] * state.first / denominator)
+    if active is not None:
+        for now, then in zip(
+            (parameters, state.first, state.second, state.step), before, strict=True
+        ):
+            now.copy_(torch.where(active if now.ndim == 1 else active[:, None], now, then))

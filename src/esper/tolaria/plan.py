@@ -1,0 +1,106 @@
+"""Which seeds a pass has to compute, slot by slot, and in which order.
+
+A plan is made once per environment step on the host, from the struct of arrays; the minibatches
+then run without looking at the lifecycle. Seeds of one slot are sorted by (isolated, blueprint,
+form), and those that agree are computed in one call.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.lifecycle import SeedState
+from esper.leyline.actions import BLUEPRINTS, Style
+
+
+CHUNK = 12
+"""Most seeds computed in one call: their activations should stay in the second-level cache."""
+
+
+class Form(IntEnum):
+    """How a branch f enters the activation x."""
+
+    ADD = 0
+    MULTIPLY = 1
+    GATE = 2
+
+
+FORM_OF_STYLE = {
+    Style.LINEAR_ADD: Form.ADD,
+    Style.LINEAR_MULTIPLY: Form.MULTIPLY,
+    Style.SIGMOID_ADD: Form.ADD,
+    Style.GATED_GATE: Form.GATE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Seeds of one slot that are computed in one call.
+
+    Attributes:
+        kind: their blueprint.
+        form: how they enter the activation.
+        isolated: alpha is 0. They learn behind the host: the output is the host's, the branch gets
+            the output's gradient as if it had been added, the host gets none through it. The
+            others (alpha above 0) let gradients flow through.
+        rows: their environments, int64 ``[m]``, at most ``CHUNK``.
+        alpha: how much of each branch enters the output, ``[m]``.
+    """
+
+    kind: int
+    form: Form
+    isolated: bool
+    rows: Tensor
+    alpha: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """The seeds of one slot.
+
+    Attributes:
+        rows: environments of all seeds, ``[M]``: those of the groups one after another.
+        groups: the calls to make.
+    """
+
+    rows: Tensor
+    groups: tuple[Group, ...]
+
+
+Plan = list[SlotPlan | None]
+"""One entry a slot, None where there is nothing to compute."""
+
+
+def plan_training(state: SeedState) -> Plan:
+    """Every seed from TRAINING on."""
+    return _plan(state.computing, state.blueprint, state.style, state.alpha)
+
+
+def plan_evaluation(blueprint: Tensor, style: Tensor, alpha: Tensor) -> Plan:
+    """Every seed that shows in the output. All arguments ``[R, S]``; R may repeat environments."""
+    return _plan(alpha > 0, blueprint, style, alpha)
+
+
+def _plan(wanted: Tensor, blueprint: Tensor, style: Tensor, alpha: Tensor) -> Plan:
+    form = torch.tensor([FORM_OF_STYLE[s] for s in Style], device=style.device)[style]
+    isolated = (alpha == 0).long()
+    key = (isolated * len(BLUEPRINTS) + blueprint) * len(Form) + form
+    columns = zip(wanted.unbind(1), key.unbind(1), alpha.unbind(1), strict=True)
+    return [_slot_plan(use.nonzero()[:, 0], keys, alphas) for use, keys, alphas in columns]
+
+
+def _slot_plan(rows: Tensor, keys: Tensor, alphas: Tensor) -> SlotPlan | None:
+    if len(rows) == 0:
+        return None
+    rows = rows[torch.sort(keys[rows], stable=True).indices]
+    present, counts = torch.unique_consecutive(keys[rows], return_counts=True)
+    groups = []
+    runs = zip(present.tolist(), rows.split(counts.tolist()), strict=True)
+    for key, run in runs:
+        isolated, kind, form = key // len(Form) // len(BLUEPRINTS), key // len(Form), key % len(Form)
+        for chunk in run.split(CHUNK):
+            group = Group(kind % len(BLUEPRINTS), Form(form), bool(isolated), chunk, alphas[chunk])
+            groups.append(group)
+    return SlotPlan(rows, tuple(groups))
