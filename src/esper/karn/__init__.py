@@ -1,0 +1,1 @@
+"""Karn takes telemetry in: it reads run directories, and never takes part in training."""

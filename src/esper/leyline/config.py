@@ -1,0 +1,240 @@
+"""Everything one can set about a run, as frozen dataclasses; command line and JSON derive from it.
+
+Each field has one long flag of the same name. ``ALIASES`` are the other spellings in use.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
+
+from esper.leyline.errors import UsageError
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "rounds": ("episodes", "n_episodes"),
+    "envs": ("n_envs",),
+    "episode_length": ("max_epochs",),
+    "use_amp": ("amp",),
+    "learning_rate": ("lr",),
+    "entropy": ("entropy_coef",),
+    "clip": ("clip_ratio",),
+    "trace_decay": ("gae_lambda",),
+    "discount": ("gamma",),
+    "lstm_hidden": ("lstm_hidden_dim",),
+    "ppo_epochs": ("recurrent_n_epochs",),
+    "reward": ("reward_mode",),
+}
+"""Other spellings of a field, in the command line and in JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorldConfig:
+    """What is trained, and for how long."""
+
+    task: str = "digits_shift"
+    """What the hosts learn; `esper tasks` lists them."""
+    slots: tuple[str, ...] = ()
+    """Where seeds may grow: names such as r0c0, or early, mid, late; all slots when not given."""
+    max_seeds: int | None = None
+    """Most living seeds an environment may have; as many as it has slots when not given."""
+    rounds: int = 60
+    """Rounds in total; each is one episode of every environment and one PPO update."""
+    envs: int = 32
+    """Environments that train at once, twins not counted."""
+    group_size: int = 8
+    """Environments that share initial host, data and one never-grow twin."""
+    episode_length: int | None = None
+    """Environment steps of an episode, each an epoch of the host; the task's own when not given."""
+    max_batches: int | None = None
+    """Minibatches of an environment step; the task's own when not given."""
+    batch_size: int | None = None
+    """Images of a minibatch; the task's own when not given."""
+    reward: Literal["paired", "terminal"] = "paired"
+    """How utility is paid: paired step by step against the twin, or terminal on the last step."""
+    seed: int = 42
+    """Root of every random number, in [0, 2^32)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerConfig:
+    """How the policy learns (PPO)."""
+
+    learning_rate: float = 1e-3
+    """Step size of Adam, for policy and critic."""
+    ppo_epochs: int = 4
+    """Passes over each round's episodes."""
+    minibatches: int = 4
+    """Parts of a pass, each a set of whole episodes."""
+    clip: float = 0.2
+    """Trust region of the importance ratio, 1 plus or minus this."""
+    discount: float = 1.0
+    """Gamma, a factor a step."""
+    trace_decay: float = 0.95
+    """Lambda of generalised advantage estimation."""
+    entropy: float = 0.01
+    """Weight of the entropy bonus, reward a nat."""
+    value_weight: float = 0.5
+    """Weight of the value loss."""
+    max_gradient_norm: float = 0.5
+    """Norm at which the policy's gradient is clipped."""
+    target_kl: float = 0.05
+    """A round stops learning once approximate KL, in nats, is above 1.5 times this."""
+    lstm_hidden: int = 128
+    """Width of the LSTM."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineConfig:
+    """Where it runs, and in which precision."""
+
+    device: str = "cpu"
+    """cpu, or cuda:0 and so on."""
+    threads: int | None = None
+    """CPU threads of one operation; as torch chooses when not given."""
+    use_amp: bool = False
+    """Mixed precision for the hosts where the device gains from it; ESPER_DISABLE_AMP=1 forbids it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputConfig:
+    """What is written, and where."""
+
+    telemetry_dir: str = "./runs"
+    """Directory in which the run's own directory is made."""
+    telemetry_level: Literal["off", "minimal", "normal", "debug"] = "normal"
+    """How much is written, never what is computed: off (no events), minimal (a few lines a round), normal
+    (every step), debug (every seed's signals)."""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints; the last round always has one."""
+    keep_checkpoints: int = 3
+    """How many of the latest checkpoints stay."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """All settings of a run."""
+
+    world: WorldConfig = field(default_factory=WorldConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    machine: MachineConfig = field(default_factory=MachineConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+
+def flatten(config: TrainConfig) -> dict[str, Any]:
+    """The settings as one flat dictionary, tuples as lists, ready for JSON."""
+    flat = {}
+    for group in dataclasses.fields(config):
+        flat.update(dataclasses.asdict(getattr(config, group.name)))
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in flat.items()}
+
+
+def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
+    """The configuration with ``settings``, a flat dictionary in which aliases may be used.
+
+    Raises:
+        UsageError: an unknown key, a wrong type, or two values for one setting.
+    """
+    base = base or TrainConfig()
+    given: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = canonical_name(key)
+        if name in given and given[name] != value:
+            raise UsageError(f"{key}: {name} is already given another value; keep one of them")
+        given[name] = value
+    groups = {}
+    for group in dataclasses.fields(TrainConfig):
+        part = getattr(base, group.name)
+        kinds = {f.name: f.type for f in dataclasses.fields(part)}
+        own = {name: _typed(name, given[name], kinds[name]) for name in kinds if name in given}
+        groups[group.name] = dataclasses.replace(part, **own)
+    return TrainConfig(**groups)
+
+
+def setting_names() -> list[str]:
+    """Every setting, aliases not included."""
+    return list(flatten(TrainConfig()))
+
+
+def canonical_name(key: str) -> str:
+    """The setting that ``key`` names.
+
+    Raises:
+        UsageError: there is no such setting; suggests the nearest.
+    """
+    name = key.replace("-", "_")
+    names = setting_names()
+    if name in names:
+        return name
+    for original, others in ALIASES.items():
+        if name in others:
+            return original
+    known = names + [alias for others in ALIASES.values() for alias in others]
+    near = get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "esper train ppo --help lists all settings"
+    raise UsageError(f"{key}: there is no such setting; {hint}")
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """``value`` as the field's type, or a UsageError that says what is expected."""
+    options = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    for option in options:
+        if option is type(None) and value is None:
+            return None
+        if get_origin(option) is Literal and value in get_args(option):
+            return value
+        if get_origin(option) is tuple and _is_strings(value):
+            return tuple(value)
+        if option is bool and isinstance(value, bool):
+            return value
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if option in (int, str) and type(value) is option:
+            return value
+    raise UsageError(f"{name}: {value!r} is not {_described(kind)}")
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+
+
+def _described(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "a list of names"
+    if isinstance(kind, UnionType):
+        return " or ".join(_described(option) for option in get_args(kind))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return names.get(kind, "null")
+
+
+_AT_LEAST_ONE = (
+    "max_seeds", "rounds", "envs", "group_size", "episode_length", "max_batches", "batch_size",
+    "ppo_epochs", "minibatches", "lstm_hidden", "threads", "checkpoint_every", "keep_checkpoints",
+)  # fmt: skip
+_POSITIVE = ("learning_rate", "clip", "max_gradient_norm", "target_kl")
+_FRACTION = ("discount", "trace_decay")
+_NOT_NEGATIVE = ("entropy", "value_weight")
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse values out of range.
+
+    Raises:
+        UsageError: names the field, its value and the range.
+    """
+    flat = flatten(config)
+    ranges = (
+        (_AT_LEAST_ONE, "at least 1", lambda v: 1 <= v < 2**31),
+        (_POSITIVE, "a positive number", lambda v: 0.0 < v < float("inf")),
+        (_FRACTION, "between 0 and 1", lambda v: 0.0 <= v <= 1.0),
+        (_NOT_NEGATIVE, "0 or more", lambda v: 0.0 <= v < float("inf")),
+        (("seed",), "between 0 and 4294967295", lambda v: 0 <= v < 2**32),
+    )
+    for names, wanted, holds in ranges:
+        for name in names:
+            if flat[name] is not None and not holds(flat[name]):
+                raise UsageError(f"{name}: must be {wanted}, got {flat[name]}")
+    if config.world.batch_size == 1:
+        raise UsageError("batch_size: must be at least 2, for BatchNorm needs more than one image")

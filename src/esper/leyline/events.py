@@ -1,0 +1,230 @@
+"""The events of a run: one typed schema, one JSON line an event.
+
+Values of all environments stand in one array, so a step costs one line. A float that is not finite
+is written as the text ``NaN``, ``Infinity`` or ``-Infinity``, never as null; null means missing.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+Number = float | int | str
+"""A number, or the text of one that is not finite."""
+
+
+class Event(msgspec.Struct, kw_only=True, tag_field="event_type"):
+    """What all events share. ``time`` is seconds since 1970."""
+
+    time: float
+
+
+class TrainingStarted(Event, tag="TRAINING_STARTED"):
+    """A process began to train. ``round`` is the number of rounds that were done before."""
+
+    schema: int
+    round: int
+    rounds: int
+    task: str
+    policy: str
+    envs: int
+    group_size: int
+    episode_length: int
+    slots: list[str]
+    host_parameters: int
+    device: str
+    amp_enabled: bool
+
+
+class EpochCompleted(Event, tag="EPOCH_COMPLETED"):
+    """One environment step. Lists hold one value an environment; slot lists one list each."""
+
+    round: int
+    step: int
+    train_loss: list[Number]
+    train_accuracy: list[Number]
+    validation_loss: list[Number]
+    validation_accuracy: list[Number]
+    expected_accuracy: list[Number]
+    twin_validation_accuracy: list[Number]
+    twin_expected_accuracy: list[Number]
+    reward: list[Number]
+    added_parameters: list[int]
+    op: list[int]
+    slot: list[int]
+    success: list[bool]
+    stage: list[list[int]]
+    blueprint: list[list[int]]
+    alpha: list[list[Number]]
+
+
+class SeedSignalsMeasured(Event, tag="SEED_SIGNALS_MEASURED"):
+    """Debug level: what was measured of every seed, ``[environment][slot]``."""
+
+    round: int
+    step: int
+    contribution: list[list[Number]]
+    gradient_norm: list[list[Number]]
+    gradient_health: list[list[Number]]
+
+
+class SeedEvent(Event):
+    """Seeds to which the same happened in one step; the lists are parallel."""
+
+    round: int
+    step: int
+    environment: list[int]
+    slot: list[int]
+    blueprint: list[str]
+
+
+class SeedGerminated(SeedEvent, tag="SEED_GERMINATED"):
+    """Seeds were born."""
+
+
+class SeedStageChanged(SeedEvent, tag="SEED_STAGE_CHANGED"):
+    """Slots went from one stage to another."""
+
+    previous: list[str]
+    stage: list[str]
+
+
+class SeedFossilized(SeedEvent, tag="SEED_FOSSILIZED"):
+    """Seeds were kept for good."""
+
+    parameters: list[int]
+
+
+class SeedPruned(SeedEvent, tag="SEED_PRUNED"):
+    """Seeds were removed."""
+
+
+class EpisodeOutcome(Event, tag="EPISODE_OUTCOME"):
+    """A round's episodes, one value an environment.
+
+    ``accuracy`` is committed: validation accuracy with fossilised seeds alone.
+    """
+
+    round: int
+    accuracy: list[Number]
+    twin_accuracy: list[Number]
+    expected_accuracy: list[Number]
+    twin_expected_accuracy: list[Number]
+    episode_return: list[Number]
+    added_parameters: list[int]
+    germinated: list[int]
+    fossilised: list[int]
+    pruned: list[int]
+
+
+class PPOUpdateCompleted(Event, tag="PPO_UPDATE_COMPLETED"):
+    """One update of the policy; ``metrics`` by name, such as ``head_grad_norms/op``."""
+
+    round: int
+    update: int
+    metrics: dict[str, Number]
+
+
+class AnalyticsSnapshot(Event, tag="ANALYTICS_SNAPSHOT"):
+    """Throughput and precision of a round; seconds are wall time."""
+
+    round: int
+    amp_enabled: bool
+    amp_dtype: str | None
+    learning_rate: float | None
+    environment_steps_per_second: float
+    rollout_seconds: float
+    update_seconds: float
+
+
+class CheckpointSaved(Event, tag="CHECKPOINT_SAVED"):
+    """A round is safe on disk."""
+
+    round: int
+    path: str
+
+
+class TrainingFinished(Event, tag="TRAINING_FINISHED"):
+    """The process ended as ``finished`` or ``interrupted``."""
+
+    round: int
+    status: str
+
+
+AnyEvent = (
+    TrainingStarted
+    | EpochCompleted
+    | SeedSignalsMeasured
+    | SeedGerminated
+    | SeedStageChanged
+    | SeedFossilized
+    | SeedPruned
+    | EpisodeOutcome
+    | PPOUpdateCompleted
+    | AnalyticsSnapshot
+    | CheckpointSaved
+    | TrainingFinished
+)
+
+LEVELS: dict[str, tuple[type[Event], ...]] = {
+    "off": (),
+    "minimal": (
+        TrainingStarted,
+        EpisodeOutcome,
+        PPOUpdateCompleted,
+        AnalyticsSnapshot,
+        CheckpointSaved,
+        TrainingFinished,
+    ),
+}
+LEVELS["normal"] = (
+    *LEVELS["minimal"],
+    EpochCompleted,
+    SeedGerminated,
+    SeedStageChanged,
+    SeedFossilized,
+    SeedPruned,
+)
+LEVELS["debug"] = (*LEVELS["normal"], SeedSignalsMeasured)
+"""Which events each telemetry level writes."""
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(AnyEvent)
+
+
+def encode(event: Event) -> bytes:
+    """The event as one line of JSON, without the newline."""
+    return _encoder.encode(event)
+
+
+def decode(line: bytes | str) -> Any:
+    """The event of one line.
+
+    Raises:
+        msgspec.DecodeError: the line is not an event of this schema.
+    """
+    return _decoder.decode(line)
+
+
+def number(value: float) -> Number:
+    """``value``, as text where JSON has no number for it."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def numbers(values: Any) -> Any:
+    """``number`` of every element of nested lists. Finite lists come back as they are."""
+    if isinstance(values, list):
+        if all(isinstance(v, float) and math.isfinite(v) for v in values):
+            return values
+        return [numbers(v) for v in values]
+    return number(values)
+
+
+def to_floats(values: Iterable[Number]) -> list[float]:
+    """The floats that ``numbers`` wrote."""
+    return [float(value) for value in values]

@@ -1,0 +1,1 @@
+"""Scripts are the command line: thin commands over the other packages."""

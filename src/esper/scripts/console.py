@@ -1,0 +1,136 @@
+"""What a person sees of a run: one live line of progress, and a table at the end."""
+
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from esper.leyline.config import TrainConfig
+from esper.simic.environment import Step
+from esper.simic.training.recorder import RoundSummary
+from esper.simic.training.vectorized import RunSummary
+
+NOTHING_YET = "-"
+
+
+class LiveProgress:
+    """Watches a run; see ``simic.training.vectorized.Observer``.
+
+    On a terminal one line is redrawn; elsewhere every round is one line of text.
+    """
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.fields = dict.fromkeys(("grown", "twin", "speed", "entropy", "rate"), NOTHING_YET)
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("round {task.fields[round]}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[speed]} steps/s"),
+            TextColumn("accuracy [bold]{task.fields[grown]}[/bold] twin {task.fields[twin]}"),
+            TextColumn("entropy {task.fields[entropy]}"),
+            TextColumn("lr {task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.progress.stop()
+
+    def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
+        """See ``Observer``."""
+        self.rounds, self.done = config.world.rounds, done
+        self.console.print(f"run directory: {path}", highlight=False, soft_wrap=True)
+        self.bar = self.progress.add_task(
+            "", total=(self.rounds - done) * steps_per_round, round=self._round(), **self.fields
+        )
+
+    def stepped(self, step: Step) -> None:
+        """See ``Observer``."""
+        scores = step.report.measurement.scores.accuracy
+        count = len(step.reward)
+        self.fields["grown"] = f"{scores[:count].mean().item():.3f}"
+        self.fields["twin"] = f"{scores[count:].mean().item():.3f}"
+        self.progress.update(self.bar, advance=1, **self.fields)
+
+    def round_done(self, summary: RoundSummary) -> None:
+        """See ``Observer``."""
+        self.done = summary.round
+        self.fields["speed"] = f"{summary.steps_per_second:.0f}"
+        if summary.metrics:
+            self.fields["entropy"] = f"{summary.metrics['entropy']:.3f}"
+            self.fields["rate"] = f"{summary.metrics['learning_rate']:.1e}"
+        self.progress.update(self.bar, round=self._round(), **self.fields)
+        if not self.console.is_terminal:
+            self.console.print(
+                f"round {summary.round}/{self.rounds}  accuracy {summary.accuracy:.3f}  "
+                f"twin {summary.twin_accuracy:.3f}  fossilised {summary.fossilised:.2f}  "
+                f"entropy {self.fields['entropy']}  lr {self.fields['rate']}  "
+                f"{self.fields['speed']} steps/s",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def _round(self) -> str:
+        return f"{min(self.done + 1, self.rounds)}/{self.rounds}"
+
+
+def print_summary(console: Console, summary: RunSummary) -> None:
+    """The table at the end of a run: its first and last rounds, a tenth of them each."""
+    rounds = summary.rounds
+    if rounds:
+        part = math.ceil(len(rounds) / 10)
+        first, last = rounds[:part], rounds[-part:]
+        table = Table(title=f"{summary.status} after {len(rounds)} rounds")
+        table.add_column("mean of an episode")
+        table.add_column(_named(first), justify="right")
+        table.add_column(_named(last), justify="right")
+        for label, attribute, form in (
+            ("accuracy grown (committed)", "accuracy", ".3f"),
+            ("accuracy of the twin", "twin_accuracy", ".3f"),
+            ("gain over the twin", "gain", "+.3f"),
+            ("return", "episode_return", "+.3f"),
+            ("parameters added", "added_parameters", ".0f"),
+            ("seeds germinated", "germinated", ".2f"),
+            ("seeds fossilised", "fossilised", ".2f"),
+            ("seeds pruned", "pruned", ".2f"),
+            ("environment steps per second", "steps_per_second", ".0f"),
+        ):
+            cells = (format(_mean(part, attribute), form) for part in (first, last))
+            table.add_row(label, *cells)
+        table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s")
+        console.print(table)
+    console.print(f"run directory: {summary.path}", highlight=False, soft_wrap=True)
+
+
+def _named(rounds: list[RoundSummary]) -> str:
+    if len(rounds) == 1:
+        return f"round {rounds[0].round}"
+    return f"rounds {rounds[0].round} to {rounds[-1].round}"
+
+
+def _mean(rounds: list[RoundSummary], attribute: str) -> float:
+    return sum(getattr(r, attribute) for r in rounds) / len(rounds)

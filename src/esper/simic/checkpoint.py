@@ -1,0 +1,161 @@
+"""Checkpoints: atomic, checksummed, and readable by eye in their manifest.
+
+A checkpoint is a directory of ``*.pt`` files and a ``manifest.json``. It is written under another
+name, synced and renamed, so a directory with the right name is whole; the checksums find what the
+disk did to it afterwards.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import UsageError
+from esper.simic.ppo import PPOAgent
+
+SCHEMA_VERSION = 1
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was read and verified.
+
+    Attributes:
+        path: its directory.
+        round: rounds that were done.
+        events_bytes: length of the event file at that time.
+        parts: nested dictionaries of tensors by part name.
+    """
+
+    path: Path
+    round: int
+    events_bytes: int
+    parts: dict[str, dict[str, Any]]
+
+
+def agent_parts(agent: PPOAgent) -> dict[str, dict[str, Any]]:
+    """Everything an agent has to remember, by part; optimizer state by parameter name."""
+    names = [name for name, _ in agent.policy.named_parameters()]
+    state = agent.optimizer.state_dict()["state"]
+    return {
+        "policy": dict(agent.policy.state_dict()),
+        "optimizer": {names[index]: dict(values) for index, values in state.items()},
+        "moments": {
+            "host": agent.host_moments.state(),
+            "slot": agent.slot_moments.state(),
+            "return": agent.return_moments.state(),
+        },
+        "counters": {"updates": torch.tensor(agent.updates)},
+    }
+
+
+def restore_agent(agent: PPOAgent, parts: dict[str, dict[str, Any]]) -> None:
+    """Give an agent back what ``agent_parts`` took.
+
+    Raises:
+        UsageError: the checkpoint belongs to another network.
+    """
+    try:
+        agent.policy.load_state_dict(parts["policy"])
+        agent.host_moments.load(parts["moments"]["host"])
+        agent.slot_moments.load(parts["moments"]["slot"])
+        agent.return_moments.load(parts["moments"]["return"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"resume: the checkpoint is of another network ({reason})") from error
+    named = dict(agent.policy.named_parameters())
+    state = {
+        index: parts["optimizer"][name]
+        for index, name in enumerate(named)
+        if name in parts["optimizer"]
+    }
+    template = agent.optimizer.state_dict()
+    agent.optimizer.load_state_dict({**template, "state": state})
+    agent.updates = int(parts["counters"]["updates"])
+
+
+def save(
+    run: Path, round_number: int, parts: dict[str, dict[str, Any]], events_bytes: int, keep: int
+) -> Path:
+    """Write the checkpoint of a round, and remove all but the latest ``keep``."""
+    folder = run / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    target = folder / f"{round_number:06d}"
+    draft = folder / f".draft-{round_number:06d}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    sums = {}
+    for name, part in parts.items():
+        path = draft / f"{name}.pt"
+        torch.save(part, path)
+        sums[path.name] = _sha256(path)
+        _sync(path)
+    manifest = {
+        "schema": SCHEMA_VERSION,
+        "round": round_number,
+        "events_bytes": events_bytes,
+        "torch": torch.__version__,
+        "sha256": sums,
+    }
+    (draft / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    _sync(draft / _MANIFEST)
+    _sync(draft)
+    shutil.rmtree(target, ignore_errors=True)
+    draft.rename(target)
+    _sync(folder)
+    for old in _all(run)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def load_latest(run: Path) -> Checkpoint:
+    """The latest checkpoint that is whole; a corrupt one is named on stderr and passed over.
+
+    Raises:
+        UsageError: the run has none that is whole.
+    """
+    candidates = _all(run)
+    for path in reversed(candidates):
+        try:
+            return _load(path)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            print(f"checkpoint: {path} is corrupt ({error}); taking the one before", file=sys.stderr)
+    what = "no checkpoint that is whole" if candidates else "no checkpoint"
+    raise UsageError(f"resume: {run} has {what}; start a new run without --resume")
+
+
+def _all(run: Path) -> list[Path]:
+    folder = run / "checkpoints"
+    return sorted(p for p in folder.glob("[0-9]*") if p.is_dir()) if folder.is_dir() else []
+
+
+def _load(path: Path) -> Checkpoint:
+    manifest = json.loads((path / _MANIFEST).read_text())
+    if manifest["schema"] != SCHEMA_VERSION:
+        raise ValueError(f"schema {manifest['schema']}, this version reads {SCHEMA_VERSION}")
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, expected in manifest["sha256"].items():
+        if _sha256(path / name) != expected:
+            raise ValueError(f"checksum of {name} does not match")
+        parts[Path(name).stem] = torch.load(path / name, weights_only=True, map_location="cpu")
+    return Checkpoint(path, manifest["round"], manifest["events_bytes"], parts)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

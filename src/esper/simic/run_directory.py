@@ -1,0 +1,159 @@
+"""The directory of a run: its settings, its single writer, and where everything lies."""
+
+import fcntl
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+import esper
+from esper.leyline.config import TrainConfig, flatten, unflatten
+from esper.leyline.errors import UsageError
+
+_COMPARED = ("esper", "torch", "device_name", "threads")
+"""Parts of the fingerprint on which the bits of a result depend."""
+
+
+class RunDirectory:
+    """An open run directory; this process is its only writer until ``close``.
+
+    Raises:
+        UsageError: it cannot be written, or another process writes to it.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._lock = (path / "lock").open("a")
+        except OSError as error:
+            raise UsageError(f"resume: cannot write to {path} ({error.strerror})") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise UsageError(f"resume: another process is writing to {path}; wait for it") from error
+
+    @classmethod
+    def create(cls, config: TrainConfig, fingerprint: dict[str, Any]) -> Self:
+        """Make ``<telemetry_dir>/<time>-<task>`` and write the settings.
+
+        Raises:
+            UsageError: it cannot be made there.
+        """
+        parent = Path(config.output.telemetry_dir).expanduser()
+        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{config.world.task}"
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            path = _unused(parent, name)
+        except OSError as error:
+            raise UsageError(
+                f"telemetry_dir: cannot write to {parent} ({error.strerror}); name another directory"
+            ) from error
+        settings = {"settings": flatten(config), "fingerprint": fingerprint}
+        (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        return cls(path)
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    def cut_events(self, length: int, done: int) -> None:
+        """Drop the events of rounds that were not saved: they are run again.
+
+        Args:
+            length: of the event file when the checkpoint was taken.
+            done: rounds of the checkpoint; what came later but tells of these is kept.
+        """
+        if not self.events.exists():
+            return
+        with self.events.open("r+b") as file:
+            file.seek(length)
+            kept = [line for line in file if line.endswith(b"\n") and _round_of(line) <= done]
+            file.seek(length)
+            file.truncate()
+            file.writelines(kept)
+
+    def close(self) -> None:
+        """Let another process write."""
+        self._lock.close()
+
+
+def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
+    """Settings and fingerprint of a run.
+
+    Raises:
+        UsageError: ``run`` is no run directory, or its settings cannot be read.
+    """
+    path = run / "config.json"
+    if not path.is_file():
+        raise UsageError(f"resume: {run} is no run directory (it has no config.json)")
+    try:
+        content = json.loads(path.read_text())
+        return unflatten(content["settings"]), dict(content["fingerprint"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"resume: {path} cannot be read ({error})") from error
+
+
+def machine_fingerprint(device: torch.device) -> dict[str, Any]:
+    """What a result depends on besides its settings."""
+    on_gpu = device.type == "cuda"
+    return {
+        "esper": esper.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "git": _git_revision(),
+        "command": sys.argv,
+    }
+
+
+def fingerprint_differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two fingerprints and may change the bits of a result."""
+    return [
+        f"{name}: {then.get(name)} then, {now[name]} now"
+        for name in _COMPARED
+        if then.get(name) != now[name]
+    ]
+
+
+def _round_of(line: bytes) -> float:
+    """The round an event line tells of, infinite when it cannot be read."""
+    try:
+        return float(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def _unused(parent: Path, name: str) -> Path:
+    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+        path = parent / (name + suffix)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise UsageError(f"telemetry_dir: {parent} has too many runs of this second; try again")
+
+
+def _git_revision() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

@@ -1,0 +1,1 @@
+"""The training loops: rounds of episodes, updates, telemetry and checkpoints."""

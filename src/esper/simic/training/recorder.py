@@ -1,0 +1,217 @@
+"""Turning what happened in a round into events and into a summary."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import BLUEPRINTS, HEADS
+from esper.leyline.events import (
+    EpisodeOutcome,
+    EpochCompleted,
+    SeedEvent,
+    SeedFossilized,
+    SeedGerminated,
+    SeedPruned,
+    SeedSignalsMeasured,
+    SeedStageChanged,
+    numbers,
+)
+from esper.leyline.stages import Stage
+from esper.nissa.hub import Hub
+from esper.simic.environment import GrowthEnv, Step
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """What came of a round, means over its environments.
+
+    Attributes:
+        round: its number, from 1.
+        accuracy: committed validation accuracy of the grown hosts.
+        twin_accuracy: of their never-grow twins.
+        episode_return: sum of rewards.
+        added_parameters: in fossilised seeds.
+        germinated, fossilised, pruned: seeds an episode.
+        steps_per_second: environment steps a second, update included.
+        metrics: of the update, empty without one.
+    """
+
+    round: int
+    accuracy: float
+    twin_accuracy: float
+    episode_return: float
+    added_parameters: float
+    germinated: float
+    fossilised: float
+    pruned: float
+    steps_per_second: float
+    metrics: dict[str, float]
+
+    @property
+    def gain(self) -> float:
+        """Committed accuracy above the twin's."""
+        return self.accuracy - self.twin_accuracy
+
+
+class Recorder:
+    """Follows one round of ``environment`` and tells the hub.
+
+    Args:
+        hub: where events go.
+        environment: whose steps these are.
+        round_number: from 1.
+    """
+
+    def __init__(self, hub: Hub, environment: GrowthEnv, round_number: int):
+        self.hub, self.environment, self.round = hub, environment, round_number
+        count, device = environment.count, environment.device
+        self.returns = torch.zeros(count, device=device)
+        self.tally = torch.zeros(3, count, dtype=torch.long, device=device)
+        self.last: Step | None = None
+
+    def step(self, t: int, actions: Tensor, step: Step) -> None:
+        """Take in step ``t`` (from 0)."""
+        self.last = step
+        report = step.report
+        self.returns += step.reward.to(self.returns.dtype)
+        changes = [(report.before, report.acted), (report.acted, report.after)]
+        entered = [
+            sum(((a.stage != b.stage) & (b.stage == stage)).sum(1) for a, b in changes)
+            for stage in (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
+        ]
+        self.tally += torch.stack(entered)
+        if self.hub.wants(EpochCompleted):
+            self._tell_epoch(t, actions, step)
+            for before, after in changes:
+                self._tell_seeds(t, before.stage, after.stage, before.blueprint, after.blueprint)
+        if self.hub.wants(SeedSignalsMeasured):
+            self._tell_signals(t)
+
+    def finish(self, steps_per_second: float, metrics: dict[str, float]) -> RoundSummary:
+        """The round is over: its outcome as an event and as a summary."""
+        assert self.last is not None, "no step was recorded"
+        report = self.last.report
+        committed = report.measurement.committed
+        assert committed is not None, "the last step of an episode measures what is committed"
+        count, twins = self.environment.count, self.environment.twin_of
+        accuracy, expected = committed.accuracy[:count], committed.expected[:count]
+        twin_accuracy = committed.accuracy[count:][twins]
+        germinated, fossilised, pruned = self.tally
+        self.hub.emit(
+            EpisodeOutcome(
+                time=time.time(),
+                round=self.round,
+                accuracy=numbers(accuracy.tolist()),
+                twin_accuracy=numbers(twin_accuracy.tolist()),
+                expected_accuracy=numbers(expected.tolist()),
+                twin_expected_accuracy=numbers(committed.expected[count:][twins].tolist()),
+                episode_return=numbers(self.returns.tolist()),
+                added_parameters=report.added.tolist(),
+                germinated=germinated.tolist(),
+                fossilised=fossilised.tolist(),
+                pruned=pruned.tolist(),
+            )
+        )
+
+        def mean(x: Tensor) -> float:
+            return x.double().mean().item()
+
+        return RoundSummary(
+            round=self.round,
+            accuracy=mean(accuracy),
+            twin_accuracy=mean(twin_accuracy),
+            episode_return=mean(self.returns),
+            added_parameters=mean(report.added),
+            germinated=mean(germinated),
+            fossilised=mean(fossilised),
+            pruned=mean(pruned),
+            steps_per_second=steps_per_second,
+            metrics=metrics,
+        )
+
+    def _tell_epoch(self, t: int, actions: Tensor, step: Step) -> None:
+        report, count = step.report, self.environment.count
+        scores = report.measurement.scores
+        twin = self.environment.twin_of
+
+        def own(values: Tensor) -> list[float]:
+            return numbers(values[:count].tolist())  # type: ignore[no-any-return]
+
+        def twins(values: Tensor) -> list[float]:
+            return numbers(values[count:][twin].tolist())  # type: ignore[no-any-return]
+
+        self.hub.emit(
+            EpochCompleted(
+                time=time.time(),
+                round=self.round,
+                step=t + 1,
+                train_loss=own(report.epoch.loss),
+                train_accuracy=own(report.epoch.accuracy),
+                validation_loss=own(scores.loss),
+                validation_accuracy=own(scores.accuracy),
+                expected_accuracy=own(scores.expected),
+                twin_validation_accuracy=twins(scores.accuracy),
+                twin_expected_accuracy=twins(scores.expected),
+                reward=numbers(step.reward.tolist()),
+                added_parameters=report.added.tolist(),
+                op=actions[:, HEADS.index("op")].tolist(),
+                slot=actions[:, HEADS.index("slot")].tolist(),
+                success=report.success.tolist(),
+                stage=report.after.stage.tolist(),
+                blueprint=report.after.blueprint.tolist(),
+                alpha=numbers(report.after.alpha.tolist()),
+            )
+        )
+
+    def _tell_seeds(self, t: int, before: Tensor, after: Tensor, old: Tensor, new: Tensor) -> None:
+        """Events for the slots whose stage changed; a slot that was emptied keeps its old name."""
+        changed = (before != after).nonzero()
+        if len(changed) == 0:
+            return
+        rows, slots = changed.unbind(1)
+        kinds = torch.where(new[rows, slots] > 0, new[rows, slots], old[rows, slots])
+        was, now = before[rows, slots], after[rows, slots]
+        parameters = self.environment.engine.seed_parameters(self.environment.state)
+
+        def select(where: Tensor) -> dict[str, object]:
+            return {
+                "time": time.time(),
+                "round": self.round,
+                "step": t + 1,
+                "environment": self.environment.environments[rows[where]].tolist(),
+                "slot": slots[where].tolist(),
+                "blueprint": [BLUEPRINTS[kind] for kind in kinds[where].tolist()],
+            }
+
+        everywhere = torch.ones_like(was, dtype=torch.bool)
+        events: list[SeedEvent] = [
+            SeedStageChanged(
+                **select(everywhere),  # type: ignore[arg-type]
+                previous=[Stage(stage).name for stage in was.tolist()],
+                stage=[Stage(stage).name for stage in now.tolist()],
+            )
+        ]
+        for stage, kind in ((Stage.GERMINATED, SeedGerminated), (Stage.PRUNED, SeedPruned)):
+            if bool((now == stage).any()):
+                events.append(kind(**select(now == stage)))  # type: ignore[arg-type]
+        kept = now == Stage.FOSSILISED
+        if bool(kept.any()):
+            sizes = parameters[rows[kept], slots[kept]].tolist()
+            events.append(SeedFossilized(**select(kept), parameters=sizes))  # type: ignore[arg-type]
+        for event in events:
+            self.hub.emit(event)
+
+    def _tell_signals(self, t: int) -> None:
+        signals, count = self.environment.signals, self.environment.count
+        self.hub.emit(
+            SeedSignalsMeasured(
+                time=time.time(),
+                round=self.round,
+                step=t + 1,
+                contribution=numbers(signals.contribution[:count].tolist()),
+                gradient_norm=numbers(signals.gradient_norm[:count].tolist()),
+                gradient_health=numbers(signals.health[:count].tolist()),
+            )
+        )

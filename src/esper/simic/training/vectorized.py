@@ -1,0 +1,425 @@
+"""Training a growth policy: rounds of episodes of N environments, one PPO update a round."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.hosts.cnn import resolve_slots
+from esper.leyline.config import TrainConfig, check, flatten, unflatten
+from esper.leyline.errors import UsageError
+from esper.leyline.events import (
+    SCHEMA_VERSION,
+    AnalyticsSnapshot,
+    CheckpointSaved,
+    PPOUpdateCompleted,
+    TrainingFinished,
+    TrainingStarted,
+    numbers,
+)
+from esper.nissa.hub import Hub, JsonLines
+from esper.runtime.tasks import Task, find
+from esper.simic.checkpoint import agent_parts, load_latest, restore_agent, save
+from esper.simic.environment import GrowthConfig, GrowthEnv, Step
+from esper.simic.ppo import PPOAgent, PPOConfig
+from esper.simic.rollout import Actor, collect
+from esper.simic.run_directory import (
+    RunDirectory,
+    fingerprint_differences,
+    machine_fingerprint,
+    stored_config,
+)
+from esper.simic.training.recorder import Recorder, RoundSummary
+from esper.tamiyo.heuristic import HeuristicActor
+from esper.tolaria.precision import Precision, resolve_precision
+
+MAY_CHANGE_ON_RESUME = frozenset(
+    {
+        "rounds",
+        "device",
+        "threads",
+        "telemetry_dir",
+        "telemetry_level",
+        "checkpoint_every",
+        "keep_checkpoints",
+    }
+)
+"""Settings that a resumed run may give anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a run ended with.
+
+    Attributes:
+        path: its directory.
+        status: ``finished`` or ``interrupted``.
+        exit_code: 0, or 128 plus the signal that ended it.
+        rounds: those of this process.
+        wall_seconds: of this process.
+    """
+
+    path: Path
+    status: str
+    exit_code: int
+    rounds: list[RoundSummary]
+    wall_seconds: float
+
+
+class Observer(Protocol):
+    """Someone who watches a run."""
+
+    def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
+        """Training begins, ``done`` rounds having been trained before."""
+        ...
+
+    def stepped(self, step: Step) -> None:
+        """An environment step is done."""
+        ...
+
+    def round_done(self, summary: RoundSummary) -> None:
+        """A round is done."""
+        ...
+
+
+class Unobserved:
+    """Nobody watches."""
+
+    def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
+        """See ``Observer``."""
+
+    def stepped(self, step: Step) -> None:
+        """See ``Observer``."""
+
+    def round_done(self, summary: RoundSummary) -> None:
+        """See ``Observer``."""
+
+
+def train_ppo_vectorized(
+    config: TrainConfig | None = None,
+    *,
+    use_amp: bool = False,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> RunSummary:
+    """Train a policy with PPO in a new run directory.
+
+    ``train_ppo_vectorized(task="digits_shift", rounds=2, envs=8)`` sets single settings by the
+    names of their flags; see ``leyline.config``.
+
+    Args:
+        config: settings to start from, the defaults when None.
+        use_amp: mixed precision for the hosts.
+        observer: is told of every step and round.
+        settings: single settings, aliases included.
+
+    Raises:
+        UsageError: a setting is at fault.
+    """
+    base = config or TrainConfig()
+    settings = {"use_amp": use_amp or base.machine.use_amp, **settings}
+    return run_training(unflatten(settings, base), "ppo", observer=observer)
+
+
+def resume_ppo(
+    run: Path, settings: dict[str, Any], observer: Observer | None = None
+) -> RunSummary:
+    """Go on with a run from its latest checkpoint.
+
+    Args:
+        run: its directory.
+        settings: what the user gave anew; only ``MAY_CHANGE_ON_RESUME`` may differ.
+        observer: is told of every step and round.
+
+    Raises:
+        UsageError: there is no such run, or a setting may not change.
+    """
+    stored, _ = stored_config(run)
+    before = flatten(stored)
+    config = unflatten(settings, stored)
+    for name, value in flatten(config).items():
+        if value != before[name] and name not in MAY_CHANGE_ON_RESUME:
+            raise UsageError(f"{name}: the run has {before[name]}, and resuming cannot change it")
+    return run_training(config, "ppo", resume=run, observer=observer)
+
+
+def run_training(
+    config: TrainConfig,
+    policy: str,
+    resume: Path | None = None,
+    observer: Observer | None = None,
+) -> RunSummary:
+    """Run rounds with ``policy`` (``ppo`` learns, ``heuristic`` does not).
+
+    Raises:
+        UsageError: a setting is at fault; nothing was written.
+    """
+    begin = time.perf_counter()
+    check(config)
+    device = resolve_device(config.machine.device)
+    precision = resolve_precision(config.machine.use_amp, device)
+    if precision.reason:
+        print(f"warning: use_amp: {precision.reason}; running in float32", file=sys.stderr)
+    if config.machine.threads is not None:
+        torch.set_num_threads(config.machine.threads)
+    environment = build_environment(config, precision, device)
+    agent = PPOAgent(ppo_config(config), config.world.seed, device) if policy == "ppo" else None
+    actor: Actor = agent or HeuristicActor(environment.config.episode_length)
+    directory, done = _open(config, resume, agent, device)
+    session = _Session(config, directory, environment, actor, agent, precision, observer or Unobserved())
+    try:
+        status, code, rounds = session.run(done, policy)
+    finally:
+        directory.close()
+    return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called ``name``.
+
+    Raises:
+        UsageError: there is none here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device: {name!r} is no device; use cpu or cuda:0") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise UsageError(f"device: {name!r} is not supported; use cpu or cuda:0")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise UsageError(f"device: {name} is not available, this machine has no CUDA; use cpu")
+    if (device.index or 0) >= count:
+        raise UsageError(f"device: {name} is not available; this machine has {count} CUDA devices")
+    return device
+
+
+def resolve_task(config: TrainConfig) -> Task:
+    """The task with the slots that were asked for.
+
+    Raises:
+        UsageError: there is no such task or slot.
+    """
+    task = find(config.world.task)
+    slots = resolve_slots(task.host, config.world.slots)
+    return replace(task, host=replace(task.host, slot_names=slots))
+
+
+def build_environment(
+    config: TrainConfig, precision: Precision, device: torch.device
+) -> GrowthEnv:
+    """The environments that ``config`` describes."""
+    task, world = resolve_task(config), config.world
+    growth = GrowthConfig(
+        seed=world.seed,
+        group_size=world.group_size,
+        episode_length=world.episode_length or task.episode_length,
+        max_batches=world.max_batches or task.max_batches,
+        batch_size=world.batch_size or task.batch_size,
+        max_seeds=world.max_seeds or len(task.host.slots),
+        reward=world.reward,
+    )
+    return GrowthEnv(task, torch.arange(world.envs), growth, precision, device)
+
+
+def ppo_config(config: TrainConfig) -> PPOConfig:
+    """The learner's settings as the agent takes them."""
+    settings = config.learner
+    return PPOConfig(
+        learning_rate=settings.learning_rate,
+        epochs=settings.ppo_epochs,
+        minibatches=settings.minibatches,
+        clip=settings.clip,
+        discount=settings.discount,
+        trace_decay=settings.trace_decay,
+        entropy=settings.entropy,
+        value_weight=settings.value_weight,
+        max_gradient_norm=settings.max_gradient_norm,
+        target_kl=settings.target_kl,
+        lstm_hidden=settings.lstm_hidden,
+    )
+
+
+def _open(
+    config: TrainConfig, resume: Path | None, agent: PPOAgent | None, device: torch.device
+) -> tuple[RunDirectory, int]:
+    """A new run directory, or the one to go on with; and the rounds it has done."""
+    fingerprint = machine_fingerprint(device)
+    if resume is None:
+        return RunDirectory.create(config, fingerprint), 0
+    assert agent is not None, "only a learned policy is resumed"
+    _, then = stored_config(resume)
+    directory = RunDirectory(resume)
+    try:
+        checkpoint = load_latest(resume)
+        if config.world.rounds <= checkpoint.round:
+            raise UsageError(
+                f"rounds: {resume} has {checkpoint.round} rounds already; give a larger total"
+            )
+        restore_agent(agent, checkpoint.parts)
+    except UsageError:
+        directory.close()
+        raise
+    for difference in fingerprint_differences(then, fingerprint):
+        print(f"warning: results may differ in the last bits, {difference}", file=sys.stderr)
+    directory.cut_events(checkpoint.events_bytes, checkpoint.round)
+    return directory, checkpoint.round
+
+
+class _Stopped(Exception):
+    """A signal asked the run to end."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """One process of a run."""
+
+    config: TrainConfig
+    directory: RunDirectory
+    environment: GrowthEnv
+    actor: Actor
+    agent: PPOAgent | None
+    precision: Precision
+    observer: Observer
+    stop_signal: int | None = None
+
+    def run(self, done: int, policy: str) -> tuple[str, int, list[RoundSummary]]:
+        """Rounds ``done + 1`` to the total. Returns status, exit code and summaries."""
+        total = self.config.world.rounds
+        level = self.config.output.telemetry_level
+        sinks = [JsonLines(self.directory.events)] if level != "off" else []
+        hub = Hub(sinks, level)
+        self._announce(hub, done, policy)
+        summaries: list[RoundSummary] = []
+        saved = done
+        try:
+            with self._listening():
+                for number in range(done + 1, total + 1):
+                    summaries.append(self._round(hub, number))
+                    if number % self.config.output.checkpoint_every == 0 or number == total:
+                        saved = self._save(hub, number)
+                    if self.stop_signal is not None:
+                        raise _Stopped
+            status, code = "finished", 0
+        except _Stopped:
+            # The weights are still those of the last whole round: only a rollout was cut short.
+            if done + len(summaries) > saved:
+                self._save(hub, done + len(summaries))
+            assert self.stop_signal is not None
+            status, code = "interrupted", 128 + self.stop_signal
+        finally:
+            # Also on an error: what was told so far must reach the disk.
+            if sys.exc_info()[0] is None:
+                hub.emit(
+                    TrainingFinished(
+                        time=time.time(), round=done + len(summaries), status=status
+                    )
+                )
+            hub.close()
+        return status, code, summaries
+
+    def _announce(self, hub: Hub, done: int, policy: str) -> None:
+        world, growth = self.config.world, self.environment.config
+        hub.emit(
+            TrainingStarted(
+                time=time.time(),
+                schema=SCHEMA_VERSION,
+                round=done,
+                rounds=world.rounds,
+                task=world.task,
+                policy=policy,
+                envs=world.envs,
+                group_size=world.group_size,
+                episode_length=growth.episode_length,
+                slots=[slot.name for slot in self.environment.slots],
+                host_parameters=self.environment.host_parameters,
+                device=self.config.machine.device,
+                amp_enabled=self.precision.enabled,
+            )
+        )
+        self.observer.started(self.directory.path, self.config, done, growth.episode_length)
+
+    def _round(self, hub: Hub, number: int) -> RoundSummary:
+        recorder = Recorder(hub, self.environment, number)
+
+        def on_step(t: int, actions: Tensor, step: Step) -> None:
+            recorder.step(t, actions, step)
+            self.observer.stepped(step)
+            if self.stop_signal is not None and not step.done:
+                raise _Stopped
+
+        begin = time.perf_counter()
+        rollout = collect(self.environment, self.actor, number, on_step)
+        collected = time.perf_counter()
+        metrics = self.agent.update(rollout) if self.agent else {}
+        end = time.perf_counter()
+
+        steps = self.environment.count * self.environment.config.episode_length
+        if self.agent:
+            event = PPOUpdateCompleted(
+                time=time.time(),
+                round=number,
+                update=self.agent.updates,
+                metrics={name: numbers(value) for name, value in metrics.items()},
+            )
+            hub.emit(event)
+        amp_dtype = self.precision.amp_dtype
+        hub.emit(
+            AnalyticsSnapshot(
+                time=time.time(),
+                round=number,
+                amp_enabled=self.precision.enabled,
+                amp_dtype=str(amp_dtype).removeprefix("torch.") if amp_dtype else None,
+                learning_rate=metrics.get("learning_rate"),
+                environment_steps_per_second=steps / (end - begin),
+                rollout_seconds=collected - begin,
+                update_seconds=end - collected,
+            )
+        )
+        summary = recorder.finish(steps / (end - begin), metrics)
+        self.observer.round_done(summary)
+        return summary
+
+    def _save(self, hub: Hub, number: int) -> int:
+        if self.agent is None:
+            return number
+        hub.flush()
+        events = self.directory.events
+        size = events.stat().st_size if events.exists() else 0
+        keep = self.config.output.keep_checkpoints
+        path = save(self.directory.path, number, agent_parts(self.agent), size, keep)
+        relative = str(path.relative_to(self.directory.path))
+        hub.emit(CheckpointSaved(time=time.time(), round=number, path=relative))
+        return number
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run at the next step; a second one ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.stop_signal = number
+            for known, handler in before.items():
+                signal.signal(known, handler)
+
+        for number in before:
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,63 @@
+"""Policies without a network, as controls: act at random, or never."""
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.rng import Purpose
+from esper.leyline.actions import HEAD_WIDTHS, HEADS, Op
+from esper.tamiyo.policy.action_masks import MaskedCategorical
+from esper.tamiyo.policy.factored_lstm import action_noise
+from esper.tamiyo.policy.features import Observation
+
+
+def without_learning(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Actions ``[N, heads]`` with zeros for the log-prob and the value nobody needs."""
+    zeros = torch.zeros(len(actions), device=actions.device)
+    return actions, zeros, zeros
+
+
+class RandomActor:
+    """Draws every head uniformly from its legal options.
+
+    Args:
+        seed: of the run.
+    """
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.rollout.Actor.begin``."""
+        self._environments, self._episode = environments, episode
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.rollout.Actor.act``."""
+        masks = observation.masks
+        widest = max(*HEAD_WIDTHS.values(), masks.slots.shape[-1])
+        noise = action_noise(
+            self.seed, self._environments, self._episode, step, widest, Purpose.RANDOM_POLICY
+        )
+
+        def draw(mask: Tensor, head: int) -> Tensor:
+            uniform = noise[:, head, : mask.shape[-1]]
+            return MaskedCategorical(torch.zeros_like(uniform), mask).sample(uniform)
+
+        op = draw(masks.ops, 0)
+        slot = draw(masks.slots_of(op), 1)
+        options = masks.choices_of(op, slot)
+        others = [draw(options[:, i], 2 + i) for i in range(options.shape[1])]
+        return without_learning(torch.stack([op, slot, *others], -1))
+
+
+class NeverActor:
+    """Waits."""
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.rollout.Actor.begin``."""
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.rollout.Actor.act``."""
+        count = len(observation.host)
+        shape = (count, len(HEADS))
+        waits = torch.full(shape, int(Op.WAIT), device=observation.host.device)
+        return without_learning(waits)

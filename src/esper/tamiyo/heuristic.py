@@ -1,0 +1,123 @@
+"""The plateau heuristic: grow when the host stops improving, keep what contributes.
+
+It sees the same observation and the same masks as the learned policy.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import ALPHA_TARGETS, BLUEPRINTS, HEADS, TEMPO_STEPS, Op, Style
+from esper.leyline.stages import Stage
+from esper.tamiyo.baselines import without_learning
+from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
+
+ROTATION = ("conv_light", "conv_heavy", "attention", "norm", "depthwise")
+"""Blueprints it tries, in turn; those that live in no slot of the host are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeuristicConfig:
+    """Thresholds of the heuristic.
+
+    Attributes:
+        plateau_slope: the host is on a plateau when its smoothed validation loss falls by less
+            than this fraction a step, over an eighth of the episode.
+        smoothing: weight of the newest loss in the smoothed one.
+        least_contribution: expected accuracy a seed must add to be fossilised.
+        penalty: added to a blueprint's score when one of its seeds is pruned; halves every step.
+        too_bad: a blueprint with a penalty of this or more is passed over.
+    """
+
+    plateau_slope: float = 0.03
+    smoothing: float = 0.5
+    least_contribution: float = 0.005
+    penalty: float = 2.0
+    too_bad: float = 3.0
+
+
+class HeuristicActor:
+    """Plateau heuristic for N environments at once.
+
+    Args:
+        episode_length: steps of an episode.
+        config: see ``HeuristicConfig``.
+    """
+
+    def __init__(self, episode_length: int, config: HeuristicConfig | None = None):
+        self.config = config or HeuristicConfig()
+        self.window = max(1, round(episode_length / 8))
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.rollout.Actor.begin``."""
+        count, device = len(environments), environments.device
+        self._losses: list[Tensor] = []
+        self._tried = torch.zeros(count, dtype=torch.long, device=device)
+        self._penalties = torch.zeros(count, len(ROTATION), device=device)
+        self._since_prune = torch.full((count,), self.window, device=device)
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.rollout.Actor.act``. First of: prune, fossilise, advance, germinate, wait."""
+        plateau = self._plateau(observation)
+        contribution = observation.slots[..., SLOT_FEATURES.index("contribution")] / 10.0
+        holding = observation.slots[..., SLOT_FEATURES.index(f"stage_{Stage.HOLDING.name.lower()}")]
+        worth = contribution > self.config.least_contribution
+        legal = observation.masks.slots
+
+        wanted = {
+            Op.PRUNE: legal[:, Op.PRUNE] & (holding > 0) & ~worth,
+            Op.FOSSILISE: legal[:, Op.FOSSILISE] & worth,
+            Op.ADVANCE: legal[:, Op.ADVANCE],
+        }
+        kinds, available = self._next_blueprint(observation)
+        ready = plateau & available & (self._since_prune >= self.window)
+        wanted[Op.GERMINATE] = legal[:, Op.GERMINATE] & ready[:, None]
+
+        op = torch.zeros_like(self._tried)
+        slot = torch.zeros_like(op)
+        for choice in reversed(wanted):
+            where = wanted[choice].any(1)
+            op = torch.where(where, int(choice), op)
+            slot = torch.where(where, wanted[choice].int().argmax(1), slot)
+        self._learn(observation, op, slot)
+        germinates = op == Op.GERMINATE
+        self._tried += germinates
+        heads = {
+            "op": op,
+            "slot": slot,
+            "blueprint": torch.where(germinates, kinds, 0),
+            "style": torch.full_like(op, int(Style.LINEAR_ADD)),
+            "tempo": torch.full_like(op, TEMPO_STEPS.index(3)),
+            "alpha_target": torch.full_like(op, ALPHA_TARGETS.index(1.0)),
+        }
+        actions = torch.stack([heads.get(head, torch.zeros_like(op)) for head in HEADS], -1)
+        return without_learning(actions)
+
+    def _plateau(self, observation: Observation) -> Tensor:
+        """Whether the smoothed validation loss has stopped falling, bool ``[N]``."""
+        loss = torch.expm1(observation.host[:, HOST_FEATURES.index("validation_loss")])
+        if self._losses:
+            loss = torch.lerp(self._losses[-1], loss, self.config.smoothing)
+        self._losses.append(loss)
+        if len(self._losses) <= self.window:
+            return torch.zeros_like(loss, dtype=torch.bool)
+        before = self._losses[-1 - self.window]
+        return (before - loss) / before.clamp(min=1e-6) < self.config.plateau_slope * self.window
+
+    def _next_blueprint(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """The next blueprint of each environment's rotation, and whether any is acceptable."""
+        kinds = torch.tensor([BLUEPRINTS.index(name) for name in ROTATION], device=self._tried.device)
+        possible = observation.masks.kinds.any(1)[:, kinds] & (self._penalties < self.config.too_bad)
+        turn = (torch.arange(len(ROTATION), device=kinds.device) - self._tried[:, None]) % len(ROTATION)
+        order = torch.where(possible, turn, len(ROTATION))
+        return kinds[order.argmin(1)], possible.any(1)
+
+    def _learn(self, observation: Observation, op: Tensor, slot: Tensor) -> None:
+        """Remember which blueprints had to be pruned."""
+        pruned = op == Op.PRUNE
+        self._since_prune = torch.where(pruned, 0, self._since_prune + 1)
+        living = observation.blueprints.gather(1, slot[:, None])
+        kinds = torch.tensor([BLUEPRINTS.index(name) for name in ROTATION], device=op.device)
+        blamed = pruned[:, None] & (living == kinds)
+        self._penalties = 0.5 * self._penalties + self.config.penalty * blamed
