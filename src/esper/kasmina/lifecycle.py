@@ -4,6 +4,7 @@
 Neither knows about networks: the engine reads the state to know what to compute.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
@@ -108,14 +109,14 @@ class SeedState:
     """Steps since the stage began."""
 
     @classmethod
-    def dormant(cls, rows: int, slots: int, device: torch.device) -> "SeedState":
+    def dormant(cls, shape: tuple[int, int], device: torch.device) -> "SeedState":
         """Empty slots."""
 
         def integers(value: int) -> Tensor:
-            return torch.full((rows, slots), value, dtype=torch.long, device=device)
+            return torch.full(shape, value, dtype=torch.long, device=device)
 
         def floats() -> Tensor:
-            return torch.zeros(rows, slots, device=device)
+            return torch.zeros(shape, device=device)
 
         return cls(
             stage=integers(Stage.DORMANT),
@@ -136,7 +137,7 @@ class SeedState:
             stage_age=integers(0),
         )
 
-    def map(self, function) -> "SeedState":  # type: ignore[no-untyped-def]
+    def map(self, function: Callable[[Tensor], Tensor]) -> "SeedState":
         """The state with ``function`` applied to every field."""
         return SeedState(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
 
@@ -188,11 +189,11 @@ class SeedSignals:
     """Whether some parameter tensor's gradient norm is above 10 or not finite, bool."""
 
     @classmethod
-    def unknown(cls, rows: int, slots: int, device: torch.device) -> "SeedSignals":
+    def unknown(cls, shape: tuple[int, int], device: torch.device) -> "SeedSignals":
         """Nothing measured yet."""
 
         def filled(value: float) -> Tensor:
-            return torch.full((rows, slots), value, device=device)
+            return torch.full(shape, value, device=device)
 
         nan = float("nan")
         return cls(
@@ -206,7 +207,7 @@ class SeedSignals:
 
     def forget(self, slots: Tensor) -> "SeedSignals":
         """The signals with everything unknown where ``slots [N, S]`` is true."""
-        fresh = SeedSignals.unknown(*slots.shape, device=slots.device)
+        fresh = SeedSignals.unknown(_shape(slots), slots.device)
         return SeedSignals(
             **{
                 f.name: torch.where(slots, getattr(fresh, f.name), getattr(self, f.name))
@@ -316,7 +317,7 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
     ticked = _enter(ticked, stage == Stage.PRUNED, Stage.EMBARGOED)
     ticked = _enter(ticked, (stage == Stage.EMBARGOED) & over, Stage.RESETTING)
     ticked = _pruned(ticked, finished & state.pruning)
-    empty = SeedState.dormant(*stage.shape, device=stage.device)
+    empty = SeedState.dormant(_shape(stage), stage.device)
     return empty.where(stage == Stage.RESETTING, ticked)
 
 
@@ -344,7 +345,7 @@ def _germinate(state: SeedState, where: Tensor, choice: dict[str, Tensor]) -> Se
         return values[:, None].expand_as(where)
 
     born = replace(
-        SeedState.dormant(*where.shape, device=where.device),
+        SeedState.dormant(_shape(where), where.device),
         stage=torch.full_like(state.stage, Stage.GERMINATED),
         blueprint=column(choice["blueprint"]),
         style=column(choice["style"]),
@@ -362,7 +363,9 @@ def _advance(state: SeedState, where: Tensor) -> SeedState:
     state = _enter(state, germinated, Stage.TRAINING)
     state = _ramp(state, training, state.goal, state.tempo, curve)
     state = _enter(state, training, Stage.BLENDING)
-    return replace(_enter(state, blending, Stage.HOLDING), alpha=state.alpha.masked_fill(blending, 1.0))
+    return replace(
+        _enter(state, blending, Stage.HOLDING), alpha=state.alpha.masked_fill(blending, 1.0)
+    )
 
 
 def _fossilise(state: SeedState, where: Tensor) -> SeedState:
@@ -401,7 +404,7 @@ def _pruned(state: SeedState, where: Tensor) -> SeedState:
 def _ramp(
     state: SeedState, where: Tensor, target: Tensor, steps: Tensor, curve: Tensor
 ) -> SeedState:
-    """Begin a ramp of alpha; with 0 steps, or at the target already, there is nothing to wait for."""
+    """Begin a ramp of alpha; one of 0 steps, or to where alpha is already, is over at once."""
     jump = (steps == 0) | ((target - state.alpha).abs() <= ALPHA_TOLERANCE)
     mode = torch.where(target > state.alpha, AlphaMode.UP, AlphaMode.DOWN)
     return replace(
@@ -409,13 +412,15 @@ def _ramp(
         alpha=torch.where(where & jump, target, state.alpha),
         ramp_start=torch.where(where, state.alpha, state.ramp_start),
         ramp_target=torch.where(where, target, state.ramp_target),
-        ramp_mode=torch.where(
-            where, torch.where(jump, AlphaMode.HOLD, mode), state.ramp_mode
-        ),
+        ramp_mode=torch.where(where, torch.where(jump, AlphaMode.HOLD, mode), state.ramp_mode),
         ramp_curve=torch.where(where, curve, state.ramp_curve),
         ramp_steps=torch.where(where, steps, state.ramp_steps),
         ramp_done=torch.where(where, 0, state.ramp_done),
     )
+
+
+def _shape(x: Tensor) -> tuple[int, int]:
+    return x.shape[0], x.shape[1]
 
 
 def _lookup(values: tuple[float, ...], index: Tensor) -> Tensor:

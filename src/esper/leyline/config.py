@@ -4,6 +4,7 @@ Each field has one long flag of the same name. ``ALIASES`` are the other spellin
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import UnionType
@@ -39,13 +40,15 @@ class WorldConfig:
     max_seeds: int | None = None
     """Most living seeds an environment may have; as many as it has slots when not given."""
     rounds: int = 60
-    """Rounds in total; each is one episode of every environment and one PPO update."""
+    """Rounds in total; each is one episode of every environment and one PPO update (also
+    --episodes)."""
     envs: int = 32
-    """Environments that train at once, twins not counted."""
+    """Environments that train at once, twins not counted (also --n-envs)."""
     group_size: int = 8
     """Environments that share initial host, data and one never-grow twin."""
     episode_length: int | None = None
-    """Environment steps of an episode, each an epoch of the host; the task's own when not given."""
+    """Environment steps of an episode, each an epoch of the host; the task's own when not given
+    (also --max-epochs)."""
     max_batches: int | None = None
     """Minibatches of an environment step; the task's own when not given."""
     batch_size: int | None = None
@@ -61,7 +64,7 @@ class LearnerConfig:
     """How the policy learns (PPO)."""
 
     learning_rate: float = 1e-3
-    """Step size of Adam, for policy and critic."""
+    """Step size of Adam, for policy and critic (also --lr)."""
     ppo_epochs: int = 4
     """Passes over each round's episodes."""
     minibatches: int = 4
@@ -93,7 +96,8 @@ class MachineConfig:
     threads: int | None = None
     """CPU threads of one operation; as torch chooses when not given."""
     use_amp: bool = False
-    """Mixed precision for the hosts where the device gains from it; ESPER_DISABLE_AMP=1 forbids it."""
+    """Mixed precision for the hosts where the device gains from it (also --amp);
+    ESPER_DISABLE_AMP=1 forbids it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +107,8 @@ class OutputConfig:
     telemetry_dir: str = "./runs"
     """Directory in which the run's own directory is made."""
     telemetry_level: Literal["off", "minimal", "normal", "debug"] = "normal"
-    """How much is written, never what is computed: off (no events), minimal (a few lines a round), normal
-    (every step), debug (every seed's signals)."""
+    """How much is written, never what is computed: off (no events), minimal (a few lines a
+    round), normal (every step), debug (every seed's signals)."""
     checkpoint_every: int = 1
     """Rounds between checkpoints; the last round always has one."""
     keep_checkpoints: int = 3
@@ -225,7 +229,7 @@ def check(config: TrainConfig) -> None:
         UsageError: names the field, its value and the range.
     """
     flat = flatten(config)
-    ranges = (
+    ranges: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
         (_AT_LEAST_ONE, "at least 1", lambda v: 1 <= v < 2**31),
         (_POSITIVE, "a positive number", lambda v: 0.0 < v < float("inf")),
         (_FRACTION, "between 0 and 1", lambda v: 0.0 <= v <= 1.0),

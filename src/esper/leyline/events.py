@@ -216,13 +216,14 @@ def number(value: float) -> Number:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def numbers(values: Any) -> Any:
-    """``number`` of every element of nested lists. Finite lists come back as they are."""
-    if isinstance(values, list):
-        if all(isinstance(v, float) and math.isfinite(v) for v in values):
-            return values
-        return [numbers(v) for v in values]
-    return number(values)
+def numbers(values: list[float]) -> list[Number]:
+    """``number`` of every element."""
+    return [number(value) for value in values]
+
+
+def nested_numbers(values: list[list[float]]) -> list[list[Number]]:
+    """``number`` of every element of every row."""
+    return [numbers(row) for row in values]
 
 
 def to_floats(values: Iterable[Number]) -> list[float]:

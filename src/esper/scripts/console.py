@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -32,7 +32,9 @@ class LiveProgress:
 
     def __init__(self, console: Console):
         self.console = console
-        self.fields = dict.fromkeys(("grown", "twin", "speed", "entropy", "rate"), NOTHING_YET)
+        self.fields: dict[str, Any] = dict.fromkeys(
+            ("grown", "twin", "speed", "entropy", "rate"), NOTHING_YET
+        )
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("round {task.fields[round]}"),
@@ -103,11 +105,11 @@ def print_summary(console: Console, summary: RunSummary) -> None:
     rounds = summary.rounds
     if rounds:
         part = math.ceil(len(rounds) / 10)
-        first, last = rounds[:part], rounds[-part:]
-        table = Table(title=f"{summary.status} after {len(rounds)} rounds")
+        columns = [rounds[:part], rounds[-part:]] if len(rounds) > 1 else [rounds]
+        table = Table(title=f"{summary.status} after {summary.wall_seconds:.0f} s")
         table.add_column("mean of an episode")
-        table.add_column(_named(first), justify="right")
-        table.add_column(_named(last), justify="right")
+        for column in columns:
+            table.add_column(_named(column), justify="right")
         for label, attribute, form in (
             ("accuracy grown (committed)", "accuracy", ".3f"),
             ("accuracy of the twin", "twin_accuracy", ".3f"),
@@ -119,9 +121,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
             ("seeds pruned", "pruned", ".2f"),
             ("environment steps per second", "steps_per_second", ".0f"),
         ):
-            cells = (format(_mean(part, attribute), form) for part in (first, last))
-            table.add_row(label, *cells)
-        table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s")
+            table.add_row(label, *(format(_mean(part, attribute), form) for part in columns))
         console.print(table)
     console.print(f"run directory: {summary.path}", highlight=False, soft_wrap=True)
 
@@ -133,4 +133,4 @@ def _named(rounds: list[RoundSummary]) -> str:
 
 
 def _mean(rounds: list[RoundSummary], attribute: str) -> float:
-    return sum(getattr(r, attribute) for r in rounds) / len(rounds)
+    return sum(float(getattr(r, attribute)) for r in rounds) / len(rounds)

@@ -52,7 +52,5 @@ def explained_variance(values: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]
 
     error = returns - values
     overall = share(error - error.mean(), returns - returns.mean())
-    within = share(
-        error - error.mean(1, keepdim=True), returns - returns.mean(1, keepdim=True)
-    )
+    within = share(error - error.mean(1, keepdim=True), returns - returns.mean(1, keepdim=True))
     return overall, within

@@ -127,7 +127,9 @@ def load_latest(run: Path) -> Checkpoint:
         try:
             return _load(path)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            print(f"checkpoint: {path} is corrupt ({error}); taking the one before", file=sys.stderr)
+            print(
+                f"checkpoint: {path} is corrupt ({error}); taking the one before", file=sys.stderr
+            )
     what = "no checkpoint that is whole" if candidates else "no checkpoint"
     raise UsageError(f"resume: {run} has {what}; start a new run without --resume")
 

@@ -135,7 +135,7 @@ class GrowthEnv:
             raise ValueError(f"reward must be one of {REWARD_MODES}, got {config.reward!r}")
         self.task, self.config, self.device = task, config, device
         self.environments = environments.to(device)
-        self.count = len(environments)
+        self.count: int = len(environments)
         groups = self.environments // config.group_size
         twin_groups, self.twin_of = torch.unique(groups, return_inverse=True)
         self.rows = Rows(
@@ -163,11 +163,13 @@ class GrowthEnv:
 
     def reset(self, episode: int) -> Observation:
         """Begin episode number ``episode`` with fresh hosts."""
-        rows, slots = len(self.rows), len(self.slots)
+        rows, shape = len(self.rows), (len(self.rows), len(self.slots))
         self.engine.reset(episode)
-        self.state = SeedState.dormant(rows, slots, self.device)
-        self.signals = SeedSignals.unknown(rows, slots, self.device)
-        nan = torch.full((rows, HISTORY + 1), float("nan"), device=self.device, dtype=self.config.dtype)
+        self.state = SeedState.dormant(shape, self.device)
+        self.signals = SeedSignals.unknown(shape, self.device)
+        nan = torch.full(
+            (rows, HISTORY + 1), float("nan"), device=self.device, dtype=self.config.dtype
+        )
         self.progress = Progress(
             step=0,
             episode_length=self.config.episode_length,
@@ -301,4 +303,12 @@ class GrowthEnv:
         )
 
 
-_PER_ROW = ("losses", "expected", "train_loss", "train_accuracy", "last_op", "success", "rolled_back")
+_PER_ROW = (
+    "losses",
+    "expected",
+    "train_loss",
+    "train_accuracy",
+    "last_op",
+    "success",
+    "rolled_back",
+)

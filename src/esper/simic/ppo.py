@@ -177,7 +177,9 @@ class PPOAgent:
         kl = (torch.expm1(log_ratio) - log_ratio).mean().detach()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        head_norms = {f"head_grad_norms/{head}": self._head_norm(head) for head in (*HEADS, "value")}
+        head_norms = {
+            f"head_grad_norms/{head}": self._head_norm(head) for head in (*HEADS, "value")
+        }
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_gradient_norm)
         refused = (~(loss.isfinite() & norm.isfinite())).float()
         stopped = torch.maximum(stopped, (kl > 1.5 * config.target_kl).float())
@@ -215,7 +217,9 @@ class PPOAgent:
         gradients = [p.grad for p in self.policy.head_parameters(head)]
         if any(gradient is None for gradient in gradients):
             return torch.full((), float("nan"), device=self.device)
-        return torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients if g is not None]))
+        return torch.linalg.vector_norm(
+            torch.cat([g.flatten() for g in gradients if g is not None])
+        )
 
     def _update_moments(self, rollout: Rollout, returns: Tensor) -> None:
         """Take the round in; only now, so that rollout and update saw the same numbers."""

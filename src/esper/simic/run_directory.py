@@ -36,7 +36,9 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise UsageError(f"resume: another process is writing to {path}; wait for it") from error
+            raise UsageError(
+                f"resume: another process is writing to {path}; wait for it"
+            ) from error
 
     @classmethod
     def create(cls, config: TrainConfig, fingerprint: dict[str, Any]) -> Self:
@@ -52,7 +54,7 @@ class RunDirectory:
             path = _unused(parent, name)
         except OSError as error:
             raise UsageError(
-                f"telemetry_dir: cannot write to {parent} ({error.strerror}); name another directory"
+                f"telemetry_dir: cannot write to {parent} ({error.strerror}); choose another"
             ) from error
         settings = {"settings": flatten(config), "fingerprint": fingerprint}
         (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -107,9 +107,15 @@ class HeuristicActor:
 
     def _next_blueprint(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """The next blueprint of each environment's rotation, and whether any is acceptable."""
-        kinds = torch.tensor([BLUEPRINTS.index(name) for name in ROTATION], device=self._tried.device)
-        possible = observation.masks.kinds.any(1)[:, kinds] & (self._penalties < self.config.too_bad)
-        turn = (torch.arange(len(ROTATION), device=kinds.device) - self._tried[:, None]) % len(ROTATION)
+        kinds = torch.tensor(
+            [BLUEPRINTS.index(name) for name in ROTATION], device=self._tried.device
+        )
+        possible = observation.masks.kinds.any(1)[:, kinds] & (
+            self._penalties < self.config.too_bad
+        )
+        turn = (torch.arange(len(ROTATION), device=kinds.device) - self._tried[:, None]) % len(
+            ROTATION
+        )
         order = torch.where(possible, turn, len(ROTATION))
         return kinds[order.argmin(1)], possible.any(1)
 

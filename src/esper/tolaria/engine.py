@@ -169,7 +169,9 @@ class Engine:
         if committed:
             parts = [scores.loss.clone(), scores.accuracy.clone(), scores.expected.clone()]
             for variant, other in zip(variants[ablated:], others[ablated:], strict=True):
-                for part, value in zip(parts, (other.loss, other.accuracy, other.expected), strict=True):
+                for part, value in zip(
+                    parts, (other.loss, other.accuracy, other.expected), strict=True
+                ):
                     part[variant.rows] = value
             kept = Scores(*parts)
         return Measurement(scores, kept, contribution)
@@ -184,9 +186,7 @@ class Engine:
         self, constant: Tensor, bound: Tensor, streams: Tensor, purpose: int, step: int
     ) -> Tensor:
         width = constant.shape[-1]
-        drawn = uniform(
-            self.seed, streams, purpose, self.episode, step, width, dtype=torch.float64
-        )
+        drawn = uniform(self.seed, streams, purpose, self.episode, step, width, dtype=torch.float64)
         born = constant.to(self.device) + bound.to(self.device) * (2.0 * drawn - 1.0)
         return born.to(self.dtype)
 

@@ -25,7 +25,9 @@ def gradient_health(tensor_norms: Tensor, tensor_counts: Tensor) -> tuple[Tensor
     Returns:
         health ``[N]``, exploding bool ``[N]``.
     """
-    counted = torch.arange(tensor_norms.shape[1], device=tensor_norms.device) < tensor_counts[:, None]
+    counted = (
+        torch.arange(tensor_norms.shape[1], device=tensor_norms.device) < tensor_counts[:, None]
+    )
     finite = tensor_norms.isfinite()
     vanishing = (counted & (tensor_norms < VANISHING_NORM)).sum(1) / tensor_counts
     exploding = (counted & (~finite | (tensor_norms > EXPLODING_NORM))).sum(1) / tensor_counts

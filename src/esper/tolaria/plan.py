@@ -14,7 +14,6 @@ from torch import Tensor
 from esper.kasmina.lifecycle import SeedState
 from esper.leyline.actions import BLUEPRINTS, Style
 
-
 CHUNK = 12
 """Most seeds computed in one call: their activations should stay in the second-level cache."""
 
@@ -99,7 +98,11 @@ def _slot_plan(rows: Tensor, keys: Tensor, alphas: Tensor) -> SlotPlan | None:
     groups = []
     runs = zip(present.tolist(), rows.split(counts.tolist()), strict=True)
     for key, run in runs:
-        isolated, kind, form = key // len(Form) // len(BLUEPRINTS), key // len(Form), key % len(Form)
+        isolated, kind, form = (
+            key // len(Form) // len(BLUEPRINTS),
+            key // len(Form),
+            key % len(Form),
+        )
         for chunk in run.split(CHUNK):
             group = Group(kind % len(BLUEPRINTS), Form(form), bool(isolated), chunk, alphas[chunk])
             groups.append(group)

@@ -16,7 +16,7 @@ class Instruction(NamedTuple):
     """One step of a host's forward pass: ``block``, ``slot``, ``pool`` or ``head``."""
 
     kind: str
-    index: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,10 @@ class CnnHost:
         """BatchNorm's running statistics of one host."""
         fields: list[Field] = []
         for block, channels in enumerate(self.channels):
-            fields += [zeros(f"norm{block}.mean", channels), ones(f"norm{block}.variance", channels)]
+            fields += [
+                zeros(f"norm{block}.mean", channels),
+                ones(f"norm{block}.variance", channels),
+            ]
         return Layout(tuple(fields))
 
     @property

@@ -10,12 +10,14 @@ from esper.leyline.actions import BLUEPRINTS, HEADS
 from esper.leyline.events import (
     EpisodeOutcome,
     EpochCompleted,
+    Number,
     SeedEvent,
     SeedFossilized,
     SeedGerminated,
     SeedPruned,
     SeedSignalsMeasured,
     SeedStageChanged,
+    nested_numbers,
     numbers,
 )
 from esper.leyline.stages import Stage
@@ -78,10 +80,10 @@ class Recorder:
         self.returns += step.reward.to(self.returns.dtype)
         changes = [(report.before, report.acted), (report.acted, report.after)]
         entered = [
-            sum(((a.stage != b.stage) & (b.stage == stage)).sum(1) for a, b in changes)
+            torch.stack([((a.stage != b.stage) & (b.stage == stage)).sum(1) for a, b in changes])
             for stage in (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
         ]
-        self.tally += torch.stack(entered)
+        self.tally += torch.stack(entered).sum(1)
         if self.hub.wants(EpochCompleted):
             self._tell_epoch(t, actions, step)
             for before, after in changes:
@@ -136,11 +138,11 @@ class Recorder:
         scores = report.measurement.scores
         twin = self.environment.twin_of
 
-        def own(values: Tensor) -> list[float]:
-            return numbers(values[:count].tolist())  # type: ignore[no-any-return]
+        def own(values: Tensor) -> list[Number]:
+            return numbers(values[:count].tolist())
 
-        def twins(values: Tensor) -> list[float]:
-            return numbers(values[count:][twin].tolist())  # type: ignore[no-any-return]
+        def twins(values: Tensor) -> list[Number]:
+            return numbers(values[count:][twin].tolist())
 
         self.hub.emit(
             EpochCompleted(
@@ -161,7 +163,7 @@ class Recorder:
                 success=report.success.tolist(),
                 stage=report.after.stage.tolist(),
                 blueprint=report.after.blueprint.tolist(),
-                alpha=numbers(report.after.alpha.tolist()),
+                alpha=nested_numbers(report.after.alpha.tolist()),
             )
         )
 
@@ -210,8 +212,8 @@ class Recorder:
                 time=time.time(),
                 round=self.round,
                 step=t + 1,
-                contribution=numbers(signals.contribution[:count].tolist()),
-                gradient_norm=numbers(signals.gradient_norm[:count].tolist()),
-                gradient_health=numbers(signals.health[:count].tolist()),
+                contribution=nested_numbers(signals.contribution[:count].tolist()),
+                gradient_norm=nested_numbers(signals.gradient_norm[:count].tolist()),
+                gradient_health=nested_numbers(signals.health[:count].tolist()),
             )
         )

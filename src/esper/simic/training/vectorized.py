@@ -24,7 +24,7 @@ from esper.leyline.events import (
     PPOUpdateCompleted,
     TrainingFinished,
     TrainingStarted,
-    numbers,
+    number,
 )
 from esper.nissa.hub import Hub, JsonLines
 from esper.runtime.tasks import Task, find
@@ -39,6 +39,7 @@ from esper.simic.run_directory import (
     stored_config,
 )
 from esper.simic.training.recorder import Recorder, RoundSummary
+from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tolaria.precision import Precision, resolve_precision
 
@@ -130,9 +131,7 @@ def train_ppo_vectorized(
     return run_training(unflatten(settings, base), "ppo", observer=observer)
 
 
-def resume_ppo(
-    run: Path, settings: dict[str, Any], observer: Observer | None = None
-) -> RunSummary:
+def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = None) -> RunSummary:
     """Go on with a run from its latest checkpoint.
 
     Args:
@@ -158,7 +157,7 @@ def run_training(
     resume: Path | None = None,
     observer: Observer | None = None,
 ) -> RunSummary:
-    """Run rounds with ``policy`` (``ppo`` learns, ``heuristic`` does not).
+    """Run rounds with ``policy``: ``ppo`` learns; ``heuristic``, ``random`` and ``never`` do not.
 
     Raises:
         UsageError: a setting is at fault; nothing was written.
@@ -173,9 +172,11 @@ def run_training(
         torch.set_num_threads(config.machine.threads)
     environment = build_environment(config, precision, device)
     agent = PPOAgent(ppo_config(config), config.world.seed, device) if policy == "ppo" else None
-    actor: Actor = agent or HeuristicActor(environment.config.episode_length)
+    actor = agent or control(policy, environment)
     directory, done = _open(config, resume, agent, device)
-    session = _Session(config, directory, environment, actor, agent, precision, observer or Unobserved())
+    session = _Session(
+        config, directory, environment, actor, agent, precision, observer or Unobserved()
+    )
     try:
         status, code, rounds = session.run(done, policy)
     finally:
@@ -216,9 +217,7 @@ def resolve_task(config: TrainConfig) -> Task:
     return replace(task, host=replace(task.host, slot_names=slots))
 
 
-def build_environment(
-    config: TrainConfig, precision: Precision, device: torch.device
-) -> GrowthEnv:
+def build_environment(config: TrainConfig, precision: Precision, device: torch.device) -> GrowthEnv:
     """The environments that ``config`` describes."""
     task, world = resolve_task(config), config.world
     growth = GrowthConfig(
@@ -249,6 +248,16 @@ def ppo_config(config: TrainConfig) -> PPOConfig:
         target_kl=settings.target_kl,
         lstm_hidden=settings.lstm_hidden,
     )
+
+
+def control(policy: str, environment: GrowthEnv) -> Actor:
+    """A policy that does not learn: ``heuristic``, ``random`` or ``never``."""
+    if policy == "heuristic":
+        return HeuristicActor(environment.config.episode_length)
+    if policy == "random":
+        return RandomActor(environment.config.seed)
+    assert policy == "never", policy
+    return NeverActor()
 
 
 def _open(
@@ -322,9 +331,7 @@ class _Session:
             # Also on an error: what was told so far must reach the disk.
             if sys.exc_info()[0] is None:
                 hub.emit(
-                    TrainingFinished(
-                        time=time.time(), round=done + len(summaries), status=status
-                    )
+                    TrainingFinished(time=time.time(), round=done + len(summaries), status=status)
                 )
             hub.close()
         return status, code, summaries
@@ -350,8 +357,8 @@ class _Session:
         )
         self.observer.started(self.directory.path, self.config, done, growth.episode_length)
 
-    def _round(self, hub: Hub, number: int) -> RoundSummary:
-        recorder = Recorder(hub, self.environment, number)
+    def _round(self, hub: Hub, index: int) -> RoundSummary:
+        recorder = Recorder(hub, self.environment, index)
 
         def on_step(t: int, actions: Tensor, step: Step) -> None:
             recorder.step(t, actions, step)
@@ -360,7 +367,7 @@ class _Session:
                 raise _Stopped
 
         begin = time.perf_counter()
-        rollout = collect(self.environment, self.actor, number, on_step)
+        rollout = collect(self.environment, self.actor, index, on_step)
         collected = time.perf_counter()
         metrics = self.agent.update(rollout) if self.agent else {}
         end = time.perf_counter()
@@ -369,16 +376,16 @@ class _Session:
         if self.agent:
             event = PPOUpdateCompleted(
                 time=time.time(),
-                round=number,
+                round=index,
                 update=self.agent.updates,
-                metrics={name: numbers(value) for name, value in metrics.items()},
+                metrics={name: number(value) for name, value in metrics.items()},
             )
             hub.emit(event)
         amp_dtype = self.precision.amp_dtype
         hub.emit(
             AnalyticsSnapshot(
                 time=time.time(),
-                round=number,
+                round=index,
                 amp_enabled=self.precision.enabled,
                 amp_dtype=str(amp_dtype).removeprefix("torch.") if amp_dtype else None,
                 learning_rate=metrics.get("learning_rate"),
@@ -409,17 +416,17 @@ class _Session:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {known: signal.getsignal(known) for known in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
             for known, handler in before.items():
                 signal.signal(known, handler)
 
-        for number in before:
-            signal.signal(number, note)
+        for known in before:
+            signal.signal(known, note)
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for known, handler in before.items():
+                signal.signal(known, handler)

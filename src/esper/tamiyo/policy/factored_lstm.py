@@ -51,6 +51,18 @@ class Evaluation:
     value: Tensor
 
 
+class Head(nn.Module):
+    """Linear, ReLU, linear."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int):
+        super().__init__()
+        self.hidden = nn.Linear(inputs, hidden)
+        self.out = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.hidden(x).relu())
+
+
 class FactoredLSTM(nn.Module):
     """Policy and critic over ``Observation``.
 
@@ -79,15 +91,15 @@ class FactoredLSTM(nn.Module):
         )
         self.lstm = nn.LSTM(lstm_hidden, lstm_hidden)
         self.op_embedding = nn.Embedding(len(Op), 16)
-        self.op_head = _head(lstm_hidden, lstm_hidden, len(Op))
-        self.slot_head = _head(lstm_hidden + 16 + slot_width, 64, 1)
+        self.op_head = Head(lstm_hidden, lstm_hidden, len(Op))
+        self.slot_head = Head(lstm_hidden + 16 + slot_width, 64, 1)
         self.choice_trunk = nn.Sequential(
             nn.Linear(lstm_hidden + 16 + slot_width, lstm_hidden), nn.ReLU()
         )
         self.choice_heads = nn.ModuleDict(
             {head: nn.Linear(lstm_hidden, HEAD_WIDTHS[head]) for head in CHOICE_HEADS}
         )
-        self.value_head = _head(lstm_hidden + len(CRITIC_FEATURES), lstm_hidden, 1)
+        self.value_head = Head(lstm_hidden + len(CRITIC_FEATURES), lstm_hidden, 1)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -101,11 +113,15 @@ class FactoredLSTM(nn.Module):
             elif "bias" in name:
                 nn.init.zeros_(parameter)
         with torch.no_grad():
-            self.lstm.bias_ih_l0[self.lstm_hidden : 2 * self.lstm_hidden] = 1.0
-            for layer in (self.op_head[-1], self.slot_head[-1], *self.choice_heads.values()):
+            forget_gate = slice(self.lstm_hidden, 2 * self.lstm_hidden)
+            self.lstm.get_parameter("bias_ih_l0")[forget_gate] = 1.0
+            for layer in (self.op_head.out, self.slot_head.out, *self._choice_layers()):
                 layer.weight.mul_(0.01)
-            self.value_head[-1].weight.mul_(0.1)
-            self.op_head[-1].bias.copy_(torch.tensor([OP_BIAS[op] for op in Op]))
+            self.value_head.out.weight.mul_(0.1)
+            self.op_head.out.bias.copy_(torch.tensor([OP_BIAS[op] for op in Op]))
+
+    def _choice_layers(self) -> list[nn.Linear]:
+        return [layer for layer in self.choice_heads.values() if isinstance(layer, nn.Linear)]
 
     def initial_hidden(self, environments: int) -> Hidden:
         """Zeros for the start of an episode."""
@@ -180,7 +196,7 @@ class FactoredLSTM(nn.Module):
         """Joint log-prob, entropy and freedom of each head, by one padded log-softmax."""
         op, slot = actions[..., 0], actions[..., 1]
         masks = observation.masks
-        parts = [
+        parts: list[tuple[Tensor, Tensor]] = [
             (self.op_head(memory), masks.ops),
             (self._slot_logits(memory, slots, op), masks.slots_of(op)),
         ]
@@ -188,12 +204,11 @@ class FactoredLSTM(nn.Module):
         trunk = self._choice_features(memory, slots, op, slot)
         parts += [
             (layer(trunk), options[..., i, : layer.out_features])
-            for i, layer in enumerate(self.choice_heads.values())
+            for i, layer in enumerate(self._choice_layers())
         ]
         widest = max(logits.shape[-1] for logits, _ in parts)
-        pad = nn.functional.pad
-        logits = torch.stack([pad(l.float() if l.dtype != torch.float64 else l, (0, widest - l.shape[-1])) for l, _ in parts], -2)
-        legal = torch.stack([pad(m, (0, widest - m.shape[-1])) for _, m in parts], -2)
+        logits = torch.stack([_widened(part, widest) for part, _ in parts], -2)
+        legal = torch.stack([_widened(mask, widest) for _, mask in parts], -2)
         distribution = MaskedCategorical(logits, legal, validate=False)
         matters = relevance(op)
         log_probs = torch.where(matters, distribution.log_prob(actions), 0.0)
@@ -226,19 +241,25 @@ class FactoredLSTM(nn.Module):
         options = observation.masks.choices_of(op, slot)
         return [
             MaskedCategorical(layer(trunk), options[..., i, : layer.out_features])
-            for i, layer in enumerate(self.choice_heads.values())
+            for i, layer in enumerate(self._choice_layers())
         ]
 
     def _value(self, memory: Tensor, observation: Observation) -> Tensor:
         return self.value_head(torch.cat([memory, observation.critic], -1))[..., 0].float()
 
 
-def _head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+def _widened(x: Tensor, width: int) -> Tensor:
+    """``x`` with zeros (false) appended to its last axis."""
+    return nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
 def action_noise(
-    seed: int, environments: Tensor, episode: int, step: int, widest: int, purpose: int = Purpose.ACTION
+    seed: int,
+    environments: Tensor,
+    episode: int,
+    step: int,
+    widest: int,
+    purpose: int = Purpose.ACTION,
 ) -> Tensor:
     """Uniform numbers for ``FactoredLSTM.act``, keyed by environment, ``[N, heads, widest]``."""
     drawn = uniform(seed, environments, purpose, episode, step, len(HEADS) * widest)

@@ -229,7 +229,7 @@ class _Take(torch.autograd.Function):
         return parts
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
         flowing = [
             (group.rows, gradient)
             for group, gradient in zip(ctx.groups, gradients, strict=True)
@@ -260,7 +260,7 @@ class _Attach(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         parts: list[Tensor | None] = [gradient, None]
         for group, dtype in zip(ctx.groups, ctx.dtypes, strict=True):
             part = gradient.index_select(3, group.rows)
@@ -284,7 +284,9 @@ class _SeedRows:
         self.active = ~still if bool(still.any()) else None
         self.store = stack.seeds[slot][self.rows]
         state = stack.seed_optimizers[slot]
-        self.optimizer = AdamState(*(part[self.rows] for part in (state.first, state.second, state.step)))
+        self.optimizer = AdamState(
+            *(part[self.rows] for part in (state.first, state.second, state.step))
+        )
         self.gradient = torch.full_like(self.store, float("nan"))
 
     def update(self, gradient: Tensor, optimisation: Optimisation) -> None:

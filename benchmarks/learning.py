@@ -1,0 +1,173 @@
+"""Does the policy learn? Trains it on several seeds and compares it with its controls.
+
+    python benchmarks/learning.py                     # about 40 minutes on 2 cores
+    python benchmarks/learning.py --seeds 1 --rounds 4
+
+For every seed: PPO for ``--rounds`` rounds, then the random policy, the plateau heuristic and
+never-grow on the same seed. The gain is committed validation accuracy minus that of the never-grow
+twin with the same host and data; its standard error is over (round, group) means, because the
+environments of a group share a twin. Runs lie under ``--work``; a run that was cut off goes on from
+its last checkpoint, and one that is finished is not run again.
+"""
+
+import argparse
+import json
+import math
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from esper.karn.store import read_events
+from esper.leyline.config import TrainConfig, flatten, unflatten
+from esper.leyline.events import EpisodeOutcome, PPOUpdateCompleted, TrainingFinished, to_floats
+from esper.simic.training.vectorized import resume_ppo, run_training
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean with its standard error."""
+
+    value: float
+    error: float
+
+    def above(self, other: "Mean") -> bool:
+        """Whether this is larger by two standard errors of the difference."""
+        return self.value - other.value > 2.0 * math.hypot(self.error, other.error)
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:+.1f} ± {100 * self.error:.1f}"
+
+
+ZERO = Mean(0.0, 0.0)
+
+
+def trained(policy: str, settings: dict, work: Path) -> tuple[Path, float]:
+    """The finished run of a policy, and the seconds this process spent on it."""
+    folder = work / f"{policy}-seed{settings['seed']}"
+    config = unflatten({**settings, "telemetry_dir": str(folder), "telemetry_level": "minimal"})
+    begin = time.perf_counter()
+    for run in sorted(folder.glob("*")):
+        ends = list(read_events(run, TrainingFinished)) if (run / "events.jsonl").exists() else []
+        if ends and ends[-1].status == "finished" and ends[-1].round >= settings["rounds"]:
+            return run, 0.0
+        if policy == "ppo" and any((run / "checkpoints").glob("0*")):
+            summary = resume_ppo(run, {"rounds": settings["rounds"]})
+            return summary.path, time.perf_counter() - begin
+    summary = run_training(config, policy)
+    return summary.path, time.perf_counter() - begin
+
+
+def mean_gain(outcomes: list[EpisodeOutcome], group_size: int) -> Mean:
+    """Mean paired gain over the rounds of ``outcomes``."""
+    samples = []
+    for outcome in outcomes:
+        grown, twin = (np.array(to_floats(v)) for v in (outcome.accuracy, outcome.twin_accuracy))
+        gain = grown - twin
+        samples += [
+            part.mean() for part in np.split(gain, range(group_size, len(gain), group_size))
+        ]
+    return Mean(float(np.mean(samples)), float(np.std(samples, ddof=1) / math.sqrt(len(samples))))
+
+
+def report(seed: int, settings: dict, work: Path) -> dict:
+    """Everything the table needs of one seed."""
+    run, seconds = trained("ppo", settings, work)
+    outcomes = list(read_events(run, EpisodeOutcome))
+    updates = list(read_events(run, PPOUpdateCompleted))
+    tenth = math.ceil(len(outcomes) / 10)
+    size = settings["group_size"]
+    first, last = (mean_gain(part, size) for part in (outcomes[:tenth], outcomes[-tenth:]))
+    controls = {}
+    for policy in ("random", "heuristic", "never"):
+        control_run, _ = trained(policy, {**settings, "rounds": max(2, tenth)}, work)
+        controls[policy] = mean_gain(list(read_events(control_run, EpisodeOutcome)), size)
+    ends = outcomes[-tenth:]
+    explained = [u.metrics["explained_variance"] for u in updates[-tenth:]]
+    within = [u.metrics["explained_variance_within_step"] for u in updates[-tenth:]]
+    begin = outcomes[0]
+    return {
+        "seed": seed,
+        "seconds": seconds,
+        "first": first,
+        "last": last,
+        **controls,
+        "fossilised": float(np.mean([o.fossilised for o in ends])),
+        "added": float(np.mean([o.added_parameters for o in ends])),
+        "explained": float(np.mean(explained)),
+        "within": float(np.mean(within)),
+        "untrained": sum(begin.fossilised) / max(1, sum(begin.germinated)),
+        "passed": all(
+            (
+                last.above(ZERO),
+                last.above(first),
+                last.above(controls["random"]),
+                float(np.mean([o.fossilised for o in ends])) >= 0.5,
+                float(np.mean(explained)) > 0.3,
+                sum(begin.fossilised) >= 0.1 * sum(begin.germinated),
+            )
+        ),
+    }
+
+
+def table(rows: list[dict]) -> str:
+    """The results in Markdown."""
+    lines = [
+        "| seed | first tenth | last tenth | random | heuristic | never | fossilised an episode "
+        "| parameters added | explained variance (within a step) | untrained fossilises "
+        "| minutes | holds |",
+        "|" + "---|" * 12,
+    ]
+    for r in rows:
+        lines.append(
+            f"| {r['seed']} | {r['first']} | {r['last']} | {r['random']} | {r['heuristic']} "
+            f"| {r['never']} | {r['fossilised']:.2f} | {r['added']:.0f} "
+            f"| {r['explained']:.2f} ({r['within']:.2f}) | {100 * r['untrained']:.0f} % "
+            f"| {r['seconds'] / 60:.1f} | {'yes' if r['passed'] else 'NO'} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--task", default="digits_shift")
+    parser.add_argument("--work", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/learning.md")
+    arguments = parser.parse_args()
+    settings = {
+        **flatten(TrainConfig()),
+        "task": arguments.task,
+        "rounds": arguments.rounds,
+    }
+    rows = []
+    for seed in arguments.seeds:
+        rows.append(report(seed, {**settings, "seed": seed}, arguments.work))
+        print(table(rows), flush=True)
+    text = (
+        f"# Learning on {arguments.task}\n\n"
+        f"`python benchmarks/learning.py --rounds {arguments.rounds} --seeds "
+        f"{' '.join(map(str, arguments.seeds))} --write`\n\n"
+        f"{settings['envs']} environments, {arguments.rounds} rounds (episodes of each), all other "
+        "settings as they come. Gains are percentage points of committed validation accuracy over "
+        "the never-grow twin, ± one standard error.\n\n"
+        f"{table(rows)}\n\n"
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, "
+        f"{time.strftime('%Y-%m-%d')}. Minutes are wall time of the PPO run alone.\n"
+    )
+    if arguments.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"learning_{arguments.task}.md").write_text(text)
+        plain = [{k: vars(v) if isinstance(v, Mean) else v for k, v in row.items()} for row in rows]
+        (RESULTS / f"learning_{arguments.task}.json").write_text(json.dumps(plain, indent=2) + "\n")
+    return 0 if all(row["passed"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
