@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from torch import Tensor, relu_
+from torch import Tensor
 
 from esper.kasmina.ops import (
     conv2d,
@@ -21,8 +21,6 @@ from esper.kasmina.ops import (
 )
 from esper.kasmina.stack import Field, Layout, ones, weight, zeros
 from esper.leyline.actions import BLUEPRINTS
-
-# relu_ works in place: norms and convolutions need their input to go backward, not their output.
 
 Parameters = dict[str, Tensor]
 
@@ -43,8 +41,8 @@ def _norm_fields(channels: int) -> tuple[Field, Field]:
     return ones("norm.weight", channels), zeros("norm.bias", channels)
 
 
-def _normalised(p: Parameters, x: Tensor) -> Tensor:
-    return group_norm(x, p["norm.weight"], p["norm.bias"])
+def _normalised(p: Parameters, x: Tensor, rectify: bool = False) -> Tensor:
+    return group_norm(x, p["norm.weight"], p["norm.bias"], rectify)
 
 
 def norm(channels: int) -> Blueprint:
@@ -61,7 +59,7 @@ def attention(channels: int) -> Blueprint:
     width = max(1, channels // 4)
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        squeezed = relu_(linear(mean_pool(x), p["squeeze.weight"]))
+        squeezed = linear(mean_pool(x), p["squeeze.weight"]).relu()
         return x * per_pixel(linear(squeezed, p["excite.weight"], p["excite.bias"]))
 
     fields = (
@@ -76,7 +74,7 @@ def conv_small(channels: int) -> Blueprint:
     """GroupNorm, ReLU, 1x1 convolution."""
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        return conv2d(relu_(_normalised(p, x)), p["conv.weight"])
+        return conv2d(_normalised(p, x, rectify=True), p["conv.weight"])
 
     fields = (*_norm_fields(channels), zeros("conv.weight", channels, channels, 1, 1))
     return Blueprint(fields, forward)
@@ -86,7 +84,7 @@ def conv_light(channels: int) -> Blueprint:
     """GroupNorm, ReLU, 3x3 convolution."""
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        return conv2d(relu_(_normalised(p, x)), p["conv.weight"])
+        return conv2d(_normalised(p, x, rectify=True), p["conv.weight"])
 
     fields = (*_norm_fields(channels), zeros("conv.weight", channels, channels, 3, 3))
     return Blueprint(fields, forward)
@@ -97,7 +95,9 @@ def conv_heavy(channels: int) -> Blueprint:
     wide = 4 * channels
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        return conv2d(relu_(_normalised(p, conv2d(x, p["widen.weight"]))), p["narrow.weight"])
+        return conv2d(
+            _normalised(p, conv2d(x, p["widen.weight"]), rectify=True), p["narrow.weight"]
+        )
 
     fields = (
         weight("widen.weight", wide, channels, 3, 3),
@@ -112,7 +112,7 @@ def depthwise(channels: int) -> Blueprint:
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
         spread = depthwise_conv2d(x, p["depthwise.weight"])
-        return conv2d(relu_(_normalised(p, spread)), p["pointwise.weight"])
+        return conv2d(_normalised(p, spread, rectify=True), p["pointwise.weight"])
 
     fields = (
         weight("depthwise.weight", channels, 1, 3, 3),
@@ -127,8 +127,8 @@ def bottleneck(channels: int) -> Blueprint:
     width = max(8, channels // 4)
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        down = relu_(conv2d(_normalised(p, x), p["down.weight"]))
-        return conv2d(relu_(conv2d(down, p["conv.weight"])), p["up.weight"])
+        down = conv2d(_normalised(p, x), p["down.weight"], rectify=True)
+        return conv2d(conv2d(down, p["conv.weight"], rectify=True), p["up.weight"])
 
     fields = (
         *_norm_fields(channels),

@@ -145,7 +145,7 @@ class Engine:
     def train(self, state: SeedState, step: int) -> EpochResult:
         """Train every host, and every seed from TRAINING on, for one epoch."""
         return self.backend.train_epoch(
-            self.stack, plan_training(state), state.frozen, self._batches(step), self.optimisation
+            self.stack, plan_training(state), state.frozen, self.batches(step), self.optimisation
         )
 
     def measure(self, state: SeedState, committed: bool, split: str = "validation") -> Measurement:
@@ -190,7 +190,7 @@ class Engine:
         born = constant.to(self.device) + bound.to(self.device) * (2.0 * drawn - 1.0)
         return born.to(self.dtype)
 
-    def _batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Minibatches drawn with replacement, the same for all rows of a group."""
         groups, index = torch.unique(self.rows.group, return_inverse=True)
         drawn = integers(

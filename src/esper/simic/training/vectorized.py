@@ -27,6 +27,7 @@ from esper.leyline.events import (
     number,
 )
 from esper.nissa.hub import Hub, JsonLines
+from esper.nissa.parquet import write_parquet
 from esper.runtime.tasks import Task, find
 from esper.simic.checkpoint import agent_parts, load_latest, restore_agent, save
 from esper.simic.environment import GrowthConfig, GrowthEnv, Step
@@ -334,6 +335,8 @@ class _Session:
                     TrainingFinished(time=time.time(), round=done + len(summaries), status=status)
                 )
             hub.close()
+        if self.directory.events.exists():
+            write_parquet(self.directory.events, self.directory.path / "events.parquet")
         return status, code, summaries
 
     def _announce(self, hub: Hub, done: int, policy: str) -> None:

@@ -170,15 +170,15 @@ def host_block(
 ) -> Tensor:
     """Convolution, BatchNorm, ReLU of block ``index``."""
     x = ops.conv2d(x, parameters[f"conv{index}.weight"])
-    x = ops.batch_norm(
+    return ops.batch_norm(
         x,
         parameters[f"norm{index}.weight"],
         parameters[f"norm{index}.bias"],
         buffers[f"norm{index}.mean"],
         buffers[f"norm{index}.variance"],
         training,
+        rectify=True,
     )
-    return torch.relu_(x)
 
 
 def slot_block(slot: SlotSpec, plan: SlotPlan, parameters: Tensor, x: Tensor) -> Tensor:

@@ -1,0 +1,618 @@
+"""The tensor lifecycle against the oracle, one slot at a time, and its laws by themselves."""
+
+import math
+from collections import Counter
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.lifecycle import (
+    AlphaMode,
+    Rules,
+    SeedSignals,
+    SeedState,
+    apply,
+    legal_slots,
+    progress,
+    tick,
+)
+from esper.leyline.actions import BLUEPRINTS, HEADS, Curve, Op, Style
+from esper.leyline.stages import TRANSITIONS, Stage
+from esper.runtime.tasks import Task, data
+from esper.tolaria.engine import Engine, Rows
+from esper.tolaria.precision import Precision
+from oracles.lifecycle import (
+    HOLD,
+    SPEED,
+    TARGET,
+    TEMPO,
+    WITH_SEED,
+    Environment,
+    Reading,
+    Slot,
+    curve_value,
+    scaled_age,
+    seed_parameters,
+)
+
+CPU = torch.device("cpu")
+CHANNELS = (3, 4, 6, 9)
+ENVIRONMENTS, EXAMPLES = 64, 34
+WIDTHS = (len(Op), None, len(BLUEPRINTS), 4, 3, 3, 4, 5)
+FIELDS = tuple(f.name for f in fields(SeedState))
+
+
+# --- the oracle's world beside the tensors' ---------------------------------------------------
+
+
+class World:
+    """A batch of environments as tensors and as oracles, driven by the same actions."""
+
+    def __init__(
+        self, seed: int, slots: int, episode_length: int, max_seeds: int, everything: bool
+    ):
+        self.random = np.random.default_rng(seed)
+        self.slots = slots
+        self.rules = Rules.for_horizon(episode_length, max_seeds)
+        growing = self.random.random((slots, len(BLUEPRINTS))) < (1.0 if everything else 0.5)
+        growing[:, 0] = False
+        growing[:, 8:] = False
+        self.kinds = torch.from_numpy(growing)
+        self.state = SeedState.dormant((ENVIRONMENTS, slots), CPU)
+        self.oracles = [
+            Environment(
+                slots=[Slot() for _ in range(slots)],
+                kinds=[set(np.flatnonzero(row).tolist()) for row in growing],
+                training_age=scaled_age(10, episode_length),
+                prune_age=scaled_age(5, episode_length),
+                embargo=scaled_age(5, episode_length),
+                max_seeds=max_seeds,
+            )
+            for _ in range(ENVIRONMENTS)
+        ]
+        self.guided = self.random.random(ENVIRONMENTS) ** 0.2
+
+    def measure(self) -> SeedSignals:
+        """New signals everywhere, a quarter of them not measured."""
+        shape = (ENVIRONMENTS, self.slots)
+        draw = self.random.random
+        health = np.where(draw(shape) < 0.25, np.nan, 0.4 + 0.6 * draw(shape)).astype(np.float32)
+        contribution = np.where(draw(shape) < 0.25, np.nan, draw(shape) - 0.5).astype(np.float32)
+        exploding = draw(shape) < 0.1
+        for n, oracle in enumerate(self.oracles):
+            oracle.readings = [
+                Reading(float(health[n, s]), bool(exploding[n, s]), float(contribution[n, s]))
+                for s in range(self.slots)
+            ]
+        return replace(
+            SeedSignals.unknown(shape, CPU),
+            health=torch.from_numpy(health),
+            contribution=torch.from_numpy(contribution),
+            exploding=torch.from_numpy(exploding),
+        )
+
+    def actions(self) -> Tensor:
+        """Anything: legal by the oracle's book, at random, and out of range."""
+        widths = np.array([self.slots if width is None else width for width in WIDTHS])
+        drawn = self.random.integers(0, widths, (ENVIRONMENTS, len(HEADS)))
+        for n, oracle in enumerate(self.oracles):
+            dice = self.random.random()
+            if dice < self.guided[n]:
+                drawn[n, :3] = self._legal_choice(oracle, drawn[n, :3])
+            elif self.random.random() < 0.3:
+                head = self.random.integers(len(HEADS))
+                beyond = (-1, widths[head], -(1 << 40), 1 << 40)
+                drawn[n, head] = beyond[self.random.integers(len(beyond))]
+        return torch.from_numpy(drawn)
+
+    def _legal_choice(self, oracle: Environment, drawn: np.ndarray) -> np.ndarray:
+        ops = [Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.FOSSILISE, Op.ADVANCE]
+        held = any(slot.stage is Stage.HOLDING for slot in oracle.slots)
+        if self.random.random() < (0.5 if held else 0.06):
+            ops.append(Op.PRUNE)
+        places = {op: [s for s in range(self.slots) if oracle.may(op, s)] for op in ops}
+        ops = [op for op in ops if places[op]]
+        if not ops:
+            return drawn
+        op = ops[self.random.integers(len(ops))]
+        place = places[op][self.random.integers(len(places[op]))]
+        kinds = sorted(oracle.kinds[place]) or [0]
+        return np.array([op, place, kinds[self.random.integers(len(kinds))]])
+
+
+def table(oracles: list[Environment], value) -> np.ndarray:
+    """``value`` of every slot, ``[N, S]``."""
+    return np.array([[value(slot) for slot in oracle.slots] for oracle in oracles])
+
+
+def assert_state_is(state: SeedState, oracles: list[Environment], moment: str) -> None:
+    """Every field has the oracle's value wherever the field means something."""
+    everywhere = np.ones(state.stage.shape, dtype=bool)
+    alive = table(oracles, lambda slot: slot.stage in WITH_SEED)
+    ramped = table(oracles, lambda slot: slot.ramp is not None)
+    expected = {
+        "stage": (everywhere, lambda slot: int(slot.stage)),
+        "stage_age": (everywhere, lambda slot: slot.stage_age),
+        "alpha": (everywhere, lambda slot: slot.alpha),
+        "ramp_mode": (everywhere, lambda slot: slot.mode),
+        "pruning": (everywhere, lambda slot: slot.pruning),
+        "blueprint": (alive, lambda slot: slot.blueprint),
+        "style": (alive, lambda slot: slot.style),
+        "tempo": (alive, lambda slot: slot.tempo),
+        "goal": (alive, lambda slot: slot.goal),
+        "age": (alive, lambda slot: slot.age),
+        "alpha_velocity": (alive, lambda slot: slot.alpha_velocity),
+        "ramp_target": (alive, lambda slot: slot.target),
+        "ramp_start": (ramped, lambda slot: slot.ramp.start if slot.ramp else 0.0),
+        "ramp_curve": (ramped, lambda slot: slot.ramp.curve if slot.ramp else 0),
+        "ramp_steps": (ramped, lambda slot: slot.ramp.steps if slot.ramp else 0),
+        "ramp_done": (ramped, lambda slot: slot.ramp.done if slot.ramp else 0),
+    }
+    assert set(expected) == set(FIELDS)
+    for name, (where, value) in expected.items():
+        difference = np.abs(getattr(state, name).double().numpy() - table(oracles, value))
+        wrong = np.argwhere(where & (difference > 1e-6))
+        assert not len(wrong), (
+            f"{moment}: {name} of environment {wrong[0][0]}, slot {wrong[0][1]} is "
+            f"{getattr(state, name)[tuple(wrong[0])].item()}, "
+            f"by the oracle {oracles[wrong[0][0]].slots[wrong[0][1]]}"
+        )
+
+
+def assert_lawful(state: SeedState, max_seeds: int) -> None:
+    """What holds at every moment."""
+    assert bool(((state.alpha >= 0.0) & (state.alpha <= 1.0)).all())
+    assert int(state.living.sum(1).max()) <= max_seeds
+    empty = state.stage == Stage.DORMANT
+    nothing = SeedState.dormant(tuple(state.stage.shape), CPU)
+    for name in FIELDS:
+        assert torch.equal(getattr(state, name)[empty], getattr(nothing, name)[empty]), name
+    fossilised = state.stage == Stage.FOSSILISED
+    assert bool((state.alpha[fossilised] == 1.0).all())
+    assert not bool(state.frozen[fossilised].any())
+
+
+def transitions(before: SeedState, after: SeedState) -> Counter:
+    """How often each change of stage happened; each is checked to be legal."""
+    changed = before.stage != after.stage
+    pairs = Counter(zip(before.stage[changed].tolist(), after.stage[changed].tolist(), strict=True))
+    for old, new in pairs:
+        assert Stage(new) in TRANSITIONS[Stage(old)], f"{Stage(old)!r} to {Stage(new)!r}"
+    return pairs
+
+
+def assert_rows_identical(before: SeedState, after: SeedState, rows: Tensor) -> None:
+    for name in FIELDS:
+        assert torch.equal(getattr(before, name)[rows], getattr(after, name)[rows]), name
+
+
+# --- engines that count parameters ------------------------------------------------------------
+
+
+def counting_engine(slots: int) -> Engine:
+    """An engine whose host has slots of the first ``slots`` of ``CHANNELS``."""
+    host = CnnHost(channels=CHANNELS[:slots], classes=10, image=(8, 8, 1))
+    task = Task("counting", "for its parameter counts", host, data.digits)
+    one = torch.zeros(1, dtype=torch.long)
+    return Engine(task, Rows(one, one), 0, Precision("cpu"), torch.float32, CPU, 1, 1)
+
+
+ENGINES: dict[int, Engine] = {}
+
+
+def engine_of(slots: int) -> Engine:
+    if slots not in ENGINES:
+        ENGINES[slots] = counting_engine(slots)
+    return ENGINES[slots]
+
+
+def assert_counts(engine: Engine, state: SeedState, oracles: list[Environment]) -> None:
+    """Parameters of living seeds, by the engine and by the layers' description."""
+    expected = [
+        sum(
+            seed_parameters(BLUEPRINTS[slot.blueprint], channels, slot.style == Style.GATED_GATE)
+            for slot, channels in zip(oracle.slots, CHANNELS, strict=False)
+            if slot.stage in WITH_SEED
+        )
+        for oracle in oracles
+    ]
+    assert engine.seed_parameters(state).sum(1).tolist() == expected
+
+
+# --- sequences --------------------------------------------------------------------------------
+
+
+def test_random_action_sequences_agree_with_the_oracle() -> None:
+    """Over 2,000 sequences of 20 steps and more, of every kind of action, after every change."""
+    assert ENVIRONMENTS * EXAMPLES >= 2000
+    seen: Counter = Counter()
+    succeeded: Counter = Counter()
+    failed: Counter = Counter()
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        seed=st.integers(0, 2**32 - 1),
+        slots=st.integers(1, len(CHANNELS)),
+        episode_length=st.sampled_from([20, 40, 40, 150]),
+        max_seeds=st.sampled_from([1, 2, 3, 1 << 30]),
+        everything=st.booleans(),
+        steps=st.integers(20, 45),
+    )
+    def run(seed, slots, episode_length, max_seeds, everything, steps) -> None:
+        world = World(seed, slots, episode_length, max_seeds, everything)
+        for step in range(steps):
+            signals, actions = world.measure(), world.actions()
+            before = world.state.map(Tensor.clone)
+            legal = legal_slots(world.state, signals, world.rules)
+            for n in (step % ENVIRONMENTS, (7 * step + 3) % ENVIRONMENTS):
+                book = [[world.oracles[n].may(op, s) for s in range(slots)] for op in Op]
+                assert legal[n].tolist() == book
+
+            acted, success = apply(world.state, actions, legal, world.kinds)
+            verdicts = [
+                oracle.act(action)
+                for oracle, action in zip(world.oracles, actions.tolist(), strict=True)
+            ]
+            assert success.tolist() == verdicts
+            assert_rows_identical(before, world.state, slice(None))  # apply is pure
+            assert_rows_identical(before, acted, ~success)
+            assert_state_is(acted, world.oracles, f"action of step {step}")
+            assert_lawful(acted, max_seeds)
+            assert_counts(engine_of(slots), acted, world.oracles)
+
+            ticked = tick(acted, world.rules)
+            for oracle in world.oracles:
+                oracle.tick()
+            assert_state_is(ticked, world.oracles, f"tick of step {step}")
+            assert_lawful(ticked, max_seeds)
+            assert_counts(engine_of(slots), ticked, world.oracles)
+
+            seen.update(transitions(before, acted) + transitions(acted, ticked))
+            for verdict, op in zip(verdicts, actions[:, 0].tolist(), strict=True):
+                (succeeded if verdict else failed)[op] += 1
+            world.state = ticked
+
+    run()
+    assert set(seen) == {(old, new) for old, after in TRANSITIONS.items() for new in after}
+    assert min(seen.values()) >= 10
+    assert all(succeeded[op] >= 50 for op in Op)
+    assert all(failed[op] >= 100 for op in Op)
+
+
+# --- one environment at a time ----------------------------------------------------------------
+
+
+class Walk:
+    """One environment, driven by name."""
+
+    def __init__(self, slots: int = 1, episode_length: int = 150, max_seeds: int = 1 << 30):
+        self.rules = Rules.for_horizon(episode_length, max_seeds)
+        self.state = SeedState.dormant((1, slots), CPU)
+        kinds = torch.ones(slots, len(BLUEPRINTS), dtype=torch.bool)
+        kinds[:, 0] = False
+        self.kinds = kinds
+        self.signals = replace(
+            SeedSignals.unknown((1, slots), CPU),
+            health=torch.ones(1, slots),
+            contribution=torch.full((1, slots), 0.1),
+        )
+
+    def legal(self, op: Op, slot: int = 0) -> bool:
+        return bool(legal_slots(self.state, self.signals, self.rules)[0, op, slot])
+
+    def do(self, op: Op, slot: int = 0, **choices: int) -> bool:
+        """Act without a tick. Heads that are not named take option 1."""
+        return self.act({"op": op, "slot": slot} | choices)
+
+    def act(self, choices: dict[str, int]) -> bool:
+        action = dict.fromkeys(HEADS, 1) | choices
+        row = torch.tensor([[action[head] for head in HEADS]])
+        legal = legal_slots(self.state, self.signals, self.rules)
+        self.state, success = apply(self.state, row, legal, self.kinds)
+        return bool(success)
+
+    def ticks(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.state = tick(self.state, self.rules)
+
+    def stage(self, slot: int = 0) -> Stage:
+        return Stage(self.state.stage[0, slot].item())
+
+    def alpha(self, slot: int = 0) -> float:
+        return self.state.alpha[0, slot].item()
+
+    def resting(self, slot: int = 0) -> bool:
+        return self.state.ramp_mode[0, slot].item() == AlphaMode.HOLD
+
+    def to(self, stage: Stage, slot: int = 0, **germination: int) -> "Walk":
+        """Up to ``stage`` by the shortest way."""
+        assert self.do(Op.GERMINATE, slot, **({"alpha_target": 2} | germination))
+        if stage == Stage.GERMINATED:
+            return self
+        assert self.do(Op.ADVANCE, slot)
+        if stage == Stage.TRAINING:
+            return self
+        self.ticks(self.rules.training_age)
+        assert self.do(Op.ADVANCE, slot)
+        if stage == Stage.BLENDING:
+            return self
+        while not self.resting(slot):
+            self.ticks()
+        assert self.do(Op.ADVANCE, slot)
+        if stage == Stage.FOSSILISED:
+            assert self.do(Op.FOSSILISE, slot)
+        assert self.stage(slot) == stage
+        return self
+
+
+@pytest.mark.parametrize(
+    ("episode_length", "training_age", "prune_age", "embargo"),
+    [(150, 10, 5, 5), (40, 3, 1, 1), (300, 20, 10, 10), (1, 1, 1, 1)],
+)
+def test_ages_scale_with_the_horizon(episode_length, training_age, prune_age, embargo) -> None:
+    rules = Rules.for_horizon(episode_length, 3)
+    assert rules == Rules(training_age, prune_age, embargo, 3)
+
+
+@pytest.mark.parametrize(("episode_length", "age"), [(150, 10), (40, 3)])
+def test_training_ends_only_at_its_age(episode_length, age) -> None:
+    walk = Walk(episode_length=episode_length).to(Stage.TRAINING)
+    for _ in range(age):
+        assert not walk.do(Op.ADVANCE)
+        walk.ticks()
+    assert walk.do(Op.ADVANCE)
+    assert walk.stage() == Stage.BLENDING
+
+
+@pytest.mark.parametrize(("episode_length", "age"), [(150, 5), (40, 1)])
+def test_a_seed_may_be_pruned_only_at_its_age(episode_length, age) -> None:
+    walk = Walk(episode_length=episode_length).to(Stage.GERMINATED)
+    for _ in range(age):
+        assert not walk.do(Op.PRUNE)
+        walk.ticks()
+    assert walk.do(Op.PRUNE)
+    assert walk.stage() == Stage.PRUNED
+
+
+@pytest.mark.parametrize(("episode_length", "embargo"), [(150, 5), (40, 1)])
+def test_a_pruned_slot_stays_closed_for_the_embargo_and_two_steps(episode_length, embargo) -> None:
+    walk = Walk(slots=2, episode_length=episode_length).to(Stage.GERMINATED)
+    walk.ticks(walk.rules.prune_age)
+    assert walk.do(Op.PRUNE)
+    expected = [Stage.PRUNED, *[Stage.EMBARGOED] * embargo, Stage.RESETTING]
+    for stage in expected:
+        assert walk.stage() == stage
+        assert not walk.do(Op.GERMINATE, 0)
+        assert not walk.do(Op.GERMINATE, 1)
+        walk.ticks()
+    assert walk.stage() == Stage.DORMANT
+    assert walk.do(Op.GERMINATE, 0)
+
+
+@pytest.mark.parametrize("blocked_by", [Stage.GERMINATED, Stage.TRAINING])
+def test_no_seed_germinates_while_another_develops(blocked_by) -> None:
+    walk = Walk(slots=2).to(blocked_by)
+    before = walk.state.map(Tensor.clone)
+    assert not walk.do(Op.GERMINATE, 1)
+    assert_rows_identical(before, walk.state, slice(None))
+
+
+@pytest.mark.parametrize("beside", [Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED])
+def test_a_seed_germinates_beside_one_that_is_past_training(beside) -> None:
+    walk = Walk(slots=2).to(beside)
+    assert walk.do(Op.GERMINATE, 1)
+
+
+def test_a_fossil_counts_towards_the_most_seeds() -> None:
+    walk = Walk(slots=2, max_seeds=1).to(Stage.FOSSILISED)
+    assert not walk.do(Op.GERMINATE, 1)
+
+
+def test_no_seed_germinates_where_its_blueprint_cannot_live() -> None:
+    walk = Walk(slots=2)
+    walk.kinds[0, 3] = False
+    assert not walk.do(Op.GERMINATE, 0, blueprint=0)
+    assert not walk.do(Op.GERMINATE, 0, blueprint=3)
+    assert walk.do(Op.GERMINATE, 1, blueprint=3)
+
+
+@pytest.mark.parametrize("tempo", TEMPO)
+@pytest.mark.parametrize("style", Style)
+@pytest.mark.parametrize("target", TARGET)
+def test_the_first_blend_takes_its_tempo_and_stops_at_its_target(tempo, style, target) -> None:
+    choices = {"tempo": tempo, "style": style, "alpha_target": target}
+    walk = Walk().to(Stage.BLENDING, **choices)
+    curve = Curve.SIGMOID if style == Style.SIGMOID_ADD else Curve.LINEAR
+    for step in range(TEMPO[tempo]):
+        assert not walk.resting()
+        share = curve_value(curve, step / TEMPO[tempo])
+        assert walk.alpha() == pytest.approx(TARGET[target] * share, abs=1e-6)
+        walk.ticks()
+    assert walk.resting()
+    assert walk.alpha() == pytest.approx(TARGET[target], abs=1e-7)
+    walk.ticks(3)
+    assert walk.alpha() == pytest.approx(TARGET[target], abs=1e-7)
+
+
+@pytest.mark.parametrize("speed", SPEED)
+@pytest.mark.parametrize("curve", Curve)
+def test_a_retargeting_takes_its_speed(speed, curve) -> None:
+    walk = Walk().to(Stage.HOLDING)
+    assert walk.do(Op.SET_ALPHA_TARGET, alpha_target=0, alpha_speed=speed, alpha_curve=curve)
+    for step in range(SPEED[speed]):
+        assert not walk.resting()
+        assert bool(walk.state.frozen[0, 0])
+        share = curve_value(curve, step / SPEED[speed])
+        assert walk.alpha() == pytest.approx(1.0 - 0.5 * share, abs=1e-6)
+        walk.ticks()
+    assert walk.resting()
+    assert walk.alpha() == 0.5
+    assert not bool(walk.state.frozen[0, 0])
+
+
+@pytest.mark.parametrize("speed", SPEED)
+@pytest.mark.parametrize("stage", [Stage.BLENDING, Stage.HOLDING])
+def test_a_prune_takes_its_speed(speed, stage) -> None:
+    walk = Walk().to(stage)
+    while not walk.resting():
+        walk.ticks()
+    assert walk.do(Op.PRUNE, alpha_speed=speed, alpha_curve=Curve.COSINE)
+    for _ in range(SPEED[speed]):
+        assert walk.stage() == Stage.BLENDING
+        assert bool(walk.state.frozen[0, 0])
+        assert not any(walk.legal(op) for op in Op if op != Op.WAIT)
+        walk.ticks()
+    assert walk.stage() == Stage.PRUNED
+    assert walk.alpha() == 0.0
+
+
+@pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING])
+def test_a_seed_without_alpha_is_pruned_at_once(stage) -> None:
+    walk = Walk().to(stage)
+    walk.ticks(walk.rules.prune_age)
+    assert walk.do(Op.PRUNE, alpha_speed=3)
+    assert walk.stage() == Stage.PRUNED
+
+
+def test_blending_ends_only_at_alpha_target_one_and_at_rest() -> None:
+    walk = Walk().to(Stage.BLENDING, alpha_target=1, tempo=0)
+    walk.ticks(3)
+    assert walk.resting()
+    assert not walk.do(Op.ADVANCE)  # at rest, at 0.7
+    assert walk.do(Op.SET_ALPHA_TARGET, alpha_target=2, alpha_speed=1)
+    for _ in range(3):
+        assert not walk.do(Op.ADVANCE)  # on the way to 1
+        walk.ticks()
+    assert walk.do(Op.ADVANCE)
+    assert walk.stage() == Stage.HOLDING
+
+
+def test_a_held_seed_whose_target_falls_blends_again() -> None:
+    walk = Walk().to(Stage.HOLDING)
+    assert walk.do(Op.SET_ALPHA_TARGET, alpha_target=2, alpha_speed=3)
+    assert walk.stage() == Stage.HOLDING
+    assert walk.resting()
+    assert walk.do(Op.SET_ALPHA_TARGET, alpha_target=1, alpha_speed=0)
+    assert walk.stage() == Stage.BLENDING
+    assert not walk.legal(Op.FOSSILISE)
+
+
+@pytest.mark.parametrize("style", Style)
+def test_setting_the_alpha_target_leaves_the_style(style) -> None:
+    walk = Walk().to(Stage.HOLDING, style=style)
+    for other in Style:
+        assert walk.do(Op.SET_ALPHA_TARGET, style=other, alpha_target=1, alpha_speed=0)
+        assert walk.state.style.item() == style
+
+
+def test_nothing_happens_to_a_fossil() -> None:
+    walk = Walk().to(Stage.FOSSILISED)
+    before = walk.state.map(Tensor.clone)
+    for op in Op:
+        assert walk.do(op) == (op == Op.WAIT)
+    assert_rows_identical(before, walk.state, slice(None))
+    walk.ticks(30)
+    assert walk.stage() == Stage.FOSSILISED
+    assert walk.alpha() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("health", "exploding", "passes"),
+    [(1.0, False, True), (0.7, False, True), (0.69, False, False), (1.0, True, False),
+     (math.nan, False, False)],
+)  # fmt: skip
+def test_gates_want_measured_healthy_gradients(health, exploding, passes) -> None:
+    for stage, op in ((Stage.TRAINING, Op.ADVANCE), (Stage.HOLDING, Op.FOSSILISE)):
+        walk = Walk().to(stage)
+        walk.ticks(walk.rules.training_age)
+        walk.signals = replace(
+            walk.signals,
+            health=torch.tensor([[health]]),
+            exploding=torch.tensor([[exploding]]),
+        )
+        assert walk.legal(op) == passes
+
+
+def test_a_seed_fossilises_only_once_its_contribution_was_measured() -> None:
+    walk = Walk().to(Stage.HOLDING)
+    walk.signals = replace(walk.signals, contribution=torch.tensor([[math.nan]]))
+    assert not walk.do(Op.FOSSILISE)
+    walk.signals = replace(walk.signals, contribution=torch.tensor([[-0.2]]))
+    assert walk.do(Op.FOSSILISE)
+
+
+@pytest.mark.parametrize("head", range(len(HEADS)))
+@pytest.mark.parametrize("beyond", ["below", "above", "far above"])
+def test_an_action_out_of_range_changes_nothing(head, beyond) -> None:
+    """Even in a head that the op has no use for."""
+    walk = Walk(slots=2)
+    widths = [2 if width is None else width for width in WIDTHS]
+    value = {"below": -1, "above": widths[head], "far above": 2**62}[beyond]
+    for op in (Op.WAIT, Op.GERMINATE):
+        before = walk.state.map(Tensor.clone)
+        assert not walk.act({"op": op, "slot": 0} | {HEADS[head]: value})
+        assert_rows_identical(before, walk.state, slice(None))
+    assert walk.do(Op.GERMINATE)
+
+
+# --- curves -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("curve", Curve)
+def test_curves_rise_from_zero_to_one(curve) -> None:
+    time = torch.linspace(0.0, 1.0, 1001)
+    risen = progress(torch.full((1001,), int(curve)), time)
+    assert risen[0].item() == 0.0
+    assert risen[-1].item() == 1.0
+    assert bool((risen.diff() >= 0.0).all())
+    assert bool((risen.diff()[100:-100] > 0.0).all())
+    expected = torch.tensor([curve_value(curve, t) for t in time.tolist()])
+    torch.testing.assert_close(risen, expected, atol=1e-6, rtol=0.0)
+
+
+def test_sharper_sigmoids_start_later() -> None:
+    curves = torch.tensor([Curve.SIGMOID_GENTLE, Curve.SIGMOID, Curve.SIGMOID_SHARP])
+    early = progress(curves, torch.full((3,), 0.25))
+    assert bool((early.diff() < 0.0).all())
+
+
+# --- signals and parameters -------------------------------------------------------------------
+
+
+def test_forgotten_signals_are_unknown_and_others_stay() -> None:
+    known = SeedSignals(*(torch.full((2, 3), 0.5) for _ in range(5)), torch.ones(2, 3).bool())
+    where = torch.tensor([[True, False, False], [False, False, True]])
+    forgotten, unknown = known.forget(where), SeedSignals.unknown((2, 3), CPU)
+    for field in fields(SeedSignals):
+        value = getattr(forgotten, field.name)
+        assert torch.equal(value[~where], getattr(known, field.name)[~where])
+        fresh = getattr(unknown, field.name)[where]
+        torch.testing.assert_close(value[where], fresh, equal_nan=True)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 8, 16, 64])
+def test_parameters_are_those_of_the_described_layers(channels) -> None:
+    slot = CnnHost(channels=(channels,), classes=10, image=(8, 8, 1)).slots[0]
+    counted = slot.parameter_table.tolist()
+    for kind, name in enumerate(BLUEPRINTS):
+        for style in Style:
+            expected = 0
+            if kind in slot.kinds:
+                expected = seed_parameters(name, channels, style == Style.GATED_GATE)
+            assert counted[kind][style] == expected
+
+
+def test_the_oracle_rests_where_alpha_does() -> None:
+    assert HOLD == AlphaMode.HOLD

@@ -1,0 +1,276 @@
+"""One ordinary module for each environment, in a Python loop: slow, and obvious.
+
+The tensor program is compared with this. Nothing here uses its layers, its backend or its
+optimizer; of its data structures only names are read, to copy initial numbers out of a stack.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.slots import SlotSpec
+from esper.kasmina.stack import Stack
+from esper.leyline.actions import BLUEPRINTS, Style
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """Groups double up to 32 as long as each keeps at least 16 channels."""
+    groups = 1
+    while groups < 32 and channels % (2 * groups) == 0 and channels // (2 * groups) >= 16:
+        groups *= 2
+    return nn.GroupNorm(groups, channels)
+
+
+def conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
+
+
+class Norm(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(()))
+        self.norm = group_norm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.scale) * (self.norm(x) - x)
+
+
+class Attention(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.squeeze = nn.Linear(channels, max(1, channels // 4), bias=False)
+        self.excite = nn.Linear(max(1, channels // 4), channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        squeezed = F.relu(self.squeeze(x.mean((2, 3))))
+        return x * self.excite(squeezed)[:, :, None, None]
+
+
+class ConvSmall(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm, self.conv = group_norm(channels), conv(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.relu(self.norm(x)))
+
+
+class ConvLight(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm, self.conv = group_norm(channels), conv(channels, channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.relu(self.norm(x)))
+
+
+class ConvHeavy(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.widen = conv(channels, 4 * channels, 3)
+        self.norm = group_norm(4 * channels)
+        self.narrow = conv(4 * channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.narrow(F.relu(self.norm(self.widen(x))))
+
+
+class Depthwise(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.depthwise = conv(channels, channels, 3, groups=channels)
+        self.norm = group_norm(channels)
+        self.pointwise = conv(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pointwise(F.relu(self.norm(self.depthwise(x))))
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        width = max(8, channels // 4)
+        self.norm = group_norm(channels)
+        self.down = conv(channels, width, 1)
+        self.conv = conv(width, width, 3)
+        self.up = conv(width, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(F.relu(self.conv(F.relu(self.down(self.norm(x))))))
+
+
+class Gate(nn.Module):
+    """A number in (0, 1) for each image."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        width = max(8, channels // 4)
+        self.hidden, self.out = nn.Linear(channels, width), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.out(F.relu(self.hidden(x.mean((2, 3))))))
+        return gate[:, :, None, None]
+
+
+BRANCHES: dict[str, type[nn.Module]] = {
+    "norm": Norm,
+    "attention": Attention,
+    "conv_small": ConvSmall,
+    "conv_light": ConvLight,
+    "conv_heavy": ConvHeavy,
+    "depthwise": Depthwise,
+    "bottleneck": Bottleneck,
+}
+
+
+class NaiveSeed(nn.Module):
+    """A branch, its gate where the style has one, and how it enters the activation."""
+
+    def __init__(self, blueprint: str, style: Style, channels: int, alpha: float, frozen: bool):
+        super().__init__()
+        self.branch = BRANCHES[blueprint](channels)
+        self.gate = Gate(channels) if style is Style.GATED_GATE else None
+        self.blueprint, self.style, self.alpha, self.frozen = blueprint, style, alpha, frozen
+
+    def contribution(self, x: Tensor) -> Tensor:
+        """What is added to ``x`` at alpha 1."""
+        f = self.branch(x)
+        if self.style is Style.LINEAR_MULTIPLY:
+            return x * torch.tanh(f)
+        return f if self.gate is None else self.gate(x) * f
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.alpha == 0.0:
+            # Straight through: the value of x, to the branch the gradient of an addition.
+            branch = self.contribution(x.detach())
+            return x + (branch - branch.detach())
+        return x + self.alpha * self.contribution(x)
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """Parameters under the names that the store's layouts use."""
+        names = dict(self.branch.named_parameters())
+        if self.gate is not None:
+            names |= {f"gate.{name}": p for name, p in self.gate.named_parameters()}
+        return names
+
+    def load(self, slot: SlotSpec, row: Tensor) -> None:
+        """Take the parameters out of one row of the slot's store."""
+        kind = BLUEPRINTS.index(self.blueprint)
+        views = slot.layouts[kind].views(row[None])
+        views |= slot.gate_layout.views(row[None, slot.gate_offset :])
+        _copy(self.named(), views, 0)
+
+
+class NaiveHost(nn.Module):
+    """Convolution, BatchNorm, ReLU and sometimes a pool, a few times; mean over pixels; linear."""
+
+    def __init__(self, spec: CnnHost):
+        super().__init__()
+        self.spec = spec
+        inputs = spec.image[2]
+        for block, channels in enumerate(spec.channels):
+            self.add_module(f"conv{block}", conv(inputs, channels, spec.kernel))
+            self.add_module(f"norm{block}", nn.BatchNorm2d(channels))
+            inputs = channels
+        self.head = nn.Linear(inputs, spec.classes)
+
+    def forward(self, x: Tensor, seeds: dict[str, NaiveSeed]) -> Tensor:
+        for block in range(len(self.spec.channels)):
+            x = getattr(self, f"conv{block}")(x)
+            x = F.relu(getattr(self, f"norm{block}")(x))
+            if f"r0c{block}" in seeds:
+                x = seeds[f"r0c{block}"](x)
+            if block < self.spec.pools:
+                x = F.max_pool2d(x, 2)
+                if f"r1c{block}" in seeds:
+                    x = seeds[f"r1c{block}"](x)
+        return self.head(x.mean((2, 3)))
+
+    def statistics(self) -> dict[str, Tensor]:
+        """BatchNorm's running statistics under the names of the buffer layout."""
+        found = {}
+        for block in range(len(self.spec.channels)):
+            norm = getattr(self, f"norm{block}")
+            found[f"norm{block}.mean"] = norm.running_mean
+            found[f"norm{block}.variance"] = norm.running_var
+        return found
+
+    def load(self, stack: Stack, row: int) -> None:
+        """Take parameters and statistics out of one row of the store."""
+        _copy(dict(self.named_parameters()), self.spec.layout.views(stack.host), row)
+        _copy(self.statistics(), self.spec.buffers.views(stack.buffers), row)
+
+
+@dataclass
+class NaiveEnvironment:
+    """One host, its seeds by slot name, and an optimizer for each of them."""
+
+    host: NaiveHost
+    seeds: dict[str, NaiveSeed]
+    host_rate: float
+    seed_rates: dict[str, float]
+    weight_decay: float
+    max_norm: float = 1.0
+    losses: list[float] = field(default_factory=list)
+    hits: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.host_optimizer = _adamw(self.host, self.host_rate, self.weight_decay)
+        self.seed_optimizers = {
+            name: _adamw(seed, self.seed_rates[name], 0.0) for name, seed in self.seeds.items()
+        }
+
+    def train(self, images: Tensor, labels: Tensor) -> None:
+        """One minibatch: images ``[B, C, H, W]``, labels ``[B]``."""
+        self.host.train()
+        self.host.zero_grad()
+        for seed in self.seeds.values():
+            seed.zero_grad()
+        logits = self.host(images, self.seeds)
+        loss = F.cross_entropy(logits, labels)
+        loss.backward()
+        self.losses.append(loss.item())
+        self.hits.append((logits.argmax(1) == labels).double().mean().item())
+
+        self.host_norm = clip_grad_norm_(self.host.parameters(), self.max_norm).item()
+        self.host_optimizer.step()
+        self.tensor_norms = {
+            name: {n: p.grad.norm().item() for n, p in seed.named().items()}
+            for name, seed in self.seeds.items()
+        }
+        self.seed_norms = {}
+        for name, seed in self.seeds.items():
+            self.seed_norms[name] = clip_grad_norm_(seed.parameters(), self.max_norm).item()
+            if not seed.frozen:
+                self.seed_optimizers[name].step()
+
+    @torch.no_grad()
+    def score(
+        self, images: Tensor, labels: Tensor, without: tuple[str, ...] = ()
+    ) -> tuple[float, float, float]:
+        """Loss, accuracy and expected accuracy, with the seeds in some slots left out."""
+        self.host.eval()
+        kept = {name: seed for name, seed in self.seeds.items() if name not in without}
+        logits = self.host(images, kept)
+        probability = logits.softmax(1).gather(1, labels[:, None])[:, 0]
+        return (
+            F.cross_entropy(logits, labels).item(),
+            (logits.argmax(1) == labels).double().mean().item(),
+            probability.mean().item(),
+        )
+
+
+def _adamw(module: nn.Module, rate: float, weight_decay: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        module.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay
+    )
+
+
+@torch.no_grad()
+def _copy(into: dict[str, Tensor], views: dict[str, Tensor], row: int) -> None:
+    for name, parameter in into.items():
+        parameter.copy_(views[name][row])

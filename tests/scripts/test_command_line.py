@@ -1,0 +1,172 @@
+"""The command line as a user types it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.config import ALIASES, TrainConfig, flatten, setting_names
+from esper.leyline.errors import UsageError
+from esper.scripts.flags import canonical_flags, settings_file
+
+ROOT = Path(__file__).parents[2]
+SMOKE = "--episodes 1 --n-envs 2 --max-epochs 2 --max-batches 2 --slots mid --device cpu --use-amp"
+
+
+def esper(
+    arguments: str, where: Path, module: str = "esper.scripts.main"
+) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments.split()],
+        cwd=where,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def files(where: Path) -> list[Path]:
+    return [path for path in where.rglob("*") if path.is_file()]
+
+
+def test_the_users_smoke_command_runs_as_written(tmp_path: Path) -> None:
+    done = esper(f"ppo {SMOKE}", tmp_path, "esper.scripts.train")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning") == 1
+    assert "use_amp" in done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert f"run directory: runs/{run.name}" in done.stdout
+    snapshots = [
+        json.loads(line)
+        for line in (run / "events.jsonl").read_text().splitlines()
+        if "ANALYTICS_SNAPSHOT" in line
+    ]
+    assert [s["amp_enabled"] for s in snapshots] == [False]
+    for wanted in (
+        "accuracy grown",
+        "twin",
+        "germinated",
+        "fossilised",
+        "pruned",
+        "steps per second",
+    ):
+        assert wanted in done.stdout
+
+
+def test_the_controls_run_from_the_command_line(tmp_path: Path) -> None:
+    done = esper(
+        "train heuristic --envs 2 --episode-length 2 --max-batches 1 --batch-size 8", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "finished" in done.stdout
+    assert "digits_shift" in esper("tasks", tmp_path).stdout
+
+
+def test_help_is_grouped_and_gives_every_setting_with_its_default(tmp_path: Path) -> None:
+    done = esper("train ppo --help", tmp_path)
+    assert done.returncode == 0
+    for group in ("world", "learner", "machine", "output", "source"):
+        assert f"{group} options" in done.stdout
+    text = re.sub(r"[\s│]+", " ", done.stdout)
+    flags = {"--" + name.replace("_", "-") for name in setting_names()}
+    described: dict[str, str] = {}
+    for word in text.split():
+        current = word if word in flags and word not in described else None
+        if current:
+            described[current] = ""
+        elif described:
+            described[next(reversed(described))] += " " + word
+    assert described.keys() == flags
+    assert [flag for flag, words in described.items() if "(default:" not in words] == []
+
+
+MISTAKES = [
+    ("train ppo --roundz 3", "--rounds"),
+    ("train ppo --rounds three", "--rounds"),
+    ("train ppo --envs 0", "envs"),
+    ("train ppo --envs -1", "envs"),
+    ("train ppo --learning-rate nan", "learning_rate"),
+    ("train ppo --discount 1.5", "discount"),
+    ("train ppo --batch-size 1", "batch_size"),
+    ("train ppo --seed -1", "seed"),
+    ("train ppo --rounds 2 --episodes 3", "contradict"),
+    ("train ppo --envs 2 --n-envs 4", "contradict"),
+    ("train ppo --slots r9c9", "r0c0"),
+    ("train ppo --task digit_shift", "digits_shift"),
+    ("train ppo --reward most", "paired"),
+    ("train ppo --telemetry-level loud", "normal"),
+    ("train ppo --device cuda:99", "device"),
+    ("train ppo --device toaster", "device"),
+    ("train ppo --device meta", "device"),
+    ("train ppo --resume nowhere --rounds 3", "resume"),
+    ("train ppo --config-json nowhere.json", "config_json"),
+    ("train ppo --telemetry-dir /proc/nowhere", "telemetry_dir"),
+    ("train heuristic --learning-rate 0.1", "--learning-rate"),
+    ("train pop", "ppo"),
+    ("trian", "train"),
+    ("tasks digits", "tasks"),
+    ("train ppo stray", "stray"),
+]
+
+
+@pytest.mark.parametrize(("command", "says"), MISTAKES, ids=[command for command, _ in MISTAKES])
+def test_a_mistake_is_one_short_message_and_exit_status_2(
+    tmp_path: Path, command: str, says: str
+) -> None:
+    done = esper(command, tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    message = done.stdout + done.stderr
+    assert says in message
+    assert "Traceback" not in message
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"roundz": 3}', "rounds"),
+        ('{"rounds": "3"}', "rounds"),
+        ('{"rounds": true}', "rounds"),
+        ('{"rounds": 1, "n_episodes": 2}', "n_episodes"),
+        ('{"slots": "mid"}', "slots"),
+        ('{"reward": "most"}', "reward"),
+        ("[1]", "object"),
+        ("{", "JSON"),
+    ],
+)
+def test_a_wrong_settings_file_names_the_key(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=says):
+        settings_file(path)
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"n_envs": 2, "max_epochs": 2, "max_batches": 1, "rounds": 3}))
+    done = esper(f"train ppo --config-json {path} --rounds 1 --batch-size 8", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (stored,) = (tmp_path / "runs").glob("*/config.json")
+    settings = json.loads(stored.read_text())["settings"]
+    assert (settings["envs"], settings["episode_length"], settings["rounds"]) == (2, 2, 1)
+    assert settings["seed"] == TrainConfig().world.seed
+
+
+def test_every_alias_stands_for_its_flag() -> None:
+    names = set(flatten(TrainConfig()))
+    for name, aliases in ALIASES.items():
+        assert name in names
+        for alias in aliases:
+            flag = "--" + alias.replace("_", "-")
+            assert canonical_flags([flag, "1"]) == ["--" + name.replace("_", "-"), "1"]
+
+
+def test_the_same_value_twice_is_no_contradiction() -> None:
+    assert canonical_flags(["--rounds", "2", "--episodes=2"]) == ["--rounds", "2"]

@@ -1,0 +1,131 @@
+"""Advantages against arithmetic done by hand, and their limits."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.simic.advantage import explained_variance, generalised_advantages
+
+
+def f64(value) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def no_end(like: Tensor) -> Tensor:
+    return torch.zeros_like(like, dtype=torch.bool)
+
+
+@pytest.fixture
+def episode() -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards and values ``[T, N]``, last value ``[N]``."""
+    torch.manual_seed(3)
+    draw = torch.randn(2, 9, 4, dtype=torch.float64)
+    return draw[0], draw[1], torch.randn(4, dtype=torch.float64)
+
+
+def test_it_is_what_one_computes_by_hand() -> None:
+    """gamma 0.9, lambda 0.5, so gamma lambda = 0.45; rewards 1, 0, 2; values 0.5, 1, -1; then 3.
+
+    Going on after the last step:
+        delta_2 = 2 + 0.9 * 3 - (-1)   =  5.7      A_2 =  5.7
+        delta_1 = 0 + 0.9 * (-1) - 1   = -1.9      A_1 = -1.9 + 0.45 * 5.7   = 0.665
+        delta_0 = 1 + 0.9 * 1 - 0.5    =  1.4      A_0 =  1.4 + 0.45 * 0.665 = 1.69925
+    Terminated after the last step:
+        delta_2 = 2 - (-1)             =  3        A_2 =  3
+                                                   A_1 = -1.9 + 0.45 * 3     = -0.55
+                                                   A_0 =  1.4 + 0.45 * -0.55 =  1.1525
+    """
+    rewards, values = f64([[1.0] * 2, [0.0] * 2, [2.0] * 2]), f64([[0.5] * 2, [1.0] * 2, [-1.0] * 2])
+    terminated = torch.tensor([[False, False], [False, False], [False, True]])
+    advantages, returns = generalised_advantages(
+        rewards, values, f64([3.0, 3.0]), terminated, 0.9, 0.5
+    )
+    torch.testing.assert_close(advantages[:, 0], f64([1.69925, 0.665, 5.7]))
+    torch.testing.assert_close(advantages[:, 1], f64([1.1525, -0.55, 3.0]))
+    torch.testing.assert_close(returns, advantages + values)
+
+
+def test_with_lambda_one_returns_are_monte_carlo(episode) -> None:
+    rewards, values, last = episode
+    advantages, returns = generalised_advantages(rewards, values, last, no_end(rewards), 0.9, 1.0)
+    following = last
+    for t in reversed(range(len(rewards))):
+        following = rewards[t] + 0.9 * following
+        torch.testing.assert_close(returns[t], following)
+        torch.testing.assert_close(advantages[t], following - values[t])
+
+
+def test_with_lambda_zero_advantages_are_one_step_errors(episode) -> None:
+    rewards, values, last = episode
+    advantages, _ = generalised_advantages(rewards, values, last, no_end(rewards), 0.9, 0.0)
+    following = torch.cat([values[1:], last[None]])
+    torch.testing.assert_close(advantages, rewards + 0.9 * following - values)
+
+
+def test_nothing_behind_a_terminated_step_is_seen(episode) -> None:
+    rewards, values, last = episode
+    terminated = no_end(rewards)
+    terminated[4, :2] = True
+    one, _ = generalised_advantages(rewards, values, last, terminated, 0.9, 0.8)
+    other_rewards, other_values = rewards.clone(), values.clone()
+    other_rewards[5:], other_values[5:] = 7.0, -7.0
+    two, _ = generalised_advantages(other_rewards, other_values, last, terminated, 0.9, 0.8)
+    assert torch.equal(one[:5, :2], two[:5, :2])
+    assert bool((one[:5, 2:] != two[:5, 2:]).all())
+    torch.testing.assert_close(one[4, :2], (rewards - values)[4, :2])
+
+
+def test_the_last_value_counts_only_where_the_episode_goes_on(episode) -> None:
+    rewards, values, last = episode
+    terminated = no_end(rewards)
+    terminated[-1, 0] = True
+    one, _ = generalised_advantages(rewards, values, last, terminated, 0.9, 0.8)
+    two, _ = generalised_advantages(rewards, values, last + 1.0, terminated, 0.9, 0.8)
+    assert torch.equal(one[:, 0], two[:, 0])
+    torch.testing.assert_close(two[-1, 1:], one[-1, 1:] + 0.9)
+
+
+def test_environments_do_not_mix(episode) -> None:
+    rewards, values, last = episode
+    everyone, _ = generalised_advantages(rewards, values, last, no_end(rewards), 0.9, 0.8)
+    for n in range(4):
+        alone, _ = generalised_advantages(
+            rewards[:, [n]], values[:, [n]], last[[n]], no_end(rewards[:, [n]]), 0.9, 0.8
+        )
+        assert torch.equal(alone[:, 0], everyone[:, n])
+
+
+def test_a_perfect_critic_explains_everything() -> None:
+    returns = torch.randn(20, 8, dtype=torch.float64)
+    overall, within = explained_variance(returns, returns)
+    assert (overall.item(), within.item()) == (1.0, 1.0)
+
+
+def test_a_constant_critic_explains_nothing() -> None:
+    returns = 3.0 + torch.randn(20, 8, dtype=torch.float64)
+    overall, within = explained_variance(torch.full_like(returns, 50.0), returns)
+    assert overall.item() == pytest.approx(0.0, abs=1e-9)
+    assert within.item() == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_critic_that_knows_the_time_explains_nothing_within_a_step() -> None:
+    """Returns t + noise with Var(t) = (20^2 - 1) / 12 = 33.25 and noise of variance 1."""
+    noise = f64([-1.0, 1.0] * 4).expand(20, 8)
+    time = torch.arange(20, dtype=torch.float64)[:, None].expand(20, 8)
+    overall, within = explained_variance(time, time + noise)
+    assert overall.item() == pytest.approx(1.0 - 1.0 / 34.25)
+    assert within.item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_half_of_the_noise_known_explains_three_quarters_of_it() -> None:
+    noise = f64([-1.0, 1.0] * 4).expand(20, 8)
+    time = torch.arange(20, dtype=torch.float64)[:, None].expand(20, 8)
+    _, within = explained_variance(time + 0.5 * noise, time + noise)
+    assert within.item() == pytest.approx(0.75)
+
+
+def test_a_critic_worse_than_none_explains_less_than_nothing() -> None:
+    returns = torch.randn(20, 8, dtype=torch.float64)
+    overall, within = explained_variance(-returns, returns)
+    assert overall.item() == pytest.approx(-3.0)
+    assert within.item() == pytest.approx(-3.0)

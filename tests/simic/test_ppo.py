@@ -1,0 +1,304 @@
+"""PPO on synthetic rollouts: what an update may do, and what it must refuse."""
+
+import copy
+import math
+
+import pytest
+import torch
+from synthetic import CPU, changed, picked, random_observation, synthetic_rollout
+from torch import Tensor
+
+from esper.leyline.actions import HEADS, Op
+from esper.simic.ppo import PPOAgent, PPOConfig
+from esper.simic.rollout import Rollout
+
+LENGTH, ENVIRONMENTS, SLOTS = 6, 12, 3
+
+
+def agent_with(seed: int = 0, **settings) -> PPOAgent:
+    return PPOAgent(PPOConfig(**({"lstm_hidden": 16, "minibatches": 2} | settings)), seed, CPU)
+
+
+def rollout_of(agent: PPOAgent, seed: int = 1, episode: int = 0) -> Rollout:
+    return synthetic_rollout(agent, LENGTH, ENVIRONMENTS, SLOTS, seed, episode)
+
+
+def weights(agent: PPOAgent) -> dict[str, Tensor]:
+    return copy.deepcopy(agent.policy.state_dict())
+
+
+def everything(agent: PPOAgent) -> list[Tensor]:
+    """Weights, optimizer state and moments."""
+    optimizer = agent.optimizer.state_dict()["state"]
+    moments = (agent.host_moments, agent.slot_moments, agent.return_moments)
+    parts = [*agent.policy.state_dict().values()]
+    parts += [t for state in optimizer.values() for t in state.values()]
+    parts += [t for moment in moments for t in moment.state().values()]
+    return [part.detach().clone() for part in parts]
+
+
+def same_bits(one: list[Tensor] | dict, other: list[Tensor] | dict) -> bool:
+    if isinstance(one, dict):
+        return all(torch.equal(one[name], other[name]) for name in one)
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# --- learning ---------------------------------------------------------------------------------
+
+
+def test_the_first_minibatch_is_exactly_on_policy() -> None:
+    """Also in later rounds, when moments and weights have moved."""
+    agent = agent_with()
+    for episode in range(4):
+        summary = agent.update(rollout_of(agent, seed=episode, episode=episode))
+        assert summary["first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+        assert summary["first_kl"] == pytest.approx(0.0, abs=1e-5)
+    assert summary["ratio_max"] > 1.0 + 1e-4
+
+
+def test_every_head_learns_where_every_op_occurs() -> None:
+    agent = agent_with()
+    rollout = rollout_of(agent)
+    assert set(rollout.actions[..., 0].flatten().tolist()) == {int(op) for op in Op}
+    before = {h: [p.clone() for p in agent.policy.head_parameters(h)] for h in (*HEADS, "value")}
+    summary = agent.update(rollout)
+    for head in (*HEADS, "value"):
+        norm = summary[f"head_grad_norms/{head}"]
+        assert math.isfinite(norm)
+        assert norm > 0.0
+        moved = zip(before[head], agent.policy.head_parameters(head), strict=True)
+        assert all(bool((old != new).any()) for old, new in moved), head
+    assert all(math.isfinite(value) for value in summary.values())
+    assert summary["refused"] == summary["stopped"] == 0.0
+
+
+def test_heads_that_never_mattered_do_not_move() -> None:
+    agent = agent_with()
+    rollout = rollout_of(agent)
+    rollout.observation.masks.slots[:] = False
+    rollout.observation.masks.slots[:, :, [Op.WAIT, Op.ADVANCE]] = True
+    agent.begin(torch.arange(ENVIRONMENTS), 0)
+    for t in range(LENGTH):
+        observation = picked(rollout.observation, t)
+        rollout.write(t, observation, *agent.act(observation, t))
+    before = {head: [p.clone() for p in agent.policy.head_parameters(head)] for head in HEADS}
+    summary = agent.update(rollout)
+    for head in HEADS:
+        moved = [
+            bool((old != new).any())
+            for old, new in zip(before[head], agent.policy.head_parameters(head), strict=True)
+        ]
+        assert any(moved) == (head in ("op", "slot")), head
+        assert (summary[f"head_grad_norms/{head}"] > 0.0) == (head in ("op", "slot"))
+
+
+def test_the_policy_moves_towards_what_paid() -> None:
+    """Bandit: 1 whenever the op was WAIT, against an initial bias for ADVANCE."""
+    agent = agent_with(learning_rate=3e-3, entropy=0.0, target_kl=1.0)
+    shares = []
+    for episode in range(12):
+        observation = random_observation((LENGTH, ENVIRONMENTS), SLOTS, seed=episode)
+        masks = torch.zeros_like(observation.masks.slots)
+        masks[:, :, [Op.WAIT, Op.ADVANCE]] = True
+        observation = changed(observation, mask_slots=masks)
+        agent.begin(torch.arange(ENVIRONMENTS), episode)
+        rollout = None
+        for t in range(LENGTH):
+            seen = picked(observation, t)
+            actions, *said = agent.act(seen, t)
+            rollout = rollout or Rollout(LENGTH, seen, actions)
+            rollout.write(t, seen, actions, *said)
+            rollout.outcome(t, (actions[:, 0] == Op.WAIT).float(), t == LENGTH - 1)
+        shares.append((rollout.actions[..., 0] == Op.WAIT).float().mean().item())
+        agent.update(rollout)
+    assert sum(shares[:3]) / 3 < 0.5
+    assert sum(shares[-3:]) / 3 > 0.7
+
+
+def test_the_critic_finds_the_closed_form_of_a_constant_reward() -> None:
+    """1 a step for 10 steps, discount 1, terminated: V(t) = 10 - t."""
+    length, closed_form = 10, 10.0 - torch.arange(10.0)
+    agent = agent_with(seed=1)
+    found = []
+    for episode in range(65):
+        rollout = synthetic_rollout(
+            agent, length, 16, 2, seed=episode, episode=episode, reward=lambda t: torch.ones(16)
+        )
+        found.append(agent.return_moments.restore(rollout.values).mean(1))
+        summary = agent.update(rollout)
+    recent = torch.stack(found[-10:]).mean(0)
+    torch.testing.assert_close(recent, closed_form, rtol=0.0, atol=0.3)
+    assert summary["explained_variance"] > 0.95
+    assert summary["return_mean"] == pytest.approx(10.0, abs=0.6)
+
+
+def test_discount_and_rewards_reach_the_critic() -> None:
+    """Discount 0: the value of a state is its reward, here 3 in the first half and -1 then."""
+    agent = agent_with(seed=2, discount=0.0, learning_rate=3e-3)
+    for episode in range(50):
+        rollout = synthetic_rollout(
+            agent,
+            LENGTH,
+            16,
+            2,
+            seed=episode,
+            episode=episode,
+            reward=lambda t: torch.full((16,), 3.0 if t < LENGTH / 2 else -1.0),
+        )
+        agent.update(rollout)
+    values = agent.return_moments.restore(rollout.values).mean(1)
+    expected = torch.tensor([3.0, 3.0, 3.0, -1.0, -1.0, -1.0])
+    torch.testing.assert_close(values, expected, rtol=0.0, atol=0.5)
+
+
+# --- determinism ------------------------------------------------------------------------------
+
+
+def test_the_same_seed_learns_the_same_bits() -> None:
+    first, second, other = agent_with(seed=3), agent_with(seed=3), agent_with(seed=4)
+    torch.manual_seed(123)  # nobody may draw from the global generator
+    for agent in (first, second, other):
+        for episode in range(3):
+            summary = agent.update(rollout_of(agent, seed=episode, episode=episode))
+        torch.rand(7)
+    assert same_bits(everything(first), everything(second))
+    assert not same_bits(weights(first), weights(other))
+    assert summary["learning_rate"] == PPOConfig().learning_rate
+
+
+def test_building_an_agent_leaves_the_global_generator() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    agent = agent_with()
+    agent.update(rollout_of(agent))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_round_is_normalised_by_the_rounds_before_it() -> None:
+    agent = agent_with()
+    rollout = rollout_of(agent)
+    seen = agent.normalised(rollout.observation)
+    assert torch.equal(seen.host, rollout.observation.host)  # nothing seen yet
+    agent.update(rollout)
+    flat = rollout.observation.host.double().flatten(0, 1)
+    expected = (flat - flat.mean(0)) / (flat.var(0, correction=0) + 1e-4).sqrt()
+    seen = agent.normalised(rollout.observation)
+    torch.testing.assert_close(seen.host.flatten(0, 1), expected.clamp(-10, 10).float())
+    kept = ("blueprints", "critic", "mask_slots", "mask_kinds")
+    for name in kept:
+        assert torch.equal(seen.tensors()[name], rollout.observation.tensors()[name])
+
+
+def test_minibatches_hold_whole_episodes_and_every_environment_once_an_epoch() -> None:
+    """Seen from outside: environments with a marked critic feature, one batch an epoch or many."""
+    marks: list[list[int]] = []
+    agent = agent_with(epochs=3, minibatches=5)
+    evaluate = agent.policy.evaluate_actions
+
+    def spy(observation, actions, hidden):
+        assert actions.shape[0] == LENGTH
+        assert bool((observation.critic[:, :, 0] == observation.critic[:1, :, 0]).all())
+        marks.append(observation.critic[0, :, 0].long().tolist())
+        return evaluate(observation, actions, hidden)
+
+    rollout = rollout_of(agent)
+    rollout.observation.critic[..., 0] = torch.arange(ENVIRONMENTS)
+    agent.policy.evaluate_actions = spy
+    agent.update(rollout)
+    assert len(marks) == 15
+    epochs = [sum(marks[i : i + 5], []) for i in (0, 5, 10)]
+    assert all(sorted(epoch) == list(range(ENVIRONMENTS)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+# --- bounds -----------------------------------------------------------------------------------
+
+
+def test_once_kl_is_too_large_nothing_moves_for_the_rest_of_the_round() -> None:
+    """The first step of a round is at KL 0 and so always taken."""
+    settings = {"minibatches": 1, "learning_rate": 1e-2}
+    stopping = agent_with(epochs=4, target_kl=1e-9, **settings)
+    single = agent_with(epochs=1, target_kl=1e-9, **settings)
+    free = agent_with(epochs=4, target_kl=1e9, **settings)
+    rollout = rollout_of(stopping)
+    summaries = [agent.update(rollout) for agent in (stopping, single, free)]
+    assert [summary["stopped"] for summary in summaries] == [1.0, 0.0, 0.0]
+    assert same_bits(everything(stopping), everything(single))
+    assert not same_bits(weights(stopping), weights(free))
+    # The next round begins anew.
+    before = weights(stopping)
+    stopping.update(rollout_of(stopping, seed=2, episode=1))
+    assert not same_bits(weights(stopping), before)
+
+
+def test_the_gradient_of_a_step_is_clipped() -> None:
+    """Adam's first moment after one step is 0.1 of the clipped gradient."""
+    agent = agent_with(epochs=1, minibatches=1, max_gradient_norm=0.01)
+    summary = agent.update(rollout_of(agent))
+    assert summary["grad_norm"] > 0.01
+    moments = [state["exp_avg"] for state in agent.optimizer.state.values()]
+    norm = torch.cat([m.flatten() for m in moments]).norm().item()
+    assert norm == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+# --- refusal ----------------------------------------------------------------------------------
+
+NONSENSE = [math.nan, math.inf, -math.inf]
+
+
+def about_to_learn_from(where: str, nonsense: float) -> tuple[PPOAgent, Rollout]:
+    """An agent in its second round, and a rollout with one number spoilt."""
+    agent = agent_with(epochs=2, minibatches=1)
+    agent.update(rollout_of(agent, seed=8))
+    rollout = rollout_of(agent, seed=9, episode=1)
+    spoilt = getattr(rollout if hasattr(rollout, where) else rollout.observation, where)
+    spoilt.view(-1)[spoilt.numel() // 2] = nonsense
+    return agent, rollout
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+@pytest.mark.parametrize("where", ["rewards", "values", "host", "slots", "critic"])
+def test_one_number_that_is_not_finite_leaves_every_weight(where, nonsense) -> None:
+    agent, rollout = about_to_learn_from(where, nonsense)
+    before = weights(agent)
+    optimizer = copy.deepcopy(agent.optimizer.state_dict()["state"])
+    summary = agent.update(rollout)
+    assert summary["refused"] > 0.0
+    assert same_bits(weights(agent), before)
+    after = agent.optimizer.state_dict()["state"]
+    assert all(same_bits(optimizer[i], after[i]) for i in optimizer)
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+@pytest.mark.parametrize("where", ["rewards", "host", "slots", "critic"])
+def test_the_round_after_a_refusal_learns_again(where, nonsense) -> None:
+    """What was refused must not live on in the normalisers."""
+    agent, rollout = about_to_learn_from(where, nonsense)
+    agent.update(rollout)
+    before = weights(agent)
+    summary = agent.update(rollout_of(agent, seed=10, episode=2))
+    assert summary["refused"] == 0.0
+    assert not same_bits(weights(agent), before)
+    assert all(bool(part.isfinite().all()) for part in everything(agent))
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_a_log_prob_that_is_not_finite_leaves_every_weight(nonsense) -> None:
+    """An infinite KL may stop the round instead."""
+    agent, rollout = about_to_learn_from("log_prob", nonsense)
+    before = weights(agent)
+    summary = agent.update(rollout)
+    assert summary["refused"] + summary["stopped"] > 0.0
+    assert same_bits(weights(agent), before)
+
+
+def test_only_the_minibatch_that_is_not_finite_is_refused() -> None:
+    agent = agent_with(epochs=1, minibatches=4)
+    rollout = rollout_of(agent)
+    rollout.observation.critic[2, 5] = math.nan
+    before = weights(agent)
+    summary = agent.update(rollout)
+    assert summary["refused"] == pytest.approx(0.25)
+    assert not same_bits(weights(agent), before)
+    assert all(bool(value.isfinite().all()) for value in weights(agent).values())

@@ -1,0 +1,262 @@
+"""A run from the outside: its directory, its events, its checkpoints, and resuming."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+import torch
+
+from esper.karn.store import read_events
+from esper.leyline.config import TrainConfig, unflatten
+from esper.leyline.errors import UsageError
+from esper.leyline.events import (
+    AnalyticsSnapshot,
+    CheckpointSaved,
+    EpisodeOutcome,
+    EpochCompleted,
+    PPOUpdateCompleted,
+    SeedFossilized,
+    SeedGerminated,
+    SeedPruned,
+    SeedSignalsMeasured,
+    TrainingFinished,
+    TrainingStarted,
+)
+from esper.simic.checkpoint import load_latest
+from esper.simic.run_directory import RunDirectory, stored_config
+from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
+
+TINY = {
+    "envs": 4,
+    "group_size": 2,
+    "episode_length": 6,
+    "max_batches": 1,
+    "batch_size": 8,
+    "lstm_hidden": 16,
+    "seed": 5,
+}
+
+
+def tiny(directory: Path, **settings: object) -> TrainConfig:
+    return unflatten({**TINY, "rounds": 2, "telemetry_dir": str(directory), **settings})
+
+
+def timeless(run: Path) -> list[dict]:
+    """What training told of steps and updates, without the time it told it."""
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    wanted = ("EPOCH_COMPLETED", "PPO_UPDATE_COMPLETED", "EPISODE_OUTCOME")
+    return [
+        {k: v for k, v in line.items() if k != "time"}
+        for line in lines
+        if line["event_type"] in wanted
+    ]
+
+
+def assert_same(a: object, b: object) -> None:
+    if isinstance(a, dict):
+        assert isinstance(b, dict)
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    else:
+        assert torch.equal(a, b)
+
+
+def test_a_run_directory_holds_what_the_documentation_says(tmp_path: Path) -> None:
+    summary = train_ppo_vectorized(tiny(tmp_path))
+    run = summary.path
+    assert (summary.status, summary.exit_code, len(summary.rounds)) == ("finished", 0, 2)
+    assert run.parent == tmp_path
+    content = json.loads((run / "config.json").read_text())
+    assert content["settings"]["envs"] == 4
+    assert content["fingerprint"]["torch"] == torch.__version__
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["000001", "000002"]
+
+    started = next(read_events(run, TrainingStarted))
+    assert (started.task, started.policy, started.slots) == (
+        "digits_shift",
+        "ppo",
+        ["r0c0", "r0c1"],
+    )
+    epochs = list(read_events(run, EpochCompleted))
+    assert [(e.round, e.step) for e in epochs] == [(r, t) for r in (1, 2) for t in range(1, 7)]
+    assert all(len(e.train_loss) == 4 and len(e.stage[0]) == 2 for e in epochs)
+    assert [s.amp_enabled for s in read_events(run, AnalyticsSnapshot)] == [False, False]
+    assert [c.round for c in read_events(run, CheckpointSaved)] == [1, 2]
+    assert [f.status for f in read_events(run, TrainingFinished)] == ["finished"]
+    parquet = pyarrow.parquet.read_table(run / "events.parquet")
+    assert parquet.num_rows == len((run / "events.jsonl").read_text().splitlines())
+
+
+def test_every_update_reports_finite_gradient_norms_of_all_heads(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    heads = (
+        "op",
+        "slot",
+        "blueprint",
+        "style",
+        "tempo",
+        "alpha_target",
+        "alpha_speed",
+        "alpha_curve",
+    )
+    for update in read_events(run, PPOUpdateCompleted):
+        for head in heads:
+            norm = update.metrics[f"head_grad_norms/{head}"]
+            assert isinstance(norm, float | int), (head, norm)
+        assert update.metrics["first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+        assert update.metrics["first_kl"] == pytest.approx(0.0, abs=1e-6)
+        assert "learning_rate" in update.metrics
+        assert "explained_variance" in update.metrics
+
+
+def test_outcomes_agree_with_the_seeds_events(tmp_path: Path) -> None:
+    """Tallies of a round and the single events are counted in different places."""
+    config = tiny(tmp_path, rounds=1, envs=16, episode_length=16)
+    run = run_training(config, "random").path
+    outcome = next(read_events(run, EpisodeOutcome))
+    for kind, tally in (
+        (SeedGerminated, outcome.germinated),
+        (SeedFossilized, outcome.fossilised),
+        (SeedPruned, outcome.pruned),
+    ):
+        counted = [0] * 16
+        for event in read_events(run, kind):
+            for environment in event.environment:
+                counted[environment] += 1
+        assert counted == tally, kind
+    assert sum(outcome.germinated) > 0
+    assert sum(outcome.pruned) > 0
+
+
+def test_two_rounds_then_four_in_total_end_in_the_bits_of_four(tmp_path: Path) -> None:
+    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=4)).path
+    parted = train_ppo_vectorized(tiny(tmp_path / "parted", rounds=2)).path
+    resumed = resume_ppo(parted, {"rounds": 4})
+    assert resumed.path == parted
+    assert len(resumed.rounds) == 2
+    a, b = load_latest(straight), load_latest(parted)
+    assert (a.round, b.round) == (4, 4)
+    assert_same(a.parts, b.parts)
+    assert timeless(straight) == timeless(parted)
+
+
+def test_events_of_a_round_that_was_not_saved_are_told_once(tmp_path: Path) -> None:
+    """A process that dies after a round and before its checkpoint leaves events behind."""
+    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path
+    run = train_ppo_vectorized(tiny(tmp_path / "cut", rounds=3)).path
+    for path in (run / "checkpoints" / "000003").iterdir():
+        path.unlink()
+    (run / "checkpoints" / "000003").rmdir()
+    with (run / "events.jsonl").open("ab") as events:
+        events.write(b'{"event_type":"EPOCH_COMP')
+    resume_ppo(run, {})
+    assert timeless(straight) == timeless(run)
+    assert [c.round for c in read_events(run, CheckpointSaved)] == [1, 2, 3]
+
+
+def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    path = run / "checkpoints" / "000002" / "policy.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    assert load_latest(run).round == 1
+    assert "000002 is corrupt" in capsys.readouterr().err
+    (run / "checkpoints" / "000001" / "manifest.json").write_text("{")
+    with pytest.raises(UsageError, match="no checkpoint that is whole"):
+        load_latest(run)
+
+
+def test_only_the_latest_checkpoints_stay(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path, rounds=3, keep_checkpoints=1)).path
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["000003"]
+
+
+def test_the_telemetry_level_changes_what_is_written_not_what_is_computed(tmp_path: Path) -> None:
+    runs = {
+        level: train_ppo_vectorized(tiny(tmp_path / level, telemetry_level=level)).path
+        for level in ("off", "minimal", "normal", "debug")
+    }
+    parts = {level: load_latest(run).parts for level, run in runs.items()}
+    for level in ("off", "minimal", "debug"):
+        assert_same(parts["normal"], parts[level])
+    assert not (runs["off"] / "events.jsonl").exists()
+    assert not list(read_events(runs["minimal"], EpochCompleted))
+    assert list(read_events(runs["minimal"], EpisodeOutcome))
+    assert not list(read_events(runs["normal"], SeedSignalsMeasured))
+    assert len(list(read_events(runs["debug"], SeedSignalsMeasured))) == 12
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    held = RunDirectory(run)
+    with pytest.raises(UsageError, match="another process"):
+        resume_ppo(run, {"rounds": 3})
+    held.close()
+    assert len(resume_ppo(run, {"rounds": 3}).rounds) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"rounds": 2}, "rounds"),
+        ({"rounds": 3, "envs": 8}, "envs"),
+        ({"rounds": 3, "learning_rate": 0.1}, "learning_rate"),
+    ],
+)
+def test_resuming_refuses_what_it_cannot_do_and_loses_nothing(
+    tmp_path: Path, settings: dict, names: str
+) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    before = (run / "events.jsonl").read_bytes()
+    with pytest.raises(UsageError, match=f"^{names}:"):
+        resume_ppo(run, settings)
+    assert (run / "events.jsonl").read_bytes() == before
+    assert stored_config(run)[0].world.rounds == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_a_checkpoint_and_its_exit_status(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """Cut in the middle of a round, the run goes on to the same bits."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    command = [sys.executable, "-m", "esper.scripts.train", "ppo", *flags]
+    command += ["--rounds=200", f"--telemetry-dir={tmp_path}", "--checkpoint-every=1000"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    deadline = time.time() + 60
+    while time.time() < deadline:
+        runs = list(tmp_path.glob("*/events.jsonl"))
+        if runs and b"PPO_UPDATE_COMPLETED" in runs[0].read_bytes():
+            break
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(60) == code
+    (run,) = tmp_path.iterdir()
+    checkpoint = load_latest(run)
+    assert checkpoint.round >= 1
+    assert [f.status for f in read_events(run, TrainingFinished)] == ["interrupted"]
+    straight = train_ppo_vectorized(
+        unflatten({**TINY, "rounds": checkpoint.round, "telemetry_dir": str(tmp_path / "straight")})
+    )
+    threads = stored_config(run)[0].machine.threads
+    assert threads is None
+    assert_same(load_latest(straight.path).parts, checkpoint.parts)
+
+
+def test_the_heuristic_writes_the_same_events_and_no_checkpoint(tmp_path: Path) -> None:
+    summary = run_training(tiny(tmp_path, rounds=1), "heuristic")
+    assert next(read_events(summary.path, TrainingStarted)).policy == "heuristic"
+    assert len(list(read_events(summary.path, EpochCompleted))) == 6
+    assert not list(read_events(summary.path, PPOUpdateCompleted))
+    assert not (summary.path / "checkpoints").exists()

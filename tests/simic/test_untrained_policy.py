@@ -1,0 +1,35 @@
+"""What a policy does before it has learned anything: PPO can only learn from what happens."""
+
+from collections import Counter
+
+import pytest
+import torch
+from synthetic import CPU
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.leyline.actions import Op
+from esper.runtime import data
+from esper.runtime.tasks import Task
+from esper.simic.environment import GrowthConfig, GrowthEnv
+from esper.simic.ppo import PPOAgent, PPOConfig
+from esper.simic.rollout import collect
+from esper.tolaria.precision import Precision
+
+
+@pytest.mark.slow
+def test_an_untrained_policy_fossilises_a_tenth_of_what_it_germinates() -> None:
+    """On a tiny host of shifted digits; and whatever it does is legal."""
+    host = CnnHost(channels=(3, 4), classes=10, image=(8, 8, 1))
+    task = Task("tiny", "shifted digits", host, lambda: data.digits(shift=2, noise=0.1))
+    config = GrowthConfig(seed=1, episode_length=40, max_batches=1, batch_size=8)
+    env = GrowthEnv(task, torch.arange(64), config, Precision("cpu"), CPU)
+    done: Counter = Counter()
+
+    def on_step(t, actions, step) -> None:
+        assert bool(step.report.success.all())
+        done.update(actions[:, 0].tolist())
+
+    collect(env, PPOAgent(PPOConfig(), 1, CPU), 0, on_step)
+    assert done[Op.GERMINATE] >= 20
+    assert done[Op.FOSSILISE] >= 0.1 * done[Op.GERMINATE]
+    assert done[Op.WAIT] > done[Op.PRUNE]

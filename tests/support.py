@@ -1,0 +1,335 @@
+"""Small hosts, gardens of seeds, random stacks: what the tests of kasmina and tolaria share.
+
+A garden says what grows where: for each environment a dict from slot index to ``Plant``.
+"""
+
+import copy
+import itertools
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.lifecycle import AlphaMode, SeedState
+from esper.kasmina.slots import SlotSpec
+from esper.kasmina.stack import AdamState, Stack
+from esper.leyline.actions import BLUEPRINTS, Style
+from esper.leyline.stages import Stage
+from esper.runtime.data import Dataset
+from esper.runtime.tasks import Task
+from esper.tolaria.backends import EpochResult, Optimisation
+from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.engine import Engine, Rows
+from esper.tolaria.plan import plan_training
+from esper.tolaria.precision import Precision
+from oracles.naive import BRANCHES, NaiveEnvironment, NaiveHost, NaiveSeed
+
+CPU = torch.device("cpu")
+F64 = torch.float64
+TOLERANCE = 1e-9
+BLUEPRINT_NAMES = tuple(BRANCHES)
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A seed as a test wants it."""
+
+    blueprint: str
+    style: Style = Style.LINEAR_ADD
+    stage: Stage = Stage.FOSSILISED
+    alpha: float = 1.0
+    frozen: bool = False
+
+
+Garden = list[dict[int, Plant]]
+
+LIVES: dict[str, dict] = {
+    "training": {"stage": Stage.TRAINING, "alpha": 0.0},
+    "about to blend": {"stage": Stage.BLENDING, "alpha": 0.0},
+    "blending": {"stage": Stage.BLENDING, "alpha": 0.3},
+    "on the way down": {"stage": Stage.BLENDING, "alpha": 0.6, "frozen": True},
+    "holding": {"stage": Stage.HOLDING, "alpha": 1.0},
+    "fossilised": {"stage": Stage.FOSSILISED, "alpha": 1.0},
+}
+"""Every situation in which a seed is computed."""
+
+IDLE_STAGES = (
+    Stage.DORMANT,
+    Stage.GERMINATED,
+    Stage.PRUNED,
+    Stage.EMBARGOED,
+    Stage.RESETTING,
+)
+"""Stages in which a slot's row must stay as it is."""
+
+
+def small_host(**changes) -> CnnHost:
+    """Two blocks, one pool, three slots: r0c0, r1c0, r0c1."""
+    settings = {"channels": (3, 5), "classes": 4, "image": (6, 6, 2), "pools": 1}
+    return CnnHost(**(settings | changes))
+
+
+def every_plant() -> list[Plant]:
+    """Every blueprint in every style in every situation."""
+    return [
+        Plant(blueprint, style, **life)
+        for blueprint, style, life in itertools.product(BLUEPRINT_NAMES, Style, LIVES.values())
+    ]
+
+
+def mixed_gardens(slots: int, rows: int) -> list[Garden]:
+    """``every_plant`` dealt at random over environments and slots, with a few slots left empty."""
+    plants: list[Plant | None] = [*every_plant()]
+    plants += [None] * (len(plants) // 10)
+    plants += [None] * (-len(plants) % (rows * slots))
+    random.Random(5).shuffle(plants)
+    environments = [
+        {s: plant for s, plant in enumerate(plants[i : i + slots]) if plant is not None}
+        for i in range(0, len(plants), slots)
+    ]
+    return [environments[i : i + rows] for i in range(0, len(environments), rows)]
+
+
+def seed_state(garden: Garden, slots: int) -> SeedState:
+    """The struct of arrays that says what the garden says."""
+    state = SeedState.dormant((len(garden), slots), CPU)
+    for n, plants in enumerate(garden):
+        for s, plant in plants.items():
+            state.stage[n, s] = plant.stage
+            state.blueprint[n, s] = BLUEPRINTS.index(plant.blueprint)
+            state.style[n, s] = plant.style
+            state.alpha[n, s] = plant.alpha
+            if plant.frozen:
+                state.ramp_mode[n, s] = AlphaMode.DOWN
+    return state
+
+
+def random_stack(host: CnnHost, rows: int, dtype: torch.dtype = F64, seed: int = 0) -> Stack:
+    """Parameters and statistics around those of birth, in every column; optimizers at 0."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def filled(constant: Tensor) -> Tensor:
+        noise = torch.rand(rows, len(constant), generator=generator, dtype=F64)
+        return (constant + 0.8 * noise - 0.4).to(dtype)
+
+    widths = [slot.width for slot in host.slots]
+    stack = Stack.allocate(rows, host.layout.size, host.buffers.size, widths, dtype, CPU)
+    stack.host.copy_(filled(host.layout.birth(host.layout.size)[0]))
+    stack.buffers.copy_(filled(host.buffers.birth(host.buffers.size)[0]))
+    for store, slot in zip(stack.seeds, host.slots, strict=True):
+        store.copy_(filled(torch.zeros(slot.width, dtype=F64)))
+    return stack
+
+
+def random_batches(
+    host: CnnHost, rows: int, count: int = 5, size: int = 6, dtype: torch.dtype = F64, seed: int = 1
+) -> list[tuple[Tensor, Tensor]]:
+    """Minibatches: images ``[B, H, W, N, C]`` and labels ``[N, B]``."""
+    generator = torch.Generator().manual_seed(seed)
+    height, width, channels = host.image
+    shape = (size, height, width, rows, channels)
+    return [
+        (
+            torch.randn(shape, generator=generator, dtype=F64).to(dtype),
+            torch.randint(host.classes, (rows, size), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def optimisation(
+    rows: int, slots: int, weight_decay: float = 0.05, dtype: torch.dtype = F64
+) -> Optimisation:
+    """A learning rate of its own for every host and every seed, so that none can be mixed up."""
+    rates = torch.linspace(4e-3, 8e-3, rows * (slots + 1), dtype=F64).view(rows, slots + 1)
+    rates = rates.to(dtype)
+    return Optimisation(rates[:, 0], rates[:, 1:], weight_decay, max_gradient_norm=1.0)
+
+
+def train(
+    host: CnnHost,
+    stack: Stack,
+    state: SeedState,
+    batches: list[tuple[Tensor, Tensor]],
+    settings: Optimisation | None = None,
+) -> EpochResult:
+    """One epoch of the torch backend, in place."""
+    if settings is None:
+        settings = optimisation(len(stack.host), len(host.slots), dtype=stack.host.dtype)
+    backend = TorchBackend(host, Precision("cpu"))
+    return backend.train_epoch(stack, plan_training(state), state.frozen, batches, settings)
+
+
+def naive_environments(
+    host: CnnHost, stack: Stack, garden: Garden, settings: Optimisation
+) -> list[NaiveEnvironment]:
+    """The oracle, at the numbers the stack has now. Alphas are those of the float32 state."""
+    alphas = seed_state(garden, len(host.slots)).alpha
+    environments = []
+    for n, plants in enumerate(garden):
+        module = NaiveHost(host).to(F64)
+        module.load(stack, n)
+        seeds, rates = {}, {}
+        for s, plant in plants.items():
+            slot = host.slots[s]
+            if plant.stage in IDLE_STAGES:
+                continue
+            seed = NaiveSeed(
+                plant.blueprint, plant.style, slot.channels, alphas[n, s].item(), plant.frozen
+            ).to(F64)
+            seed.load(slot, stack.seeds[s][n])
+            seeds[slot.name] = seed
+            rates[slot.name] = settings.seed_learning_rate[n, s].item()
+        rate = settings.host_learning_rate[n].item()
+        environments.append(NaiveEnvironment(module, seeds, rate, rates, settings.weight_decay))
+    return environments
+
+
+def train_naively(
+    environments: list[NaiveEnvironment], batches: list[tuple[Tensor, Tensor]]
+) -> None:
+    """Every environment by itself on its own images."""
+    for n, environment in enumerate(environments):
+        for images, labels in batches:
+            environment.train(images[:, :, :, n].permute(0, 3, 1, 2).contiguous(), labels[n])
+
+
+def assert_same(actual: Tensor, expected: Tensor | float, what: str) -> None:
+    """Equal to 1e-9 of the tensor's norm, or of 1 where that is smaller."""
+    expected = torch.as_tensor(expected, dtype=F64).detach()
+    assert actual.shape == expected.shape, what
+    error = (actual.detach() - expected).norm().item()
+    assert error <= TOLERANCE * max(expected.norm().item(), 1.0), f"{what}: off by {error:.3g}"
+
+
+def assert_same_environment(
+    host: CnnHost, stack: Stack, n: int, environment: NaiveEnvironment
+) -> None:
+    """Parameters, statistics and optimizer state of row ``n`` are those of the oracle."""
+    optimizer = stack.host_optimizer
+    views = host.layout.views
+    _assert_same_parameters(
+        f"host {n}",
+        dict(environment.host.named_parameters()),
+        environment.host_optimizer,
+        {name: view[n] for name, view in views(stack.host).items()},
+        {name: view[n] for name, view in views(optimizer.first).items()},
+        {name: view[n] for name, view in views(optimizer.second).items()},
+        optimizer.step[n],
+    )
+    buffers = host.buffers.views(stack.buffers)
+    for name, expected in environment.host.statistics().items():
+        assert_same(buffers[name][n], expected, f"host {n} {name}")
+    for s, slot in enumerate(host.slots):
+        if slot.name in environment.seeds:
+            seed = environment.seeds[slot.name]
+            optimizer = stack.seed_optimizers[s]
+            _assert_same_parameters(
+                f"{slot.name} of {n}, {seed.blueprint} {seed.style.name} at {seed.alpha}",
+                seed.named(),
+                environment.seed_optimizers[slot.name],
+                seed_views(slot, seed.blueprint, stack.seeds[s][n]),
+                seed_views(slot, seed.blueprint, optimizer.first[n]),
+                seed_views(slot, seed.blueprint, optimizer.second[n]),
+                optimizer.step[n],
+            )
+
+
+def seed_views(slot: SlotSpec, blueprint: str, row: Tensor) -> dict[str, Tensor]:
+    """Named tensors of one row of a slot's store, those of the gate included."""
+    views = slot.layouts[BLUEPRINTS.index(blueprint)].views(row[None])
+    views |= slot.gate_layout.views(row[None, slot.gate_offset :])
+    return {name: view[0] for name, view in views.items()}
+
+
+def _assert_same_parameters(
+    who: str,
+    named: dict[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    values: dict[str, Tensor],
+    first: dict[str, Tensor],
+    second: dict[str, Tensor],
+    step: Tensor,
+) -> None:
+    for name, parameter in named.items():
+        assert_same(values[name], parameter, f"{who}, {name}")
+        moments = optimizer.state.get(parameter)
+        zero = torch.zeros_like(parameter)
+        expected = moments or {"exp_avg": zero, "exp_avg_sq": zero, "step": 0.0}
+        assert_same(first[name], expected["exp_avg"], f"{who}, {name}, first moment")
+        assert_same(second[name], expected["exp_avg_sq"], f"{who}, {name}, second moment")
+        assert step.item() == float(expected["step"]), f"{who}, update count"
+
+
+def copied(stack: Stack) -> Stack:
+    """The same numbers in memory of their own."""
+    return copy.deepcopy(stack)
+
+
+def row_of(stack: Stack, n: int) -> dict[str, Tensor]:
+    """Every number the stack holds of one environment, by name."""
+    found = {"host": stack.host[n], "statistics": stack.buffers[n]}
+    found |= _optimizer_row("host", stack.host_optimizer, n)
+    for s, store in enumerate(stack.seeds):
+        found[f"seed {s}"] = store[n]
+        found |= _optimizer_row(f"seed {s}", stack.seed_optimizers[s], n)
+    return {name: part.clone() for name, part in found.items()}
+
+
+def slot_row_of(stack: Stack, s: int, n: int) -> dict[str, Tensor]:
+    """Every number the stack holds of one slot of one environment, by name."""
+    return {name: part for name, part in row_of(stack, n).items() if name.startswith(f"seed {s}")}
+
+
+def _optimizer_row(name: str, state: AdamState, n: int) -> dict[str, Tensor]:
+    return {
+        f"{name} first moment": state.first[n],
+        f"{name} second moment": state.second[n],
+        f"{name} update count": state.step[n],
+    }
+
+
+def assert_identical(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """The same names with the same bits."""
+    assert actual.keys() == expected.keys()
+    for name, part in expected.items():
+        assert torch.equal(actual[name], part), name
+
+
+def small_task(host: CnnHost, seed: int = 2) -> Task:
+    """Random images. The validation set is longer than a pass and not a multiple of it."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def split(count: int) -> tuple[Tensor, Tensor]:
+        images = torch.randn(count, *host.image, generator=generator, dtype=F64)
+        return images, torch.randint(host.classes, (count,), generator=generator)
+
+    data = Dataset(*split(40), *split(130), *split(30), classes=host.classes)
+    return Task("small", "random images", host, lambda: data, weight_decay=0.05)
+
+
+def small_engine(
+    host: CnnHost,
+    rows: int,
+    dtype: torch.dtype = F64,
+    groups: list[int] | None = None,
+    environments: list[int] | None = None,
+    max_batches: int = 3,
+) -> Engine:
+    """An engine at the start of episode 0; by default every row is a group of its own."""
+    identities = torch.tensor(environments or list(range(rows)))
+    group = identities if groups is None else torch.tensor(groups)
+    engine = Engine(
+        small_task(host),
+        Rows(identities, group),
+        seed=3,
+        precision=Precision("cpu"),
+        dtype=dtype,
+        device=CPU,
+        max_batches=max_batches,
+        batch_size=6,
+    )
+    engine.reset(0)
+    return engine

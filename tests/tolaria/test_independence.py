@@ -1,0 +1,234 @@
+"""An environment's numbers depend on its own alone, to the last bit."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.kasmina.stack import Stack
+from esper.leyline.actions import Style
+from esper.tolaria.engine import Engine
+from support import (
+    BLUEPRINT_NAMES,
+    F64,
+    LIVES,
+    Garden,
+    Plant,
+    assert_identical,
+    every_plant,
+    random_batches,
+    random_stack,
+    row_of,
+    seed_state,
+    slot_row_of,
+    small_engine,
+    small_host,
+    train,
+)
+
+HOST = small_host()
+SUBJECT, ROWS = 1, 4
+NAN = float("nan")
+
+Disturbance = Callable[[Stack, list[tuple[Tensor, Tensor]]], None]
+
+
+def neighbours(store: Tensor) -> Tensor:
+    """The rows of a store that are not the subject's, as one tensor to write into."""
+    return torch.arange(len(store)) != SUBJECT
+
+
+def other_hosts(stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
+    stack.host[neighbours(stack.host)] *= -1.5
+    stack.buffers[neighbours(stack.buffers)] += 0.3
+
+
+def other_seeds(stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
+    for store in stack.seeds:
+        store[neighbours(store)] *= -1.5
+
+
+def other_images(stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
+    for images, labels in batches:
+        images[:, :, :, neighbours(stack.host)] += 1.0
+        labels[neighbours(labels)] = 0
+
+
+def nan_hosts(stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
+    stack.host[neighbours(stack.host)] = NAN
+
+
+def nan_statistics(stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
+    stack.buffers[neighbours(stack.buffers)] = NAN
+
+
+def nan_seeds(stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
+    for store in stack.seeds:
+        store[neighbours(store)] = NAN
+
+
+def nan_images(stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
+    for images, _ in batches:
+        images[:, :, :, neighbours(stack.host)] = NAN
+
+
+def overflowing_hosts(stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
+    stack.host[neighbours(stack.host)] = 1e30
+
+
+DISTURBANCES = (
+    other_hosts,
+    other_seeds,
+    other_images,
+    nan_hosts,
+    nan_statistics,
+    nan_seeds,
+    nan_images,
+    overflowing_hosts,
+)
+
+
+def gardens() -> list[Garden]:
+    """The subject among neighbours that grow the same kinds, so that all share every call."""
+    lives = list(LIVES.values())
+    styles = list(Style)
+    found = []
+    for i, name in enumerate(BLUEPRINT_NAMES):
+        plants = {s: Plant(name, styles[(i + s) % 4], **lives[(2 * i + s) % 5]) for s in range(3)}
+        found.append([plants] * ROWS)
+    return found
+
+
+def trained(
+    garden: Garden, disturb: Disturbance | None, dtype: torch.dtype
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the subject's rows hold after an epoch, and what was reported and scored of it."""
+    stack = random_stack(HOST, len(garden), dtype)
+    batches = random_batches(HOST, len(garden), count=3, dtype=dtype)
+    if disturb is not None:
+        disturb(stack, batches)
+    state = seed_state(garden, 3)
+    result = train(HOST, stack, state, batches)
+    engine = measuring(len(garden), dtype, stack)
+    measured = engine.measure(state, committed=True)
+    report = {
+        "loss": result.loss,
+        "accuracy": result.accuracy,
+        "host norm": result.host_gradient_norm,
+        "seed norms": result.seed_gradient_norm.nan_to_num(-1.0),
+        "contribution": measured.contribution.nan_to_num(-1.0),
+    }
+    for s, norms in enumerate(result.seed_tensor_norms):
+        report[f"tensor norms {s}"] = norms.nan_to_num(-1.0)
+    for name, scores in (("scores", measured.scores), ("committed", measured.committed)):
+        for part in ("loss", "accuracy", "expected"):
+            report[f"{name} {part}"] = getattr(scores, part)
+    return row_of(stack, SUBJECT), {name: part[SUBJECT] for name, part in report.items()}
+
+
+def measuring(rows: int, dtype: torch.dtype, stack: Stack) -> Engine:
+    engine = small_engine(HOST, rows, dtype)
+    engine.stack = stack
+    return engine
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("garden", gardens(), ids=BLUEPRINT_NAMES)
+def test_no_neighbour_changes_a_bit_of_an_environment(garden: Garden, dtype: torch.dtype):
+    """Another host, other seeds, other images, or NaN in any of them."""
+    rows, report = trained(garden, None, dtype)
+    assert all(part.isfinite().all() for part in (*rows.values(), *report.values()))
+    for disturb in DISTURBANCES:
+        other_rows, other_report = trained(garden, disturb, dtype)
+        assert_identical(other_rows, rows)
+        assert_identical(other_report, report)
+
+
+def test_the_disturbances_reach_the_neighbours():
+    """Otherwise the test above would prove nothing."""
+    garden = gardens()[0]
+    for disturb in DISTURBANCES:
+        stack, batches = random_stack(HOST, ROWS), random_batches(HOST, ROWS, count=1)
+        disturb(stack, batches)
+        undisturbed = random_stack(HOST, ROWS)
+        train(HOST, stack, seed_state(garden, 3), batches)
+        train(HOST, undisturbed, seed_state(garden, 3), random_batches(HOST, ROWS, count=1))
+        assert not all(
+            torch.equal(a, b)
+            for a, b in zip(row_of(stack, 0).values(), row_of(undisturbed, 0).values(), strict=True)
+        )
+
+
+def test_what_neighbours_grow_does_not_move_an_environment():
+    """The composition of calls may reorder sums, so equality is to 1e-12 here, not to the bit."""
+    plants = {0: Plant("conv_light"), 1: Plant("norm", **LIVES["training"]), 2: Plant("bottleneck")}
+    others = every_plant()
+    expected, report = trained([{}, plants, {}, {}], None, F64)
+    for i in range(4):
+        part = others[i * 40 :]
+        garden: Garden = [
+            {0: part[0], 1: part[9]},
+            plants,
+            {2: part[17]},
+            {0: part[5], 2: part[30]},
+        ]
+        rows, found = trained(garden, None, F64)
+        for name, value in (rows | found).items():
+            torch.testing.assert_close(
+                value, (expected | report)[name], rtol=1e-12, atol=1e-12, msg=name
+            )
+
+
+def test_an_environment_is_the_same_in_any_company():
+    """Identities make the numbers: any subset of environments replays the same trajectories."""
+
+    def trajectory(environments: list[int], groups: list[int]) -> dict[str, Tensor]:
+        engine = small_engine(
+            HOST, len(environments), groups=groups, environments=environments, max_batches=2
+        )
+        position = environments.index(21)
+        garden: Garden = [{0: Plant("conv_heavy", alpha=0.5)} for _ in environments]
+        state = seed_state(garden, 3)
+        engine.reset(5)
+        engine.germinate(state.living, state.blueprint, step=2)
+        for step in (2, 3):
+            engine.train(state, step)
+        return row_of(engine.stack, position)
+
+    together = trajectory([3, 8, 21, 22], [0, 1, 2, 2])
+    for environments, groups in (([21, 40], [2, 5]), ([22, 21, 3], [2, 2, 0])):
+        for name, value in trajectory(environments, groups).items():
+            torch.testing.assert_close(value, together[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("style", list(Style), ids=lambda style: style.name)
+@pytest.mark.parametrize("name", BLUEPRINT_NAMES)
+def test_an_isolated_seed_of_nan_does_not_touch_its_own_host(
+    name: str, style: Style, dtype: torch.dtype
+):
+    """It learns behind the host: nothing of it reaches the host or the seeds of other slots."""
+    garden: Garden = [
+        {
+            0: Plant("conv_small", **LIVES["fossilised"]),
+            1: Plant(name, style, **LIVES[life]),
+            2: Plant("norm", **LIVES["training"]),
+        }
+        for life in ("training", "about to blend")
+    ]
+    stacks = []
+    for poison in (1.0, NAN):
+        stack = random_stack(HOST, 2, dtype)
+        stack.seeds[1] *= poison
+        train(HOST, stack, seed_state(garden, 3), random_batches(HOST, 2, count=2, dtype=dtype))
+        stacks.append(stack)
+    healthy, poisoned = stacks
+    assert poisoned.seeds[1].isnan().any()
+    for n in range(2):
+        rows, expected = row_of(poisoned, n), row_of(healthy, n)
+        own = slot_row_of(healthy, 1, n).keys()
+        assert_identical(
+            {k: v for k, v in rows.items() if k not in own},
+            {k: v for k, v in expected.items() if k not in own},
+        )

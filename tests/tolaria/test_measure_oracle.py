@@ -1,0 +1,119 @@
+"""Validation, ablation and commitment against one module for each environment, in fp64."""
+
+import math
+
+import pytest
+import torch
+
+from esper.leyline.actions import Style
+from esper.leyline.stages import ACTING, Stage
+from esper.tolaria.backends import Scores
+from esper.tolaria.engine import Engine
+from support import (
+    F64,
+    Garden,
+    Plant,
+    assert_same,
+    mixed_gardens,
+    naive_environments,
+    random_stack,
+    seed_state,
+    small_engine,
+    small_host,
+)
+
+
+def planted(garden: Garden, **host) -> Engine:
+    """An engine whose hosts and seeds have random parameters and statistics."""
+    spec = small_host(**host)
+    engine = small_engine(spec, len(garden))
+    engine.stack = random_stack(spec, len(garden))
+    return engine
+
+
+def assert_same_scores(scores: Scores, n: int, expected: tuple[float, float, float]) -> None:
+    for name, value in zip(("loss", "accuracy", "expected"), expected, strict=True):
+        assert_same(getattr(scores, name)[n], value, f"{name} of {n}")
+
+
+def check(engine: Engine, garden: Garden, split: str = "validation") -> None:
+    slots = engine.slots
+    environments = naive_environments(engine.host, engine.stack, garden, engine.optimisation)
+    measured = engine.measure(seed_state(garden, len(slots)), committed=True, split=split)
+    images = getattr(engine.data, f"{split}_images").permute(0, 3, 1, 2)
+    labels = getattr(engine.data, f"{split}_labels")
+    assert measured.committed is not None
+    for n, (plants, environment) in enumerate(zip(garden, environments, strict=True)):
+        whole = environment.score(images, labels)
+        assert_same_scores(measured.scores, n, whole)
+        loose = [slots[s].name for s, p in plants.items() if p.stage is not Stage.FOSSILISED]
+        assert_same_scores(measured.committed, n, environment.score(images, labels, tuple(loose)))
+        for s, slot in enumerate(slots):
+            found = measured.contribution[n, s].item()
+            if s not in plants or plants[s].stage not in ACTING:
+                assert math.isnan(found)
+                continue
+            without = environment.score(images, labels, (slot.name,))
+            # The contribution is kept in float32.
+            assert found == pytest.approx(whole[2] - without[2], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "garden", mixed_gardens(slots=3, rows=16), ids=lambda garden: f"{len(garden)} environments"
+)
+def test_scores_ablations_and_commitments_are_those_of_the_modules(garden: Garden):
+    check(planted(garden), garden)
+
+
+@pytest.mark.parametrize("pools", [0, 1, 2])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_scores_of_bare_hosts_are_those_of_the_modules(kernel: int, pools: int):
+    garden: Garden = [{}, {}, {}]
+    check(planted(garden, kernel=kernel, pools=pools), garden)
+
+
+def test_another_split_is_measured_when_asked_for():
+    garden: Garden = [{0: Plant("conv_light"), 2: Plant("norm", Style.GATED_GATE)}, {}]
+    engine = planted(garden)
+    check(engine, garden, "test")
+    state = seed_state(garden, 3)
+    validation, test = (engine.measure(state, False, s).scores for s in ("validation", "test"))
+    assert not torch.equal(validation.loss, test.loss)
+
+
+def test_seeds_that_differ_only_in_what_is_fossilised_differ_only_as_committed():
+    """Committed scores drop what is loose, in the first slot as in later ones."""
+    parts = [Stage.FOSSILISED, Stage.HOLDING]
+    garden: Garden = [
+        {0: Plant("conv_light", stage=first), 1: Plant("conv_heavy", stage=second)}
+        for first in parts
+        for second in parts
+    ]
+    engine = planted(garden)
+    for store in (engine.stack.host, engine.stack.buffers, *engine.stack.seeds):
+        store.copy_(store[:1].expand_as(store))
+    check(engine, garden)
+    measured = engine.measure(seed_state(garden, 3), committed=True)
+    assert measured.scores.expected.unique().numel() == 1
+    assert measured.committed.expected.unique().numel() == len(garden)
+
+
+def test_nothing_is_committed_unless_asked_for_and_measuring_changes_nothing():
+    garden: Garden = [{0: Plant("conv_light"), 1: Plant("attention", alpha=0.5)}, {}]
+    engine = planted(garden)
+    before = [t.clone() for t in (engine.stack.host, engine.stack.buffers, *engine.stack.seeds)]
+    assert engine.measure(seed_state(garden, 3), committed=False).committed is None
+    after = (engine.stack.host, engine.stack.buffers, *engine.stack.seeds)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_seed_that_changes_nothing_contributes_exactly_nothing():
+    garden: Garden = [{0: Plant("conv_light")}, {0: Plant("norm"), 1: Plant("attention")}]
+    engine = planted(garden)
+    for store in engine.stack.seeds:
+        store.zero_()
+    contribution = engine.measure(seed_state(garden, 3), committed=False).contribution
+    nan = float("nan")
+    expected = torch.tensor([[0.0, nan, nan], [0.0, 0.0, nan]])
+    assert torch.equal(contribution.isnan(), expected.isnan())
+    assert contribution.nan_to_num().to(F64).abs().max() == 0.0

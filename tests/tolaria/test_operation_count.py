@@ -1,0 +1,107 @@
+"""A step dispatches the same operations however many environments there are."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from esper.leyline.actions import Style
+from esper.runtime.tasks import find
+from esper.tolaria.engine import Engine, Rows
+from esper.tolaria.plan import CHUNK
+from esper.tolaria.precision import Precision
+from support import CPU, LIVES, Garden, Plant, seed_state
+
+COMPOSITION: Garden = [
+    {0: Plant("conv_heavy"), 1: Plant("conv_light", Style.GATED_GATE, **LIVES["training"])},
+    {0: Plant("norm", Style.LINEAR_MULTIPLY, **LIVES["blending"]), 1: Plant("attention")},
+    {0: Plant("conv_heavy", **LIVES["on the way down"])},
+    {1: Plant("bottleneck", **LIVES["holding"])},
+]
+"""Both slots, all forms, isolated and not, frozen and not, empty slots."""
+
+
+@dataclass(frozen=True)
+class Operations:
+    """All that reached the dispatcher, and those of them that are more than a view of memory."""
+
+    dispatched: int
+    computing: int
+
+
+class Counter(TorchDispatchMode):
+    """Counts every operation, those of backward included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dispatched = self.computing = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.dispatched += 1
+        self.computing += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def operations(names: tuple[int, ...]) -> Operations:
+    """Operations of one training epoch and one measurement; ``names`` index ``COMPOSITION``."""
+    garden = [COMPOSITION[i] if i >= 0 else {} for i in names]
+    rows = torch.arange(len(garden))
+    engine = Engine(
+        find("digits_shift"),
+        Rows(rows, rows // 8),
+        seed=0,
+        precision=Precision("cpu"),
+        dtype=torch.float32,
+        device=CPU,
+        max_batches=1,
+        batch_size=4,
+    )
+    engine.reset(0)
+    state = seed_state(garden, 2)
+    engine.germinate(state.living, state.blueprint, step=0)
+    with Counter() as counter:
+        engine.train(state, step=0)
+        engine.measure(state, committed=True)
+    return Operations(counter.dispatched, counter.computing)
+
+
+def test_more_environments_take_no_more_operations():
+    few = operations((0, 0, 1, 1))
+    assert few.computing > 100
+    assert operations((0, 1) * 6) == few
+    assert operations((0, 1, -1) * 4) == few
+    assert operations((-1,) * 4) == operations((-1,) * 12) == operations((-1,) * 64)
+    assert operations((-1,) * 4).computing < few.computing
+
+
+def test_the_mix_of_environments_does_not_matter_but_what_is_alive_does():
+    all_kinds = operations((0, 1, 2, 3) * 2)
+    assert operations((0, 1, 2, 3) * 3) == all_kinds
+    assert operations((0, 0, 0, 1, 1, 2, 2, 3, 3, -1, -1, 3)) == all_kinds
+    assert operations((0, 1, 2) * 2).computing < all_kinds.computing
+
+
+def test_a_seed_alone_of_its_kind_takes_no_more_operations_than_many():
+    """Rather fewer: flattening a single row needs no copy, which saves clones of parameters."""
+    alone, many = operations((0, 1, 2, 3)), operations((0, 1, 2, 3) * 3)
+    assert alone.dispatched <= many.dispatched
+    assert 0.95 * many.dispatched < alone.dispatched
+
+
+@pytest.mark.parametrize("name", range(len(COMPOSITION)))
+def test_operations_grow_by_chunk_alone(name: int):
+    """A single chunk differs from one of many by a few views: there is nothing to split off."""
+    one, two, three, four = (operations((name,) * chunks * CHUNK) for chunks in (1, 2, 3, 4))
+    assert operations((name,) * 4) == one
+    assert three.computing - two.computing == two.computing - one.computing
+    assert four.computing - three.computing == three.computing - two.computing
+    assert four.dispatched - three.dispatched == three.dispatched - two.dispatched
+    assert abs((three.dispatched - two.dispatched) - (two.dispatched - one.dispatched)) <= 6
+    assert two.dispatched - one.dispatched < 0.5 * one.dispatched
+    assert operations((name,) * (CHUNK + 2)) == two
+    # Six chunks, the last of four rows.
+    many = operations((name,) * 64)
+    assert many.dispatched - two.dispatched == 4 * (three.dispatched - two.dispatched)

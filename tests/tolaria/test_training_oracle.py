@@ -1,0 +1,188 @@
+"""Five optimizer steps of the tensor program against one module for each environment, in fp64."""
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.rng import Purpose, integers
+from esper.leyline.actions import BLUEPRINTS, Style
+from esper.leyline.stages import Stage
+from esper.tolaria.backends import EpochResult
+from esper.tolaria.plan import CHUNK
+from support import (
+    BLUEPRINT_NAMES,
+    IDLE_STAGES,
+    LIVES,
+    Garden,
+    Plant,
+    assert_same,
+    assert_same_environment,
+    every_plant,
+    mixed_gardens,
+    naive_environments,
+    optimisation,
+    random_batches,
+    random_stack,
+    seed_state,
+    small_engine,
+    small_host,
+    train,
+    train_naively,
+)
+
+MIXED = mixed_gardens(slots=3, rows=16)
+
+
+def check(host: CnnHost, garden: Garden, batch: int = 6) -> None:
+    """Train both and compare every number that either of them keeps or reports."""
+    rows, slots = len(garden), len(host.slots)
+    stack = random_stack(host, rows)
+    settings = optimisation(rows, slots)
+    batches = random_batches(host, rows, size=batch)
+    environments = naive_environments(host, stack, garden, settings)
+    result = train(host, stack, seed_state(garden, slots), batches, settings)
+    train_naively(environments, batches)
+    for n, environment in enumerate(environments):
+        assert_same_environment(host, stack, n, environment)
+        assert_same_report(host, result, n, environment)
+
+
+def assert_same_report(host: CnnHost, result: EpochResult, n: int, environment) -> None:
+    steps = len(environment.losses)
+    assert_same(result.loss[n], sum(environment.losses) / steps, f"loss of {n}")
+    assert_same(result.accuracy[n], sum(environment.hits) / steps, f"accuracy of {n}")
+    assert_same(result.host_gradient_norm[n], environment.host_norm, f"host norm of {n}")
+    for s, slot in enumerate(host.slots):
+        by_tensor = result.seed_tensor_norms[s][n]
+        if slot.name not in environment.seeds:
+            assert result.seed_gradient_norm[n, s].isnan()
+            assert by_tensor.isnan().all()
+            continue
+        what = f"gradient norm of {slot.name} in {n}"
+        assert_same(result.seed_gradient_norm[n, s], environment.seed_norms[slot.name], what)
+        layout = slot.layouts[BLUEPRINTS.index(environment.seeds[slot.name].blueprint)]
+        for field, norm in zip(layout.fields, by_tensor, strict=False):
+            expected = environment.tensor_norms[slot.name][field.name]
+            assert_same(norm, expected, f"{what}, {field.name}")
+
+
+def test_every_plant_grows_somewhere_in_the_mixed_gardens():
+    grown = {plant for garden in MIXED for plants in garden for plant in plants.values()}
+    assert grown == set(every_plant())
+    assert len(grown) == len(BLUEPRINT_NAMES) * len(Style) * len(LIVES)
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize(
+    ("channels", "pools"),
+    [((4,), 0), ((4,), 1), ((3, 5), 0), ((3, 5), 1), ((3, 5), 2), ((3, 5, 4), 0), ((3, 5, 4), 2)],
+)
+def test_a_bare_host_trains_like_its_module(kernel: int, channels: tuple[int, ...], pools: int):
+    check(small_host(channels=channels, kernel=kernel, pools=pools), [{}, {}, {}])
+
+
+def test_a_host_by_itself_trains_like_its_module():
+    """With one environment nothing is grouped, and a row of a store is all of it."""
+    check(small_host(), [{}])
+
+
+def test_a_host_by_itself_with_seeds_trains_like_its_module():
+    check(small_host(), [{0: Plant("depthwise"), 2: Plant("conv_heavy", Style.GATED_GATE)}])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_host_with_a_single_channel_trains_like_its_module(rows: int):
+    check(small_host(channels=(1, 3)), [{} for _ in range(rows)])
+
+
+@pytest.mark.parametrize("shape", [{"channels": (1,)}, {"pools": 2}], ids=["channel", "pixel"])
+def test_seeds_of_slots_with_one_channel_or_pixel_train_like_their_modules(shape: dict):
+    """In a process of its own: here group norm's backward has crashed instead of raising."""
+    run = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", DEGENERATE.format(shape=shape)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+DEGENERATE = """
+from support import BLUEPRINT_NAMES, LIVES, Plant, small_host
+from test_training_oracle import check
+from esper.leyline.actions import Style
+
+host = small_host(**{shape})
+last = len(host.slots) - 2 if host.pools else 0
+for slot in {{0, last, len(host.slots) - 1}}:
+    for name in BLUEPRINT_NAMES:
+        isolated = Plant(name, **LIVES["training"])
+        print(host.slots[slot], name, flush=True)
+        check(host, [{{slot: isolated}}, {{slot: Plant(name, Style.GATED_GATE)}}])
+        check(host, [{{slot: isolated}}, {{slot: isolated}}])
+"""
+
+
+@pytest.mark.parametrize("garden", MIXED, ids=lambda garden: f"{len(garden)} environments")
+def test_seeds_of_every_kind_train_like_their_modules(garden: Garden):
+    check(small_host(), garden)
+
+
+@pytest.mark.parametrize("pools", [0, 2])
+def test_seeds_train_like_their_modules_without_pools_and_behind_the_last_pool(pools: int):
+    host = small_host(pools=pools)
+    slots = len(host.slots)
+    plants = every_plant()[:: 168 // (3 * slots)]
+    check(host, [dict(enumerate(plants[n * slots : (n + 1) * slots])) for n in range(3)])
+
+
+def test_seeds_of_wide_slots_train_like_their_modules():
+    """36 channels: several norm groups, and hidden widths that are a quarter of the channels."""
+    host = small_host(channels=(36,), image=(4, 4, 2), pools=0)
+    check(host, [{0: Plant(name, Style.GATED_GATE)} for name in BLUEPRINT_NAMES], batch=3)
+
+
+@pytest.mark.parametrize("life", ["training", "fossilised"])
+def test_more_seeds_of_a_kind_than_fit_a_chunk_train_like_their_modules(life: str):
+    host = small_host(slot_names=("r0c0",))
+    check(host, [{0: Plant("conv_small", **LIVES[life])} for _ in range(CHUNK + 2)])
+
+
+def test_frozen_and_learning_seeds_of_one_kind_train_like_their_modules():
+    """They share a call, and only the learning ones are updated."""
+    host = small_host(slot_names=("r0c0",))
+    frozen = Plant("conv_light", **LIVES["on the way down"])
+    learning = Plant("conv_light", **LIVES["blending"])
+    check(host, [{0: frozen}, {0: learning}, {0: frozen}, {0: learning}])
+    check(host, [{0: frozen}, {0: frozen}])
+
+
+@pytest.mark.parametrize("stage", IDLE_STAGES)
+def test_a_seed_that_is_not_computed_leaves_its_host_alone(stage: Stage):
+    check(small_host(), [{1: Plant("norm", stage=stage, alpha=0.0)}, {}])
+
+
+def test_an_epoch_draws_each_groups_minibatches_by_its_own_key():
+    """The images are those of the documented key, and rows of one group see the same ones."""
+    host = small_host()
+    engine = small_engine(host, 3, groups=[7, 7, 9], environments=[14, 15, 18])
+    garden: Garden = [{}, {0: Plant("conv_small")}, {0: Plant("conv_small")}]
+    settings = engine.optimisation
+    assert torch.equal(engine.stack.host[0], engine.stack.host[1])
+    environments = naive_environments(host, engine.stack, garden, settings)
+    engine.train(seed_state(garden, 3), step=4)
+
+    draws = integers(3, torch.tensor([7, 7, 9]), Purpose.MINIBATCH, 0, 4, 18, 40)
+    for n, environment in enumerate(environments):
+        for picked in draws[n].split(6):
+            images = engine.data.train_images[picked].permute(0, 3, 1, 2)
+            environment.train(images, engine.data.train_labels[picked])
+        assert_same_environment(host, engine.stack, n, environment)
+    assert not math.isclose(environments[1].losses[0], environments[2].losses[0])
