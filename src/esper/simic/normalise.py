@@ -24,15 +24,24 @@ class RunningMoments:
         self.squares = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def update(self, rows: Tensor) -> None:
-        """Take in ``rows [..., *shape]``."""
+        """Take in ``rows [..., *shape]``; a row with a number that is not finite is left out.
+
+        Raises:
+            ValueError: the rows have other columns.
+        """
+        if rows.shape[rows.ndim - self.mean.ndim :] != self.mean.shape:
+            raise ValueError(f"rows of shape {tuple(rows.shape)}, not [..., {self.mean.shape}]")
         rows = rows.detach().double().reshape(-1, *self.mean.shape)
-        count, mean = len(rows), rows.mean(0)
-        squares = (rows - mean).square().sum(0)
-        total = self.count + count
+        finite = rows.isfinite().reshape(len(rows), -1).all(1)
+        count = finite.sum()
+        finite = finite.reshape(-1, *[1] * self.mean.ndim)
+        mean = torch.where(finite, rows, 0.0).sum(0) / count.clamp(min=1)
+        squares = torch.where(finite, rows - mean, 0.0).square().sum(0)
+        total = (self.count + count).clamp(min=1.0)
         shift = mean - self.mean
         self.squares = self.squares + squares + shift.square() * self.count * count / total
         self.mean = self.mean + shift * count / total
-        self.count = total
+        self.count = self.count + count
 
     @property
     def deviation(self) -> Tensor:
@@ -41,8 +50,9 @@ class RunningMoments:
         return torch.where(self.count > 0, (variance + _EPSILON).sqrt(), 1.0)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """``(x - mean) / deviation`` within +-10, in float32."""
-        return ((x - self.mean) / self.deviation).clamp(-_CLIP, _CLIP).float()
+        """``(x - mean) / deviation`` within +-10, in float32; infinity, an error, stays."""
+        scaled = (x - self.mean) / self.deviation
+        return torch.where(scaled.isinf(), scaled, scaled.clamp(-_CLIP, _CLIP)).float()
 
     def scale(self, x: Tensor) -> Tensor:
         """``(x - mean) / deviation`` without bounds, in float32."""

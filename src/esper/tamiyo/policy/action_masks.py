@@ -14,7 +14,7 @@ from esper.leyline.actions import (
     Op,
 )
 
-MASKED_LOGIT = -1e9
+MASKED_LOGIT = torch.finfo(torch.float32).min
 """Logit of an illegal option: finite, so that no arithmetic on it makes a NaN."""
 
 
@@ -76,7 +76,7 @@ class MaskedCategorical:
 
     Everything is computed in float32 whatever the dtype of the logits: half precision cannot tell
     close logits apart, and gradients through its log-softmax overflow. Probabilities are never
-    re-normalised by hand; an illegal option has log-prob below -1e8 and probability exactly 0.
+    re-normalised by hand; an illegal option has the least finite logit, and probability exactly 0.
 
     Args:
         logits: ``[..., K]``, any floating dtype.
