@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
+from esper.karn.report import write_report
 from esper.leyline.config import (
     LearnerConfig,
     MachineConfig,
@@ -20,7 +21,7 @@ from esper.scripts.console import LiveProgress, print_summary
 from esper.scripts.entry import dispatch, guarded
 from esper.scripts.flags import canonical_flags, settings_file, value_of
 from esper.simic.run_directory import stored_config
-from esper.simic.training.vectorized import resume_ppo, run_training
+from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 
 _TYRO = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
@@ -91,8 +92,7 @@ def ppo(arguments: list[str]) -> int:
             summary = resume_ppo(run, flatten(config), progress)
         else:
             summary = run_training(config, "ppo", observer=progress)
-    print_summary(console, summary)
-    return summary.exit_code
+    return _finish(console, summary)
 
 
 def heuristic(arguments: list[str]) -> int:
@@ -114,7 +114,14 @@ def heuristic(arguments: list[str]) -> int:
     console = Console()
     with LiveProgress(console) as progress:
         summary = run_training(config, "heuristic", observer=progress)
+    return _finish(console, summary)
+
+
+def _finish(console: Console, summary: RunSummary) -> int:
+    """Table and report of a run; its exit status."""
     print_summary(console, summary)
+    if summary.rounds and (summary.path / "events.jsonl").exists():
+        console.print(f"report: {write_report(summary.path)}", highlight=False, soft_wrap=True)
     return summary.exit_code
 
 
