@@ -25,7 +25,8 @@ def recorded(run: Path, rounds: int, updates: bool = True) -> Path:
     events: list[Event] = [
         TrainingStarted(
             time=0, schema=1, round=0, rounds=rounds, task="a<b", policy="ppo", envs=2,
-            group_size=2, episode_length=4, slots=["r0c0"], host_parameters=10, device="cpu", amp_enabled=False,
+            group_size=2, episode_length=4, slots=["r0c0"], host_parameters=10,
+            device="cpu", amp_enabled=False,
         )
     ]  # fmt: skip
     for number in range(1, rounds + 1):

@@ -120,7 +120,8 @@ def write_report(run: Path) -> Path:
         title=f"{started.task}, {started.policy}",
         summary=(
             f"{len(outcomes)} rounds of {started.envs} environments, "
-            f"{started.episode_length} steps each, a host of {started.host_parameters} parameters with slots "
+            f"{started.episode_length} steps each, "
+            f"a host of {started.host_parameters} parameters with slots "
             f"{', '.join(started.slots)}, on {started.device}; "
             f"{fmean(speed):.0f} environment steps per second."
         ),
