@@ -140,12 +140,12 @@ def random_batches(
 
 
 def optimisation(
-    rows: int, slots: int, weight_decay: float = 0.05, dtype: torch.dtype = F64
+    rows: int, slots: int, max_norm: float = 1.0, dtype: torch.dtype = F64
 ) -> Optimisation:
     """A learning rate of its own for every host and every seed, so that none can be mixed up."""
     rates = torch.linspace(4e-3, 8e-3, rows * (slots + 1), dtype=F64).view(rows, slots + 1)
     rates = rates.to(dtype)
-    return Optimisation(rates[:, 0], rates[:, 1:], weight_decay, max_gradient_norm=1.0)
+    return Optimisation(rates[:, 0], rates[:, 1:], 0.05, max_norm)
 
 
 def train(
@@ -182,8 +182,16 @@ def naive_environments(
             seed.load(slot, stack.seeds[s][n])
             seeds[slot.name] = seed
             rates[slot.name] = settings.seed_learning_rate[n, s].item()
-        rate = settings.host_learning_rate[n].item()
-        environments.append(NaiveEnvironment(module, seeds, rate, rates, settings.weight_decay))
+        environments.append(
+            NaiveEnvironment(
+                module,
+                seeds,
+                settings.host_learning_rate[n].item(),
+                rates,
+                settings.weight_decay,
+                settings.max_gradient_norm,
+            )
+        )
     return environments
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -240,6 +240,7 @@ def test_random_action_sequences_agree_with_the_oracle() -> None:
         deadline=None,
         derandomize=True,
         database=None,
+        phases=[Phase.generate],  # a smaller seed is no simpler
         suppress_health_check=list(HealthCheck),
     )
     @given(
@@ -497,6 +498,23 @@ def test_blending_ends_only_at_alpha_target_one_and_at_rest() -> None:
         walk.ticks()
     assert walk.do(Op.ADVANCE)
     assert walk.stage() == Stage.HOLDING
+
+
+@pytest.mark.parametrize(
+    ("alpha", "target", "mode", "ready"),
+    [
+        (1.0, 1.0, AlphaMode.HOLD, True),
+        (1.0, 1.0, AlphaMode.UP, False),
+        (1.0, 0.7, AlphaMode.HOLD, False),
+        (0.99, 1.0, AlphaMode.HOLD, False),
+    ],
+)
+def test_each_condition_of_gate_three_is_needed(alpha, target, mode, ready) -> None:
+    """Also where actions cannot lead."""
+    walk = Walk().to(Stage.BLENDING)
+    walk.state.alpha[:], walk.state.ramp_target[:] = alpha, target
+    walk.state.ramp_mode[:] = mode
+    assert walk.legal(Op.ADVANCE) == ready
 
 
 def test_a_held_seed_whose_target_falls_blends_again() -> None:

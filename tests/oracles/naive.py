@@ -214,7 +214,7 @@ class NaiveEnvironment:
     host_rate: float
     seed_rates: dict[str, float]
     weight_decay: float
-    max_norm: float = 1.0
+    max_norm: float
     losses: list[float] = field(default_factory=list)
     hits: list[float] = field(default_factory=list)
 

@@ -35,7 +35,10 @@ def test_it_is_what_one_computes_by_hand() -> None:
                                                    A_1 = -1.9 + 0.45 * 3     = -0.55
                                                    A_0 =  1.4 + 0.45 * -0.55 =  1.1525
     """
-    rewards, values = f64([[1.0] * 2, [0.0] * 2, [2.0] * 2]), f64([[0.5] * 2, [1.0] * 2, [-1.0] * 2])
+    rewards, values = (
+        f64([[1.0] * 2, [0.0] * 2, [2.0] * 2]),
+        f64([[0.5] * 2, [1.0] * 2, [-1.0] * 2]),
+    )
     terminated = torch.tensor([[False, False], [False, False], [False, True]])
     advantages, returns = generalised_advantages(
         rewards, values, f64([3.0, 3.0]), terminated, 0.9, 0.5

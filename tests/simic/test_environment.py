@@ -5,8 +5,6 @@ from dataclasses import dataclass, fields
 
 import pytest
 import torch
-from oracles.lifecycle import seed_parameters
-from synthetic import CPU, canonical_action
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,6 +18,8 @@ from esper.simic.environment import GrowthConfig, GrowthEnv, Step
 from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
 from esper.tolaria.plan import CHUNK
 from esper.tolaria.precision import Precision
+from oracles.lifecycle import seed_parameters
+from synthetic import CPU, canonical_action
 
 LENGTH = 16
 CHANNELS = (3, 4)
@@ -76,7 +76,9 @@ GARDEN: Wishes = {
 """For eight environments: fossils, unfinished seeds, two at once; 0 and 4 never grow."""
 
 
-def wished_actions(wishes: Wishes, environments: Tensor, observation: Observation, t: int) -> Tensor:
+def wished_actions(
+    wishes: Wishes, environments: Tensor, observation: Observation, t: int
+) -> Tensor:
     """The next step of every wish that the masks allow, else WAIT."""
     actions = torch.stack([canonical_action(op=Op.WAIT) for _ in environments])
     for row, identity in enumerate(environments.tolist()):
@@ -403,11 +405,13 @@ def test_observations_are_finite_and_say_what_happened(garden) -> None:
         if t:
             report, action = garden.steps[t - 1].report, garden.actions[t - 1]
             scores = report.measurement.scores
+            torch.testing.assert_close(feature(t, "expected_accuracy"), scores.expected[:8].float())
             torch.testing.assert_close(
-                feature(t, "expected_accuracy"), scores.expected[:8].float()
+                feature(t, "validation_loss"), scores.loss[:8].log1p().float()
             )
-            torch.testing.assert_close(feature(t, "validation_loss"), scores.loss[:8].log1p().float())
-            torch.testing.assert_close(feature(t, "train_accuracy"), report.epoch.accuracy[:8].float())
+            torch.testing.assert_close(
+                feature(t, "train_accuracy"), report.epoch.accuracy[:8].float()
+            )
             torch.testing.assert_close(
                 feature(t, "log_growth"),
                 (report.living_parameters / HOST_PARAMETERS).log1p().float(),

@@ -36,7 +36,9 @@ def test_moments_are_those_of_all_data_however_they_came(seed, parts, offset, sc
     moments = fed(*everything.split(parts))
     state = moments.state()
     assert state["count"].item() == len(everything)
-    np.testing.assert_allclose(moments.mean.numpy(), everything.numpy().mean(0), rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(
+        moments.mean.numpy(), everything.numpy().mean(0), rtol=1e-12, atol=1e-9
+    )
     variance = (state["squares"] / state["count"]).numpy()
     np.testing.assert_allclose(variance, everything.numpy().var(0), rtol=1e-6, atol=1e-9)
     deviation = np.sqrt(everything.numpy().var(0) + 1e-4)

@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
-from synthetic import CPU, changed, picked, random_observation, synthetic_rollout
 from torch import Tensor
 
 from esper.leyline.actions import HEADS, Op
 from esper.simic.ppo import PPOAgent, PPOConfig
 from esper.simic.rollout import Rollout
+from synthetic import CPU, changed, picked, random_observation, synthetic_rollout
 
 LENGTH, ENVIRONMENTS, SLOTS = 6, 12, 3
 
@@ -207,7 +207,7 @@ def test_minibatches_hold_whole_episodes_and_every_environment_once_an_epoch() -
     agent.policy.evaluate_actions = spy
     agent.update(rollout)
     assert len(marks) == 15
-    epochs = [sum(marks[i : i + 5], []) for i in (0, 5, 10)]
+    epochs = [[mark for part in marks[i : i + 5] for mark in part] for i in (0, 5, 10)]
     assert all(sorted(epoch) == list(range(ENVIRONMENTS)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
 

@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 import torch
-from synthetic import CPU
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.leyline.actions import Op
@@ -14,6 +13,7 @@ from esper.simic.environment import GrowthConfig, GrowthEnv
 from esper.simic.ppo import PPOAgent, PPOConfig
 from esper.simic.rollout import collect
 from esper.tolaria.precision import Precision
+from synthetic import CPU
 
 
 @pytest.mark.slow

@@ -38,11 +38,11 @@ from support import (
 MIXED = mixed_gardens(slots=3, rows=16)
 
 
-def check(host: CnnHost, garden: Garden, batch: int = 6) -> None:
+def check(host: CnnHost, garden: Garden, batch: int = 6, max_norm: float = 1.0) -> EpochResult:
     """Train both and compare every number that either of them keeps or reports."""
     rows, slots = len(garden), len(host.slots)
     stack = random_stack(host, rows)
-    settings = optimisation(rows, slots)
+    settings = optimisation(rows, slots, max_norm)
     batches = random_batches(host, rows, size=batch)
     environments = naive_environments(host, stack, garden, settings)
     result = train(host, stack, seed_state(garden, slots), batches, settings)
@@ -50,6 +50,7 @@ def check(host: CnnHost, garden: Garden, batch: int = 6) -> None:
     for n, environment in enumerate(environments):
         assert_same_environment(host, stack, n, environment)
         assert_same_report(host, result, n, environment)
+    return result
 
 
 def assert_same_report(host: CnnHost, result: EpochResult, n: int, environment) -> None:
@@ -133,6 +134,14 @@ for slot in {{0, last, len(host.slots) - 1}}:
 @pytest.mark.parametrize("garden", MIXED, ids=lambda garden: f"{len(garden)} environments")
 def test_seeds_of_every_kind_train_like_their_modules(garden: Garden):
     check(small_host(), garden)
+
+
+def test_seeds_are_clipped_like_their_modules_each_by_itself():
+    """The seeds' gradients in these small hosts are small, so the limit is too."""
+    limit = 0.02
+    norms = check(small_host(), MIXED[1], max_norm=limit).seed_gradient_norm
+    assert (norms > 2 * limit).any()
+    assert (norms < limit / 2).any()
 
 
 @pytest.mark.parametrize("pools", [0, 2])

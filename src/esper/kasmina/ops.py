@@ -67,14 +67,15 @@ def batch_norm(
 
     Running statistics ``[N, C]`` are updated in training.
     """
-    # The rows of the buffer store are not contiguous, so batch_norm works on copies.
+    # Copies: the rows of the stores are not contiguous, and torch 2.13's channels_last backward
+    # takes a strided weight (flatten of [N, 1]) for a contiguous one.
     mean, variance = running_mean.flatten().clone(), running_variance.flatten().clone()
     images = F.batch_norm(
         to_images(x),
         mean,
         variance,
-        weight.flatten(),
-        bias.flatten(),
+        weight.flatten().contiguous(),
+        bias.flatten().contiguous(),
         training,
         momentum,
         NORM_EPSILON,
@@ -90,10 +91,12 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, rectify: bool = False) -
     """GroupNorm of each environment, ``weight`` and ``bias`` ``[N, C]``; a ReLU if ``rectify``."""
     images = to_images(x)
     if torch.is_grad_enabled() and not x.requires_grad:
-        # torch 2.13's backward crashes on a channels_last CPU input that needs no gradient.
-        images = images.contiguous()
+        # torch 2.13's backward crashes on a channels_last CPU input that needs no gradient. Not
+        # contiguous(): with one channel or one pixel an image counts as being in both orders.
+        images = images.clone(memory_format=torch.contiguous_format)
     groups = len(weight) * norm_groups(x.shape[-1])
-    images = F.group_norm(images, groups, weight.flatten(), bias.flatten(), NORM_EPSILON)
+    flat_weight, flat_bias = weight.flatten().contiguous(), bias.flatten().contiguous()
+    images = F.group_norm(images, groups, flat_weight, flat_bias, NORM_EPSILON)
     return from_images(images, x.shape[3], rectify)
 
 
