@@ -1,6 +1,6 @@
 """Does the policy learn? Trains it on several seeds and compares it with its controls.
 
-    python benchmarks/learning.py                     # about 40 minutes on 2 cores
+    python benchmarks/learning.py                     # about 45 minutes on 2 cores
     python benchmarks/learning.py --seeds 1 --rounds 4
 
 For every seed: PPO for ``--rounds`` rounds, then the random policy, the plateau heuristic and
@@ -23,7 +23,14 @@ import torch
 
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten, unflatten
-from esper.leyline.events import EpisodeOutcome, PPOUpdateCompleted, TrainingFinished, to_floats
+from esper.leyline.events import (
+    AnalyticsSnapshot,
+    EpisodeOutcome,
+    PPOUpdateCompleted,
+    TrainingFinished,
+    to_floats,
+)
+from esper.simic.run_directory import stored_config
 from esper.simic.training.vectorized import resume_ppo, run_training
 
 RESULTS = Path(__file__).parent / "results"
@@ -47,20 +54,17 @@ class Mean:
 ZERO = Mean(0.0, 0.0)
 
 
-def trained(policy: str, settings: dict, work: Path) -> tuple[Path, float]:
-    """The finished run of a policy, and the seconds this process spent on it."""
+def trained(policy: str, settings: dict, work: Path) -> Path:
+    """The finished run of a policy."""
     folder = work / f"{policy}-seed{settings['seed']}"
     config = unflatten({**settings, "telemetry_dir": str(folder), "telemetry_level": "minimal"})
-    begin = time.perf_counter()
     for run in sorted(folder.glob("*")):
         ends = list(read_events(run, TrainingFinished)) if (run / "events.jsonl").exists() else []
         if ends and ends[-1].status == "finished" and ends[-1].round >= settings["rounds"]:
-            return run, 0.0
+            return run
         if policy == "ppo" and any((run / "checkpoints").glob("0*")):
-            summary = resume_ppo(run, {"rounds": settings["rounds"]})
-            return summary.path, time.perf_counter() - begin
-    summary = run_training(config, policy)
-    return summary.path, time.perf_counter() - begin
+            return resume_ppo(run, {"rounds": settings["rounds"]}).path
+    return run_training(config, policy).path
 
 
 def mean_gain(outcomes: list[EpisodeOutcome], group_size: int) -> Mean:
@@ -77,15 +81,16 @@ def mean_gain(outcomes: list[EpisodeOutcome], group_size: int) -> Mean:
 
 def report(seed: int, settings: dict, work: Path) -> dict:
     """Everything the table needs of one seed."""
-    run, seconds = trained("ppo", settings, work)
+    run = trained("ppo", settings, work)
     outcomes = list(read_events(run, EpisodeOutcome))
     updates = list(read_events(run, PPOUpdateCompleted))
+    speed = list(read_events(run, AnalyticsSnapshot))
     tenth = math.ceil(len(outcomes) / 10)
     size = settings["group_size"]
     first, last = (mean_gain(part, size) for part in (outcomes[:tenth], outcomes[-tenth:]))
     controls = {}
     for policy in ("random", "heuristic", "never"):
-        control_run, _ = trained(policy, {**settings, "rounds": max(2, tenth)}, work)
+        control_run = trained(policy, {**settings, "rounds": max(2, tenth)}, work)
         controls[policy] = mean_gain(list(read_events(control_run, EpisodeOutcome)), size)
     ends = outcomes[-tenth:]
     explained = [u.metrics["explained_variance"] for u in updates[-tenth:]]
@@ -93,7 +98,8 @@ def report(seed: int, settings: dict, work: Path) -> dict:
     begin = outcomes[0]
     return {
         "seed": seed,
-        "seconds": seconds,
+        "seconds": sum(s.rollout_seconds + s.update_seconds for s in speed),
+        "threads": stored_config(run)[1]["threads"],
         "first": first,
         "last": last,
         **controls,
@@ -136,7 +142,7 @@ def table(rows: list[dict]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--work", type=Path, default=Path("runs/learning"))
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/learning.md")
@@ -158,8 +164,8 @@ def main() -> int:
         "settings as they come. Gains are percentage points of committed validation accuracy over "
         "the never-grow twin, ± one standard error.\n\n"
         f"{table(rows)}\n\n"
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, "
-        f"{time.strftime('%Y-%m-%d')}. Minutes are wall time of the PPO run alone.\n"
+        f"torch {torch.__version__}, {rows[0]['threads']} thread a run, {platform.machine()}, "
+        f"{time.strftime('%Y-%m-%d')}. Minutes are wall time of the PPO run.\n"
     )
     if arguments.write:
         RESULTS.mkdir(exist_ok=True)

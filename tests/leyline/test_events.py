@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from esper.karn.store import read_events
@@ -80,7 +81,7 @@ def test_a_corrupt_or_half_written_line_is_passed_over(tmp_path: Path) -> None:
 
 def test_each_level_writes_what_the_one_below_writes_and_more() -> None:
     levels = [set(LEVELS[name]) for name in ("off", "minimal", "normal", "debug")]
-    assert all(a < b for a, b in zip(levels, levels[1:], strict=False))
+    assert all(a < b for a, b in pairwise(levels))
 
 
 def test_reading_events_needs_no_torch() -> None:

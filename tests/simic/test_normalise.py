@@ -89,6 +89,27 @@ def test_a_constant_column_stays_finite() -> None:
     assert bool(moments.normalise(rows + 1e-3).isfinite().all())
 
 
+def test_a_row_with_a_number_that_is_not_finite_is_left_out() -> None:
+    rows = data(14, 40, offset=3.0)
+    spoilt = torch.cat([rows[:20], data(15, 4), rows[20:]])
+    spoilt[20, 0], spoilt[21, 1], spoilt[22, 2], spoilt[23] = np.nan, np.inf, -np.inf, np.nan
+    moments, expected = fed(spoilt.view(4, 11, 3)), fed(rows)
+    for name, value in expected.state().items():
+        torch.testing.assert_close(moments.state()[name], value)
+    nothing = fed(spoilt[20:24])
+    assert torch.equal(nothing.normalise(rows), rows.float())
+    nothing.update(rows)
+    assert torch.equal(nothing.mean, expected.mean)
+
+
+def test_what_is_not_finite_stays_visible() -> None:
+    nonsense = torch.tensor([[np.nan, np.inf, -np.inf]])
+    for moments in (fed(), fed(data(16, 30))):
+        seen = moments.normalise(nonsense)[0]
+        assert seen[0].isnan()
+        assert seen[1:].tolist() == [np.inf, -np.inf]
+
+
 def test_reading_does_not_change_the_moments() -> None:
     moments = fed(data(7, 30))
     before = {name: value.clone() for name, value in moments.state().items()}

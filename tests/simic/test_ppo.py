@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEADS, Op
-from esper.simic.ppo import PPOAgent, PPOConfig
+from esper.leyline.config import LearnerConfig
+from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from synthetic import CPU, changed, picked, random_observation, synthetic_rollout
 
@@ -16,7 +17,7 @@ LENGTH, ENVIRONMENTS, SLOTS = 6, 12, 3
 
 
 def agent_with(seed: int = 0, **settings) -> PPOAgent:
-    return PPOAgent(PPOConfig(**({"lstm_hidden": 16, "minibatches": 2} | settings)), seed, CPU)
+    return PPOAgent(LearnerConfig(**({"lstm_hidden": 16, "minibatches": 2} | settings)), seed, CPU)
 
 
 def rollout_of(agent: PPOAgent, seed: int = 1, episode: int = 0) -> Rollout:
@@ -163,7 +164,7 @@ def test_the_same_seed_learns_the_same_bits() -> None:
         torch.rand(7)
     assert same_bits(everything(first), everything(second))
     assert not same_bits(weights(first), weights(other))
-    assert summary["learning_rate"] == PPOConfig().learning_rate
+    assert summary["learning_rate"] == LearnerConfig().learning_rate
 
 
 def test_building_an_agent_leaves_the_global_generator() -> None:
@@ -193,7 +194,7 @@ def test_a_round_is_normalised_by_the_rounds_before_it() -> None:
 def test_minibatches_hold_whole_episodes_and_every_environment_once_an_epoch() -> None:
     """Seen from outside: environments with a marked critic feature, one batch an epoch or many."""
     marks: list[list[int]] = []
-    agent = agent_with(epochs=3, minibatches=5)
+    agent = agent_with(ppo_epochs=3, minibatches=5)
     evaluate = agent.policy.evaluate_actions
 
     def spy(observation, actions, hidden):
@@ -218,9 +219,9 @@ def test_minibatches_hold_whole_episodes_and_every_environment_once_an_epoch() -
 def test_once_kl_is_too_large_nothing_moves_for_the_rest_of_the_round() -> None:
     """The first step of a round is at KL 0 and so always taken."""
     settings = {"minibatches": 1, "learning_rate": 1e-2}
-    stopping = agent_with(epochs=4, target_kl=1e-9, **settings)
-    single = agent_with(epochs=1, target_kl=1e-9, **settings)
-    free = agent_with(epochs=4, target_kl=1e9, **settings)
+    stopping = agent_with(ppo_epochs=4, target_kl=1e-9, **settings)
+    single = agent_with(ppo_epochs=1, target_kl=1e-9, **settings)
+    free = agent_with(ppo_epochs=4, target_kl=1e9, **settings)
     rollout = rollout_of(stopping)
     summaries = [agent.update(rollout) for agent in (stopping, single, free)]
     assert [summary["stopped"] for summary in summaries] == [1.0, 0.0, 0.0]
@@ -232,9 +233,88 @@ def test_once_kl_is_too_large_nothing_moves_for_the_rest_of_the_round() -> None:
     assert not same_bits(weights(stopping), before)
 
 
+def test_a_stop_holds_for_every_minibatch_that_follows() -> None:
+    """One environment is far off policy: no step at all only if it is in the first minibatch."""
+    unmoved = 0
+    for n in range(ENVIRONMENTS):
+        agent = agent_with(ppo_epochs=1, minibatches=4, target_kl=0.01)
+        rollout = rollout_of(agent)
+        rollout.log_prob[:, n] += 1.0
+        before = weights(agent)
+        assert agent.update(rollout)["stopped"] == 1.0
+        unmoved += same_bits(weights(agent), before)
+    assert unmoved == ENVIRONMENTS // 4
+
+
+def bandit(agent: PPOAgent, scale: float = 1.0) -> tuple[Rollout, Tensor]:
+    """A rollout in which advantages are rewards, plus and minus ``scale``; and their signs."""
+    rollout = rollout_of(agent)
+    places = torch.arange(LENGTH)[:, None] + torch.arange(ENVIRONMENTS)
+    signs = 1.0 - 2.0 * (places % 2)
+    rollout.rewards.copy_(scale * signs)
+    rollout.values.zero_()
+    return rollout, signs
+
+
+BANDIT = {
+    "ppo_epochs": 1,
+    "minibatches": 1,
+    "discount": 0.0,
+    "trace_decay": 0.0,
+    "entropy": 0.0,
+    "value_weight": 0.0,
+    "target_kl": 1e9,
+}
+
+
+@pytest.mark.parametrize("direction", [1.0, -1.0])
+def test_a_ratio_that_left_its_bounds_gets_no_further_push(direction) -> None:
+    """Ratios of e where it paid and of 1/e where it cost; or the other way round, to be undone."""
+    agent = agent_with(**BANDIT)
+    rollout, signs = bandit(agent)
+    rollout.log_prob -= direction * signs
+    before = weights(agent)
+    summary = agent.update(rollout)
+    assert summary["clip_fraction"] == 1.0
+    assert same_bits(weights(agent), before) == (direction > 0.0)
+
+
+def test_advantages_are_centred_and_scaled_but_noise_is_not_blown_up() -> None:
+    """Deviations below 0.1 are divided by 0.1."""
+
+    def learned(scale: float, shift: float = 0.0) -> dict[str, float]:
+        agent = agent_with(**BANDIT)
+        rollout, _ = bandit(agent, scale)
+        rollout.rewards += shift
+        return agent.update(rollout)
+
+    one = learned(1.0)["grad_norm"]
+    assert learned(10.0)["grad_norm"] == pytest.approx(one, rel=1e-4)
+    assert learned(1.0, shift=30.0)["grad_norm"] == pytest.approx(one, rel=1e-3)
+    assert learned(0.01)["grad_norm"] == pytest.approx(0.1 * one, rel=0.02)
+    assert learned(1.0, shift=30.0)["policy_loss"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_entropy_bonus_raises_entropy() -> None:
+    agent = agent_with(**(BANDIT | {"entropy": 1.0, "ppo_epochs": 8}))
+    rollout, _ = bandit(agent, scale=0.0)
+    first, second = agent.update(rollout), agent.update(rollout)
+    assert second["entropy"] > first["entropy"]
+
+
+def test_a_greedy_agent_needs_no_chance() -> None:
+    def greedy_actions(episode: int, greedy: bool) -> Tensor:
+        agent = agent_with(seed=6)
+        agent.greedy = greedy
+        return synthetic_rollout(agent, LENGTH, ENVIRONMENTS, SLOTS, 1, episode).actions
+
+    assert torch.equal(greedy_actions(0, True), greedy_actions(1, True))
+    assert not torch.equal(greedy_actions(0, False), greedy_actions(1, False))
+
+
 def test_the_gradient_of_a_step_is_clipped() -> None:
     """Adam's first moment after one step is 0.1 of the clipped gradient."""
-    agent = agent_with(epochs=1, minibatches=1, max_gradient_norm=0.01)
+    agent = agent_with(ppo_epochs=1, minibatches=1, max_gradient_norm=0.01)
     summary = agent.update(rollout_of(agent))
     assert summary["grad_norm"] > 0.01
     moments = [state["exp_avg"] for state in agent.optimizer.state.values()]
@@ -249,7 +329,7 @@ NONSENSE = [math.nan, math.inf, -math.inf]
 
 def about_to_learn_from(where: str, nonsense: float) -> tuple[PPOAgent, Rollout]:
     """An agent in its second round, and a rollout with one number spoilt."""
-    agent = agent_with(epochs=2, minibatches=1)
+    agent = agent_with(ppo_epochs=2, minibatches=1)
     agent.update(rollout_of(agent, seed=8))
     rollout = rollout_of(agent, seed=9, episode=1)
     spoilt = getattr(rollout if hasattr(rollout, where) else rollout.observation, where)
@@ -294,7 +374,7 @@ def test_a_log_prob_that_is_not_finite_leaves_every_weight(nonsense) -> None:
 
 
 def test_only_the_minibatch_that_is_not_finite_is_refused() -> None:
-    agent = agent_with(epochs=1, minibatches=4)
+    agent = agent_with(ppo_epochs=1, minibatches=4)
     rollout = rollout_of(agent)
     rollout.observation.critic[2, 5] = math.nan
     before = weights(agent)

@@ -2,21 +2,20 @@
 
 from collections import Counter
 
-import pytest
 import torch
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.leyline.actions import Op
+from esper.leyline.config import LearnerConfig
 from esper.runtime import data
 from esper.runtime.tasks import Task
 from esper.simic.environment import GrowthConfig, GrowthEnv
-from esper.simic.ppo import PPOAgent, PPOConfig
+from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import collect
 from esper.tolaria.precision import Precision
 from synthetic import CPU
 
 
-@pytest.mark.slow
 def test_an_untrained_policy_fossilises_a_tenth_of_what_it_germinates() -> None:
     """On a tiny host of shifted digits; and whatever it does is legal."""
     host = CnnHost(channels=(3, 4), classes=10, image=(8, 8, 1))
@@ -29,7 +28,7 @@ def test_an_untrained_policy_fossilises_a_tenth_of_what_it_germinates() -> None:
         assert bool(step.report.success.all())
         done.update(actions[:, 0].tolist())
 
-    collect(env, PPOAgent(PPOConfig(), 1, CPU), 0, on_step)
+    collect(env, PPOAgent(LearnerConfig(), 1, CPU), 0, on_step)
     assert done[Op.GERMINATE] >= 20
     assert done[Op.FOSSILISE] >= 0.1 * done[Op.GERMINATE]
     assert done[Op.WAIT] > done[Op.PRUNE]

@@ -88,7 +88,7 @@ class SeedState:
     alpha: Tensor
     """How much of the branch is in the output, in [0, 1]."""
     alpha_velocity: Tensor
-    """Change of alpha in the last step."""
+    """Change of alpha in the last tick; a jump made by an action is not in it."""
     ramp_start: Tensor
     """Alpha when the current ramp began."""
     ramp_target: Tensor

@@ -297,7 +297,7 @@ class GrowthEnv:
                 self.host_parameters,
                 own_parameters,
             ),
-            blueprints=own_state.blueprint,
+            blueprints=torch.where(own_state.living, own_state.blueprint, 0),
             critic=critic_features(score, twin_score),
             masks=ActionMasks(legal, self.kinds.expand(self.count, -1, -1)),
         )

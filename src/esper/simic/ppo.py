@@ -1,12 +1,13 @@
 """Proximal policy optimisation of the recurrent policy (Schulman et al., 2017)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.actions import HEAD_WIDTHS, HEADS
+from esper.leyline.config import LearnerConfig
 from esper.simic.advantage import explained_variance, generalised_advantages
 from esper.simic.normalise import RunningMoments
 from esper.simic.rollout import Rollout
@@ -17,47 +18,16 @@ ADVANTAGE_FLOOR = 0.1
 """Advantages are divided by at least this, so that noise is not blown up into a signal."""
 
 
-@dataclass(frozen=True, slots=True)
-class PPOConfig:
-    """Settings of the update.
-
-    Attributes:
-        learning_rate: of Adam, for policy and critic.
-        epochs: passes over a rollout.
-        minibatches: parts of a pass, each a set of whole episodes.
-        clip: the ratio's trust region, 1 +- clip.
-        discount: gamma.
-        trace_decay: lambda of the advantages.
-        entropy: weight of the entropy bonus.
-        value_weight: weight of the value loss.
-        max_gradient_norm: of the whole network.
-        target_kl: updates stop for the round once approximate KL is above 1.5 times this.
-        lstm_hidden: width of the LSTM.
-    """
-
-    learning_rate: float = 1e-3
-    epochs: int = 4
-    minibatches: int = 4
-    clip: float = 0.2
-    discount: float = 1.0
-    trace_decay: float = 0.95
-    entropy: float = 0.01
-    value_weight: float = 0.5
-    max_gradient_norm: float = 0.5
-    target_kl: float = 0.05
-    lstm_hidden: int = 128
-
-
 class PPOAgent:
     """Policy, critic, optimizer and normalisers; acts and learns.
 
     Args:
-        config: see ``PPOConfig``.
+        config: see ``leyline.config.LearnerConfig``.
         seed: of initial weights, action sampling and shuffling.
         device: where the networks live.
     """
 
-    def __init__(self, config: PPOConfig, seed: int, device: torch.device):
+    def __init__(self, config: LearnerConfig, seed: int, device: torch.device):
         self.config, self.seed, self.device = config, seed, device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -144,7 +114,7 @@ class PPOAgent:
 
     def _minibatches(self, environments: int) -> list[Tensor]:
         """Environments of each minibatch of each epoch, shuffled by a keyed draw."""
-        streams = torch.arange(self.config.epochs, device=self.device)
+        streams = torch.arange(self.config.ppo_epochs, device=self.device)
         drawn = random_bits(
             self.seed, streams, Purpose.POLICY_SHUFFLE, self.updates, 0, environments
         )

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from esper.kasmina.hosts.cnn import resolve_slots
 from esper.leyline.config import TrainConfig, check, flatten, unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
@@ -28,10 +27,9 @@ from esper.leyline.events import (
 )
 from esper.nissa.hub import Hub, JsonLines
 from esper.nissa.parquet import write_parquet
-from esper.runtime.tasks import Task, find
 from esper.simic.checkpoint import agent_parts, load_latest, restore_agent, save
-from esper.simic.environment import GrowthConfig, GrowthEnv, Step
-from esper.simic.ppo import PPOAgent, PPOConfig
+from esper.simic.environment import GrowthEnv, Step
+from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Actor, collect
 from esper.simic.run_directory import (
     RunDirectory,
@@ -40,8 +38,7 @@ from esper.simic.run_directory import (
     stored_config,
 )
 from esper.simic.training.recorder import Recorder, RoundSummary
-from esper.tamiyo.baselines import NeverActor, RandomActor
-from esper.tamiyo.heuristic import HeuristicActor
+from esper.simic.training.setup import build_environment, control, resolve_device
 from esper.tolaria.precision import Precision, resolve_precision
 
 MAY_CHANGE_ON_RESUME = frozenset(
@@ -172,7 +169,7 @@ def run_training(
     if config.machine.threads is not None:
         torch.set_num_threads(config.machine.threads)
     environment = build_environment(config, precision, device)
-    agent = PPOAgent(ppo_config(config), config.world.seed, device) if policy == "ppo" else None
+    agent = PPOAgent(config.learner, config.world.seed, device) if policy == "ppo" else None
     actor = agent or control(policy, environment)
     directory, done = _open(config, resume, agent, device)
     session = _Session(
@@ -183,82 +180,6 @@ def run_training(
     finally:
         directory.close()
     return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device called ``name``.
-
-    Raises:
-        UsageError: there is none here.
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"device: {name!r} is no device; use cpu or cuda:0") from error
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda":
-        raise UsageError(f"device: {name!r} is not supported; use cpu or cuda:0")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count == 0:
-        raise UsageError(f"device: {name} is not available, this machine has no CUDA; use cpu")
-    if (device.index or 0) >= count:
-        raise UsageError(f"device: {name} is not available; this machine has {count} CUDA devices")
-    return device
-
-
-def resolve_task(config: TrainConfig) -> Task:
-    """The task with the slots that were asked for.
-
-    Raises:
-        UsageError: there is no such task or slot.
-    """
-    task = find(config.world.task)
-    slots = resolve_slots(task.host, config.world.slots)
-    return replace(task, host=replace(task.host, slot_names=slots))
-
-
-def build_environment(config: TrainConfig, precision: Precision, device: torch.device) -> GrowthEnv:
-    """The environments that ``config`` describes."""
-    task, world = resolve_task(config), config.world
-    growth = GrowthConfig(
-        seed=world.seed,
-        group_size=world.group_size,
-        episode_length=world.episode_length or task.episode_length,
-        max_batches=world.max_batches or task.max_batches,
-        batch_size=world.batch_size or task.batch_size,
-        max_seeds=world.max_seeds or len(task.host.slots),
-        reward=world.reward,
-    )
-    return GrowthEnv(task, torch.arange(world.envs), growth, precision, device)
-
-
-def ppo_config(config: TrainConfig) -> PPOConfig:
-    """The learner's settings as the agent takes them."""
-    settings = config.learner
-    return PPOConfig(
-        learning_rate=settings.learning_rate,
-        epochs=settings.ppo_epochs,
-        minibatches=settings.minibatches,
-        clip=settings.clip,
-        discount=settings.discount,
-        trace_decay=settings.trace_decay,
-        entropy=settings.entropy,
-        value_weight=settings.value_weight,
-        max_gradient_norm=settings.max_gradient_norm,
-        target_kl=settings.target_kl,
-        lstm_hidden=settings.lstm_hidden,
-    )
-
-
-def control(policy: str, environment: GrowthEnv) -> Actor:
-    """A policy that does not learn: ``heuristic``, ``random`` or ``never``."""
-    if policy == "heuristic":
-        return HeuristicActor(environment.config.episode_length)
-    if policy == "random":
-        return RandomActor(environment.config.seed)
-    assert policy == "never", policy
-    return NeverActor()
 
 
 def _open(

@@ -1,0 +1,73 @@
+"""From settings to the things they describe: device, task, environments, controls."""
+
+from dataclasses import replace
+
+import torch
+
+from esper.kasmina.hosts.cnn import resolve_slots
+from esper.leyline.config import TrainConfig
+from esper.leyline.errors import UsageError
+from esper.runtime.tasks import Task, find
+from esper.simic.environment import GrowthConfig, GrowthEnv
+from esper.simic.rollout import Actor
+from esper.tamiyo.baselines import NeverActor, RandomActor
+from esper.tamiyo.heuristic import HeuristicActor
+from esper.tolaria.precision import Precision
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called ``name``.
+
+    Raises:
+        UsageError: there is none here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device: {name!r} is no device; use cpu or cuda:0") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise UsageError(f"device: {name!r} is not supported; use cpu or cuda:0")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise UsageError(f"device: {name} is not available, this machine has no CUDA; use cpu")
+    if (device.index or 0) >= count:
+        raise UsageError(f"device: {name} is not available; this machine has {count} CUDA devices")
+    return device
+
+
+def resolve_task(config: TrainConfig) -> Task:
+    """The task with the slots that were asked for.
+
+    Raises:
+        UsageError: there is no such task or slot.
+    """
+    task = find(config.world.task)
+    slots = resolve_slots(task.host, config.world.slots)
+    return replace(task, host=replace(task.host, slot_names=slots))
+
+
+def build_environment(config: TrainConfig, precision: Precision, device: torch.device) -> GrowthEnv:
+    """The environments that ``config`` describes."""
+    task, world = resolve_task(config), config.world
+    growth = GrowthConfig(
+        seed=world.seed,
+        group_size=world.group_size,
+        episode_length=world.episode_length or task.episode_length,
+        max_batches=world.max_batches or task.max_batches,
+        batch_size=world.batch_size or task.batch_size,
+        max_seeds=world.max_seeds or len(task.host.slots),
+        reward=world.reward,
+    )
+    return GrowthEnv(task, torch.arange(world.envs), growth, precision, device)
+
+
+def control(policy: str, environment: GrowthEnv) -> Actor:
+    """A policy that does not learn: ``heuristic``, ``random`` or ``never``."""
+    if policy == "heuristic":
+        return HeuristicActor(environment.config.episode_length)
+    if policy == "random":
+        return RandomActor(environment.config.seed)
+    assert policy == "never", policy
+    return NeverActor()
