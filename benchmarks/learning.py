@@ -88,10 +88,12 @@ def report(seed: int, settings: dict, work: Path) -> dict:
     tenth = math.ceil(len(outcomes) / 10)
     size = settings["group_size"]
     first, last = (mean_gain(part, size) for part in (outcomes[:tenth], outcomes[-tenth:]))
-    controls = {}
+    controls, kept = {}, {}
     for policy in ("random", "heuristic", "never"):
         control_run = trained(policy, {**settings, "rounds": max(2, tenth)}, work)
-        controls[policy] = mean_gain(list(read_events(control_run, EpisodeOutcome)), size)
+        played = list(read_events(control_run, EpisodeOutcome))
+        controls[policy] = mean_gain(played, size)
+        kept[policy] = float(np.mean([np.array(o.fossilised) > 0 for o in played]))
     ends = outcomes[-tenth:]
     explained = [u.metrics["explained_variance"] for u in updates[-tenth:]]
     within = [u.metrics["explained_variance_within_step"] for u in updates[-tenth:]]
@@ -103,6 +105,7 @@ def report(seed: int, settings: dict, work: Path) -> dict:
         "first": first,
         "last": last,
         **controls,
+        "heuristic_keeps": kept["heuristic"],
         "fossilised": float(np.mean([o.fossilised for o in ends])),
         "added": float(np.mean([o.added_parameters for o in ends])),
         "explained": float(np.mean(explained)),
@@ -113,6 +116,8 @@ def report(seed: int, settings: dict, work: Path) -> dict:
                 last.above(ZERO),
                 last.above(first),
                 last.above(controls["random"]),
+                controls["heuristic"].above(ZERO),
+                kept["heuristic"] >= 0.5,
                 float(np.mean([o.fossilised for o in ends])) >= 0.5,
                 float(np.mean(explained)) > 0.3,
                 sum(begin.fossilised) >= 0.1 * sum(begin.germinated),
@@ -124,14 +129,15 @@ def report(seed: int, settings: dict, work: Path) -> dict:
 def table(rows: list[dict]) -> str:
     """The results in Markdown."""
     lines = [
-        "| seed | first tenth | last tenth | random | heuristic | never | fossilised an episode "
+        "| seed | first tenth | last tenth | random | heuristic (environments that keep a seed) | never | fossilised an episode "
         "| parameters added | explained variance (within a step) | untrained fossilises "
         "| minutes | holds |",
         "|" + "---|" * 12,
     ]
     for r in rows:
         lines.append(
-            f"| {r['seed']} | {r['first']} | {r['last']} | {r['random']} | {r['heuristic']} "
+            f"| {r['seed']} | {r['first']} | {r['last']} | {r['random']} "
+            f"| {r['heuristic']} ({100 * r['heuristic_keeps']:.0f} %) "
             f"| {r['never']} | {r['fossilised']:.2f} | {r['added']:.0f} "
             f"| {r['explained']:.2f} ({r['within']:.2f}) | {100 * r['untrained']:.0f} % "
             f"| {r['seconds'] / 60:.1f} | {'yes' if r['passed'] else 'NO'} |"
@@ -139,13 +145,20 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def processor() -> str:
+    """The processor's name where the system tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.machine()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--work", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/learning.md")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
     settings = {
         **flatten(TrainConfig()),
@@ -164,7 +177,7 @@ def main() -> int:
         "settings as they come. Gains are percentage points of committed validation accuracy over "
         "the never-grow twin, ± one standard error.\n\n"
         f"{table(rows)}\n\n"
-        f"torch {torch.__version__}, {rows[0]['threads']} thread a run, {platform.machine()}, "
+        f"torch {torch.__version__}, {processor()}, {rows[0]['threads']} thread a run, "
         f"{time.strftime('%Y-%m-%d')}. Minutes are wall time of the PPO run.\n"
     )
     if arguments.write:

@@ -162,8 +162,8 @@ def main() -> int:
     ]
     lines = ["| task | N | naive loop, ms | stacked, ms | ratio |", "|---|---|---|---|---|"]
     lines += [
-        f"| {r['task']} | {r['envs']} | {r['naive_ms']:.1f} | {r['stacked_ms']:.1f} | {r['ratio']:.1f} |"
-        for r in rows
+        "| {task} | {envs} | {naive_ms:.1f} | {stacked_ms:.1f} | {ratio:.1f} |".format(**row)
+        for row in rows
     ]
     print("\n".join(lines))
     if arguments.write:
@@ -171,8 +171,8 @@ def main() -> int:
         text = (
             "# One training step, stacked against a loop\n\n`make bench-step`\n\n"
             + "\n".join(lines)
-            + f"\n\nMedians of {arguments.repeats - 1} interleaved steps, CPU, torch {torch.__version__}, "
-            + f"best of {arguments.threads} threads, {time.strftime('%Y-%m-%d')}.\n"
+            + f"\n\nMedians of {arguments.repeats - 1} interleaved steps, CPU, "
+            + f"torch {torch.__version__}, best of {arguments.threads} threads, {time.strftime('%Y-%m-%d')}.\n"
         )
         (RESULTS / "training_step.md").write_text(text)
         (RESULTS / "training_step.json").write_text(json.dumps(rows, indent=2) + "\n")

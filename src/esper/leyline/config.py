@@ -39,7 +39,7 @@ class WorldConfig:
     """Where seeds may grow: names such as r0c0, or early, mid, late; all slots when not given."""
     max_seeds: int | None = None
     """Most living seeds an environment may have; as many as it has slots when not given."""
-    rounds: int = 20
+    rounds: int = 30
     """Rounds in total; each is one episode of every environment and one PPO update (also
     --episodes)."""
     envs: int = 32

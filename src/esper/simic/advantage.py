@@ -42,15 +42,20 @@ def generalised_advantages(
 def explained_variance(values: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
     """How much of the variance of ``returns [T, N]`` the critic's ``values`` explain.
 
+    Give it the returns that came about (advantages of lambda 1 plus values), not those the critic
+    learns, which contain its own opinion. NaN where the returns do not vary.
+
     Returns:
         over all steps, and within a time step. The first can be high merely because the critic
         knows what time it is; neither proves that a policy learned anything.
     """
 
     def share(residual: Tensor, total: Tensor) -> Tensor:
-        return 1.0 - residual.square().mean() / total.square().mean().clamp(min=1e-12)
+        return 1.0 - residual.square().mean() / total.square().mean()
+
+    def spread(x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True)
 
     error = returns - values
     overall = share(error - error.mean(), returns - returns.mean())
-    within = share(error - error.mean(1, keepdim=True), returns - returns.mean(1, keepdim=True))
-    return overall, within
+    return overall, share(spread(error), spread(returns))

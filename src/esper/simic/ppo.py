@@ -73,17 +73,11 @@ class PPOAgent:
         """
         observation = self.normalised(rollout.observation)
         values = self.return_moments.restore(rollout.values)
-        advantages, returns = generalised_advantages(
-            rollout.rewards,
-            values,
-            torch.zeros_like(values[0]),
-            rollout.terminated,
-            self.config.discount,
-            self.config.trace_decay,
-        )
-        targets = self.return_moments.scale(returns)
+        advantages, targets = self._advantages(rollout, values, self.config.trace_decay)
+        _, returns = self._advantages(rollout, values, 1.0)
+        scaled_targets = self.return_moments.scale(targets)
         advantages = advantages - advantages.mean()
-        advantages = advantages / advantages.std().clamp(min=ADVANTAGE_FLOOR)
+        advantages = advantages / advantages.std(correction=0).clamp(min=ADVANTAGE_FLOOR)
         stopped = torch.zeros((), device=self.device)
         records = []
         for chosen in self._minibatches(rollout.actions.shape[1]):
@@ -95,13 +89,13 @@ class PPOAgent:
                 rollout.actions[:, chosen],
                 rollout.log_prob[:, chosen],
                 advantages[:, chosen],
-                targets[:, chosen],
+                scaled_targets[:, chosen],
                 stopped,
             )
             records.append(record)
         self.updates += 1
         overall, within = explained_variance(values, returns)
-        self._update_moments(rollout, returns)
+        self._update_moments(rollout, targets)
         return self._summary(
             records,
             {
@@ -110,6 +104,19 @@ class PPOAgent:
                 "return_mean": returns[0].mean(),
                 "value_mean": values[0].mean(),
             },
+        )
+
+    def _advantages(
+        self, rollout: Rollout, values: Tensor, trace_decay: float
+    ) -> tuple[Tensor, Tensor]:
+        """Advantages and returns of whole episodes; there is nothing behind the last step."""
+        return generalised_advantages(
+            rollout.rewards,
+            values,
+            torch.zeros_like(values[0]),
+            rollout.terminated,
+            self.config.discount,
+            trace_decay,
         )
 
     def _minibatches(self, environments: int) -> list[Tensor]:
@@ -191,11 +198,11 @@ class PPOAgent:
             torch.cat([g.flatten() for g in gradients if g is not None])
         )
 
-    def _update_moments(self, rollout: Rollout, returns: Tensor) -> None:
+    def _update_moments(self, rollout: Rollout, targets: Tensor) -> None:
         """Take the round in; only now, so that rollout and update saw the same numbers."""
         self.host_moments.update(rollout.observation.host)
         self.slot_moments.update(rollout.observation.slots)
-        self.return_moments.update(returns)
+        self.return_moments.update(targets)
 
     def _summary(
         self, records: list[dict[str, Tensor]], extra: dict[str, Tensor]
