@@ -13,10 +13,10 @@ test: $(READY)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 test-all: test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow or gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu

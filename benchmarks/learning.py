@@ -13,13 +13,13 @@ its last checkpoint, and one that is finished is not run again.
 import argparse
 import json
 import math
-import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from hardware import processor
 
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten, unflatten
@@ -128,12 +128,21 @@ def report(seed: int, settings: dict, work: Path) -> dict:
 
 def table(rows: list[dict]) -> str:
     """The results in Markdown."""
-    lines = [
-        "| seed | first tenth | last tenth | random | heuristic (environments that keep a seed) | never | fossilised an episode "
-        "| parameters added | explained variance (within a step) | untrained fossilises "
-        "| minutes | holds |",
-        "|" + "---|" * 12,
-    ]
+    heads = (
+        "seed",
+        "first tenth",
+        "last tenth",
+        "random",
+        "heuristic (environments that keep a seed)",
+        "never",
+        "fossilised an episode",
+        "parameters added",
+        "explained variance (within a step)",
+        "untrained fossilises",
+        "minutes",
+        "holds",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for r in rows:
         lines.append(
             f"| {r['seed']} | {r['first']} | {r['last']} | {r['random']} "
@@ -143,13 +152,6 @@ def table(rows: list[dict]) -> str:
             f"| {r['seconds'] / 60:.1f} | {'yes' if r['passed'] else 'NO'} |"
         )
     return "\n".join(lines)
-
-
-def processor() -> str:
-    """The processor's name where the system tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.machine()
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from hardware import processor
 from torch import Tensor, nn
 
 from esper.kasmina.lifecycle import SeedState
@@ -172,7 +173,8 @@ def main() -> int:
             "# One training step, stacked against a loop\n\n`make bench-step`\n\n"
             + "\n".join(lines)
             + f"\n\nMedians of {arguments.repeats - 1} interleaved steps, CPU, "
-            + f"torch {torch.__version__}, best of {arguments.threads} threads, {time.strftime('%Y-%m-%d')}.\n"
+            + f"{processor()}, torch {torch.__version__}, best of {arguments.threads} threads, "
+            + f"{time.strftime('%Y-%m-%d')}.\n"
         )
         (RESULTS / "training_step.md").write_text(text)
         (RESULTS / "training_step.json").write_text(json.dumps(rows, indent=2) + "\n")

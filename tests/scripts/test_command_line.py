@@ -77,7 +77,7 @@ def test_help_is_grouped_and_gives_every_setting_with_its_default(tmp_path: Path
     text = re.sub(r"[\s│]+", " ", done.stdout)
     flags = {"--" + name.replace("_", "-") for name in setting_names()}
     described: dict[str, str] = {}
-    for word in text.split():
+    for word in re.split(r"[\s,]+", text):
         current = word if word in flags and word not in described else None
         if current:
             described[current] = ""
@@ -113,6 +113,12 @@ MISTAKES = [
     ("trian", "train"),
     ("tasks digits", "tasks"),
     ("train ppo stray", "stray"),
+    ("train ppo --threads 100000", "threads"),
+    ("train ppo --lstm-hidden 100000000", "lstm_hidden"),
+    ("train ppo --envs 1000000", "envs"),
+    ("train ppo --use-amp --no-use-amp", "contradict"),
+    ("train ppo --telemetry-dir ~nosuchuser/x", "telemetry_dir"),
+    ("train ppo --telemetry-dir=", "telemetry_dir"),
 ]
 
 
@@ -136,6 +142,9 @@ def test_a_mistake_is_one_short_message_and_exit_status_2(
         ('{"rounds": true}', "rounds"),
         ('{"rounds": 1, "n_episodes": 2}', "n_episodes"),
         ('{"slots": "mid"}', "slots"),
+        ('{"rounds": 1, "rounds": 2}', "rounds: stands twice"),
+        ('{"learning_rate": 1' + "0" * 400 + "}", "learning_rate"),
+        ('{"learning_rate": NaN}', "learning_rate"),
         ('{"reward": "most"}', "reward"),
         ("[1]", "object"),
         ("{", "JSON"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from esper.leyline.events import (
     TrainingFinished,
     TrainingStarted,
 )
+from esper.nissa.hub import Hub
 from esper.simic.checkpoint import load_latest
 from esper.simic.run_directory import RunDirectory, stored_config
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
@@ -224,11 +226,17 @@ def test_resuming_refuses_what_it_cannot_do_and_loses_nothing(
     assert stored_config(run)[0].world.rounds == 2
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "rounds", "seen"),
+    [
+        (signal.SIGINT, 130, 1, b"PPO_UPDATE_COMPLETED"),
+        (signal.SIGTERM, 143, 0, b"EPOCH_COMPLETED"),
+    ],
+)
 def test_a_signal_leaves_a_checkpoint_and_its_exit_status(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, number: signal.Signals, code: int, rounds: int, seen: bytes
 ) -> None:
-    """Cut in the middle of a round, the run goes on to the same bits."""
+    """Cut in the middle of a round, the run goes on to the same bits and tells nothing twice."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     command = [sys.executable, "-m", "esper.scripts.train", "ppo", *flags]
     command += ["--rounds=200", f"--telemetry-dir={tmp_path}", "--checkpoint-every=1000"]
@@ -237,21 +245,19 @@ def test_a_signal_leaves_a_checkpoint_and_its_exit_status(
     deadline = time.time() + 60
     while time.time() < deadline:
         runs = list(tmp_path.glob("*/events.jsonl"))
-        if runs and b"PPO_UPDATE_COMPLETED" in runs[0].read_bytes():
+        if runs and seen in runs[0].read_bytes():
             break
         time.sleep(0.05)
     process.send_signal(number)
     assert process.wait(60) == code
     (run,) = tmp_path.iterdir()
     checkpoint = load_latest(run)
-    assert checkpoint.round >= 1
+    assert checkpoint.round >= rounds
     assert [f.status for f in read_events(run, TrainingFinished)] == ["interrupted"]
-    straight = train_ppo_vectorized(
-        unflatten({**TINY, "rounds": checkpoint.round, "telemetry_dir": str(tmp_path / "straight")})
-    )
-    threads = stored_config(run)[0].machine.threads
-    assert threads is None
-    assert_same(load_latest(straight.path).parts, checkpoint.parts)
+    resume_ppo(run, {"rounds": checkpoint.round + 2})
+    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=checkpoint.round + 2)).path
+    assert_same(load_latest(straight).parts, load_latest(run).parts)
+    assert timeless(straight) == timeless(run)
 
 
 def test_the_heuristic_writes_the_same_events_and_no_checkpoint(tmp_path: Path) -> None:
@@ -260,3 +266,114 @@ def test_the_heuristic_writes_the_same_events_and_no_checkpoint(tmp_path: Path) 
     assert len(list(read_events(summary.path, EpochCompleted))) == 6
     assert not list(read_events(summary.path, PPOUpdateCompleted))
     assert not (summary.path / "checkpoints").exists()
+
+
+def test_settings_are_stored_as_they_were_resolved(tmp_path: Path) -> None:
+    config = tiny(tmp_path, slots=["late"], max_batches=None)
+    run = train_ppo_vectorized(config).path
+    stored = stored_config(run)[0]
+    assert stored.world.slots == ("r0c1",)
+    assert (stored.world.max_batches, stored.world.max_seeds) == (8, 1)
+    assert stored.machine.threads == torch.get_num_threads()
+    resume_ppo(run, {"rounds": 3})
+    content = json.loads((run / "config.json").read_text())
+    assert content["settings"]["rounds"] == 3
+    assert len(content["resumed"]) == 1
+
+
+def test_use_amp_may_be_given_by_either_name(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    train_ppo_vectorized(tiny(tmp_path, rounds=1), amp=True)
+    assert capsys.readouterr().err.count("use_amp") == 1
+    with pytest.raises(UsageError, match=r"^envs:"):
+        train_ppo_vectorized(n_envs=2, envs=4)
+
+
+def damage(run: Path, what: str) -> None:
+    """One thing that can go wrong with a run directory."""
+    checkpoint = run / "checkpoints" / "000002"
+    manifest = checkpoint / "manifest.json"
+    if what == "settings are null":
+        (run / "config.json").write_text('{"settings": null, "fingerprint": {}}')
+    elif what == "settings are a list":
+        (run / "config.json").write_text("[]")
+    elif what == "settings are a directory":
+        (run / "config.json").unlink()
+        (run / "config.json").mkdir()
+    elif what == "events are a directory":
+        (run / "events.jsonl").unlink()
+        (run / "events.jsonl").mkdir()
+    elif what == "manifest is a list":
+        manifest.write_text("[]")
+    elif what == "manifest says another round":
+        content = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps(content | {"round": 1}))
+    elif what == "part is missing":
+        (checkpoint / "moments.pt").unlink()
+    elif what == "part is empty":
+        (checkpoint / "optimizer.pt").write_bytes(b"")
+    else:
+        assert what == "checkpoints are gone"
+        for path in (run / "checkpoints").iterdir():
+            shutil.rmtree(path)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "settings are null",
+        "settings are a list",
+        "settings are a directory",
+        "events are a directory",
+        "checkpoints are gone",
+    ],
+)
+def test_a_damaged_run_directory_is_a_usage_error(tmp_path: Path, what: str) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    damage(run, what)
+    with pytest.raises(UsageError, match=r"^resume: "):
+        resume_ppo(run, {"rounds": 3})
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["manifest is a list", "manifest says another round", "part is missing", "part is empty"],
+)
+def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    straight = load_latest(train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path)
+    damage(run, what)
+    resumed = resume_ppo(run, {"rounds": 3})
+    assert [r.round for r in resumed.rounds] == [2, 3]
+    assert "000002 is corrupt" in capsys.readouterr().err
+    assert_same(load_latest(run).parts, straight.parts)
+
+
+def test_an_event_file_that_lost_its_end_is_gone_on_with(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    events = run / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:-300])
+    resume_ppo(run, {"rounds": 3})
+    assert b"\0" not in events.read_bytes()
+    assert [e.step for e in read_events(run, EpochCompleted) if e.round == 3] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_step_is_handed_to_the_hub_once_however_many_environments_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[int] = []
+    original = Hub.emit_later
+
+    def counted(self: Hub, make: object) -> None:
+        handed.append(1)
+        original(self, make)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Hub, "emit_later", counted)
+    counts = []
+    for envs in (2, 16):
+        handed.clear()
+        run_training(tiny(tmp_path / str(envs), rounds=1, envs=envs), "random")
+        counts.append(len(handed))
+    assert counts[0] == counts[1]
+    assert counts[0] <= 6 + 5, "six steps, and the events of the run and the round"

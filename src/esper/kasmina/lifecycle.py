@@ -11,6 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from esper.kasmina.constants import constant
 from esper.leyline.actions import (
     ALPHA_SPEED_STEPS,
     ALPHA_TARGETS,
@@ -218,9 +219,8 @@ class SeedSignals:
 
 def among(stage: Tensor, stages: tuple[Stage, ...]) -> Tensor:
     """Where ``stage`` is one of ``stages``."""
-    table = torch.zeros(STAGE_COUNT, dtype=torch.bool)
-    table[list(stages)] = True
-    return table.to(stage.device)[stage]
+    table = tuple(number in stages for number in range(STAGE_COUNT))
+    return constant(table, stage.device)[stage]
 
 
 def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
@@ -272,9 +272,9 @@ def apply(
         The seeds after, and bool ``[N]``: whether the action was legal. An illegal action, one
         out of range included, changes nothing.
     """
-    widths = torch.tensor(
-        [state.stage.shape[1] if head == "slot" else HEAD_WIDTHS[head] for head in HEADS],
-        device=actions.device,
+    slots = state.stage.shape[1]
+    widths = constant(
+        tuple(slots if head == "slot" else HEAD_WIDTHS[head] for head in HEADS), actions.device
     )
     in_range = ((actions >= 0) & (actions < widths)).all(1)
     choice = dict(zip(HEADS, actions.clamp(min=0).minimum(widths - 1).unbind(1), strict=True))
@@ -324,7 +324,7 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
 def progress(curve: Tensor, time: Tensor) -> Tensor:
     """How far a ramp has come at ``time`` in [0, 1]: 0 at 0 and 1 at 1 for every ``Curve``."""
     cosine = 0.5 * (1.0 - torch.cos(torch.pi * time))
-    steepness = torch.tensor(CURVE_STEEPNESS, device=time.device)[curve].clamp(min=1.0)
+    steepness = constant(CURVE_STEEPNESS, time.device)[curve].clamp(min=1.0)
     low, high = torch.sigmoid(-steepness / 2), torch.sigmoid(steepness / 2)
     sigmoid = (torch.sigmoid(steepness * (time - 0.5)) - low) / (high - low)
     return torch.where(
@@ -424,4 +424,4 @@ def _shape(x: Tensor) -> tuple[int, int]:
 
 
 def _lookup(values: tuple[float, ...], index: Tensor) -> Tensor:
-    return torch.tensor(values, device=index.device)[index]
+    return constant(values, index.device)[index]

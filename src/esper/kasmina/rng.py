@@ -87,7 +87,7 @@ def integers(
     """Integers in [0, high), ``[len(streams), count]``, by the multiply-and-shift map.
 
     Raises:
-        ValueError: ``high`` is not in [1, 2^31), where the map's bias stays below 2^-1 words.
+        ValueError: ``high`` is not in [1, 2^31), where the product fits into 64 bits.
     """
     if not 1 <= high < 2**31:
         raise ValueError(f"high must lie in [1, 2^31), got {high}")

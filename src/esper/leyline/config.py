@@ -4,6 +4,7 @@ Each field has one long flag of the same name. ``ALIASES`` are the other spellin
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -191,7 +192,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return tuple(value)
         if option is bool and isinstance(value, bool):
             return value
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if option is float and type(value) in (int, float) and abs(value) < 1e300:
             return float(value)
         if option in (int, str) and type(value) is option:
             return value
@@ -213,10 +214,22 @@ def _described(kind: Any) -> str:
     return names.get(kind, "null")
 
 
-_AT_LEAST_ONE = (
-    "max_seeds", "rounds", "envs", "group_size", "episode_length", "max_batches", "batch_size",
-    "ppo_epochs", "minibatches", "lstm_hidden", "threads", "checkpoint_every", "keep_checkpoints",
-)  # fmt: skip
+_COUNTS = {
+    "max_seeds": 1_000_000,
+    "rounds": 10_000_000,
+    "envs": 65_536,
+    "group_size": 1_000_000,
+    "episode_length": 100_000,
+    "max_batches": 1_000_000,
+    "batch_size": 65_536,
+    "ppo_epochs": 1_000,
+    "minibatches": 1_000_000,
+    "lstm_hidden": 16_384,
+    "threads": os.cpu_count() or 1,
+    "checkpoint_every": 10_000_000,
+    "keep_checkpoints": 10_000_000,
+}
+"""Whole numbers from 1 on, with the most that makes sense."""
 _POSITIVE = ("learning_rate", "clip", "max_gradient_norm", "target_kl")
 _FRACTION = ("discount", "trace_decay")
 _NOT_NEGATIVE = ("entropy", "value_weight")
@@ -230,12 +243,14 @@ def check(config: TrainConfig) -> None:
     """
     flat = flatten(config)
     ranges: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
-        (_AT_LEAST_ONE, "at least 1", lambda v: 1 <= v < 2**31),
         (_POSITIVE, "a positive number", lambda v: 0.0 < v < float("inf")),
         (_FRACTION, "between 0 and 1", lambda v: 0.0 <= v <= 1.0),
         (_NOT_NEGATIVE, "0 or more", lambda v: 0.0 <= v < float("inf")),
         (("seed",), "between 0 and 4294967295", lambda v: 0 <= v < 2**32),
     )
+    for name, most in _COUNTS.items():
+        if flat[name] is not None and not 1 <= flat[name] <= most:
+            raise UsageError(f"{name}: must lie between 1 and {most}, got {flat[name]}")
     for names, wanted, holds in ranges:
         for name in names:
             if flat[name] is not None and not holds(flat[name]):

@@ -2,12 +2,16 @@
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
 from esper.leyline.events import LEVELS, Event, encode
+
+Making = Callable[[], Iterable[Event]]
+"""What makes events when it is called."""
 
 
 class Sink(Protocol):
@@ -55,7 +59,7 @@ class Hub:
     def __init__(self, sinks: Sequence[Sink], level: str):
         self.wanted = LEVELS[level]
         self._sinks = list(sinks)
-        self._queue: SimpleQueue[Event | threading.Event | None] = SimpleQueue()
+        self._queue: SimpleQueue[Making | threading.Event | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="nissa", daemon=True)
         self._thread.start()
 
@@ -65,8 +69,11 @@ class Hub:
 
     def emit(self, event: Event) -> None:
         """Hand over one event; returns at once."""
-        if type(event) in self.wanted:
-            self._queue.put(event)
+        self.emit_later(lambda: (event,))
+
+    def emit_later(self, make: Making) -> None:
+        """Hand over what makes some events; it is called on the hub's thread."""
+        self._queue.put(make)
 
     def flush(self) -> None:
         """Wait until everything emitted so far has reached the sinks."""
@@ -84,18 +91,31 @@ class Hub:
             if isinstance(item, threading.Event):
                 self._each(lambda sink: sink.flush())
                 item.set()
-            else:
-                event = item
-                self._each(lambda sink: sink.write(event))  # noqa: B023
-                if self._queue.empty():
-                    self._each(lambda sink: sink.flush())
+                continue
+            for event in self._made(item):
+                if type(event) in self.wanted:
+                    self._each(partial(_write, event))
+            if self._queue.empty():
+                self._each(lambda sink: sink.flush())
         self._each(lambda sink: sink.flush())
         self._each(lambda sink: sink.close())
 
-    def _each(self, action) -> None:  # type: ignore[no-untyped-def]
+    def _made(self, make: Making) -> list[Event]:
+        try:
+            return list(make())
+        except Exception as error:
+            # The thread must live on: training waits for it between rounds.
+            print(f"telemetry: events were lost: {error!r}", file=sys.stderr)
+            return []
+
+    def _each(self, action: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
             try:
                 action(sink)
             except Exception as error:
                 self._sinks.remove(sink)
                 print(f"telemetry: {type(sink).__name__} stopped: {error}", file=sys.stderr)
+
+
+def _write(event: Event, sink: Sink) -> None:
+    sink.write(event)

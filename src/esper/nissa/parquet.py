@@ -21,11 +21,13 @@ SCHEMA = pyarrow.schema(
 def write_parquet(events: Path, target: Path) -> None:
     """Write the lines of ``events`` to ``target``; a line that cannot be read is left out."""
     columns: dict[str, list[object]] = {field.name: [] for field in SCHEMA}
-    with events.open() as lines:
+    with events.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
                 content = json.loads(line)
             except ValueError:
+                continue
+            if not isinstance(content, dict):
                 continue
             for name in columns:
                 columns[name].append(line.rstrip("\n") if name == "data" else content.get(name))

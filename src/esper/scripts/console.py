@@ -1,6 +1,7 @@
 """What a person sees of a run: one live line of progress, and a table at the end."""
 
 import math
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -65,6 +66,8 @@ class LiveProgress:
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
         """See ``Observer``."""
         self.rounds, self.done = config.world.rounds, done
+        self.fields["rate"] = f"{config.learner.learning_rate:.1e}"
+        self.begin, self.steps = time.perf_counter(), 0
         self.console.print(f"run directory: {path}", highlight=False, soft_wrap=True)
         self.bar = self.progress.add_task(
             "", total=(self.rounds - done) * steps_per_round, round=self._round(), **self.fields
@@ -74,6 +77,8 @@ class LiveProgress:
         """See ``Observer``."""
         scores = step.report.measurement.scores.accuracy
         count = len(step.reward)
+        self.steps += count
+        self.fields["speed"] = f"{self.steps / (time.perf_counter() - self.begin):.0f}"
         self.fields["grown"] = f"{scores[:count].mean().item():.3f}"
         self.fields["twin"] = f"{scores[count:].mean().item():.3f}"
         self.progress.update(self.bar, advance=1, **self.fields)
@@ -81,7 +86,6 @@ class LiveProgress:
     def round_done(self, summary: RoundSummary) -> None:
         """See ``Observer``."""
         self.done = summary.round
-        self.fields["speed"] = f"{summary.steps_per_second:.0f}"
         if summary.metrics:
             self.fields["entropy"] = f"{summary.metrics['entropy']:.3f}"
             self.fields["rate"] = f"{summary.metrics['learning_rate']:.1e}"
@@ -91,7 +95,7 @@ class LiveProgress:
                 f"round {summary.round}/{self.rounds}  accuracy {summary.accuracy:.3f}  "
                 f"twin {summary.twin_accuracy:.3f}  fossilised {summary.fossilised:.2f}  "
                 f"entropy {self.fields['entropy']}  lr {self.fields['rate']}  "
-                f"{self.fields['speed']} steps/s",
+                f"{summary.steps_per_second:.0f} steps/s",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -36,3 +36,5 @@ def guarded(command: Command, arguments: list[str]) -> int:
     except UsageError as error:
         print(f"esper: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from esper.leyline.config import ALIASES, TrainConfig, unflatten
 from esper.leyline.errors import UsageError
@@ -21,10 +22,15 @@ def canonical_flags(arguments: list[str]) -> list[str]:
             result += values
             continue
         key = spelling.removeprefix("--").replace("-", "_")
+        off = key.startswith("no_")
+        key = key.removeprefix("no_")
         name = originals.get(key, key)
+        if off:
+            values = ["(off)", *values]
         if name not in given:
             given[name] = spelling, values
-            result += ["--" + name.replace("_", "-"), *values]
+            flag = ("--no-" if off else "--") + name.replace("_", "-")
+            result += [flag, *values[off:]]
         elif given[name][1] != values:
             first, before = given[name]
             raise UsageError(
@@ -46,21 +52,33 @@ def _split(arguments: list[str]) -> list[tuple[str, list[str]]]:
     return parts
 
 
-def settings_file(path: Path) -> TrainConfig:
-    """The settings of a flat JSON file.
+def settings_file(path: Path, base: TrainConfig | None = None) -> TrainConfig:
+    """The settings of a flat JSON file, and those of ``base`` where it has none.
 
     Raises:
         UsageError: it cannot be read, or a key or value is wrong.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(), object_pairs_hook=_once)
     except OSError as error:
         raise UsageError(f"config_json: cannot read {path} ({error.strerror})") from error
+    except UsageError:
+        raise
     except ValueError as error:
         raise UsageError(f"config_json: {path} is not JSON ({error})") from error
     if not isinstance(content, dict):
         raise UsageError(f"config_json: {path} must hold one object of settings")
-    return unflatten(content)
+    return unflatten(content, base)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which no key stands twice."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"{double}: stands twice in the settings file; keep one of them")
+    return content
 
 
 def value_of(flag: str, arguments: list[str]) -> Path | None:

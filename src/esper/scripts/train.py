@@ -23,7 +23,7 @@ from esper.scripts.flags import canonical_flags, settings_file, value_of
 from esper.simic.run_directory import stored_config
 from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 
-_TYRO = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+_TYRO = (tyro.conf.OmitArgPrefixes,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ def heuristic(arguments: list[str]) -> int:
     file = value_of("--config-json", arguments)
     default = HeuristicArguments()
     if file is not None:
-        base = settings_file(file)
+        base = settings_file(file, TrainConfig(world=default.world))
         default = HeuristicArguments(world=base.world, machine=base.machine, output=base.output)
     given = tyro.cli(
         HeuristicArguments,
@@ -121,7 +121,10 @@ def _finish(console: Console, summary: RunSummary) -> int:
     """Table and report of a run; its exit status."""
     print_summary(console, summary)
     if summary.rounds and (summary.path / "events.jsonl").exists():
-        console.print(f"report: {write_report(summary.path)}", highlight=False, soft_wrap=True)
+        try:
+            console.print(f"report: {write_report(summary.path)}", highlight=False, soft_wrap=True)
+        except (OSError, UsageError) as error:
+            print(f"warning: report.html could not be written ({error})", file=sys.stderr)
     return summary.exit_code
 
 

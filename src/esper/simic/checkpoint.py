@@ -8,6 +8,7 @@ disk did to it afterwards.
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import sys
 from dataclasses import dataclass
@@ -22,6 +23,17 @@ from esper.simic.ppo import PPOAgent
 
 SCHEMA_VERSION = 1
 _MANIFEST = "manifest.json"
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+)
+"""What reading a damaged checkpoint may raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +80,15 @@ def restore_agent(agent: PPOAgent, parts: dict[str, dict[str, Any]]) -> None:
         agent.host_moments.load(parts["moments"]["host"])
         agent.slot_moments.load(parts["moments"]["slot"])
         agent.return_moments.load(parts["moments"]["return"])
-    except (RuntimeError, ValueError, KeyError) as error:
+        names = [name for name, _ in agent.policy.named_parameters()]
+        stored = parts["optimizer"]
+        state = {index: stored[name] for index, name in enumerate(names) if name in stored}
+        template = agent.optimizer.state_dict()
+        agent.optimizer.load_state_dict({**template, "state": state})
+        agent.updates = int(parts["counters"]["updates"])
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"resume: the checkpoint is of another network ({reason})") from error
-    named = dict(agent.policy.named_parameters())
-    state = {
-        index: parts["optimizer"][name]
-        for index, name in enumerate(named)
-        if name in parts["optimizer"]
-    }
-    template = agent.optimizer.state_dict()
-    agent.optimizer.load_state_dict({**template, "state": state})
-    agent.updates = int(parts["counters"]["updates"])
 
 
 def save(
@@ -97,20 +106,21 @@ def save(
         path = draft / f"{name}.pt"
         torch.save(part, path)
         sums[path.name] = _sha256(path)
-        _sync(path)
-    manifest = {
+        sync(path)
+    manifest: dict[str, Any] = {
         "schema": SCHEMA_VERSION,
         "round": round_number,
         "events_bytes": events_bytes,
         "torch": torch.__version__,
         "sha256": sums,
     }
-    (draft / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    _sync(draft / _MANIFEST)
-    _sync(draft)
+    sealed = manifest | {"manifest_sha256": _digest(manifest)}
+    (draft / _MANIFEST).write_text(json.dumps(sealed, indent=2) + "\n")
+    sync(draft / _MANIFEST)
+    sync(draft)
     shutil.rmtree(target, ignore_errors=True)
     draft.rename(target)
-    _sync(folder)
+    sync(folder)
     for old in _all(run)[:-keep]:
         shutil.rmtree(old)
     return target
@@ -126,7 +136,7 @@ def load_latest(run: Path) -> Checkpoint:
     for path in reversed(candidates):
         try:
             return _load(path)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except _UNREADABLE as error:
             print(
                 f"checkpoint: {path} is corrupt ({error}); taking the one before", file=sys.stderr
             )
@@ -136,11 +146,15 @@ def load_latest(run: Path) -> Checkpoint:
 
 def _all(run: Path) -> list[Path]:
     folder = run / "checkpoints"
-    return sorted(p for p in folder.glob("[0-9]*") if p.is_dir()) if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
 
 
 def _load(path: Path) -> Checkpoint:
     manifest = json.loads((path / _MANIFEST).read_text())
+    if manifest.pop("manifest_sha256") != _digest(manifest):
+        raise ValueError(f"checksum of {_MANIFEST} does not match")
     if manifest["schema"] != SCHEMA_VERSION:
         raise ValueError(f"schema {manifest['schema']}, this version reads {SCHEMA_VERSION}")
     parts: dict[str, dict[str, Tensor]] = {}
@@ -151,11 +165,16 @@ def _load(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest["round"], manifest["events_bytes"], parts)
 
 
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make sure a file or the names in a directory are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -15,7 +15,7 @@ import esper
 from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.errors import UsageError
 
-_COMPARED = ("esper", "torch", "device_name", "threads")
+_COMPARED = ("esper", "git", "torch", "device_name", "threads")
 """Parts of the fingerprint on which the bits of a result depend."""
 
 
@@ -31,13 +31,13 @@ class RunDirectory:
         try:
             self._lock = (path / "lock").open("a")
         except OSError as error:
-            raise UsageError(f"resume: cannot write to {path} ({error.strerror})") from error
+            raise UsageError(f"run directory: cannot write to {path} ({error.strerror})") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
             raise UsageError(
-                f"resume: another process is writing to {path}; wait for it"
+                f"run directory: another process is writing to {path}; wait"
             ) from error
 
     @classmethod
@@ -47,14 +47,18 @@ class RunDirectory:
         Raises:
             UsageError: it cannot be made there.
         """
-        parent = Path(config.output.telemetry_dir).expanduser()
+        place = config.output.telemetry_dir
         name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{config.world.task}"
         try:
+            if not place:
+                raise ValueError("the name is empty")
+            parent = Path(place).expanduser()
             parent.mkdir(parents=True, exist_ok=True)
             path = _unused(parent, name)
-        except OSError as error:
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise UsageError(
-                f"telemetry_dir: cannot write to {parent} ({error.strerror}); choose another"
+                f"telemetry_dir: cannot write to {place!r} ({reason}); choose another"
             ) from error
         settings = {"settings": flatten(config), "fingerprint": fingerprint}
         (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
@@ -68,17 +72,34 @@ class RunDirectory:
         """Drop the events of rounds that were not saved: they are run again.
 
         Args:
-            length: of the event file when the checkpoint was taken.
+            length: of the event file when the checkpoint's round was over.
             done: rounds of the checkpoint; what came later but tells of these is kept.
+
+        Raises:
+            UsageError: the event file cannot be read or written.
         """
         if not self.events.exists():
             return
-        with self.events.open("r+b") as file:
-            file.seek(length)
-            kept = [line for line in file if line.endswith(b"\n") and _round_of(line) <= done]
-            file.seek(length)
-            file.truncate()
-            file.writelines(kept)
+        try:
+            with self.events.open("r+b") as file:
+                file.seek(min(length, self.events.stat().st_size))
+                start = file.tell()
+                kept = [line for line in file if line.endswith(b"\n") and _round_of(line) <= done]
+                file.seek(start)
+                file.truncate()
+                file.writelines(kept)
+        except OSError as error:
+            raise UsageError(f"resume: cannot write {self.events} ({error.strerror})") from error
+
+    def note_resume(self, config: TrainConfig, fingerprint: dict[str, Any]) -> None:
+        """Write the settings and the machine of a process that goes on with the run."""
+        path = self.path / "config.json"
+        content = json.loads(path.read_text())
+        content["settings"] = flatten(config)
+        content.setdefault("resumed", []).append(fingerprint)
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(content, indent=2) + "\n")
+        draft.replace(path)
 
     def close(self) -> None:
         """Let another process write."""
@@ -92,12 +113,12 @@ def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
         UsageError: ``run`` is no run directory, or its settings cannot be read.
     """
     path = run / "config.json"
-    if not path.is_file():
-        raise UsageError(f"resume: {run} is no run directory (it has no config.json)")
     try:
         content = json.loads(path.read_text())
-        return unflatten(content["settings"]), dict(content["fingerprint"])
-    except (ValueError, KeyError, TypeError) as error:
+        return unflatten(dict(content["settings"])), dict(content["fingerprint"])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"resume: {run} is no run directory (it has no config.json)") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"resume: {path} cannot be read ({error})") from error
 
 
@@ -110,7 +131,7 @@ def machine_fingerprint(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else _processor(),
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "git": _git_revision(),
@@ -144,6 +165,14 @@ def _unused(parent: Path, name: str) -> Path:
             continue
         return path
     raise UsageError(f"telemetry_dir: {parent} has too many runs of this second; try again")
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def _git_revision() -> str | None:

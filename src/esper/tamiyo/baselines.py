@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.rng import Purpose
-from esper.leyline.actions import HEAD_WIDTHS, HEADS, Op
+from esper.leyline.actions import CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
 from esper.tamiyo.policy.action_masks import MaskedCategorical
 from esper.tamiyo.policy.factored_lstm import action_noise
 from esper.tamiyo.policy.features import Observation
@@ -44,6 +44,7 @@ class RandomActor:
 
         op = draw(masks.ops, 0)
         slot = draw(masks.slots_of(op), 1)
+        slot = torch.where(op == Op.WAIT, CANONICAL_CHOICE["slot"], slot)
         options = masks.choices_of(op, slot)
         others = [draw(options[:, i], 2 + i) for i in range(options.shape[1])]
         return without_learning(torch.stack([op, slot, *others], -1))

@@ -12,7 +12,7 @@ from esper.kasmina.slots import stack_tables
 from esper.kasmina.stack import Stack
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Task
-from esper.tolaria.backends import EpochResult, Optimisation, Scores, Variant
+from esper.tolaria.backends import Backend, EpochResult, Optimisation, Scores, Variant
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.memory import keep_memory
 from esper.tolaria.plan import plan_evaluation, plan_training
@@ -64,6 +64,7 @@ class Engine:
         device: where everything lives.
         max_batches: minibatches of an epoch.
         batch_size: images of a minibatch.
+        max_gradient_norm: at which the gradient of each host, and of each seed, is clipped.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Engine:
         self.max_batches = max_batches
         self.batch_size = batch_size
         self.data = task.data().to(dtype, device)
-        self.backend = TorchBackend(task.host, precision)
+        self.backend: Backend = TorchBackend(task.host, precision)
         self.stack = Stack.allocate(
             len(rows),
             self.host.layout.size,
@@ -105,12 +106,13 @@ class Engine:
             max_gradient_norm=max_gradient_norm,
         )
         self.parameter_table = stack_tables(self.slots, "parameter_table").to(device)
+        self.groups, self.group_index = torch.unique(rows.group, return_inverse=True)
         self.episode = 0
 
     def reset(self, episode: int) -> None:
         """Fresh hosts without seeds for one episode."""
         self.episode = episode
-        groups, index = torch.unique(self.rows.group, return_inverse=True)
+        groups, index = self.groups, self.group_index
         born = self._born(
             *self.host.layout.birth(self.host.layout.size), groups, Purpose.HOST_INIT, 0
         )
@@ -131,6 +133,8 @@ class Engine:
         """
         for s, slot in enumerate(self.slots):
             rows = where[:, s].nonzero()[:, 0]
+            if len(rows) == 0:
+                continue
             constant, bound = (table.to(self.device) for table in slot.birth_table)
             kinds = blueprint[rows, s]
             self.stack.seeds[s][rows] = self._born(
@@ -192,7 +196,7 @@ class Engine:
 
     def batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Minibatches drawn with replacement, the same for all rows of a group."""
-        groups, index = torch.unique(self.rows.group, return_inverse=True)
+        groups, index = self.groups, self.group_index
         drawn = integers(
             self.seed,
             groups,

@@ -11,6 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from esper.kasmina.constants import constant
 from esper.kasmina.lifecycle import SeedState
 from esper.leyline.actions import BLUEPRINTS, Style
 
@@ -41,9 +42,10 @@ class Group:
     Attributes:
         kind: their blueprint.
         form: how they enter the activation.
-        isolated: alpha is 0. They learn behind the host: the output is the host's, the branch gets
-            the output's gradient as if it had been added, the host gets none through it. The
-            others (alpha above 0) let gradients flow through.
+        isolated: alpha is 0, in TRAINING and until the first tick of BLENDING. They learn behind
+            the host: the output is the host's, the branch gets the output's gradient as if it had
+            been added, the host gets none through it. The others (alpha above 0) let gradients
+            flow through.
         rows: their environments, int64 ``[m]``, at most ``CHUNK``.
         alpha: how much of each branch enters the output, ``[m]``.
     """
@@ -83,7 +85,7 @@ def plan_evaluation(blueprint: Tensor, style: Tensor, alpha: Tensor) -> Plan:
 
 
 def _plan(wanted: Tensor, blueprint: Tensor, style: Tensor, alpha: Tensor) -> Plan:
-    form = torch.tensor([FORM_OF_STYLE[s] for s in Style], device=style.device)[style]
+    form = constant(tuple(FORM_OF_STYLE[s] for s in Style), style.device)[style]
     isolated = (alpha == 0).long()
     key = (isolated * len(BLUEPRINTS) + blueprint) * len(Form) + form
     columns = zip(wanted.unbind(1), key.unbind(1), alpha.unbind(1), strict=True)

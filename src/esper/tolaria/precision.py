@@ -45,6 +45,6 @@ def resolve_precision(use_amp: bool, device: torch.device) -> Precision:
         return Precision(device.type, reason=f"{DISABLE_VARIABLE} is set")
     if device.type != "cuda":
         return Precision(device.type, reason=f"mixed precision gains nothing on {device}")
-    if not torch.cuda.is_bf16_supported():
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
         return Precision(device.type, reason=f"{device} has no bfloat16")
     return Precision(device.type, torch.bfloat16)

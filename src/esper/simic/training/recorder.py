@@ -6,23 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import BLUEPRINTS, HEADS
-from esper.leyline.events import (
-    EpisodeOutcome,
-    EpochCompleted,
-    Number,
-    SeedEvent,
-    SeedFossilized,
-    SeedGerminated,
-    SeedPruned,
-    SeedSignalsMeasured,
-    SeedStageChanged,
-    nested_numbers,
-    numbers,
-)
+from esper.leyline.events import EpisodeOutcome, EpochCompleted, numbers
 from esper.leyline.stages import Stage
 from esper.nissa.hub import Hub
 from esper.simic.environment import GrowthEnv, Step
+from esper.simic.training.step_events import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +73,8 @@ class Recorder:
         ]
         self.tally += torch.stack(entered).sum(1)
         if self.hub.wants(EpochCompleted):
-            self._tell_epoch(t, actions, step)
-            for before, after in changes:
-                self._tell_seeds(t, before.stage, after.stage, before.blueprint, after.blueprint)
-        if self.hub.wants(SeedSignalsMeasured):
-            self._tell_signals(t)
+            record = StepRecord.take(time.time(), self.round, t, self.environment, actions, step)
+            self.hub.emit_later(record.events)
 
     def finish(self, steps_per_second: float, metrics: dict[str, float]) -> RoundSummary:
         """The round is over: its outcome as an event and as a summary."""
@@ -131,89 +116,4 @@ class Recorder:
             pruned=mean(pruned),
             steps_per_second=steps_per_second,
             metrics=metrics,
-        )
-
-    def _tell_epoch(self, t: int, actions: Tensor, step: Step) -> None:
-        report, count = step.report, self.environment.count
-        scores = report.measurement.scores
-        twin = self.environment.twin_of
-
-        def own(values: Tensor) -> list[Number]:
-            return numbers(values[:count].tolist())
-
-        def twins(values: Tensor) -> list[Number]:
-            return numbers(values[count:][twin].tolist())
-
-        self.hub.emit(
-            EpochCompleted(
-                time=time.time(),
-                round=self.round,
-                step=t + 1,
-                train_loss=own(report.epoch.loss),
-                train_accuracy=own(report.epoch.accuracy),
-                validation_loss=own(scores.loss),
-                validation_accuracy=own(scores.accuracy),
-                expected_accuracy=own(scores.expected),
-                twin_validation_accuracy=twins(scores.accuracy),
-                twin_expected_accuracy=twins(scores.expected),
-                reward=numbers(step.reward.tolist()),
-                added_parameters=report.added.tolist(),
-                op=actions[:, HEADS.index("op")].tolist(),
-                slot=actions[:, HEADS.index("slot")].tolist(),
-                success=report.success.tolist(),
-                stage=report.after.stage.tolist(),
-                blueprint=report.after.blueprint.tolist(),
-                alpha=nested_numbers(report.after.alpha.tolist()),
-            )
-        )
-
-    def _tell_seeds(self, t: int, before: Tensor, after: Tensor, old: Tensor, new: Tensor) -> None:
-        """Events for the slots whose stage changed; a slot that was emptied keeps its old name."""
-        changed = (before != after).nonzero()
-        if len(changed) == 0:
-            return
-        rows, slots = changed.unbind(1)
-        kinds = torch.where(new[rows, slots] > 0, new[rows, slots], old[rows, slots])
-        was, now = before[rows, slots], after[rows, slots]
-        parameters = self.environment.engine.seed_parameters(self.environment.state)
-
-        def select(where: Tensor) -> dict[str, object]:
-            return {
-                "time": time.time(),
-                "round": self.round,
-                "step": t + 1,
-                "environment": self.environment.environments[rows[where]].tolist(),
-                "slot": slots[where].tolist(),
-                "blueprint": [BLUEPRINTS[kind] for kind in kinds[where].tolist()],
-            }
-
-        everywhere = torch.ones_like(was, dtype=torch.bool)
-        events: list[SeedEvent] = [
-            SeedStageChanged(
-                **select(everywhere),  # type: ignore[arg-type]
-                previous=[Stage(stage).name for stage in was.tolist()],
-                stage=[Stage(stage).name for stage in now.tolist()],
-            )
-        ]
-        for stage, kind in ((Stage.GERMINATED, SeedGerminated), (Stage.PRUNED, SeedPruned)):
-            if bool((now == stage).any()):
-                events.append(kind(**select(now == stage)))  # type: ignore[arg-type]
-        kept = now == Stage.FOSSILISED
-        if bool(kept.any()):
-            sizes = parameters[rows[kept], slots[kept]].tolist()
-            events.append(SeedFossilized(**select(kept), parameters=sizes))  # type: ignore[arg-type]
-        for event in events:
-            self.hub.emit(event)
-
-    def _tell_signals(self, t: int) -> None:
-        signals, count = self.environment.signals, self.environment.count
-        self.hub.emit(
-            SeedSignalsMeasured(
-                time=time.time(),
-                round=self.round,
-                step=t + 1,
-                contribution=nested_numbers(signals.contribution[:count].tolist()),
-                gradient_norm=nested_numbers(signals.gradient_norm[:count].tolist()),
-                gradient_health=nested_numbers(signals.health[:count].tolist()),
-            )
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from esper.kasmina.hosts.cnn import resolve_slots
-from esper.leyline.config import TrainConfig
+from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Task, find
 from esper.simic.environment import GrowthConfig, GrowthEnv
@@ -49,7 +49,11 @@ def resolve_task(config: TrainConfig) -> Task:
 
 
 def build_environment(config: TrainConfig, precision: Precision, device: torch.device) -> GrowthEnv:
-    """The environments that ``config`` describes."""
+    """The environments that ``config`` describes.
+
+    Raises:
+        UsageError: there is no such task or slot, or they do not fit into memory.
+    """
     task, world = resolve_task(config), config.world
     growth = GrowthConfig(
         seed=world.seed,
@@ -60,7 +64,26 @@ def build_environment(config: TrainConfig, precision: Precision, device: torch.d
         max_seeds=world.max_seeds or len(task.host.slots),
         reward=world.reward,
     )
-    return GrowthEnv(task, torch.arange(world.envs), growth, precision, device)
+    try:
+        return GrowthEnv(task, torch.arange(world.envs), growth, precision, device)
+    except (RuntimeError, MemoryError) as error:
+        raise UsageError(
+            f"envs: {world.envs} do not fit into memory ({str(error).splitlines()[0]}); take fewer"
+        ) from error
+
+
+def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
+    """The settings with everything filled in that was left to the task or the machine."""
+    growth = environment.config
+    settings = {
+        "slots": [slot.name for slot in environment.slots],
+        "max_seeds": growth.max_seeds,
+        "episode_length": growth.episode_length,
+        "max_batches": growth.max_batches,
+        "batch_size": growth.batch_size,
+        "threads": torch.get_num_threads(),
+    }
+    return unflatten(settings, config)
 
 
 def control(policy: str, environment: GrowthEnv) -> Actor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+import pyarrow
 import torch
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from esper.leyline.events import (
 )
 from esper.nissa.hub import Hub, JsonLines
 from esper.nissa.parquet import write_parquet
-from esper.simic.checkpoint import agent_parts, load_latest, restore_agent, save
+from esper.simic.checkpoint import agent_parts, load_latest, restore_agent, save, sync
 from esper.simic.environment import GrowthEnv, Step
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Actor, collect
@@ -38,7 +39,7 @@ from esper.simic.run_directory import (
     stored_config,
 )
 from esper.simic.training.recorder import Recorder, RoundSummary
-from esper.simic.training.setup import build_environment, control, resolve_device
+from esper.simic.training.setup import build_environment, control, resolve_device, resolved
 from esper.tolaria.precision import Precision, resolve_precision
 
 MAY_CHANGE_ON_RESUME = frozenset(
@@ -124,9 +125,10 @@ def train_ppo_vectorized(
     Raises:
         UsageError: a setting is at fault.
     """
-    base = config or TrainConfig()
-    settings = {"use_amp": use_amp or base.machine.use_amp, **settings}
-    return run_training(unflatten(settings, base), "ppo", observer=observer)
+    complete = unflatten(settings, config)
+    if use_amp:
+        complete = unflatten({"use_amp": True}, complete)
+    return run_training(complete, "ppo", observer=observer)
 
 
 def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = None) -> RunSummary:
@@ -158,7 +160,7 @@ def run_training(
     """Run rounds with ``policy``: ``ppo`` learns; ``heuristic``, ``random`` and ``never`` do not.
 
     Raises:
-        UsageError: a setting is at fault; nothing was written.
+        UsageError: a setting is at fault; no run directory was made or changed.
     """
     begin = time.perf_counter()
     check(config)
@@ -169,11 +171,19 @@ def run_training(
     if config.machine.threads is not None:
         torch.set_num_threads(config.machine.threads)
     environment = build_environment(config, precision, device)
+    config = resolved(config, environment)
     agent = PPOAgent(config.learner, config.world.seed, device) if policy == "ppo" else None
     actor = agent or control(policy, environment)
     directory, done = _open(config, resume, agent, device)
     session = _Session(
-        config, directory, environment, actor, agent, precision, observer or Unobserved()
+        config,
+        directory,
+        environment,
+        actor,
+        agent,
+        precision,
+        observer or Unobserved(),
+        saved=done if resume else None,
     )
     try:
         status, code, rounds = session.run(done, policy)
@@ -202,6 +212,7 @@ def _open(
     except UsageError:
         directory.close()
         raise
+    directory.note_resume(config, fingerprint)
     for difference in fingerprint_differences(then, fingerprint):
         print(f"warning: results may differ in the last bits, {difference}", file=sys.stderr)
     directory.cut_events(checkpoint.events_bytes, checkpoint.round)
@@ -223,6 +234,8 @@ class _Session:
     agent: PPOAgent | None
     precision: Precision
     observer: Observer
+    saved: int | None = None
+    events_bytes: int = 0
     stop_signal: int | None = None
 
     def run(self, done: int, policy: str) -> tuple[str, int, list[RoundSummary]]:
@@ -231,34 +244,36 @@ class _Session:
         level = self.config.output.telemetry_level
         sinks = [JsonLines(self.directory.events)] if level != "off" else []
         hub = Hub(sinks, level)
-        self._announce(hub, done, policy)
         summaries: list[RoundSummary] = []
-        saved = done
+        status, code = "finished", 0
         try:
+            self._announce(hub, done, policy)
             with self._listening():
-                for number in range(done + 1, total + 1):
-                    summaries.append(self._round(hub, number))
-                    if number % self.config.output.checkpoint_every == 0 or number == total:
-                        saved = self._save(hub, number)
-                    if self.stop_signal is not None:
-                        raise _Stopped
-            status, code = "finished", 0
-        except _Stopped:
-            # The weights are still those of the last whole round: only a rollout was cut short.
-            if done + len(summaries) > saved:
-                self._save(hub, done + len(summaries))
-            assert self.stop_signal is not None
-            status, code = "interrupted", 128 + self.stop_signal
+                try:
+                    for number in range(done + 1, total + 1):
+                        summaries.append(self._round(hub, number))
+                        if number % self.config.output.checkpoint_every == 0 or number == total:
+                            self._save(hub, number)
+                        if self.stop_signal is not None and number < total:
+                            raise _Stopped
+                except _Stopped:
+                    assert self.stop_signal is not None
+                    status, code = "interrupted", 128 + self.stop_signal
+                    # Only a rollout was cut short: the weights are those of the last whole round.
+                    self._save(hub, done + len(summaries))
+            hub.emit(TrainingFinished(time=time.time(), round=done + len(summaries), status=status))
         finally:
-            # Also on an error: what was told so far must reach the disk.
-            if sys.exc_info()[0] is None:
-                hub.emit(
-                    TrainingFinished(time=time.time(), round=done + len(summaries), status=status)
-                )
             hub.close()
-        if self.directory.events.exists():
-            write_parquet(self.directory.events, self.directory.path / "events.parquet")
+        self._write_parquet()
         return status, code, summaries
+
+    def _write_parquet(self) -> None:
+        if not self.directory.events.exists():
+            return
+        try:
+            write_parquet(self.directory.events, self.directory.path / "events.parquet")
+        except (OSError, pyarrow.ArrowException) as error:
+            print(f"warning: events.parquet could not be written ({error})", file=sys.stderr)
 
     def _announce(self, hub: Hub, done: int, policy: str) -> None:
         world, growth = self.config.world, self.environment.config
@@ -279,7 +294,14 @@ class _Session:
                 amp_enabled=self.precision.enabled,
             )
         )
+        self._note_events(hub)
         self.observer.started(self.directory.path, self.config, done, growth.episode_length)
+
+    def _note_events(self, hub: Hub) -> None:
+        """Remember how long the event file is now that a whole number of rounds is told."""
+        hub.flush()
+        events = self.directory.events
+        self.events_bytes = events.stat().st_size if events.exists() else 0
 
     def _round(self, hub: Hub, index: int) -> RoundSummary:
         recorder = Recorder(hub, self.environment, index)
@@ -319,20 +341,22 @@ class _Session:
             )
         )
         summary = recorder.finish(steps / (end - begin), metrics)
+        self._note_events(hub)
         self.observer.round_done(summary)
         return summary
 
-    def _save(self, hub: Hub, number: int) -> int:
-        if self.agent is None:
-            return number
-        hub.flush()
-        events = self.directory.events
-        size = events.stat().st_size if events.exists() else 0
+    def _save(self, hub: Hub, number: int) -> None:
+        """A checkpoint of round ``number``, unless it has one."""
+        if self.agent is None or number == self.saved:
+            return
+        if self.directory.events.exists():
+            sync(self.directory.events)
         keep = self.config.output.keep_checkpoints
-        path = save(self.directory.path, number, agent_parts(self.agent), size, keep)
+        parts = agent_parts(self.agent)
+        path = save(self.directory.path, number, parts, self.events_bytes, keep)
+        self.saved = number
         relative = str(path.relative_to(self.directory.path))
         hub.emit(CheckpointSaved(time=time.time(), round=number, path=relative))
-        return number
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.kasmina.constants import constant
 from esper.leyline.actions import (
     CANONICAL_CHOICE,
     CHOICE_HEADS,
@@ -56,19 +57,16 @@ class ActionMasks:
 
 def relevance(op: Tensor) -> Tensor:
     """Which heads matter for ``op [...]``: bool ``[..., heads]`` in the order of ``HEADS``."""
-    table = torch.tensor([[head in RELEVANT_HEADS[o] for head in HEADS] for o in Op])
-    return table.to(op.device)[op]
+    table = tuple(tuple(head in RELEVANT_HEADS[o] for head in HEADS) for o in Op)
+    return constant(table, op.device)[op]
 
 
 def _choice_tables(device: torch.device) -> tuple[Tensor, Tensor]:
     """Existing options, and the canonical option alone, of the heads drawn last."""
-    widest = max(HEAD_WIDTHS[head] for head in CHOICE_HEADS)
-    free = torch.zeros(len(CHOICE_HEADS), widest, dtype=torch.bool)
-    canonical = torch.zeros_like(free)
-    for i, head in enumerate(CHOICE_HEADS):
-        free[i, : HEAD_WIDTHS[head]] = True
-        canonical[i, CANONICAL_CHOICE[head]] = True
-    return free.to(device), canonical.to(device)
+    widest = range(max(HEAD_WIDTHS[head] for head in CHOICE_HEADS))
+    free = tuple(tuple(i < HEAD_WIDTHS[head] for i in widest) for head in CHOICE_HEADS)
+    canonical = tuple(tuple(i == CANONICAL_CHOICE[head] for i in widest) for head in CHOICE_HEADS)
+    return constant(free, device), constant(canonical, device)
 
 
 class MaskedCategorical:

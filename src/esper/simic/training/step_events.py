@@ -1,0 +1,166 @@
+"""The events of one environment step, made from tensors off the training thread."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import BLUEPRINTS, HEADS
+from esper.leyline.events import (
+    EpochCompleted,
+    Event,
+    Number,
+    SeedFossilized,
+    SeedGerminated,
+    SeedPruned,
+    SeedSignalsMeasured,
+    SeedStageChanged,
+    nested_numbers,
+    numbers,
+)
+from esper.leyline.stages import Stage
+from esper.simic.environment import GrowthEnv, Step
+
+_FLOATS = (
+    "train_loss",
+    "train_accuracy",
+    "validation_loss",
+    "validation_accuracy",
+    "expected_accuracy",
+    "twin_validation_accuracy",
+    "twin_expected_accuracy",
+    "reward",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What there is to tell of one step, on the host.
+
+    Attributes:
+        time: seconds since 1970.
+        round: from 1.
+        step: from 1.
+        environments: identities, int64 ``[N]``.
+        floats: ``[len(_FLOATS), N]``.
+        integers: added parameters, op, slot, success, int64 ``[4, N]``.
+        stages: before the action, after it, after the tick, int64 ``[3, N, S]``.
+        seeds: blueprint before, blueprint after, parameters, int64 ``[3, N, S]``.
+        signals: alpha, contribution, gradient norm, gradient health, ``[4, N, S]``.
+    """
+
+    time: float
+    round: int
+    step: int
+    environments: Tensor
+    floats: Tensor
+    integers: Tensor
+    stages: Tensor
+    seeds: Tensor
+    signals: Tensor
+
+    @classmethod
+    def take(
+        cls, time: float, round_number: int, t: int, env: GrowthEnv, actions: Tensor, step: Step
+    ) -> "StepRecord":
+        """Gather the step's tensors in one transfer a kind; nothing here depends on N."""
+        report, count, twin = step.report, env.count, env.twin_of
+        scores = report.measurement.scores
+        floats = [
+            report.epoch.loss[:count],
+            report.epoch.accuracy[:count],
+            scores.loss[:count],
+            scores.accuracy[:count],
+            scores.expected[:count],
+            scores.accuracy[count:][twin],
+            scores.expected[count:][twin],
+            step.reward,
+        ]
+        integers = [
+            report.added,
+            actions[:, HEADS.index("op")],
+            actions[:, HEADS.index("slot")],
+            report.success.long(),
+        ]
+        before, acted, after = report.before, report.acted, report.after
+        parameters = env.engine.seed_parameters(env.state)[:count]
+        signals = env.signals
+        measured = (signals.contribution, signals.gradient_norm, signals.health)
+        return cls(
+            time,
+            round_number,
+            t + 1,
+            env.environments.cpu(),
+            torch.stack([x.double() for x in floats]).cpu(),
+            torch.stack(integers).cpu(),
+            torch.stack([before.stage, acted.stage, after.stage]).cpu(),
+            torch.stack([before.blueprint, acted.blueprint, parameters]).cpu(),
+            torch.stack([after.alpha, *(x[:count] for x in measured)]).double().cpu(),
+        )
+
+    def events(self) -> Iterator[Event]:
+        """The events, in the order in which things happened."""
+        yield from self._changes(self.stages[0], self.stages[1])
+        yield self._epoch()
+        yield SeedSignalsMeasured(
+            time=self.time,
+            round=self.round,
+            step=self.step,
+            contribution=nested_numbers(self.signals[1].tolist()),
+            gradient_norm=nested_numbers(self.signals[2].tolist()),
+            gradient_health=nested_numbers(self.signals[3].tolist()),
+        )
+        yield from self._changes(self.stages[1], self.stages[2])
+
+    def _epoch(self) -> EpochCompleted:
+        added, op, slot, success = self.integers.tolist()
+        named: dict[str, list[Number]] = {
+            name: numbers(row) for name, row in zip(_FLOATS, self.floats.tolist(), strict=True)
+        }
+        stage = self.stages[2]
+        blueprint = torch.where(stage == Stage.DORMANT, 0, self.seeds[1])
+        return EpochCompleted(
+            time=self.time,
+            round=self.round,
+            step=self.step,
+            added_parameters=added,
+            op=op,
+            slot=slot,
+            success=[bool(value) for value in success],
+            stage=stage.tolist(),
+            blueprint=blueprint.tolist(),
+            alpha=nested_numbers(self.signals[0].tolist()),
+            **named,
+        )
+
+    def _changes(self, before: Tensor, after: Tensor) -> Iterator[Event]:
+        """Events for the slots whose stage changed; a slot that was emptied keeps its old name."""
+        rows, slots = (before != after).nonzero().unbind(1)
+        if len(rows) == 0:
+            return
+        was, now = before[rows, slots], after[rows, slots]
+        old, new, parameters = self.seeds[:, rows, slots]
+        kinds = torch.where(new > 0, new, old)
+
+        def about(where: Tensor) -> dict[str, object]:
+            return {
+                "time": self.time,
+                "round": self.round,
+                "step": self.step,
+                "environment": self.environments[rows[where]].tolist(),
+                "slot": slots[where].tolist(),
+                "blueprint": [BLUEPRINTS[kind] for kind in kinds[where].tolist()],
+            }
+
+        yield SeedStageChanged(
+            **about(torch.ones_like(was, dtype=torch.bool)),  # type: ignore[arg-type]
+            previous=[Stage(stage).name for stage in was.tolist()],
+            stage=[Stage(stage).name for stage in now.tolist()],
+        )
+        for stage, kind in ((Stage.GERMINATED, SeedGerminated), (Stage.PRUNED, SeedPruned)):
+            if bool((now == stage).any()):
+                yield kind(**about(now == stage))  # type: ignore[arg-type]
+        kept = now == Stage.FOSSILISED
+        if bool(kept.any()):
+            yield SeedFossilized(**about(kept), parameters=parameters[kept].tolist())  # type: ignore[arg-type]

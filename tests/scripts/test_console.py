@@ -1,0 +1,53 @@
+"""What a person sees while a run goes on, on a real terminal's width."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from esper.leyline.config import unflatten
+from esper.scripts.console import LiveProgress, print_summary
+from esper.simic.training.vectorized import run_training
+
+SETTINGS = {"envs": 4, "group_size": 2, "episode_length": 4, "max_batches": 1, "batch_size": 8}
+
+
+def shown(tmp_path: Path, terminal: bool, width: int) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
+    config = unflatten({**SETTINGS, "rounds": 2, "telemetry_dir": str(tmp_path)})
+    with LiveProgress(console) as progress:
+        summary = run_training(config, "ppo", observer=progress)
+        if terminal:
+            console.print(progress.progress.get_renderable())
+    print_summary(console, summary)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_live_line_shows_round_speed_accuracy_entropy_and_rate(tmp_path: Path) -> None:
+    text = shown(tmp_path, terminal=True, width=160)
+    for wanted in ("round", "2/2", "steps/s", "accuracy", "twin", "entropy", "lr", "1.0e-03"):
+        assert wanted in text, wanted
+
+
+def test_without_a_terminal_every_round_is_one_line(tmp_path: Path) -> None:
+    lines = shown(tmp_path, terminal=False, width=80).splitlines()
+    rounds = [line for line in lines if line.startswith("round ")]
+    assert [line.split()[1] for line in rounds] == ["1/2", "2/2"]
+    assert all("twin" in line and "entropy" in line and "lr" in line for line in rounds)
+
+
+def test_the_table_at_the_end_has_what_matters(tmp_path: Path) -> None:
+    text = shown(tmp_path, terminal=False, width=80)
+    for wanted in (
+        "accuracy grown",
+        "accuracy of the twin",
+        "parameters added",
+        "seeds germinated",
+        "seeds fossilised",
+        "seeds pruned",
+        "environment steps per second",
+        "finished after",
+        f"run directory: {tmp_path}",
+    ):
+        assert wanted in text, wanted

@@ -1,0 +1,54 @@
+"""The policies without a network."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, RELEVANT_HEADS, Op
+from esper.leyline.config import TrainConfig, unflatten
+from esper.simic.training.vectorized import run_training
+from esper.tamiyo.baselines import NeverActor, RandomActor
+from esper.tamiyo.policy.action_masks import ActionMasks
+from synthetic import CPU, random_observation
+
+
+def test_the_heuristic_grows_what_helps(tmp_path: Path) -> None:
+    """Most environments keep a seed, and it pays, on the real task at its real length."""
+    settings = {"envs": 8, "rounds": 1, "telemetry_dir": str(tmp_path)}
+    (done,) = run_training(unflatten(settings, TrainConfig()), "heuristic").rounds
+    assert done.fossilised >= 0.5
+    assert done.gain > 0.0
+
+
+def test_the_random_policy_is_uniform_over_what_is_legal() -> None:
+    count = 4_000
+    observation = random_observation((count,), slots=3, seed=1)
+    legal = torch.zeros(count, len(Op), 3, dtype=torch.bool)
+    legal[:, Op.WAIT] = True
+    legal[:, Op.GERMINATE, 1:] = True
+    legal[:, Op.PRUNE, 0] = True
+    kinds = torch.zeros(count, 3, HEAD_WIDTHS["blueprint"], dtype=torch.bool)
+    kinds[:, :, [2, 5]] = True
+    observation = replace(observation, masks=ActionMasks(legal, kinds))
+    actor = RandomActor(seed=3)
+    actor.begin(torch.arange(count, device=CPU), episode=0)
+    actions, _, _ = actor.act(observation, 0)
+
+    ops = torch.bincount(actions[:, 0], minlength=len(Op)) / count
+    for op in Op:
+        expected = 1 / 3 if op in (Op.WAIT, Op.GERMINATE, Op.PRUNE) else 0.0
+        assert abs(ops[op].item() - expected) < 0.04, op
+    grown = actions[actions[:, 0] == Op.GERMINATE]
+    assert set(grown[:, 1].tolist()) == {1, 2}
+    assert set(grown[:, 2].tolist()) == {2, 5}
+    for i, head in enumerate(CHOICE_HEADS):
+        if head in RELEVANT_HEADS[Op.GERMINATE] and head != "blueprint":
+            assert set(grown[:, 2 + i].tolist()) == set(range(HEAD_WIDTHS[head])), head
+    assert set(actions[actions[:, 0] == Op.WAIT][:, 1].tolist()) == {0}
+
+
+def test_never_waits() -> None:
+    observation = random_observation((5,), slots=2, seed=1)
+    actions, _, _ = NeverActor().act(observation, 0)
+    assert (actions == 0).all()
