@@ -1,4 +1,4 @@
-"""On a CUDA device the same program gives the same numbers. One command runs these: make test-gpu."""
+"""A CUDA device gives the same numbers. One command runs these tests: make test-gpu."""
 
 from pathlib import Path
 
