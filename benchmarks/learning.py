@@ -13,13 +13,13 @@ its last checkpoint, and one that is finished is not run again.
 import argparse
 import json
 import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from hardware import processor
 
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten, unflatten
@@ -30,7 +30,7 @@ from esper.leyline.events import (
     TrainingFinished,
     to_floats,
 )
-from esper.simic.run_directory import stored_config
+from esper.simic.run_directory import processor_name, stored_config
 from esper.simic.training.vectorized import resume_ppo, run_training
 
 RESULTS = Path(__file__).parent / "results"
@@ -179,7 +179,8 @@ def main() -> int:
         "settings as they come. Gains are percentage points of committed validation accuracy over "
         "the never-grow twin, ± one standard error.\n\n"
         f"{table(rows)}\n\n"
-        f"torch {torch.__version__}, {processor()}, {rows[0]['threads']} thread a run, "
+        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, "
+        f"{rows[0]['threads']} thread a run, "
         f"{time.strftime('%Y-%m-%d')}. Minutes are wall time of the PPO run.\n"
     )
     if arguments.write:

@@ -12,17 +12,18 @@ interleaved, so that drift of the machine's speed falls on both. Medians.
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from hardware import processor
 from torch import Tensor, nn
 
 from esper.kasmina.lifecycle import SeedState
 from esper.runtime.tasks import find
+from esper.simic.run_directory import processor_name
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.plan import plan_training
 from esper.tolaria.precision import Precision
@@ -173,7 +174,8 @@ def main() -> int:
             "# One training step, stacked against a loop\n\n`make bench-step`\n\n"
             + "\n".join(lines)
             + f"\n\nMedians of {arguments.repeats - 1} interleaved steps, CPU, "
-            + f"{processor()}, torch {torch.__version__}, best of {arguments.threads} threads, "
+            + f"{os.cpu_count()} x {processor_name()}, torch {torch.__version__}, "
+            + f"best of {arguments.threads} threads, "
             + f"{time.strftime('%Y-%m-%d')}.\n"
         )
         (RESULTS / "training_step.md").write_text(text)

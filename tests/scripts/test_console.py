@@ -1,8 +1,10 @@
 """What a person sees while a run goes on, on a real terminal's width."""
 
 import io
+import re
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from esper.leyline.config import unflatten
@@ -24,10 +26,14 @@ def shown(tmp_path: Path, terminal: bool, width: int) -> str:
     return console.file.getvalue()
 
 
-def test_the_live_line_shows_round_speed_accuracy_entropy_and_rate(tmp_path: Path) -> None:
-    text = shown(tmp_path, terminal=True, width=160)
-    for wanted in ("round", "2/2", "steps/s", "accuracy", "twin", "entropy", "lr", "1.0e-03"):
-        assert wanted in text, wanted
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_live_line_shows_everything_at_any_width(tmp_path: Path, width: int) -> None:
+    text = shown(tmp_path, terminal=True, width=width)
+    (last,) = [line for line in text.splitlines() if "round 2/2" in line][-1:]
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last)
+    for wanted in ("steps/s", "accuracy", "twin", "entropy", "lr 0.001", "0:00:00"):
+        assert wanted in plain, wanted
+    assert "…" not in plain
 
 
 def test_without_a_terminal_every_round_is_one_line(tmp_path: Path) -> None:

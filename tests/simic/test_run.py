@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from esper.karn.store import read_events
+from esper.leyline.actions import HEADS
 from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
@@ -98,18 +99,8 @@ def test_a_run_directory_holds_what_the_documentation_says(tmp_path: Path) -> No
 
 def test_every_update_reports_finite_gradient_norms_of_all_heads(tmp_path: Path) -> None:
     run = train_ppo_vectorized(tiny(tmp_path)).path
-    heads = (
-        "op",
-        "slot",
-        "blueprint",
-        "style",
-        "tempo",
-        "alpha_target",
-        "alpha_speed",
-        "alpha_curve",
-    )
     for update in read_events(run, PPOUpdateCompleted):
-        for head in heads:
+        for head in HEADS:
             norm = update.metrics[f"head_grad_norms/{head}"]
             assert isinstance(norm, float | int), (head, norm)
         assert update.metrics["first_ratio_max"] == pytest.approx(1.0, abs=1e-5)

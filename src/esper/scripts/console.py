@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
-    SpinnerColumn,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
@@ -36,11 +35,11 @@ class LiveProgress:
         self.fields: dict[str, Any] = dict.fromkeys(
             ("grown", "twin", "speed", "entropy", "rate"), NOTHING_YET
         )
+        # A narrow terminal has room for the numbers or for the bar.
+        bar = [BarColumn(), TaskProgressColumn()] if console.width >= 100 else []
         self.progress = Progress(
-            SpinnerColumn(),
             TextColumn("round {task.fields[round]}"),
-            BarColumn(),
-            TaskProgressColumn(),
+            *bar,
             TextColumn("{task.fields[speed]} steps/s"),
             TextColumn("accuracy [bold]{task.fields[grown]}[/bold] twin {task.fields[twin]}"),
             TextColumn("entropy {task.fields[entropy]}"),
@@ -66,7 +65,7 @@ class LiveProgress:
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
         """See ``Observer``."""
         self.rounds, self.done = config.world.rounds, done
-        self.fields["rate"] = f"{config.learner.learning_rate:.1e}"
+        self.fields["rate"] = f"{config.learner.learning_rate:g}"
         self.begin, self.steps = time.perf_counter(), 0
         self.console.print(f"run directory: {path}", highlight=False, soft_wrap=True)
         self.bar = self.progress.add_task(
@@ -88,7 +87,7 @@ class LiveProgress:
         self.done = summary.round
         if summary.metrics:
             self.fields["entropy"] = f"{summary.metrics['entropy']:.3f}"
-            self.fields["rate"] = f"{summary.metrics['learning_rate']:.1e}"
+            self.fields["rate"] = f"{summary.metrics['learning_rate']:g}"
         self.progress.update(self.bar, round=self._round(), **self.fields)
         if not self.console.is_terminal:
             self.console.print(

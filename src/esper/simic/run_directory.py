@@ -131,7 +131,7 @@ def machine_fingerprint(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if on_gpu else _processor(),
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else processor_name(),
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "git": _git_revision(),
@@ -167,8 +167,8 @@ def _unused(parent: Path, name: str) -> Path:
     raise UsageError(f"telemetry_dir: {parent} has too many runs of this second; try again")
 
 
-def _processor() -> str:
-    """The processor's name where the system tells it."""
+def processor_name() -> str:
+    """The processor's name where the system tells it, its architecture elsewhere."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
