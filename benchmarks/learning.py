@@ -173,7 +173,7 @@ def main() -> int:
         print(table(rows), flush=True)
     text = (
         f"# Learning on {arguments.task}\n\n"
-        f"`python benchmarks/learning.py --rounds {arguments.rounds} --seeds "
+        f"`OMP_NUM_THREADS={rows[0]['threads']} python benchmarks/learning.py --rounds {arguments.rounds} --seeds "
         f"{' '.join(map(str, arguments.seeds))} --write`\n\n"
         f"{settings['envs']} environments, {arguments.rounds} rounds (episodes of each), all other "
         "settings as they come. Gains are percentage points of committed validation accuracy over "
