@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test test-all test-gpu bench-step bench-learning clean
 
 demo: $(READY)
-	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 9
+	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
 
 test: $(READY)
 	$(BIN)/ruff check src tests benchmarks

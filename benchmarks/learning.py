@@ -173,8 +173,8 @@ def main() -> int:
         print(table(rows), flush=True)
     text = (
         f"# Learning on {arguments.task}\n\n"
-        f"`OMP_NUM_THREADS={rows[0]['threads']} python benchmarks/learning.py --rounds {arguments.rounds} --seeds "
-        f"{' '.join(map(str, arguments.seeds))} --write`\n\n"
+        f"`OMP_NUM_THREADS={rows[0]['threads']} python benchmarks/learning.py "
+        f"--rounds {arguments.rounds} --seeds {' '.join(map(str, arguments.seeds))} --write`\n\n"
         f"{settings['envs']} environments, {arguments.rounds} rounds (episodes of each), all other "
         "settings as they come. Gains are percentage points of committed validation accuracy over "
         "the never-grow twin, ± one standard error.\n\n"
