@@ -1,6 +1,7 @@
 """``esper train ppo|heuristic``, also ``python -m esper.scripts.train``."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,11 +28,17 @@ _TYRO = (tyro.conf.OmitArgPrefixes,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SourceConfig:
+class FileConfig:
     """Where settings come from: flags before file before defaults."""
 
     config_json: Path | None = None
     """A flat JSON object of settings, by the names of the flags with underscores."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceConfig(FileConfig):
+    """Where settings come from: flags before file before defaults."""
+
     resume: Path | None = None
     """Run directory to go on with from its latest checkpoint; give --rounds as the new total."""
 
@@ -45,14 +52,6 @@ class PPOArguments:
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileConfig:
-    """Where settings come from: flags before file before defaults."""
-
-    config_json: Path | None = None
-    """A flat JSON object of settings, by the names of the flags with underscores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,13 +85,9 @@ def ppo(arguments: list[str]) -> int:
     config = TrainConfig(
         world=given.world, learner=given.learner, machine=given.machine, output=given.output
     )
-    console = Console()
-    with LiveProgress(console) as progress:
-        if run is not None:
-            summary = resume_ppo(run, flatten(config), progress)
-        else:
-            summary = run_training(config, "ppo", observer=progress)
-    return _finish(console, summary)
+    if run is not None:
+        return _watched(lambda progress: resume_ppo(run, flatten(config), progress))
+    return _watched(lambda progress: run_training(config, "ppo", observer=progress))
 
 
 def heuristic(arguments: list[str]) -> int:
@@ -111,14 +106,14 @@ def heuristic(arguments: list[str]) -> int:
         config=_TYRO,
     )
     config = TrainConfig(world=given.world, machine=given.machine, output=given.output)
+    return _watched(lambda progress: run_training(config, "heuristic", observer=progress))
+
+
+def _watched(run: Callable[[LiveProgress], RunSummary]) -> int:
+    """Progress of a run while it goes on, table and report when it ends; its exit status."""
     console = Console()
     with LiveProgress(console) as progress:
-        summary = run_training(config, "heuristic", observer=progress)
-    return _finish(console, summary)
-
-
-def _finish(console: Console, summary: RunSummary) -> int:
-    """Table and report of a run; its exit status."""
+        summary = run(progress)
     print_summary(console, summary)
     if summary.rounds and (summary.path / "events.jsonl").exists():
         try:

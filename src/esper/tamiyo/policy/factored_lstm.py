@@ -161,10 +161,9 @@ class FactoredLSTM(nn.Module):
         op = choose(self._op(memory, observation), 0)
         slot = choose(self._slot(memory, slots, op, observation), 1)
         slot = torch.where(op == Op.WAIT, CANONICAL_CHOICE["slot"], slot)
-        trunk = self._choice_features(memory, slots, op, slot)
         others = [
-            choose(distribution, 2 + i)
-            for i, distribution in enumerate(self._choices(trunk, op, slot, observation))
+            choose(MaskedCategorical(logits, legal, validate=False), 2 + i)
+            for i, (logits, legal) in enumerate(self._choices(memory, slots, op, slot, observation))
         ]
         actions = torch.stack([op, slot, *others], -1)
         log_prob = self._evaluate(memory, slots, observation, actions)[0]
@@ -202,12 +201,7 @@ class FactoredLSTM(nn.Module):
             (self.op_head(memory), masks.ops),
             (self._slot_logits(memory, slots, op), masks.slots_of(op)),
         ]
-        options = masks.choices_of(op, slot)
-        trunk = self._choice_features(memory, slots, op, slot)
-        parts += [
-            (layer(trunk), options[..., i, : layer.out_features])
-            for i, layer in enumerate(self._choice_layers())
-        ]
+        parts += self._choices(memory, slots, op, slot, observation)
         widest = max(logits.shape[-1] for logits, _ in parts)
         logits = torch.stack([_widened(part, widest) for part, _ in parts], -2)
         legal = torch.stack([_widened(mask, widest) for _, mask in parts], -2)
@@ -232,17 +226,16 @@ class FactoredLSTM(nn.Module):
         mask = observation.masks.slots_of(op)
         return MaskedCategorical(self._slot_logits(memory, slots, op), mask, validate=False)
 
-    def _choice_features(self, memory: Tensor, slots: Tensor, op: Tensor, slot: Tensor) -> Tensor:
+    def _choices(
+        self, memory: Tensor, slots: Tensor, op: Tensor, slot: Tensor, observation: Observation
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Logits and legal options of the heads drawn last, given op and slot."""
         index = slot[..., None, None].expand(*slot.shape, 1, slots.shape[-1])
         chosen = slots.gather(-2, index).squeeze(-2)
-        return self.choice_trunk(torch.cat([memory, self.op_embedding(op), chosen], -1))
-
-    def _choices(
-        self, trunk: Tensor, op: Tensor, slot: Tensor, observation: Observation
-    ) -> list[MaskedCategorical]:
+        trunk = self.choice_trunk(torch.cat([memory, self.op_embedding(op), chosen], -1))
         options = observation.masks.choices_of(op, slot)
         return [
-            MaskedCategorical(layer(trunk), options[..., i, : layer.out_features], validate=False)
+            (layer(trunk), options[..., i, : layer.out_features])
             for i, layer in enumerate(self._choice_layers())
         ]
 
