@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from esper.kasmina.lifecycle import SeedState
 from esper.runtime.tasks import find
 from esper.simic.run_directory import processor_name
+from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.plan import plan_training
 from esper.tolaria.precision import Precision
@@ -103,8 +104,9 @@ def build(task_name: str, envs: int) -> tuple[Engine, Tensor, Tensor]:
     """An engine and one minibatch for each of its hosts."""
     task = find(task_name)
     rows = Rows(torch.arange(envs), torch.arange(envs))
+    bank = DataBank([(task, task.datasets())], torch.float32, torch.device("cpu"))
     engine = Engine(
-        task, rows, 1, Precision("cpu"), torch.float32, torch.device("cpu"), 1, task.batch_size
+        bank, rows, 1, Precision("cpu"), 1, task.batch_size
     )
     engine.reset(0)
     images, labels = next(engine.batches(0))

@@ -21,6 +21,7 @@ from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
 from esper.tolaria.backends import EpochResult, Optimisation
 from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.plan import plan_training
 from esper.tolaria.precision import Precision
@@ -318,6 +319,11 @@ def small_task(host: CnnHost, seed: int = 2) -> Task:
     return Task("small", "random images", host, lambda: data, weight_decay=0.05)
 
 
+def bank_of(task: Task, dtype: torch.dtype = F64) -> DataBank:
+    """A data bank of one task."""
+    return DataBank([(task, task.datasets())], dtype, CPU)
+
+
 def small_engine(
     host: CnnHost,
     rows: int,
@@ -330,12 +336,10 @@ def small_engine(
     identities = torch.tensor(environments or list(range(rows)))
     group = identities if groups is None else torch.tensor(groups)
     engine = Engine(
-        small_task(host),
+        bank_of(small_task(host), dtype),
         Rows(identities, group),
         seed=3,
         precision=Precision("cpu"),
-        dtype=dtype,
-        device=CPU,
         max_batches=max_batches,
         batch_size=6,
     )

@@ -104,8 +104,8 @@ def test_a_newborn_seed_leaves_the_activation_as_it_is():
 
 def test_a_newborn_seed_leaves_the_scores_as_they_are():
     engine, garden = newborn("fossilised")
-    with_seeds = engine.measure(seed_state(garden, 3), committed=False)
-    without = engine.measure(seed_state([{}] * len(garden), 3), committed=False)
+    with_seeds = engine.measure(seed_state(garden, 3), 0, committed=False)
+    without = engine.measure(seed_state([{}] * len(garden), 3), 0, committed=False)
     for name in ("loss", "accuracy", "expected"):
         found, expected = getattr(with_seeds.scores, name), getattr(without.scores, name)
         assert (found - expected).abs().max() <= 1e-6

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from esper.kasmina.gates import legal_slots
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.lifecycle import (
     AlphaMode,
@@ -18,13 +19,13 @@ from esper.kasmina.lifecycle import (
     SeedSignals,
     SeedState,
     apply,
-    legal_slots,
     progress,
     tick,
 )
 from esper.leyline.actions import BLUEPRINTS, HEADS, Curve, Op, Style
 from esper.leyline.stages import TRANSITIONS, Stage
-from esper.runtime.tasks import Task, data
+from esper.runtime import data
+from esper.runtime.tasks import Task
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.precision import Precision
 from oracles.lifecycle import (
@@ -40,6 +41,7 @@ from oracles.lifecycle import (
     scaled_age,
     seed_parameters,
 )
+from support import bank_of
 
 CPU = torch.device("cpu")
 CHANNELS = (3, 4, 6, 9)
@@ -59,7 +61,8 @@ class World:
     ):
         self.random = np.random.default_rng(seed)
         self.slots = slots
-        self.rules = Rules.for_horizon(episode_length, max_seeds)
+        strict, one_at_a_time = bool(seed % 2), bool(seed % 3)
+        self.rules = Rules.for_horizon(episode_length, max_seeds, strict, one_at_a_time)
         growing = self.random.random((slots, len(BLUEPRINTS))) < (1.0 if everything else 0.5)
         growing[:, 0] = False
         growing[:, 8:] = False
@@ -73,6 +76,8 @@ class World:
                 prune_age=scaled_age(5, episode_length),
                 embargo=scaled_age(5, episode_length),
                 max_seeds=max_seeds,
+                strict=strict,
+                one_at_a_time=one_at_a_time,
             )
             for _ in range(ENVIRONMENTS)
         ]
@@ -85,9 +90,18 @@ class World:
         health = np.where(draw(shape) < 0.25, np.nan, 0.4 + 0.6 * draw(shape)).astype(np.float32)
         contribution = np.where(draw(shape) < 0.25, np.nan, draw(shape) - 0.5).astype(np.float32)
         exploding = draw(shape) < 0.1
+        # The bounds of strict gates lie among what is drawn, and some is not measured.
+        improvement = np.where(draw(shape) < 0.1, np.nan, 0.02 * draw(shape)).astype(np.float32)
+        ratio = np.where(draw(shape) < 0.1, np.nan, 0.4 * draw(shape)).astype(np.float32)
         for n, oracle in enumerate(self.oracles):
             oracle.readings = [
-                Reading(float(health[n, s]), bool(exploding[n, s]), float(contribution[n, s]))
+                Reading(
+                    float(health[n, s]),
+                    bool(exploding[n, s]),
+                    float(contribution[n, s]),
+                    float(improvement[n, s]),
+                    float(ratio[n, s]),
+                )
                 for s in range(self.slots)
             ]
         return replace(
@@ -95,6 +109,8 @@ class World:
             health=torch.from_numpy(health),
             contribution=torch.from_numpy(contribution),
             exploding=torch.from_numpy(exploding),
+            improvement=torch.from_numpy(improvement),
+            gradient_ratio=torch.from_numpy(ratio),
         )
 
     def actions(self) -> Tensor:
@@ -200,7 +216,7 @@ def counting_engine(slots: int) -> Engine:
     host = CnnHost(channels=CHANNELS[:slots], classes=10, image=(8, 8, 1))
     task = Task("counting", "for its parameter counts", host, data.digits)
     one = torch.zeros(1, dtype=torch.long)
-    return Engine(task, Rows(one, one), 0, Precision("cpu"), torch.float32, CPU, 1, 1)
+    return Engine(bank_of(task, torch.float32), Rows(one, one), 0, Precision("cpu"), 1, 1)
 
 
 ENGINES: dict[int, Engine] = {}
@@ -364,7 +380,7 @@ class Walk:
 )
 def test_ages_scale_with_the_horizon(episode_length, training_age, prune_age, embargo) -> None:
     rules = Rules.for_horizon(episode_length, 3)
-    assert rules == Rules(training_age, prune_age, embargo, 3)
+    assert rules == Rules(training_age, training_age, prune_age, embargo, 3)
 
 
 @pytest.mark.parametrize(("episode_length", "age"), [(150, 10), (40, 3)])
@@ -610,7 +626,7 @@ def test_sharper_sigmoids_start_later() -> None:
 
 
 def test_forgotten_signals_are_unknown_and_others_stay() -> None:
-    known = SeedSignals(*(torch.full((2, 3), 0.5) for _ in range(5)), torch.ones(2, 3).bool())
+    known = SeedSignals.unknown((2, 3), CPU).map(lambda x: torch.full_like(x, 1))
     where = torch.tensor([[True, False, False], [False, False, True]])
     forgotten, unknown = known.forget(where), SeedSignals.unknown((2, 3), CPU)
     for field in fields(SeedSignals):

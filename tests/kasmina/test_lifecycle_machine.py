@@ -11,7 +11,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from esper.kasmina.lifecycle import Rules, SeedSignals, SeedState, apply, legal_slots, tick
+from esper.kasmina.gates import legal_slots
+from esper.kasmina.lifecycle import Rules, SeedSignals, SeedState, apply, tick
 from esper.leyline.actions import HEAD_WIDTHS, HEADS, Op
 from esper.leyline.stages import TRANSITIONS, Stage
 from oracles.lifecycle import Environment, Reading, Slot, scaled_age

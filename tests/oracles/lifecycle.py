@@ -78,6 +78,8 @@ class Reading:
     health: float = math.nan
     exploding: bool = False
     contribution: float = math.nan
+    improvement: float = math.nan
+    gradient_ratio: float = math.nan
 
     @property
     def healthy(self) -> bool:
@@ -169,6 +171,8 @@ class Environment:
     prune_age: int
     embargo: int
     max_seeds: int
+    strict: bool = False
+    one_at_a_time: bool = True
     readings: list[Reading] = field(default_factory=list)
 
     def may(self, op: int, place: int) -> bool:
@@ -179,7 +183,9 @@ class Environment:
             return True
         if op == Op.GERMINATE:
             living = sum(s.stage in WITH_SEED for s in self.slots)
-            blocked = any(s.stage in BLOCKS_GERMINATION for s in self.slots)
+            blocked = self.one_at_a_time and any(
+                s.stage in BLOCKS_GERMINATION for s in self.slots
+            )
             return slot.stage is Stage.DORMANT and living < self.max_seeds and not blocked
         if op == Op.SET_ALPHA_TARGET:
             return slot.stage in (Stage.BLENDING, Stage.HOLDING) and resting
@@ -188,11 +194,15 @@ class Environment:
             return developing and slot.age >= self.prune_age and resting
         if op == Op.FOSSILISE:
             measured = not math.isnan(reading.contribution)
-            return slot.stage is Stage.HOLDING and measured and reading.healthy
+            enough = not self.strict or reading.contribution >= 0.01
+            return slot.stage is Stage.HOLDING and measured and reading.healthy and enough
         if slot.stage is Stage.TRAINING:
-            return slot.stage_age >= self.training_age and reading.healthy
+            proven = reading.improvement >= 0.005 and reading.gradient_ratio >= 0.1
+            old_enough = slot.stage_age >= self.training_age
+            return old_enough and reading.healthy and (proven or not self.strict)
         if slot.stage is Stage.BLENDING:
-            return slot.target == 1.0 and slot.alpha == 1.0 and resting
+            waited = not self.strict or slot.stage_age >= self.training_age
+            return slot.target == 1.0 and slot.alpha == 1.0 and resting and waited
         return slot.stage is Stage.GERMINATED
 
     def act(self, action: list[int]) -> bool:

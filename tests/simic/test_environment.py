@@ -14,7 +14,8 @@ from esper.leyline.actions import BLUEPRINTS, Op, Style
 from esper.leyline.stages import Stage
 from esper.runtime import data
 from esper.runtime.tasks import Task
-from esper.simic.environment import GrowthConfig, GrowthEnv, Step
+from esper.simic.environment import GrowthEnv
+from esper.simic.step import GrowthConfig, Step
 from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
 from esper.tolaria.plan import CHUNK
 from esper.tolaria.precision import Precision
@@ -46,7 +47,7 @@ def growth_env(environments: Tensor | int, **settings) -> GrowthEnv:
             | settings
         )
     )
-    return GrowthEnv(task, environments, config, Precision("cpu"), CPU)
+    return GrowthEnv([task], environments, config, Precision("cpu"), CPU)
 
 
 # --- gardeners: who grows what ----------------------------------------------------------------
@@ -119,7 +120,7 @@ class Episode:
         """Training and validation loss of the first ``count`` rows, ``[T, 2, count]``."""
         return torch.stack(
             [
-                torch.stack([s.report.epoch.loss, s.report.measurement.scores.loss])[:, :count]
+                torch.stack([s.report.train_loss, s.report.scores.loss])[:, :count]
                 for s in self.steps
             ]
         )
@@ -150,10 +151,11 @@ def garden() -> Episode:
     return grown(GARDEN, growth_env(8))
 
 
-def final_gain(episode: Episode, n: int, twin: int) -> tuple[float, float]:
-    """Final utility of environment ``n``, and score of the twin in row ``twin``, by hand."""
-    committed = [step.report.measurement.committed.expected for step in episode.steps[-3:]]
-    score, other = (sum(c[row].item() for c in committed) / 3.0 for row in (n, twin))
+def final_gain(episode: Episode, n: int) -> tuple[float, float]:
+    """Final utility of environment ``n``, and the score of its twin, by hand."""
+    ends = [step.report for step in episode.steps[-3:]]
+    score = sum(report.committed.expected[n].item() for report in ends) / 3.0
+    other = sum(report.twin_committed.expected[n].item() for report in ends) / 3.0
     last = episode.steps[-1].report.after
     added = sum(
         seed_parameters(
@@ -169,7 +171,7 @@ def final_gain(episode: Episode, n: int, twin: int) -> tuple[float, float]:
 
 
 def test_the_garden_holds_every_way_to_end(garden) -> None:
-    assert growth_env(1).host_parameters == HOST_PARAMETERS
+    assert growth_env(1).tasks[0].host.parameter_count == HOST_PARAMETERS
     ends = [tuple(Stage(s) for s in row) for row in garden.stages()[-1].tolist()]
     empty, fossil = Stage.DORMANT, Stage.FOSSILISED
     assert ends[0] == ends[4] == (empty, empty)
@@ -187,7 +189,7 @@ def test_the_garden_holds_every_way_to_end(garden) -> None:
 
 def test_the_paired_return_is_the_final_gain(garden) -> None:
     for n in range(8):
-        utility, twin_score = final_gain(garden, n, twin=8 + n // 4)
+        utility, twin_score = final_gain(garden, n)
         total = garden.rewards[:, n].sum().item()
         assert total == pytest.approx(10.0 * (utility - twin_score), abs=1e-6)
 
@@ -197,7 +199,7 @@ def test_the_terminal_return_is_the_final_utility(garden) -> None:
     assert torch.equal(other.actions, garden.actions)
     assert bool((other.rewards[:-1] == 0.0).all())
     for n in range(8):
-        utility, twin_score = final_gain(other, n, twin=8 + n // 4)
+        utility, twin_score = final_gain(other, n)
         assert other.rewards[-1, n].item() == pytest.approx(10.0 * utility, abs=1e-6)
         difference = other.rewards[:, n].sum() - garden.rewards[:, n].sum()
         assert difference.item() == pytest.approx(10.0 * twin_score, abs=1e-6)
@@ -205,7 +207,8 @@ def test_the_terminal_return_is_the_final_utility(garden) -> None:
 
 def test_every_paired_reward_is_a_change_of_the_gain_over_the_twin(garden) -> None:
     """Rent is due from BLENDING on; the score is the mean of up to three."""
-    expected = torch.stack([s.report.measurement.scores.expected for s in garden.steps])
+    expected = torch.stack([s.report.scores.expected for s in garden.steps])
+    twins = torch.stack([s.report.twin_scores.expected for s in garden.steps])
     for n in range(8):
         before = 0.0
         for t in range(3, LENGTH - 1):
@@ -217,9 +220,9 @@ def test_every_paired_reward_is_a_change_of_the_gain_over_the_twin(garden) -> No
                 for s, c in enumerate(CHANNELS)
                 if after.stage[n, s] in (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
             )
-            window = expected[t - 2 : t + 1]
+            recent = slice(t - 2, t + 1)
             rent = 0.05 * math.log(1.0 + added / HOST_PARAMETERS)
-            gain = (window[:, n] - window[:, 8 + n // 4]).mean().item() - rent
+            gain = (expected[recent, n] - twins[recent, n]).mean().item() - rent
             if t > 3:
                 found = garden.rewards[t, n].item()
                 assert found == pytest.approx(10.0 * (gain - before), abs=1e-9)
@@ -229,27 +232,26 @@ def test_every_paired_reward_is_a_change_of_the_gain_over_the_twin(garden) -> No
 @pytest.mark.parametrize("n", [2, 6])
 def test_a_seed_that_is_not_fossilised_counts_nothing_at_the_end(garden, n) -> None:
     last = garden.steps[-1].report
-    assert last.living_parameters[n] > 0
+    assert last.seed_parameters[n].sum() > 0
     assert last.added[n] == 0
     slot = 1 if n == 2 else 0
-    utility, _ = final_gain(garden, n, twin=8 + n // 4)
+    utility, _ = final_gain(garden, n)
     without = []
     for step in garden.steps[-3:]:
-        measured = step.report.measurement
-        contribution = measured.contribution[n, slot].nan_to_num(0.0)
-        without.append((measured.scores.expected[n] - contribution).item())
+        contribution = step.report.signals.contribution[n, slot].nan_to_num(0.0)
+        without.append((step.report.scores.expected[n] - contribution).item())
     assert utility == pytest.approx(sum(without) / 3.0, abs=1e-6)
     assert garden.steps[-2].report.added[n] > 0
 
 
 def test_a_fossil_counts_with_all_it_adds(garden) -> None:
     for step in garden.steps[-3:]:
-        measured = step.report.measurement
-        full = measured.scores.expected[[1, 3, 5]]
-        torch.testing.assert_close(measured.committed.expected[[1, 3, 5]], full, rtol=1e-12, atol=0)
-        assert bool((measured.contribution[[1, 3, 5], 0].abs() > 1e-6).all())
+        report = step.report
+        full = report.scores.expected[[1, 3, 5]]
+        torch.testing.assert_close(report.committed.expected[[1, 3, 5]], full, rtol=1e-12, atol=0)
+        assert bool((report.signals.contribution[[1, 3, 5], 0].abs() > 1e-6).all())
     last = garden.steps[-1].report
-    assert torch.equal(last.added[[1, 3, 5]], last.living_parameters[[1, 3, 5]])
+    assert torch.equal(last.added[[1, 3, 5]], last.seed_parameters[[1, 3, 5]].sum(1))
 
 
 def test_never_growing_earns_nothing(garden) -> None:
@@ -309,14 +311,15 @@ def test_germinating_in_one_environment_changes_no_other(slot) -> None:
 
 
 def test_the_twin_is_the_environment_of_its_group_that_waits(garden) -> None:
-    rows = garden.losses(10)
-    torch.testing.assert_close(rows[..., [8, 9]], rows[..., [0, 4]], rtol=1e-12, atol=0.0)
-    assert bool((rows[..., 8] != rows[..., 9]).all())
     for step in garden.steps:
         report = step.report
+        for waiting, group in ((0, slice(0, 4)), (4, slice(4, 8))):
+            own, twins = report.scores.loss[waiting], report.twin_scores.loss[group]
+            torch.testing.assert_close(twins, own.expand(4), rtol=1e-12, atol=0.0)
+            assert report.twin_score[group].unique().numel() == 1
         score, twin_score = report.score[[0, 4]], report.twin_score[[0, 4]]
         torch.testing.assert_close(score, twin_score, rtol=1e-12, atol=0.0)
-        assert report.twin_score[:4].unique().numel() == report.twin_score[4:].unique().numel() == 1
+        assert report.twin_scores.loss[0] != report.twin_scores.loss[4]
 
 
 def test_environments_of_a_group_begin_alike_and_groups_differ(garden) -> None:
@@ -329,10 +332,10 @@ def test_an_episode_repeats_bit_by_bit_and_another_differs(garden) -> None:
     env = growth_env(8)
     grown(GARDEN, env, number=3)
     again = grown(GARDEN, env, number=0)
-    assert torch.equal(again.losses(10), garden.losses(10))
+    assert torch.equal(again.losses(8), garden.losses(8))
     assert torch.equal(again.rewards, garden.rewards)
     other = grown(GARDEN, growth_env(8), number=1)
-    assert bool((other.losses(10) != garden.losses(10)).all())
+    assert bool((other.losses(8) != garden.losses(8)).all())
 
 
 # --- actions ----------------------------------------------------------------------------------
@@ -360,7 +363,7 @@ def test_an_illegal_action_is_a_wait_that_did_not_take_effect() -> None:
         return actions
 
     lawful, unlawful = episode(growth_env(3), waiting), episode(growth_env(3), wrong)
-    assert torch.equal(lawful.losses(4), unlawful.losses(4))
+    assert torch.equal(lawful.losses(3), unlawful.losses(3))
     assert torch.equal(lawful.rewards, unlawful.rewards)
     success = HOST_FEATURES.index("action_success")
     for one, two in zip(lawful.steps, unlawful.steps, strict=True):
@@ -404,17 +407,17 @@ def test_observations_are_finite_and_say_what_happened(garden) -> None:
         assert feature(t, "remaining")[0].item() == pytest.approx(1.0 - t / LENGTH)
         if t:
             report, action = garden.steps[t - 1].report, garden.actions[t - 1]
-            scores = report.measurement.scores
+            scores = report.scores
             torch.testing.assert_close(feature(t, "expected_accuracy"), scores.expected[:8].float())
             torch.testing.assert_close(
                 feature(t, "validation_loss"), scores.loss[:8].log1p().float()
             )
             torch.testing.assert_close(
-                feature(t, "train_accuracy"), report.epoch.accuracy[:8].float()
+                feature(t, "train_accuracy"), report.train_accuracy[:8].float()
             )
             torch.testing.assert_close(
                 feature(t, "log_growth"),
-                (report.living_parameters / HOST_PARAMETERS).log1p().float(),
+                (report.seed_parameters.sum(1) / HOST_PARAMETERS).log1p().float(),
             )
             assert torch.equal(observation.blueprints, report.after.blueprint)
             for op in Op:

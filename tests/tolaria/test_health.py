@@ -64,7 +64,20 @@ def test_signals_keep_the_last_health_and_smooth_the_change_of_the_contribution(
     previous.health[1] = 0.9
     contribution = torch.tensor([[0.3], [NAN], [NAN]])
 
-    signals = updated_signals(previous, state, slots, epoch, contribution)
+    previous.gradient_ratio[1] = 0.5
+    previous.baseline[0], previous.birth_accuracy[0] = 0.3, 0.2
+    epoch.host_gradient_norm = torch.tensor([2.0, 3.0, 4.0])
+    accuracy, parameters = torch.tensor([0.45, 0.5, 0.6]), torch.tensor([[49], [100], [9]])
+
+    signals = updated_signals(
+        previous, state, slots, epoch, contribution, accuracy, parameters, 400
+    )
+    # Root-mean-square gradients: 1.4 / 7 over 2 / 20; 30 / 10 over 3 / 20, smoothed with 0.5.
+    assert signals.gradient_ratio[:, 0].tolist() == pytest.approx(
+        [2.0, 0.9 * 0.5 + 0.1 * 20.0, NAN], nan_ok=True
+    )
+    assert signals.improvement[:, 0].tolist() == pytest.approx([0.15, NAN, NAN], nan_ok=True)
+    assert signals.birth_accuracy[:, 0].tolist() == pytest.approx([0.2, NAN, NAN], nan_ok=True)
     assert signals.health[:, 0].tolist() == pytest.approx(
         [1.0 - 0.5 / 3, 1.0 - 0.8 / 3, NAN], nan_ok=True
     )

@@ -111,7 +111,7 @@ def trained(
     state = seed_state(garden, 3)
     result = train(HOST, stack, state, batches)
     engine = measuring(len(garden), dtype, stack)
-    measured = engine.measure(state, committed=True)
+    measured = engine.measure(state, 0, committed=True)
     report = {
         "loss": result.loss,
         "accuracy": result.accuracy,

@@ -39,9 +39,9 @@ def assert_same_scores(scores: Scores, n: int, expected: tuple[float, float, flo
 def check(engine: Engine, garden: Garden, split: str = "validation") -> None:
     slots = engine.slots
     environments = naive_environments(engine.host, engine.stack, garden, engine.optimisation)
-    measured = engine.measure(seed_state(garden, len(slots)), committed=True, split=split)
-    images = getattr(engine.data, f"{split}_images").permute(0, 3, 1, 2)
-    labels = getattr(engine.data, f"{split}_labels")
+    measured = engine.measure(seed_state(garden, len(slots)), 0, committed=True, split=split)
+    images = getattr(engine.bank, f"{split}_images")[0].permute(0, 3, 1, 2)
+    labels = getattr(engine.bank, f"{split}_labels")[0]
     assert measured.committed is not None
     for n, (plants, environment) in enumerate(zip(garden, environments, strict=True)):
         whole = environment.score(images, labels)
@@ -77,7 +77,7 @@ def test_another_split_is_measured_when_asked_for():
     engine = planted(garden)
     check(engine, garden, "test")
     state = seed_state(garden, 3)
-    validation, test = (engine.measure(state, False, s).scores for s in ("validation", "test"))
+    validation, test = (engine.measure(state, 0, False, s).scores for s in ("validation", "test"))
     assert not torch.equal(validation.loss, test.loss)
 
 
@@ -93,7 +93,7 @@ def test_seeds_that_differ_only_in_what_is_fossilised_differ_only_as_committed()
     for store in (engine.stack.host, engine.stack.buffers, *engine.stack.seeds):
         store.copy_(store[:1].expand_as(store))
     check(engine, garden)
-    measured = engine.measure(seed_state(garden, 3), committed=True)
+    measured = engine.measure(seed_state(garden, 3), 0, committed=True)
     assert measured.scores.expected.unique().numel() == 1
     assert measured.committed.expected.unique().numel() == len(garden)
 
@@ -102,7 +102,7 @@ def test_nothing_is_committed_unless_asked_for_and_measuring_changes_nothing():
     garden: Garden = [{0: Plant("conv_light"), 1: Plant("attention", alpha=0.5)}, {}]
     engine = planted(garden)
     before = [t.clone() for t in (engine.stack.host, engine.stack.buffers, *engine.stack.seeds)]
-    assert engine.measure(seed_state(garden, 3), committed=False).committed is None
+    assert engine.measure(seed_state(garden, 3), 0, committed=False).committed is None
     after = (engine.stack.host, engine.stack.buffers, *engine.stack.seeds)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
@@ -112,7 +112,7 @@ def test_a_seed_that_changes_nothing_contributes_exactly_nothing():
     engine = planted(garden)
     for store in engine.stack.seeds:
         store.zero_()
-    contribution = engine.measure(seed_state(garden, 3), committed=False).contribution
+    contribution = engine.measure(seed_state(garden, 3), 0, committed=False).contribution
     nan = float("nan")
     expected = torch.tensor([[0.0, nan, nan], [0.0, 0.0, nan]])
     assert torch.equal(contribution.isnan(), expected.isnan())

@@ -12,7 +12,7 @@ from esper.runtime.tasks import find
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.plan import CHUNK
 from esper.tolaria.precision import Precision
-from support import CPU, LIVES, Garden, Plant, seed_state
+from support import LIVES, Garden, Plant, bank_of, seed_state
 
 COMPOSITION: Garden = [
     {0: Plant("conv_heavy"), 1: Plant("conv_light", Style.GATED_GATE, **LIVES["training"])},
@@ -50,12 +50,10 @@ def operations(names: tuple[int, ...]) -> Operations:
     garden = [COMPOSITION[i] if i >= 0 else {} for i in names]
     rows = torch.arange(len(garden))
     engine = Engine(
-        find("digits_shift"),
+        bank_of(find("digits_shift"), torch.float32),
         Rows(rows, rows // 8),
         seed=0,
         precision=Precision("cpu"),
-        dtype=torch.float32,
-        device=CPU,
         max_batches=1,
         batch_size=4,
     )
@@ -64,7 +62,7 @@ def operations(names: tuple[int, ...]) -> Operations:
     engine.germinate(state.living, state.blueprint, step=0)
     with Counter() as counter:
         engine.train(state, step=0)
-        engine.measure(state, committed=True)
+        engine.measure(state, 0, committed=True)
     return Operations(counter.dispatched, counter.computing)
 
 

@@ -191,7 +191,7 @@ def test_an_epoch_draws_each_groups_minibatches_by_its_own_key():
     draws = integers(3, torch.tensor([7, 7, 9]), Purpose.MINIBATCH, 0, 4, 18, 40)
     for n, environment in enumerate(environments):
         for picked in draws[n].split(6):
-            images = engine.data.train_images[picked].permute(0, 3, 1, 2)
-            environment.train(images, engine.data.train_labels[picked])
+            images = engine.bank.train_images[picked].permute(0, 3, 1, 2)
+            environment.train(images, engine.bank.train_labels[picked])
         assert_same_environment(host, engine.stack, n, environment)
     assert not math.isclose(environments[1].losses[0], environments[2].losses[0])

@@ -117,12 +117,11 @@ def write_report(run: Path) -> Path:
     columns, rows = _first_and_last(outcomes)
     page = Environment(autoescape=True, undefined=StrictUndefined).from_string(_PAGE)
     text = page.render(
-        title=f"{started.task}, {started.policy}",
+        title=f"{', '.join(started.tasks)}: {started.policy}",
         summary=(
             f"{len(outcomes)} rounds of {started.envs} environments, "
             f"{started.episode_length} steps each, "
-            f"a host of {started.host_parameters} parameters with slots "
-            f"{', '.join(started.slots)}, on {started.device}; "
+            f"{_hosts(started)}, on {started.device}; "
             f"{fmean(speed):.0f} environment steps per second."
         ),
         plots=plots,
@@ -133,6 +132,12 @@ def write_report(run: Path) -> Path:
     target = run / "report.html"
     target.write_text(text, encoding="utf-8")
     return target
+
+
+def _hosts(started: TrainingStarted) -> str:
+    """The hosts of all tasks in words, each once."""
+    found = dict.fromkeys(zip(started.host_parameters, map(tuple, started.slots), strict=True))
+    return ", ".join(f"a host of {n} parameters with slots {' '.join(s)}" for n, s in found)
 
 
 def _metric(updates: list[PPOUpdateCompleted], name: str) -> Curve:
@@ -174,10 +179,13 @@ def _first_and_last(
     rows = [
         ("accuracy grown (committed)", cells("accuracy", ".3f")),
         ("accuracy of the twin", cells("twin_accuracy", ".3f")),
+        ("utility", cells("utility", "+.3f")),
+        ("utility of the twin", cells("twin_utility", "+.3f")),
         ("return", cells("episode_return", "+.3f")),
         ("parameters added", cells("added_parameters", ".0f")),
         ("seeds germinated", cells("germinated", ".2f")),
         ("seeds fossilised", cells("fossilised", ".2f")),
         ("seeds pruned", cells("pruned", ".2f")),
+        ("rollbacks", cells("rolled_back", ".2f")),
     ]
     return [f"rounds {p[0].round} to {p[-1].round}" for p in parts], rows

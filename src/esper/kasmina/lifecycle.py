@@ -26,7 +26,6 @@ from esper.leyline.actions import (
 from esper.leyline.stages import (
     ACTING,
     COMPUTING,
-    DEVELOPING,
     LIVING,
     PRUNABLE,
     STAGE_COUNT,
@@ -34,8 +33,6 @@ from esper.leyline.stages import (
 )
 
 ALPHA_TOLERANCE = 1e-6
-HEALTHY = 0.7
-"""Least gradient health that passes gates G2 and G5."""
 
 
 class AlphaMode(IntEnum):
@@ -48,28 +45,41 @@ class AlphaMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Ages that gate the lifecycle, in environment steps.
+    """What the lifecycle allows; ages are in environment steps.
 
     Attributes:
         training_age: least time in TRAINING before BLENDING (gate G2).
+        blending_age: least time in BLENDING before HOLDING under strict gates (G3).
         prune_age: least age of a seed before it may be pruned.
         embargo: how long a slot stays closed after a prune.
         max_seeds: most living seeds an environment may have.
+        strict: whether gates also ask for improvement, see ``kasmina.gates``.
+        one_at_a_time: whether a seed may germinate only while no other develops.
     """
 
     training_age: int
+    blending_age: int
     prune_age: int
     embargo: int
     max_seeds: int
+    strict: bool = False
+    one_at_a_time: bool = True
 
     @classmethod
-    def for_horizon(cls, episode_length: int, max_seeds: int) -> "Rules":
+    def for_horizon(
+        cls,
+        episode_length: int,
+        max_seeds: int,
+        strict: bool = False,
+        one_at_a_time: bool = True,
+    ) -> "Rules":
         """Scale the ages of the 150-step original to another episode length."""
 
         def scaled(steps: int) -> int:
             return max(1, round(steps * episode_length / 150))
 
-        return cls(scaled(10), scaled(5), scaled(5), max_seeds)
+        ages = scaled(10), scaled(10), scaled(5), scaled(5)
+        return cls(*ages, max_seeds, strict, one_at_a_time)
 
 
 @dataclass(slots=True)
@@ -188,6 +198,14 @@ class SeedSignals:
     """Norm of the seed's gradient before clipping, NaN when not measured."""
     exploding: Tensor
     """Whether some parameter tensor's gradient norm is above 10 or not finite, bool."""
+    gradient_ratio: Tensor
+    """Smoothed gradient norm per root parameter of the seed over the host's, NaN until measured."""
+    baseline: Tensor
+    """Validation accuracy when the seed's stage began, NaN in an empty slot."""
+    improvement: Tensor
+    """Validation accuracy now minus ``baseline``, NaN in an empty slot."""
+    birth_accuracy: Tensor
+    """Validation accuracy when the seed germinated, NaN in an empty slot."""
 
     @classmethod
     def unknown(cls, shape: tuple[int, int], device: torch.device) -> "SeedSignals":
@@ -204,6 +222,30 @@ class SeedSignals:
             previous_health=filled(nan),
             gradient_norm=filled(nan),
             exploding=filled(0.0).bool(),
+            gradient_ratio=filled(nan),
+            baseline=filled(nan),
+            improvement=filled(nan),
+            birth_accuracy=filled(nan),
+        )
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "SeedSignals":
+        """The signals with ``function`` applied to every field."""
+        return SeedSignals(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
+
+    def entered(self, before: SeedState, after: SeedState, accuracy: Tensor) -> "SeedSignals":
+        """The signals after an action that took seeds from ``before`` to ``after``.
+
+        ``accuracy [N]`` is the validation accuracy last measured: what newborn seeds, and seeds in
+        a new stage, are compared with.
+        """
+        moved = after.living & (before.stage != after.stage)
+        born = moved & (before.stage == Stage.DORMANT)
+        signals = self.forget(born)
+        now = accuracy.float()[:, None].expand_as(signals.baseline)
+        return replace(
+            signals,
+            baseline=torch.where(moved, now, signals.baseline),
+            birth_accuracy=torch.where(born, now, signals.birth_accuracy),
         )
 
     def forget(self, slots: Tensor) -> "SeedSignals":
@@ -223,40 +265,6 @@ def among(stage: Tensor, stages: tuple[Stage, ...]) -> Tensor:
     return constant(table, stage.device)[stage]
 
 
-def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
-    """Where each operation may act, bool ``[N, ops, S]``; all true for WAIT.
-
-    ADVANCE and FOSSILISE are legal only where their gate would pass:
-    G1 always, G2 after ``training_age`` steps with measured, healthy gradients, G3 at alpha 1 and
-    at rest, G5 with a measured contribution and healthy gradients. A NaN compares false, so what
-    was not measured passes no gate.
-    """
-    at_rest = state.ramp_mode == AlphaMode.HOLD
-    healthy = (signals.health >= HEALTHY) & ~signals.exploding
-    germinated = state.stage == Stage.GERMINATED
-    training = state.stage == Stage.TRAINING
-    blending = state.stage == Stage.BLENDING
-    holding = state.stage == Stage.HOLDING
-
-    room = state.living.sum(1, keepdim=True) < rules.max_seeds
-    busy = among(state.stage, DEVELOPING).any(1, keepdim=True)
-    full = (state.alpha - 1.0).abs() <= ALPHA_TOLERANCE
-    complete = full & (state.ramp_target >= 1.0 - ALPHA_TOLERANCE) & at_rest
-    prunable = among(state.stage, PRUNABLE) & (state.age >= rules.prune_age) & at_rest
-
-    legal = {
-        Op.WAIT: torch.ones_like(at_rest),
-        Op.GERMINATE: (state.stage == Stage.DORMANT) & room & ~busy,
-        Op.SET_ALPHA_TARGET: (blending | holding) & at_rest,
-        Op.PRUNE: prunable,
-        Op.FOSSILISE: holding & signals.contribution.isfinite() & healthy,
-        Op.ADVANCE: germinated
-        | (training & (state.stage_age >= rules.training_age) & healthy)
-        | (blending & complete),
-    }
-    return torch.stack([legal[op] for op in Op], 1)
-
-
 def apply(
     state: SeedState, actions: Tensor, legal: Tensor, kinds: Tensor
 ) -> tuple[SeedState, Tensor]:
@@ -265,7 +273,7 @@ def apply(
     Args:
         state: the seeds before.
         actions: int64 ``[N, heads]`` in the order of ``leyline.actions.HEADS``.
-        legal: ``legal_slots(state, ...)``.
+        legal: ``gates.legal_slots(state, ...)``.
         kinds: bool ``[S, blueprints]``, the blueprints that can live in each slot.
 
     Returns:
@@ -293,6 +301,11 @@ def apply(
     state = _fossilise(state, acts(Op.FOSSILISE))
     state = _retarget(state, acts(Op.SET_ALPHA_TARGET), choice)
     return _prune(state, acts(Op.PRUNE), choice), success
+
+
+def roll_back(state: SeedState, where: Tensor) -> SeedState:
+    """Prune every seed that is not fossilised in the environments ``where``, bool ``[N]``."""
+    return _pruned(state, where[:, None] & among(state.stage, PRUNABLE))
 
 
 def tick(state: SeedState, rules: Rules) -> SeedState:

@@ -24,6 +24,8 @@ class Purpose(IntEnum):
     ACTION = 3
     POLICY_SHUFFLE = 4
     RANDOM_POLICY = 5
+    DRIFT = 6
+    TASK = 7
     SEED_INIT = 1000  # plus the slot index
 
 
@@ -82,13 +84,21 @@ def uniform(
 
 
 def integers(
-    seed: int, streams: Tensor, purpose: int, episode: int, step: int, count: int, high: int
+    seed: int,
+    streams: Tensor,
+    purpose: int,
+    episode: int,
+    step: int,
+    count: int,
+    high: int | Tensor,
 ) -> Tensor:
     """Integers in [0, high), ``[len(streams), count]``, by the multiply-and-shift map.
+
+    ``high`` is a number, or an int64 tensor that broadcasts and is not checked.
 
     Raises:
         ValueError: ``high`` is not in [1, 2^31), where the product fits into 64 bits.
     """
-    if not 1 <= high < 2**31:
+    if isinstance(high, int) and not 1 <= high < 2**31:
         raise ValueError(f"high must lie in [1, 2^31), got {high}")
     return (random_bits(seed, streams, purpose, episode, step, count) * high) >> 32

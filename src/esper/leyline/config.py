@@ -34,8 +34,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
 class WorldConfig:
     """What is trained, and for how long."""
 
-    task: str = "digits_shift"
-    """What the hosts learn; `esper tasks` lists them."""
+    task: tuple[str, ...] = ("digits_shift",)
+    """What the hosts learn: one or more tasks, or a suite; `esper tasks` lists them. Each group of
+    environments draws one of them for every episode."""
+    plugin: tuple[str, ...] = ()
+    """Python files with tasks and blueprints of your own."""
     slots: tuple[str, ...] = ()
     """Where seeds may grow: names such as r0c0, or early, mid, late; all slots when not given."""
     max_seeds: int | None = None
@@ -54,8 +57,20 @@ class WorldConfig:
     """Minibatches of an environment step; the task's own when not given."""
     batch_size: int | None = None
     """Images of a minibatch; the task's own when not given."""
-    reward: Literal["paired", "terminal"] = "paired"
-    """How utility is paid: paired step by step against the twin, or terminal on the last step."""
+    reward: Literal["terminal", "paired", "utility", "shaped", "simplified", "basic", "sparse"] = (
+        "paired"
+    )
+    """What is paid for: the final utility, on the last step (terminal) or step by step against the
+    twin (paired); utility in every step; or one of the prior system's modes. See docs/rewards.md.
+    """
+    stage_shaping: float = 0.0
+    """Weight of the stages' potential in the reward; it changes no optimal policy."""
+    rollback_penalty: float = 1.0
+    """Taken from the reward of a step in which the governor rolls a host back."""
+    strict_gates: bool = False
+    """Whether seeds must also have improved something to pass a gate."""
+    one_at_a_time: bool = True
+    """Whether a seed may germinate only while no other seed develops."""
     seed: int = 42
     """Root of every random number, in [0, 2^32)."""
 
@@ -95,7 +110,7 @@ class MachineConfig:
     device: str = "cpu"
     """cpu, or cuda:0 and so on."""
     threads: int | None = None
-    """CPU threads of one operation; as torch chooses when not given."""
+    """CPU threads; the environments are dealt over them. As torch chooses when not given."""
     use_amp: bool = False
     """Mixed precision for the hosts where the device gains from it (also --amp);
     ESPER_DISABLE_AMP=1 forbids it."""
@@ -232,7 +247,7 @@ _COUNTS = {
 """Whole numbers from 1 on, with the most that makes sense."""
 _POSITIVE = ("learning_rate", "clip", "max_gradient_norm", "target_kl")
 _FRACTION = ("discount", "trace_decay")
-_NOT_NEGATIVE = ("entropy", "value_weight")
+_NOT_NEGATIVE = ("entropy", "value_weight", "stage_shaping", "rollback_penalty")
 
 
 def check(config: TrainConfig) -> None:

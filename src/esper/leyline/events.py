@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Number = float | int | str
 """A number, or the text of one that is not finite."""
@@ -23,24 +23,30 @@ class Event(msgspec.Struct, kw_only=True, tag_field="event_type"):
 
 
 class TrainingStarted(Event, tag="TRAINING_STARTED"):
-    """A process began to train. ``round`` is the number of rounds that were done before."""
+    """A process began to train. ``round`` is the number of rounds that were done before.
+
+    ``slots`` and ``host_parameters`` hold one entry a task.
+    """
 
     schema: int
     round: int
     rounds: int
-    task: str
+    tasks: list[str]
     policy: str
     envs: int
     group_size: int
     episode_length: int
-    slots: list[str]
-    host_parameters: int
+    slots: list[list[str]]
+    host_parameters: list[int]
     device: str
     amp_enabled: bool
 
 
 class EpochCompleted(Event, tag="EPOCH_COMPLETED"):
-    """One environment step. Lists hold one value an environment; slot lists one list each."""
+    """One environment step. Lists hold one value an environment; slot lists one list each.
+
+    Stage 0 stands for a slot that the environment's host does not have.
+    """
 
     round: int
     step: int
@@ -102,13 +108,41 @@ class SeedPruned(SeedEvent, tag="SEED_PRUNED"):
     """Seeds were removed."""
 
 
-class EpisodeOutcome(Event, tag="EPISODE_OUTCOME"):
-    """A round's episodes, one value an environment.
+class GovernorRollback(Event, tag="GOVERNOR_ROLLBACK"):
+    """Hosts that had diverged were put back to their snapshots; the lists are parallel.
 
-    ``accuracy`` is committed: validation accuracy with fossilised seeds alone.
+    ``reason`` is NOT_FINITE, COLLAPSE or RUNAWAY.
     """
 
     round: int
+    step: int
+    environment: list[int]
+    reason: list[str]
+
+
+class CounterfactualMatrixComputed(Event, tag="COUNTERFACTUAL_MATRIX_COMPUTED"):
+    """What each seed was worth at the end of an episode, in expected accuracy.
+
+    ``shapley`` is ``[environment][slot]``, ``interactions`` ``[environment][slot][slot]``; NaN
+    where no seed acted.
+    """
+
+    round: int
+    shapley: list[list[Number]]
+    interactions: list[list[list[Number]]]
+
+
+class EpisodeOutcome(Event, tag="EPISODE_OUTCOME"):
+    """A round's episodes, one value an environment.
+
+    ``accuracy`` is committed: validation accuracy with fossilised seeds alone. ``utility`` is
+    that of the last step, ``twin_utility`` its never-grow twin's.
+    """
+
+    round: int
+    task: list[str]
+    utility: list[Number]
+    twin_utility: list[Number]
     accuracy: list[Number]
     twin_accuracy: list[Number]
     expected_accuracy: list[Number]
@@ -118,6 +152,7 @@ class EpisodeOutcome(Event, tag="EPISODE_OUTCOME"):
     germinated: list[int]
     fossilised: list[int]
     pruned: list[int]
+    rolled_back: list[int]
 
 
 class PPOUpdateCompleted(Event, tag="PPO_UPDATE_COMPLETED"):
@@ -162,6 +197,8 @@ AnyEvent = (
     | SeedStageChanged
     | SeedFossilized
     | SeedPruned
+    | GovernorRollback
+    | CounterfactualMatrixComputed
     | EpisodeOutcome
     | PPOUpdateCompleted
     | AnalyticsSnapshot
@@ -173,6 +210,7 @@ LEVELS: dict[str, tuple[type[Event], ...]] = {
     "off": (),
     "minimal": (
         TrainingStarted,
+        GovernorRollback,
         EpisodeOutcome,
         PPOUpdateCompleted,
         AnalyticsSnapshot,
@@ -187,6 +225,7 @@ LEVELS["normal"] = (
     SeedStageChanged,
     SeedFossilized,
     SeedPruned,
+    CounterfactualMatrixComputed,
 )
 LEVELS["debug"] = (*LEVELS["normal"], SeedSignalsMeasured)
 """Which events each telemetry level writes."""

@@ -17,6 +17,17 @@ class Stage(IntEnum):
     RESETTING = 10
 
 
+class Gate(IntEnum):
+    """What stands before a stage: G0 GERMINATED, G1 TRAINING, G2 BLENDING, G3 HOLDING,
+    G5 FOSSILISED. There is no G4."""
+
+    G0 = 0
+    G1 = 1
+    G2 = 2
+    G3 = 3
+    G5 = 5
+
+
 STAGE_COUNT = 11
 """Width of a one-hot or a lookup table indexed by ``Stage``."""
 

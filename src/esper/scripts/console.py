@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from esper.leyline.config import TrainConfig
-from esper.simic.environment import Step
+from esper.simic.step import Step
 from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.vectorized import RunSummary
 
@@ -74,12 +74,11 @@ class LiveProgress:
 
     def stepped(self, step: Step) -> None:
         """See ``Observer``."""
-        scores = step.report.measurement.scores.accuracy
-        count = len(step.reward)
-        self.steps += count
+        report = step.report
+        self.steps += len(step.reward)
         self.fields["speed"] = f"{self.steps / (time.perf_counter() - self.begin):.0f}"
-        self.fields["grown"] = f"{scores[:count].mean().item():.3f}"
-        self.fields["twin"] = f"{scores[count:].mean().item():.3f}"
+        self.fields["grown"] = f"{report.scores.accuracy.mean().item():.3f}"
+        self.fields["twin"] = f"{report.twin_scores.accuracy.mean().item():.3f}"
         self.progress.update(self.bar, advance=1, **self.fields)
 
     def round_done(self, summary: RoundSummary) -> None:
@@ -117,11 +116,13 @@ def print_summary(console: Console, summary: RunSummary) -> None:
             ("accuracy grown (committed)", "accuracy", ".3f"),
             ("accuracy of the twin", "twin_accuracy", ".3f"),
             ("gain over the twin", "gain", "+.3f"),
+            ("utility above the twin's", "utility_gain", "+.3f"),
             ("return", "episode_return", "+.3f"),
             ("parameters added", "added_parameters", ".0f"),
             ("seeds germinated", "germinated", ".2f"),
             ("seeds fossilised", "fossilised", ".2f"),
             ("seeds pruned", "pruned", ".2f"),
+            ("rollbacks", "rolled_back", ".2f"),
             ("environment steps per second", "steps_per_second", ".0f"),
         ):
             table.add_row(label, *(format(_mean(part, attribute), form) for part in columns))

@@ -201,7 +201,8 @@ class PPOAgent:
     def _update_moments(self, rollout: Rollout, targets: Tensor) -> None:
         """Take the round in; only now, so that rollout and update saw the same numbers."""
         self.host_moments.update(rollout.observation.host)
-        self.slot_moments.update(rollout.observation.slots)
+        seen = rollout.observation
+        self.slot_moments.update(seen.slots[seen.masks.exists])
         self.return_moments.update(targets)
 
     def _summary(

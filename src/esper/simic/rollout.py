@@ -6,7 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esper.simic.environment import GrowthEnv, Step
+from esper.simic.environment import GrowthEnv
+from esper.simic.step import Step
 from esper.tamiyo.policy.features import Observation
 
 

@@ -48,7 +48,7 @@ class RunDirectory:
             UsageError: it cannot be made there.
         """
         place = config.output.telemetry_dir
-        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{config.world.task}"
+        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{'-'.join(config.world.task)[:60]}"
         try:
             if not place:
                 raise ValueError("the name is empty")

@@ -7,30 +7,35 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.lifecycle import SeedState
-from esper.kasmina.rng import Purpose, integers, uniform
+from esper.kasmina.rng import Purpose, uniform
 from esper.kasmina.slots import stack_tables
 from esper.kasmina.stack import Stack
 from esper.leyline.stages import Stage
-from esper.runtime.tasks import Task
 from esper.tolaria.backends import Backend, EpochResult, Optimisation, Scores, Variant
 from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.bank import DataBank
+from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_first_change
 from esper.tolaria.memory import keep_memory
 from esper.tolaria.plan import plan_evaluation, plan_training
 from esper.tolaria.precision import Precision
 
 
-@dataclass(frozen=True, slots=True)
 class Rows:
-    """Who the rows of the stack are.
+    """Who the rows of a stack are.
 
-    Attributes:
+    Args:
         environment: identity of each row's seeds and actions, int64 ``[N]``.
-        group: identity of each row's host and data, int64 ``[N]``. Rows of one group start from
-            the same host and see the same minibatches.
+        group: identity of each row's host and data, int64 ``[N]``. Rows of one group have one task,
+            start from the same host and see the same minibatches.
+        task: index of each row's task in the data bank, int64 ``[N]``; all 0 when None.
     """
 
-    environment: Tensor
-    group: Tensor
+    def __init__(self, environment: Tensor, group: Tensor, task: Tensor | None = None):
+        self.environment, self.group = environment, group
+        self.task = torch.zeros_like(group) if task is None else task
+        self.groups, self.group_index = torch.unique(group, return_inverse=True)
+        group_task = torch.zeros_like(self.groups)
+        self.group_task = group_task.scatter(0, self.group_index, self.task)
 
     def __len__(self) -> int:
         return len(self.environment)
@@ -56,40 +61,39 @@ class Engine:
     """Parameters, data and arithmetic of N hosts.
 
     Args:
-        task: host, data and budget.
+        bank: tasks and their data.
         rows: identities; the numbers of a row depend on these and on nothing else.
         seed: of the run, in [0, 2^32).
         precision: of the arithmetic.
-        dtype: of parameters and data.
-        device: where everything lives.
         max_batches: minibatches of an epoch.
         batch_size: images of a minibatch.
+        episode_length: steps of an episode, in which a task's data may drift.
         max_gradient_norm: at which the gradient of each host, and of each seed, is clipped.
     """
 
     def __init__(
         self,
-        task: Task,
+        bank: DataBank,
         rows: Rows,
         seed: int,
         precision: Precision,
-        dtype: torch.dtype,
-        device: torch.device,
         max_batches: int,
         batch_size: int,
+        episode_length: int = 1,
         max_gradient_norm: float = 1.0,
     ):
         keep_memory()
-        self.host = task.host
-        self.slots = task.host.slots
+        self.bank = bank
+        self.host = bank.tasks[0].host
+        self.slots = self.host.slots
         self.rows = rows
         self.seed = seed
-        self.dtype = dtype
-        self.device = device
+        self.dtype = dtype = bank.train_images.dtype
+        self.device = device = bank.train_images.device
         self.max_batches = max_batches
         self.batch_size = batch_size
-        self.data = task.data().to(dtype, device)
-        self.backend: Backend = TorchBackend(task.host, precision)
+        self.episode_length = episode_length
+        self.backend: Backend = TorchBackend(self.host, precision)
         self.stack = Stack.allocate(
             len(rows),
             self.host.layout.size,
@@ -98,21 +102,23 @@ class Engine:
             dtype,
             device,
         )
-        rate = torch.tensor(task.learning_rate, dtype=dtype, device=device)
+        rate = bank.learning_rates[rows.task]
         self.optimisation = Optimisation(
-            host_learning_rate=rate.expand(len(rows)),
-            seed_learning_rate=rate.expand(len(rows), len(self.slots)),
-            weight_decay=task.weight_decay,
+            host_learning_rate=rate,
+            seed_learning_rate=rate[:, None].expand(-1, len(self.slots)),
+            weight_decay=bank.tasks[0].weight_decay,
             max_gradient_norm=max_gradient_norm,
         )
         self.parameter_table = stack_tables(self.slots, "parameter_table").to(device)
-        self.groups, self.group_index = torch.unique(rows.group, return_inverse=True)
         self.episode = 0
 
     def reset(self, episode: int) -> None:
         """Fresh hosts without seeds for one episode."""
         self.episode = episode
-        groups, index = self.groups, self.group_index
+        groups, index = self.rows.groups, self.rows.group_index
+        self.switch_step = self.bank.switch_steps(
+            self.seed, groups, self.rows.group_task, episode, self.episode_length
+        )
         born = self._born(
             *self.host.layout.birth(self.host.layout.size), groups, Purpose.HOST_INIT, 0
         )
@@ -152,33 +158,56 @@ class Engine:
             self.stack, plan_training(state), state.frozen, self.batches(step), self.optimisation
         )
 
-    def measure(self, state: SeedState, committed: bool, split: str = "validation") -> Measurement:
-        """Validate every host, once more without each acting seed, and as committed."""
-        variants = self._ablations(state)
-        ablated = len(variants)
-        if committed:
-            variants += self._commitments(state)
-        scores, others = self.backend.evaluate(
-            self.stack,
-            plan_evaluation(state.blueprint, state.style, state.alpha),
-            getattr(self.data, f"{split}_images"),
-            getattr(self.data, f"{split}_labels"),
-            variants,
-        )
+    def measure(
+        self,
+        state: SeedState,
+        step: int,
+        committed: bool,
+        split: str = "validation",
+        rows: Tensor | None = None,
+    ) -> Measurement:
+        """Validate hosts, once more without each acting seed, and as committed.
+
+        Args:
+            state: the seeds of the rows to measure.
+            step: of the episode; data that drift are those of this step.
+            committed: whether to measure what is committed.
+            split: ``validation`` or ``test``.
+            rows: which rows, int64 ``[R]``; all when None.
+        """
+        ablations = self._ablations(state)
+        commitments = self._commitments(state) if committed else []
+        scores, others = self._evaluate(state, step, ablations + commitments, split, rows)
         contribution = torch.where(state.acting, 0.0, float("nan"))
-        for variant, without in zip(variants[:ablated], others, strict=False):
+        for variant, without in zip(ablations, others, strict=False):
             found = scores.expected[variant.rows] - without.expected
             contribution[variant.rows, variant.start] = found.float()
         kept = None
         if committed:
-            parts = [scores.loss.clone(), scores.accuracy.clone(), scores.expected.clone()]
-            for variant, other in zip(variants[ablated:], others[ablated:], strict=True):
-                for part, value in zip(
-                    parts, (other.loss, other.accuracy, other.expected), strict=True
-                ):
-                    part[variant.rows] = value
-            kept = Scores(*parts)
+            kept = scores.map(torch.clone)
+            for variant, other in zip(commitments, others[len(ablations) :], strict=True):
+                kept.put(variant.rows, other)
         return Measurement(scores, kept, contribution)
+
+    def coalitions(self, state: SeedState, step: int) -> Coalitions:
+        """Expected accuracy of every coalition of acting seeds; see ``Coalitions``."""
+        coalitions = Coalitions.of(state)
+        variants, columns = coalition_variants(state, coalitions.members)
+        scores, others = self._evaluate(state, step, variants, "validation", None)
+        return coalitions.filled(scores.expected, variants, columns, others)
+
+    def _evaluate(
+        self, state: SeedState, step: int, variants: list[Variant], split: str, rows: Tensor | None
+    ) -> tuple[Scores, list[Scores]]:
+        dataset = self.datasets(step)[self.rows.group_index]
+        images, labels = self.bank.held_back(split, dataset if rows is None else dataset[rows])
+        plan = plan_evaluation(state.blueprint, state.style, state.alpha)
+        return self.backend.evaluate(self.stack, plan, images, labels, variants, rows)
+
+    def datasets(self, step: int) -> Tensor:
+        """Which data set each group learns from at ``step``, int64 ``[G]``."""
+        task = self.rows.group_task
+        return torch.where(step >= self.switch_step, self.bank.after[task], self.bank.before[task])
 
     def seed_parameters(self, state: SeedState) -> Tensor:
         """Parameters of the living seeds, int64 ``[N, S]``."""
@@ -196,19 +225,17 @@ class Engine:
 
     def batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Minibatches drawn with replacement, the same for all rows of a group."""
-        groups, index = self.groups, self.group_index
-        drawn = integers(
+        drawn = self.bank.samples(
             self.seed,
-            groups,
-            Purpose.MINIBATCH,
+            self.rows.groups,
+            self.datasets(step),
             self.episode,
             step,
             self.max_batches * self.batch_size,
-            len(self.data.train_labels),
         )
-        for samples in drawn[index].split(self.batch_size, 1):
-            images = self.data.train_images[samples.t()]
-            yield images.permute(0, 2, 3, 1, 4).contiguous(), self.data.train_labels[samples]
+        for samples in drawn[self.rows.group_index].split(self.batch_size, 1):
+            images = self.bank.train_images[samples.t()]
+            yield images.permute(0, 2, 3, 1, 4).contiguous(), self.bank.train_labels[samples]
 
     def _ablations(self, state: SeedState) -> list[Variant]:
         """Each acting seed's alpha at 0, one variant a slot."""
@@ -222,15 +249,6 @@ class Engine:
         return variants
 
     def _commitments(self, state: SeedState) -> list[Variant]:
-        """The alpha of every seed that is not fossilised at 0, grouped by the first such slot."""
+        """The alpha of every seed that is not fossilised at 0."""
         loose = (state.alpha > 0) & (state.stage != Stage.FOSSILISED)
-        first = torch.where(loose.any(1), loose.int().argmax(1), -1)
-        alpha = state.alpha.masked_fill(loose, 0.0)
-        variants = []
-        for s in range(len(self.slots)):
-            rows = (first == s).nonzero()[:, 0]
-            if len(rows):
-                variants.append(
-                    Variant(s, rows, state.blueprint[rows], state.style[rows], alpha[rows])
-                )
-        return variants
+        return grouped_by_first_change(state, loose)

@@ -10,6 +10,7 @@ from esper.tolaria.backends import EpochResult
 VANISHING_NORM = 1e-7
 EXPLODING_NORM = 10.0
 _VELOCITY_KEPT = 0.7
+_RATIO_KEPT = 0.9
 
 
 def gradient_health(tensor_norms: Tensor, tensor_counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,6 +42,9 @@ def updated_signals(
     slots: tuple[SlotSpec, ...],
     epoch: EpochResult,
     contribution: Tensor,
+    accuracy: Tensor,
+    seed_parameters: Tensor,
+    host_parameters: int,
 ) -> SeedSignals:
     """The signals after an epoch; what was not measured is NaN.
 
@@ -50,6 +54,9 @@ def updated_signals(
         slots: the host's slots.
         epoch: what training measured.
         contribution: ``[N, S]``, NaN where not measured.
+        accuracy: validation accuracy, ``[N]``.
+        seed_parameters: of the living seeds, ``[N, S]``.
+        host_parameters: of the host alone.
     """
     per_slot = [
         gradient_health(norms, slot.tensor_counts.to(norms.device)[state.blueprint[:, s]])
@@ -71,4 +78,20 @@ def updated_signals(
         previous_health=previous.health,
         gradient_norm=epoch.seed_gradient_norm.float(),
         exploding=measured & exploding,
+        gradient_ratio=_smoothed_ratio(previous, epoch, seed_parameters, host_parameters),
+        baseline=previous.baseline,
+        improvement=accuracy.float()[:, None] - previous.baseline,
+        birth_accuracy=previous.birth_accuracy,
     )
+
+
+def _smoothed_ratio(
+    previous: SeedSignals, epoch: EpochResult, seed_parameters: Tensor, host_parameters: int
+) -> Tensor:
+    """Root-mean-square gradient of a seed over that of its host, smoothed, ``[N, S]``."""
+    seed = epoch.seed_gradient_norm / seed_parameters.clamp(min=1).sqrt()
+    host = epoch.host_gradient_norm[:, None] / host_parameters**0.5
+    ratio = (seed / (host + 1e-8)).float()
+    known = previous.gradient_ratio.isfinite()
+    smoothed = _RATIO_KEPT * previous.gradient_ratio + (1.0 - _RATIO_KEPT) * ratio
+    return torch.where(known & ratio.isfinite(), smoothed, ratio)

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline.events import EpisodeOutcome, EpochCompleted, numbers
+from esper.leyline.events import (
+    CounterfactualMatrixComputed,
+    EpisodeOutcome,
+    EpochCompleted,
+    nested_numbers,
+    numbers,
+)
 from esper.leyline.stages import Stage
 from esper.nissa.hub import Hub
-from esper.simic.environment import GrowthEnv, Step
+from esper.simic.environment import GrowthEnv
+from esper.simic.rewards import utility
+from esper.simic.step import Step
 from esper.simic.training.step_events import StepRecord
 
 
@@ -21,9 +29,11 @@ class RoundSummary:
         round: its number, from 1.
         accuracy: committed validation accuracy of the grown hosts.
         twin_accuracy: of their never-grow twins.
+        utility_gain: utility above the twin's, see ``simic.rewards.utility``.
         episode_return: sum of rewards.
         added_parameters: in fossilised seeds.
         germinated, fossilised, pruned: seeds an episode.
+        rolled_back: how often the governor put a host back, an episode.
         steps_per_second: environment steps a second, update included.
         metrics: of the update, empty without one.
     """
@@ -31,11 +41,13 @@ class RoundSummary:
     round: int
     accuracy: float
     twin_accuracy: float
+    utility_gain: float
     episode_return: float
     added_parameters: float
     germinated: float
     fossilised: float
     pruned: float
+    rolled_back: float
     steps_per_second: float
     metrics: dict[str, float]
 
@@ -58,6 +70,7 @@ class Recorder:
         self.hub, self.environment, self.round = hub, environment, round_number
         count, device = environment.count, environment.device
         self.returns = torch.zeros(count, device=device)
+        self.rolled_back = torch.zeros(count, dtype=torch.long, device=device)
         self.tally = torch.zeros(3, count, dtype=torch.long, device=device)
         self.last: Step | None = None
 
@@ -72,48 +85,66 @@ class Recorder:
             for stage in (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
         ]
         self.tally += torch.stack(entered).sum(1)
+        self.rolled_back += report.rollback > 0
         if self.hub.wants(EpochCompleted):
-            record = StepRecord.take(time.time(), self.round, t, self.environment, actions, step)
+            identities = self.environment.environments
+            record = StepRecord.take(time.time(), self.round, t, identities, actions, step)
             self.hub.emit_later(record.events)
 
     def finish(self, steps_per_second: float, metrics: dict[str, float]) -> RoundSummary:
         """The round is over: its outcome as an event and as a summary."""
         assert self.last is not None, "no step was recorded"
         report = self.last.report
-        committed = report.measurement.committed
-        assert committed is not None, "the last step of an episode measures what is committed"
-        count, twins = self.environment.count, self.environment.twin_of
-        accuracy, expected = committed.accuracy[:count], committed.expected[:count]
-        twin_accuracy = committed.accuracy[count:][twins]
+        committed, twins = report.committed, report.twin_committed
+        assert committed is not None and twins is not None, "the last step measures what is kept"
+        names = [task.name for task in self.environment.tasks]
+        tasks = self.environment.task_of.tolist()
+        hosts = torch.tensor([task.host.parameter_count for task in self.environment.tasks])
+        worth = utility(report.score, report.added, hosts.to(report.added.device)[tasks])
         germinated, fossilised, pruned = self.tally
         self.hub.emit(
             EpisodeOutcome(
                 time=time.time(),
                 round=self.round,
-                accuracy=numbers(accuracy.tolist()),
-                twin_accuracy=numbers(twin_accuracy.tolist()),
-                expected_accuracy=numbers(expected.tolist()),
-                twin_expected_accuracy=numbers(committed.expected[count:][twins].tolist()),
+                task=[names[task] for task in tasks],
+                utility=numbers(worth.tolist()),
+                twin_utility=numbers(report.twin_score.tolist()),
+                accuracy=numbers(committed.accuracy.tolist()),
+                twin_accuracy=numbers(twins.accuracy.tolist()),
+                expected_accuracy=numbers(committed.expected.tolist()),
+                twin_expected_accuracy=numbers(twins.expected.tolist()),
                 episode_return=numbers(self.returns.tolist()),
                 added_parameters=report.added.tolist(),
                 germinated=germinated.tolist(),
                 fossilised=fossilised.tolist(),
                 pruned=pruned.tolist(),
+                rolled_back=self.rolled_back.tolist(),
             )
         )
+        if report.shapley is not None and report.interactions is not None:
+            self.hub.emit(
+                CounterfactualMatrixComputed(
+                    time=time.time(),
+                    round=self.round,
+                    shapley=nested_numbers(report.shapley.tolist()),
+                    interactions=[nested_numbers(rows) for rows in report.interactions.tolist()],
+                )
+            )
 
         def mean(x: Tensor) -> float:
             return x.double().mean().item()
 
         return RoundSummary(
             round=self.round,
-            accuracy=mean(accuracy),
-            twin_accuracy=mean(twin_accuracy),
+            accuracy=mean(committed.accuracy),
+            twin_accuracy=mean(twins.accuracy),
+            utility_gain=mean(worth - report.twin_score),
             episode_return=mean(self.returns),
             added_parameters=mean(report.added),
             germinated=mean(germinated),
             fossilised=mean(fossilised),
             pruned=mean(pruned),
+            rolled_back=mean(self.rolled_back),
             steps_per_second=steps_per_second,
             metrics=metrics,
         )

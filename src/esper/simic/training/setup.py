@@ -7,9 +7,11 @@ import torch
 from esper.kasmina.hosts.cnn import resolve_slots
 from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
-from esper.runtime.tasks import Task, find
-from esper.simic.environment import GrowthConfig, GrowthEnv
+from esper.runtime import plugins
+from esper.runtime.tasks import Task, agree, find_all
+from esper.simic.environment import GrowthEnv
 from esper.simic.rollout import Actor
+from esper.simic.step import GrowthConfig
 from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tolaria.precision import Precision
@@ -37,15 +39,20 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_task(config: TrainConfig) -> Task:
-    """The task with the slots that were asked for.
+def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
+    """The tasks with the slots that were asked for.
 
     Raises:
         UsageError: there is no such task or slot.
     """
-    task = find(config.world.task)
-    slots = resolve_slots(task.host, config.world.slots)
-    return replace(task, host=replace(task.host, slot_names=slots))
+    for path in config.world.plugin:
+        plugins.load(path)
+
+    def with_slots(task: Task) -> Task:
+        slots = resolve_slots(task.host, config.world.slots)
+        return replace(task, host=replace(task.host, slot_names=slots))
+
+    return tuple(with_slots(task) for task in find_all(config.world.task))
 
 
 def build_environment(config: TrainConfig, precision: Precision, device: torch.device) -> GrowthEnv:
@@ -54,18 +61,28 @@ def build_environment(config: TrainConfig, precision: Precision, device: torch.d
     Raises:
         UsageError: there is no such task or slot, or they do not fit into memory.
     """
-    task, world = resolve_task(config), config.world
+    tasks, world = resolve_tasks(config), config.world
+    episode_length, max_batches, batch_size = agree(
+        tasks, world.episode_length, world.max_batches, world.batch_size
+    )
     growth = GrowthConfig(
         seed=world.seed,
         group_size=world.group_size,
-        episode_length=world.episode_length or task.episode_length,
-        max_batches=world.max_batches or task.max_batches,
-        batch_size=world.batch_size or task.batch_size,
-        max_seeds=world.max_seeds or len(task.host.slots),
+        episode_length=episode_length,
+        max_batches=max_batches,
+        batch_size=batch_size,
+        max_seeds=world.max_seeds,
         reward=world.reward,
+        stage_shaping=world.stage_shaping,
+        rollback_penalty=world.rollback_penalty,
+        strict_gates=world.strict_gates,
+        one_at_a_time=world.one_at_a_time,
+        lanes=torch.get_num_threads() if device.type == "cpu" else 1,
     )
     try:
-        return GrowthEnv(task, torch.arange(world.envs), growth, precision, device)
+        environment = GrowthEnv(tasks, torch.arange(world.envs), growth, precision, device)
+        environment.reset(0)
+        return environment
     except (RuntimeError, MemoryError) as error:
         raise UsageError(
             f"envs: {world.envs} do not fit into memory ({str(error).splitlines()[0]}); take fewer"
@@ -76,8 +93,8 @@ def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
     """The settings with everything filled in that was left to the task or the machine."""
     growth = environment.config
     settings = {
-        "slots": [slot.name for slot in environment.slots],
-        "max_seeds": growth.max_seeds,
+        "task": [task.name for task in environment.tasks],
+        "slots": list(config.world.slots),
         "episode_length": growth.episode_length,
         "max_batches": growth.max_batches,
         "batch_size": growth.batch_size,

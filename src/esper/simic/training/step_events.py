@@ -10,6 +10,7 @@ from esper.leyline.actions import BLUEPRINTS, HEADS
 from esper.leyline.events import (
     EpochCompleted,
     Event,
+    GovernorRollback,
     Number,
     SeedFossilized,
     SeedGerminated,
@@ -20,7 +21,8 @@ from esper.leyline.events import (
     numbers,
 )
 from esper.leyline.stages import Stage
-from esper.simic.environment import GrowthEnv, Step
+from esper.simic.step import Step
+from esper.tolaria.governor import Reason
 
 _FLOATS = (
     "train_loss",
@@ -44,7 +46,7 @@ class StepRecord:
         step: from 1.
         environments: identities, int64 ``[N]``.
         floats: ``[len(_FLOATS), N]``.
-        integers: added parameters, op, slot, success, int64 ``[4, N]``.
+        integers: added parameters, op, slot, success, rollback, int64 ``[5, N]``.
         stages: before the action, after it, after the tick, int64 ``[3, N, S]``.
         seeds: blueprint before, blueprint after, parameters, int64 ``[3, N, S]``.
         signals: alpha, contribution, gradient norm, gradient health, ``[4, N, S]``.
@@ -62,19 +64,18 @@ class StepRecord:
 
     @classmethod
     def take(
-        cls, time: float, round_number: int, t: int, env: GrowthEnv, actions: Tensor, step: Step
+        cls, time: float, round_number: int, t: int, identities: Tensor, actions: Tensor, step: Step
     ) -> "StepRecord":
         """Gather the step's tensors in one transfer a kind; nothing here depends on N."""
-        report, count, twin = step.report, env.count, env.twin_of
-        scores = report.measurement.scores
+        report = step.report
         floats = [
-            report.epoch.loss[:count],
-            report.epoch.accuracy[:count],
-            scores.loss[:count],
-            scores.accuracy[:count],
-            scores.expected[:count],
-            scores.accuracy[count:][twin],
-            scores.expected[count:][twin],
+            report.train_loss,
+            report.train_accuracy,
+            report.scores.loss,
+            report.scores.accuracy,
+            report.scores.expected,
+            report.twin_scores.accuracy,
+            report.twin_scores.expected,
             step.reward,
         ]
         integers = [
@@ -82,21 +83,21 @@ class StepRecord:
             actions[:, HEADS.index("op")],
             actions[:, HEADS.index("slot")],
             report.success.long(),
+            report.rollback,
         ]
         before, acted, after = report.before, report.acted, report.after
-        parameters = env.engine.seed_parameters(env.state)[:count]
-        signals = env.signals
+        signals = report.signals
         measured = (signals.contribution, signals.gradient_norm, signals.health)
         return cls(
             time,
             round_number,
             t + 1,
-            env.environments.cpu(),
+            identities.cpu(),
             torch.stack([x.double() for x in floats]).cpu(),
             torch.stack(integers).cpu(),
             torch.stack([before.stage, acted.stage, after.stage]).cpu(),
-            torch.stack([before.blueprint, acted.blueprint, parameters]).cpu(),
-            torch.stack([after.alpha, *(x[:count] for x in measured)]).double().cpu(),
+            torch.stack([before.blueprint, acted.blueprint, report.seed_parameters]).cpu(),
+            torch.stack([after.alpha, *measured]).double().cpu(),
         )
 
     def events(self) -> Iterator[Event]:
@@ -111,15 +112,24 @@ class StepRecord:
             gradient_norm=nested_numbers(self.signals[2].tolist()),
             gradient_health=nested_numbers(self.signals[3].tolist()),
         )
+        rolled = self.integers[4].nonzero()[:, 0]
+        if len(rolled):
+            yield GovernorRollback(
+                time=self.time,
+                round=self.round,
+                step=self.step,
+                environment=self.environments[rolled].tolist(),
+                reason=[Reason(reason).name for reason in self.integers[4][rolled].tolist()],
+            )
         yield from self._changes(self.stages[1], self.stages[2])
 
     def _epoch(self) -> EpochCompleted:
-        added, op, slot, success = self.integers.tolist()
+        added, op, slot, success, _ = self.integers.tolist()
         named: dict[str, list[Number]] = {
             name: numbers(row) for name, row in zip(_FLOATS, self.floats.tolist(), strict=True)
         }
         stage = self.stages[2]
-        blueprint = torch.where(stage == Stage.DORMANT, 0, self.seeds[1])
+        blueprint = torch.where(stage <= Stage.DORMANT, 0, self.seeds[1])
         return EpochCompleted(
             time=self.time,
             round=self.round,

@@ -29,7 +29,7 @@ from esper.leyline.events import (
 from esper.nissa.hub import Hub, JsonLines
 from esper.nissa.parquet import write_parquet
 from esper.simic.checkpoint import agent_parts, load_latest, restore_agent, save, sync
-from esper.simic.environment import GrowthEnv, Step
+from esper.simic.environment import GrowthEnv
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Actor, collect
 from esper.simic.run_directory import (
@@ -38,6 +38,7 @@ from esper.simic.run_directory import (
     machine_fingerprint,
     stored_config,
 )
+from esper.simic.step import Step
 from esper.simic.training.recorder import Recorder, RoundSummary
 from esper.simic.training.setup import build_environment, control, resolve_device, resolved
 from esper.tolaria.precision import Precision, resolve_precision
@@ -283,13 +284,13 @@ class _Session:
                 schema=SCHEMA_VERSION,
                 round=done,
                 rounds=world.rounds,
-                task=world.task,
+                tasks=[task.name for task in self.environment.tasks],
                 policy=policy,
                 envs=world.envs,
                 group_size=world.group_size,
                 episode_length=growth.episode_length,
-                slots=[slot.name for slot in self.environment.slots],
-                host_parameters=self.environment.host_parameters,
+                slots=[[s.name for s in task.host.slots] for task in self.environment.tasks],
+                host_parameters=[task.host.parameter_count for task in self.environment.tasks],
                 device=self.config.machine.device,
                 amp_enabled=self.precision.enabled,
             )

@@ -25,7 +25,8 @@ class ActionMasks:
 
     Attributes:
         slots: bool ``[..., ops, S]``, where each op may act.
-        kinds: bool ``[..., S, blueprints]``, what can live in each slot.
+        kinds: bool ``[..., S, blueprints]``, what can live in each slot; nothing in one that only
+            pads a host to the number of slots of another.
     """
 
     slots: Tensor
@@ -35,6 +36,11 @@ class ActionMasks:
     def ops(self) -> Tensor:
         """Bool ``[..., ops]``: ops that may act somewhere."""
         return self.slots.any(-1)
+
+    @property
+    def exists(self) -> Tensor:
+        """Bool ``[..., S]``: the slots that the host has."""
+        return self.kinds.any(-1)
 
     def slots_of(self, op: Tensor) -> Tensor:
         """Slots where ``op [...]`` may act, bool ``[..., S]``."""

@@ -188,7 +188,11 @@ class FactoredLSTM(nn.Module):
         """Input of the LSTM ``[..., lstm_hidden]`` and slot embeddings ``[..., S, slot_width]``."""
         kinds = self.blueprint_embedding(observation.blueprints)
         slots = self.slot_encoder(torch.cat([observation.slots, kinds], -1))
-        pooled = torch.cat([slots.mean(-2), slots.amax(-2)], -1)
+        # Embeddings are not negative, so a slot that does not exist never is the largest.
+        exists = observation.masks.exists[..., None]
+        present = torch.where(exists, slots, 0.0)
+        mean = present.sum(-2) / exists.sum(-2)
+        pooled = torch.cat([mean, present.amax(-2)], -1)
         return self.encoder(torch.cat([observation.host, pooled], -1)), slots
 
     def _evaluate(

@@ -1,6 +1,7 @@
 """What a policy sees: features of the host and of each slot, never of a fixed number of slots."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -56,6 +57,8 @@ SLOT_FEATURES = (
     "gradient_health",
     "previous_health",
     "exploding",
+    "log_gradient_ratio",
+    "improvement",
     "age",
     "stage_age",
     "log_seed_share",
@@ -122,6 +125,15 @@ class Progress:
     last_op: Tensor
     success: Tensor
     rolled_back: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Progress":
+        """The progress with ``function`` applied to every tensor."""
+        tensors = {
+            f.name: function(getattr(self, f.name))
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor)
+        }
+        return replace(self, **tensors)
 
 
 def symlog(x: Tensor) -> Tensor:
@@ -207,6 +219,8 @@ def slot_features(
         _known(signals.health),
         _known(signals.previous_health),
         signals.exploding.float(),
+        symlog(signals.gradient_ratio.nan_to_num(0.0, posinf=1e6)),
+        10.0 * signals.improvement.nan_to_num(0.0),
         ages(state.age),
         ages(state.stage_age),
         (seed_parameters.float() / host_parameters).log1p(),

@@ -1,6 +1,6 @@
 """Backends do the arithmetic of N hosts: an epoch of training, a pass of validation."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,18 @@ class EpochResult:
     seed_gradient_norm: Tensor
     seed_tensor_norms: list[Tensor]
 
+    def forget(self, rows: Tensor) -> None:
+        """Put NaN where ``rows``, bool ``[N]``, is true: what was measured there holds no more."""
+        nan = float("nan")
+        self.loss, self.accuracy, self.host_gradient_norm = (
+            part.masked_fill(rows, nan)
+            for part in (self.loss, self.accuracy, self.host_gradient_norm)
+        )
+        self.seed_gradient_norm = self.seed_gradient_norm.masked_fill(rows[:, None], nan)
+        self.seed_tensor_norms = [
+            norms.masked_fill(rows[:, None], nan) for norms in self.seed_tensor_norms
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Scores:
@@ -59,6 +71,16 @@ class Scores:
     loss: Tensor
     accuracy: Tensor
     expected: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
+        """The scores with ``function`` applied to each."""
+        return Scores(function(self.loss), function(self.accuracy), function(self.expected))
+
+    def put(self, rows: Tensor, other: "Scores") -> None:
+        """Overwrite ``rows``, int64 ``[R]``, in place with ``other [R]``."""
+        self.loss[rows] = other.loss
+        self.accuracy[rows] = other.accuracy
+        self.expected[rows] = other.expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +123,22 @@ class Backend(Protocol):
         ...
 
     def evaluate(
-        self, stack: Stack, plan: Plan, images: Tensor, labels: Tensor, variants: list[Variant]
+        self,
+        stack: Stack,
+        plan: Plan,
+        images: Tensor,
+        labels: Tensor,
+        variants: list[Variant],
+        rows: Tensor | None = None,
     ) -> tuple[Scores, list[Scores]]:
-        """Score all hosts, and the variants, on ``images [V, H, W, C]``, ``labels [V]``."""
+        """Score hosts, and variants of them.
+
+        Args:
+            stack: parameters.
+            plan: the seeds that act in each row.
+            images: ``[V, H, W, R, C]``, or ``[V, H, W, 1, C]`` when all rows share them.
+            labels: ``[R, V]`` or ``[1, V]`` likewise.
+            variants: their rows and the plan's index ``rows``.
+            rows: environments to score, int64 ``[R]``; all when None.
+        """
         ...

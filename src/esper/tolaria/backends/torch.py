@@ -82,22 +82,34 @@ class TorchBackend:
 
     @torch.no_grad()
     def evaluate(
-        self, stack: Stack, plan: Plan, images: Tensor, labels: Tensor, variants: list[Variant]
+        self,
+        stack: Stack,
+        plan: Plan,
+        images: Tensor,
+        labels: Tensor,
+        variants: list[Variant],
+        rows: Tensor | None = None,
     ) -> tuple[Scores, list[Scores]]:
         """See ``Backend.evaluate``. A variant resumes at the first slot that differs."""
-        everything = self._read(stack, plan, None)
+        everything = self._read(stack, plan, rows)
         readings = [
-            self._read(stack, plan_evaluation(v.blueprint, v.style, v.alpha), v.rows)
+            self._read(
+                stack,
+                plan_evaluation(v.blueprint, v.style, v.alpha),
+                v.rows if rows is None else rows[v.rows],
+            )
             for v in variants
         ]
         starts = [self.host.program.index(("slot", v.start)) for v in variants]
         totals = [_ScoreSums() for _ in range(1 + len(variants))]
-        batches = zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True)
+        batches = zip(
+            images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH, 1), strict=True
+        )
         for batch, batch_labels in batches:
             kept: dict[int, Tensor] = {}
+            x = batch.contiguous()
             with self.precision.autocast():
-                shared = batch[:, :, :, None]
-                logits = self._forward(*everything, shared, training=False, keep=starts, kept=kept)
+                logits = self._forward(*everything, x, training=False, keep=starts, kept=kept)
             totals[0].add(logits, batch_labels)
             for total, start, reading, variant in zip(
                 totals[1:], starts, readings, variants, strict=True
@@ -105,7 +117,8 @@ class TorchBackend:
                 resumed = kept[start].index_select(3, variant.rows)
                 with self.precision.autocast():
                     logits = self._forward(*reading, resumed, training=False, start=start)
-                total.add(logits, batch_labels)
+                own = batch_labels if len(batch_labels) == 1 else batch_labels[variant.rows]
+                total.add(logits, own)
         scores = [total.scores() for total in totals]
         return scores[0], scores[1:]
 
@@ -318,7 +331,7 @@ class _ScoreSums:
         self.sums: Tensor | None = None
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """``logits [R, B, K]``, ``labels [B]``."""
+        """``logits [R, B, K]``, ``labels [R, B]`` or ``[1, B]``."""
         logits = logits if logits.dtype == torch.float64 else logits.float()
         log_probabilities = logits.log_softmax(-1)
         true_class = labels.expand(logits.shape[:2])[..., None]
@@ -326,7 +339,7 @@ class _ScoreSums:
         hits = (logits.argmax(-1) == labels).to(logits.dtype)
         sums = torch.stack([-log_likelihood.sum(1), hits.sum(1), log_likelihood.exp().sum(1)])
         self.sums = sums if self.sums is None else self.sums + sums
-        self.count += len(labels)
+        self.count += labels.shape[1]
 
     def scores(self) -> Scores:
         assert self.sums is not None

@@ -1,0 +1,318 @@
+"""Environments whose hosts have one shape: one stack of parameters, one tensor program.
+
+One step applies the actions, trains an epoch, validates and ablates, lets the governor judge, lets
+alphas and stages tick, and returns reward, observation and masks. For each group of environments a
+never-grow twin, same host and same data, is trained along: the gain over it is what growing was
+worth. The twins are rows behind the environments and take no actions.
+"""
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.gates import legal_slots
+from esper.kasmina.lifecycle import Rules, SeedSignals, SeedState, apply, roll_back, tick
+from esper.leyline.actions import BLUEPRINTS, HEADS, Op
+from esper.leyline.stages import Stage
+from esper.simic.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stage_shaping, utility
+from esper.simic.step import GrowthConfig, Step, StepReport
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.features import (
+    HISTORY,
+    Observation,
+    Progress,
+    critic_features,
+    host_features,
+    slot_features,
+)
+from esper.tolaria.backends import EpochResult, Scores
+from esper.tolaria.bank import DataBank
+from esper.tolaria.engine import Engine, Measurement, Rows
+from esper.tolaria.governor import Governor, Reason
+from esper.tolaria.health import updated_signals
+from esper.tolaria.precision import Precision
+
+TWIN_STREAM = 1 << 30
+"""Identities of twins start here, so that no environment ever shares one."""
+
+
+class Shard:
+    """Some environments of tasks of one ``StackKey``, for one episode after another.
+
+    Args:
+        bank: the tasks and their data.
+        environments: identities, int64 ``[N]``. The numbers of an environment depend on its
+            identity, task and actions alone, so any subset replays the same trajectories.
+        tasks: index of each one's task in ``bank``, int64 ``[N]``; the same within a group.
+        config: see ``GrowthConfig``.
+        precision: of the hosts' arithmetic.
+    """
+
+    def __init__(
+        self,
+        bank: DataBank,
+        environments: Tensor,
+        tasks: Tensor,
+        config: GrowthConfig,
+        precision: Precision,
+    ):
+        self.config, self.device = config, bank.train_images.device
+        self.count = len(environments)
+        groups = environments // config.group_size
+        twin_groups, self.twin_of = torch.unique(groups, return_inverse=True)
+        twin_tasks = torch.zeros_like(twin_groups).scatter(0, self.twin_of, tasks)
+        rows = Rows(
+            torch.cat([environments, TWIN_STREAM + twin_groups]),
+            torch.cat([groups, twin_groups]),
+            torch.cat([tasks, twin_tasks]),
+        )
+        self.engine = Engine(
+            bank,
+            rows,
+            config.seed,
+            precision,
+            config.max_batches,
+            config.batch_size,
+            config.episode_length,
+        )
+        self.slots = self.engine.slots
+        self.host_parameters = self.engine.host.parameter_count
+        self.rules = Rules.for_horizon(
+            config.episode_length,
+            config.max_seeds or len(self.slots),
+            config.strict_gates,
+            config.one_at_a_time,
+        )
+        kinds = torch.zeros(len(self.slots), len(BLUEPRINTS), dtype=torch.bool)
+        for s, slot in enumerate(self.slots):
+            kinds[s, list(slot.kinds)] = True
+        self.kinds = kinds.to(self.device)
+        self.idle = torch.zeros(len(twin_groups), len(HEADS), dtype=torch.long, device=self.device)
+
+    @property
+    def cost(self) -> int:
+        """What a step takes, roughly: host parameters times rows."""
+        return len(self.engine.rows) * self.host_parameters
+
+    def reset(self, episode: int) -> Observation:
+        """Begin episode number ``episode`` with fresh hosts."""
+        rows = len(self.engine.rows)
+        shape = (rows, len(self.slots))
+        self.engine.reset(episode)
+        self.governor = Governor(self.engine.stack, self.engine.host.classes)
+        self.state = SeedState.dormant(shape, self.device)
+        self.signals = SeedSignals.unknown(shape, self.device)
+        nan = torch.full(
+            (rows, HISTORY + 1), float("nan"), device=self.device, dtype=self.config.dtype
+        )
+        self.progress = Progress(
+            step=0,
+            episode_length=self.config.episode_length,
+            losses=nan,
+            expected=nan.clone(),
+            train_loss=nan[:, 0].clone(),
+            train_accuracy=nan[:, 0].clone(),
+            last_op=torch.zeros(rows, dtype=torch.long, device=self.device),
+            success=torch.ones(rows, dtype=torch.bool, device=self.device),
+            rolled_back=torch.zeros(rows, dtype=torch.bool, device=self.device),
+        )
+        scores = self.engine.measure(self.state, 0, committed=False).scores
+        self._remember(scores)
+        self.initial_accuracy = self.accuracy = scores.accuracy
+        self.committed: list[Tensor] = []
+        self.gain = torch.zeros(self.count, dtype=self.config.dtype, device=self.device)
+        self.seed_parameters = self.engine.seed_parameters(self.state)
+        self.legal = legal_slots(self.state, self.signals, self.rules)
+        return self._observe()
+
+    def step(self, actions: Tensor) -> Step:
+        """One environment step for all; ``actions`` int64 ``[N, heads]``."""
+        t = self.progress.step
+        assert t < self.config.episode_length, "the episode is over: reset first"
+        before = self.state
+        everyone = torch.cat([actions, self.idle])
+        acted, success = apply(before, everyone, self.legal, self.kinds)
+        kept = ((acted.stage == Stage.FOSSILISED) & (before.stage == Stage.HOLDING)).any(1)
+        self.governor.snapshot(kept)
+        born = (acted.stage == Stage.GERMINATED) & (before.stage == Stage.DORMANT)
+        self.engine.germinate(born, acted.blueprint, t)
+
+        epoch = self.engine.train(acted, t)
+        last = t + 1 == self.config.episode_length
+        near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
+        measurement = self.engine.measure(acted, t, committed=near_end)
+        rollback = self.governor.judge(epoch, measurement.scores, acted.computing)
+        rolled = rollback != Reason.NONE
+        effective = roll_back(acted, rolled)
+        if bool(rolled.any()):
+            self._restore(rolled, effective, t, epoch, measurement)
+        if (t + 1) % self.governor.every == 0:
+            self.governor.snapshot(self.governor.healthy)
+        coalitions = self.engine.coalitions(effective, t) if last else None
+
+        self.state = roll_back(tick(acted, self.rules), rolled)
+        parameters = self.engine.seed_parameters(self.state)
+        lived = torch.maximum(parameters, self.seed_parameters)
+        self.seed_parameters = parameters
+        signals = updated_signals(
+            self.signals.entered(before, acted, self.accuracy),
+            effective,
+            self.slots,
+            epoch,
+            measurement.contribution,
+            measurement.scores.accuracy,
+            lived,
+            self.host_parameters,
+        )
+        self.signals = signals.forget(~self.state.living)
+        self.legal = legal_slots(self.state, self.signals, self.rules)
+        op = torch.where(success, everyone[:, HEADS.index("op")], Op.WAIT)
+        self._advance(t + 1, epoch, measurement, op, success, rolled)
+
+        score, twin_score = self._scores(last)
+        added = self._added(last)
+        accuracy = measurement.committed if last else measurement.scores
+        assert accuracy is not None
+        reward = self._reward(
+            RewardInputs(
+                step=t + 1,
+                episode_length=self.config.episode_length,
+                last=last,
+                op=self._own(op),
+                slot=everyone[: self.count, HEADS.index("slot")],
+                before=before.map(self._own),
+                after=self.state.map(self._own),
+                contribution=self._own(measurement.contribution).to(score.dtype),
+                accuracy=self._own(accuracy.accuracy),
+                initial_accuracy=self._own(self.initial_accuracy),
+                birth_accuracy=self._own(signals.birth_accuracy).to(score.dtype),
+                score=score,
+                twin_score=twin_score,
+                previous_gain=self.gain,
+                host_parameters=self.host_parameters,
+                seed_parameters=self._own(lived),
+                added=added,
+            ),
+            self._own(rolled),
+        )
+        self.accuracy = measurement.scores.accuracy
+        self.gain = utility(score, added, self.host_parameters) - twin_score
+        report = StepReport(
+            before=before.map(self._own),
+            acted=acted.map(self._own),
+            after=self.state.map(self._own),
+            signals=self.signals.map(self._own),
+            seed_parameters=self._own(self.seed_parameters),
+            success=self._own(success),
+            rollback=self._own(rollback),
+            train_loss=self._own(epoch.loss),
+            train_accuracy=self._own(epoch.accuracy),
+            scores=measurement.scores.map(self._own),
+            twin_scores=measurement.scores.map(self._twins),
+            committed=measurement.committed and measurement.committed.map(self._own),
+            twin_committed=measurement.committed and measurement.committed.map(self._twins),
+            score=score,
+            twin_score=twin_score,
+            added=added,
+            shapley=self._own(coalitions.shapley()) if coalitions else None,
+            interactions=self._own(coalitions.interactions()) if coalitions else None,
+        )
+        return Step(self._observe(), reward, last, report)
+
+    def _own(self, rows: Tensor) -> Tensor:
+        """The environments' part of a tensor over all rows."""
+        return rows[: self.count]
+
+    def _twins(self, rows: Tensor) -> Tensor:
+        """Each environment's twin's part."""
+        return rows[self.count :][self.twin_of]
+
+    def _restore(
+        self,
+        rolled: Tensor,
+        effective: SeedState,
+        t: int,
+        epoch: EpochResult,
+        measurement: Measurement,
+    ) -> None:
+        """Roll back rows and put the restored hosts' scores in place of the diverged ones'."""
+        self.governor.restore(rolled)
+        rows = rolled.nonzero()[:, 0]
+        committed = measurement.committed is not None
+        again = self.engine.measure(
+            effective.map(lambda x: x[rows]), t, committed=committed, rows=rows
+        )
+        for target, source in (
+            (measurement.scores, again.scores),
+            (measurement.committed, again.committed),
+        ):
+            if target is not None and source is not None:
+                target.put(rows, source)
+        measurement.contribution[rows] = again.contribution
+        epoch.forget(rolled)
+
+    def _advance(
+        self,
+        step: int,
+        epoch: EpochResult,
+        measurement: Measurement,
+        op: Tensor,
+        success: Tensor,
+        rolled: Tensor,
+    ) -> None:
+        progress = self.progress
+        progress.step = step
+        progress.train_loss, progress.train_accuracy = epoch.loss, epoch.accuracy
+        progress.last_op, progress.success, progress.rolled_back = op, success, rolled
+        self._remember(measurement.scores)
+        if measurement.committed is not None:
+            self.committed.append(measurement.committed.expected)
+
+    def _remember(self, scores: Scores) -> None:
+        progress = self.progress
+        progress.losses = torch.cat([progress.losses[:, 1:], scores.loss[:, None]], 1)
+        progress.expected = torch.cat([progress.expected[:, 1:], scores.expected[:, None]], 1)
+
+    def _scores(self, last: bool) -> tuple[Tensor, Tensor]:
+        """Smoothed expected accuracy of environments and of their twins, ``[N]`` each."""
+        window = self.progress.expected[:, -min(SCORE_WINDOW, self.progress.step + 1) :]
+        if last:
+            window = torch.stack(self.committed, 1)
+        score = window.mean(1)
+        return self._own(score), self._twins(score)
+
+    def _added(self, last: bool) -> Tensor:
+        """Parameters that pay rent, int64 ``[N]``."""
+        state = self.state.map(self._own)
+        counted = state.stage == Stage.FOSSILISED if last else state.acting
+        return torch.where(counted, self._own(self.seed_parameters), 0).sum(1)
+
+    def _reward(self, inputs: RewardInputs, rolled: Tensor) -> Tensor:
+        reward = REWARDS[self.config.reward](inputs)
+        if self.config.stage_shaping:
+            reward = reward + self.config.stage_shaping * stage_shaping(inputs)
+        return reward - self.config.rollback_penalty * rolled
+
+    def _observe(self) -> Observation:
+        state, parameters = self.state.map(self._own), self._own(self.seed_parameters)
+        signals = self.signals.map(self._own)
+        score, twin_score = self._scores(last=False)
+        return Observation(
+            host=host_features(
+                self.progress.map(self._own),
+                state,
+                self.host_parameters,
+                parameters,
+                self.rules.max_seeds,
+            ),
+            slots=slot_features(
+                self.slots,
+                self.config.episode_length,
+                state,
+                signals,
+                self.host_parameters,
+                parameters,
+            ),
+            blueprints=torch.where(state.living, state.blueprint, 0),
+            critic=critic_features(score, twin_score),
+            masks=ActionMasks(self._own(self.legal), self.kinds.expand(self.count, -1, -1)),
+        )

@@ -1,0 +1,96 @@
+"""Fixed schedules: what is grown where and when, decided before the episode and never looking."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import CANONICAL_CHOICE, HEADS, Op
+from esper.tamiyo.baselines import without_learning
+from esper.tamiyo.policy.features import Observation
+
+NEVER = 1 << 30
+"""A start that no episode reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What is grown in each slot of N environments, int64 ``[N, S]`` each.
+
+    Attributes:
+        start: step from which the seed is germinated as soon as that is legal; ``NEVER`` for none.
+        blueprint: index of the blueprint head.
+        style: index of the style head.
+        tempo: index of the tempo head.
+    """
+
+    start: Tensor
+    blueprint: Tensor
+    style: Tensor
+    tempo: Tensor
+
+    @classmethod
+    def never(cls, environments: int, slots: int) -> "Schedule":
+        """Nothing is ever grown."""
+
+        def filled(value: int) -> Tensor:
+            return torch.full((environments, slots), value, dtype=torch.long)
+
+        style, tempo = CANONICAL_CHOICE["style"], CANONICAL_CHOICE["tempo"]
+        return cls(filled(NEVER), filled(0), filled(style), filled(tempo))
+
+    def take(self, rows: Tensor) -> "Schedule":
+        """The schedules of ``rows``, int64 ``[M]``, possibly repeated."""
+        return Schedule(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
+class ScheduleActor:
+    """Follows a schedule: germinates when it is time, then advances and fossilises at once.
+
+    Args:
+        schedule: one row for each environment, as wide as the observations or narrower.
+    """
+
+    def __init__(self, schedule: Schedule):
+        self.schedule = schedule
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.rollout.Actor.begin``."""
+        device = environments.device
+        self._plan = Schedule(
+            *(getattr(self.schedule, f.name).to(device) for f in fields(self.schedule))
+        )
+        self._grown = torch.zeros_like(self._plan.start, dtype=torch.bool)
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.rollout.Actor.act``. First of: fossilise, advance, germinate, wait."""
+        legal = observation.masks.slots[..., : self._plan.start.shape[1]]
+        due = (self._plan.start <= step) & ~self._grown
+        wanted = {
+            Op.FOSSILISE: legal[:, Op.FOSSILISE],
+            Op.ADVANCE: legal[:, Op.ADVANCE],
+            Op.GERMINATE: legal[:, Op.GERMINATE] & due,
+        }
+        op = torch.full_like(self._plan.start[:, 0], int(Op.WAIT))
+        slot = torch.zeros_like(op)
+        for choice in reversed(wanted):
+            where = wanted[choice].any(1)
+            op = torch.where(where, int(choice), op)
+            slot = torch.where(where, wanted[choice].int().argmax(1), slot)
+        germinates = op == Op.GERMINATE
+        self._grown |= germinates[:, None] & (
+            torch.arange(due.shape[1], device=op.device) == slot[:, None]
+        )
+
+        def planned(name: str) -> Tensor:
+            value = getattr(self._plan, name).gather(1, slot[:, None])[:, 0]
+            return torch.where(germinates, value, CANONICAL_CHOICE[name])
+
+        heads = {"op": op, "slot": slot} | {
+            name: planned(name) for name in ("blueprint", "style", "tempo")
+        }
+        columns = [
+            heads[head] if head in heads else torch.full_like(op, CANONICAL_CHOICE[head])
+            for head in HEADS
+        ]
+        return without_learning(torch.stack(columns, -1))

@@ -1,0 +1,139 @@
+"""What seeds are worth together: coalitions, pairwise interactions and exact Shapley values."""
+
+from dataclasses import dataclass
+from itertools import combinations
+from math import factorial
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.lifecycle import SeedState
+from esper.tolaria.backends import Scores, Variant
+
+MOST_FOR_SHAPLEY = 4
+"""Slots up to which every coalition is measured; beyond, those of at most two seeds."""
+
+
+def coalition_members(slots: int) -> Tensor:
+    """The coalitions that are measured of ``slots`` slots, bool ``[M, S]``, smallest first."""
+    most = slots if slots <= MOST_FOR_SHAPLEY else 2
+    members = [
+        [slot in chosen for slot in range(slots)]
+        for size in range(most + 1)
+        for chosen in combinations(range(slots), size)
+    ]
+    return torch.tensor(members)
+
+
+def grouped_by_first_change(state: SeedState, silenced: Tensor) -> list[Variant]:
+    """Variants in which the seeds ``silenced``, bool ``[N, S]``, have alpha 0.
+
+    One for each slot that is the first to be silenced in some environment.
+    """
+    first = torch.where(silenced.any(1), silenced.int().argmax(1), -1)
+    alpha = state.alpha.masked_fill(silenced, 0.0)
+    variants = []
+    for s in range(silenced.shape[1]):
+        rows = (first == s).nonzero()[:, 0]
+        if len(rows):
+            variants.append(Variant(s, rows, state.blueprint[rows], state.style[rows], alpha[rows]))
+    return variants
+
+
+def coalition_variants(state: SeedState, members: Tensor) -> tuple[list[Variant], list[int]]:
+    """What has to be measured besides the hosts as they are, and to which coalition it belongs."""
+    acts = state.alpha > 0
+    variants: list[Variant] = []
+    columns: list[int] = []
+    for column, coalition in enumerate(members):
+        # A coalition with seeds that do not act is another's equal, and is measured there.
+        apart = (~coalition | acts).all(1, keepdim=True)
+        found = grouped_by_first_change(state, acts & ~coalition & apart)
+        variants += found
+        columns += [column] * len(found)
+    return variants, columns
+
+
+@dataclass(frozen=True, slots=True)
+class Coalitions:
+    """Expected accuracy with only some of the acting seeds.
+
+    Attributes:
+        members: bool ``[M, S]``, the seeds of each coalition.
+        acts: bool ``[N, S]``, the seeds that change the output.
+        value: expected accuracy, ``[N, M]``; seeds that do not act make no difference. NaN where a
+            coalition of more than two of more than ``MOST_FOR_SHAPLEY`` slots was not measured.
+    """
+
+    members: Tensor
+    acts: Tensor
+    value: Tensor
+
+    @classmethod
+    def of(cls, state: SeedState) -> "Coalitions":
+        """Nothing measured yet."""
+        members = coalition_members(state.stage.shape[1]).to(state.stage.device)
+        value = torch.full((len(state.stage), len(members)), float("nan"), device=members.device)
+        return cls(members, state.alpha > 0, value)
+
+    def filled(
+        self, whole: Tensor, variants: list[Variant], columns: list[int], scores: list[Scores]
+    ) -> "Coalitions":
+        """With the measurements of ``coalition_variants``, and of the hosts as they are."""
+        value = self.value.to(whole.dtype)
+        for variant, column, score in zip(variants, columns, scores, strict=True):
+            value[variant.rows, column] = score.expected
+        acting = self.acts[:, None] & self.members  # [N, M, S]
+        complete = (acting == self.acts[:, None]).all(2)
+        value = torch.where(complete, whole[:, None], value)
+        weight = 2 ** torch.arange(self.members.shape[1], device=value.device)
+        code = (self.members * weight).sum(1)
+        column_of = torch.zeros(int(code.max()) + 1, dtype=torch.long, device=value.device)
+        column_of[code] = torch.arange(len(code), device=value.device)
+        return Coalitions(
+            self.members, self.acts, value.gather(1, column_of[(acting * weight).sum(2)])
+        )
+
+    def shapley(self) -> Tensor:
+        """Exact Shapley value of each seed, ``[N, S]``; NaN where none acts.
+
+        ``phi_i = sum over C without i of |C|! (S - |C| - 1)! / S! (v(C + i) - v(C))`` (Shapley,
+        1953). The values of a row sum to v(all) - v(none). All NaN beyond ``MOST_FOR_SHAPLEY``.
+        """
+        slots = self.members.shape[1]
+        if slots > MOST_FOR_SHAPLEY:
+            return torch.full(self.acts.shape, float("nan"), device=self.value.device)
+        sizes = self.members.sum(1).tolist()
+        table = torch.zeros(len(sizes), slots, dtype=self.value.dtype)
+        for row, (size, coalition) in enumerate(zip(sizes, self.members.tolist(), strict=True)):
+            for i in range(slots):
+                if coalition[i]:
+                    table[row, i] = _share(size - 1, slots)
+                else:
+                    table[row, i] = -_share(size, slots)
+        values = self.value @ table.to(self.value.device)
+        return torch.where(self.acts, values, float("nan"))
+
+    def interactions(self) -> Tensor:
+        """``v(ij) - v(i) - v(j) + v(none)`` of each pair of seeds, ``[N, S, S]``.
+
+        NaN on the diagonal and where one of the two does not act.
+        """
+        slots = self.members.shape[1]
+        columns = {tuple(m): c for c, m in enumerate(self.members.tolist())}
+
+        def value(*chosen: int) -> Tensor:
+            return self.value[:, columns[tuple(slot in chosen for slot in range(slots))]]
+
+        shape = (len(self.acts), slots, slots)
+        result = torch.full(shape, float("nan"), dtype=self.value.dtype, device=self.value.device)
+        for i, j in combinations(range(slots), 2):
+            both = self.acts[:, i] & self.acts[:, j]
+            found = value(i, j) - value(i) - value(j) + value()
+            result[:, i, j] = result[:, j, i] = torch.where(both, found, float("nan"))
+        return result
+
+
+def _share(size: int, slots: int) -> float:
+    """How often a coalition of ``size`` precedes a given seed in a random order."""
+    return factorial(size) * factorial(slots - size - 1) / factorial(slots)
