@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from esper.leyline.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,9 @@ class Dataset:
 
     Training draws from ``train_*``; reward and observation see ``validation_*``, a fixed set;
     ``test_*`` is touched by evaluation alone.
+
+    Raises:
+        UsageError: a split is empty, has not one label an image, or a label that is no class.
     """
 
     train_images: Tensor
@@ -23,6 +29,21 @@ class Dataset:
     test_images: Tensor
     test_labels: Tensor
     classes: int
+
+    def __post_init__(self) -> None:
+        for split in ("train", "validation", "test"):
+            images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
+            if not len(images) or labels.shape != images.shape[:1]:
+                raise UsageError(
+                    f"data: the {split} split has images {list(images.shape)} and labels "
+                    f"{list(labels.shape)}; give one label an image, and at least one image"
+                )
+            lowest, highest = labels.min().item(), labels.max().item()
+            if not 0 <= lowest <= highest < self.classes:
+                raise UsageError(
+                    f"data: labels of the {split} split lie in [{lowest}, {highest}]; "
+                    f"number the {self.classes} classes from 0"
+                )
 
     def to(self, dtype: torch.dtype, device: torch.device) -> "Dataset":
         return Dataset(
@@ -37,44 +58,87 @@ class Dataset:
 
 
 @cache
-def digits(shift: int = 0, noise: float = 0.0, seed: int = 0) -> Dataset:
+def digits(
+    shift: int = 0,
+    noise: float = 0.0,
+    seed: int = 0,
+    label_fraction: float = 1.0,
+    classes: int = 10,
+    rotation: int = 0,
+) -> Dataset:
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels, which come with the library.
 
-    Every image may be shifted by up to ``shift`` pixels in each direction and carries Gaussian
-    noise of standard deviation ``noise`` (pixels lie in [0, 1]). The training set holds each image
-    at every shift; validation and test hold each image once, at a shift drawn from ``seed``.
+    Every image may be shifted by up to ``shift`` pixels in each direction, turned by up to
+    ``rotation`` quarter turns, and carries Gaussian noise of standard deviation ``noise`` (pixels
+    lie in [0, 1]). The training set holds each image at every shift and turn; validation and test
+    hold each image once, at a shift and turn drawn from ``seed``.
 
-    The split is 1,197 / 300 / 300 images; no image appears in two splits at any shift.
+    The split is 1,197 / 300 / 300 images and depends on ``seed`` alone: no image appears in two
+    splits at any shift or turn, whatever the other arguments. ``classes`` keeps the first digits
+    only, in all splits; ``label_fraction`` keeps that fraction of the training images of every
+    class (at least one). What they keep has the same bits as without them.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     from sklearn.datasets import load_digits
 
+    if not (0 <= shift < 8 and noise >= 0.0 and rotation in range(4)):
+        raise ValueError(
+            "shift must lie in [0, 7], noise must be 0 or more and rotation in [0, 3], "
+            f"got {shift}, {noise} and {rotation}"
+        )
+    if not (0.0 < label_fraction <= 1.0 and 2 <= classes <= 10):
+        raise ValueError(
+            "label_fraction must lie in (0, 1] and classes in [2, 10], "
+            f"got {label_fraction} and {classes}"
+        )
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8) / 16.0
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(images))
     train, validation, test = np.split(order, [1197, 1497])
-    offsets = [(y, x) for y in range(-shift, shift + 1) for x in range(-shift, shift + 1)]
+    reach = range(-shift, shift + 1)
+    poses = list(product(range(rotation + 1), reach, reach))
+
+    def posed(pixels: np.ndarray, pose: tuple[int, int, int]) -> np.ndarray:
+        turns, down, right = pose
+        return _moved(np.rot90(pixels, turns, axes=(-2, -1)), down, right)
 
     def noisy(pixels: np.ndarray) -> Tensor:
         pixels = pixels + noise * generator.standard_normal(pixels.shape)
         return torch.from_numpy(pixels.astype(np.float32))[..., None]
 
-    def moved_once(index: np.ndarray) -> Tensor:
-        drawn = generator.integers(len(offsets), size=len(index))
+    def posed_once(index: np.ndarray) -> Tensor:
+        drawn = generator.integers(len(poses), size=len(index))
         return noisy(
-            np.stack([_moved(images[i], *offsets[d]) for i, d in zip(index, drawn, strict=True)])
+            np.stack([posed(images[i], poses[d]) for i, d in zip(index, drawn, strict=True)])
         )
 
-    everywhere = np.concatenate([_moved(images[train], y, x) for y, x in offsets])
+    # Every image draws its noise, also one that is then left out: so the others keep their bits.
+    everywhere = noisy(np.concatenate([posed(images[train], pose) for pose in poses]))
+    validation_images, test_images = posed_once(validation), posed_once(test)
+    learned = (labels[train] < classes) & _part_of_each_class(labels[train], label_fraction)
+    taken = np.tile(learned, len(poses))
+    validated, tested = labels[validation] < classes, labels[test] < classes
     return Dataset(
-        train_images=noisy(everywhere),
-        train_labels=torch.from_numpy(np.tile(labels[train], len(offsets))).long(),
-        validation_images=moved_once(validation),
-        validation_labels=torch.from_numpy(labels[validation]).long(),
-        test_images=moved_once(test),
-        test_labels=torch.from_numpy(labels[test]).long(),
-        classes=10,
+        train_images=everywhere[taken],
+        train_labels=torch.from_numpy(np.tile(labels[train], len(poses))[taken]).long(),
+        validation_images=validation_images[validated],
+        validation_labels=torch.from_numpy(labels[validation][validated]).long(),
+        test_images=test_images[tested],
+        test_labels=torch.from_numpy(labels[test][tested]).long(),
+        classes=classes,
     )
+
+
+def _part_of_each_class(labels: np.ndarray, fraction: float) -> np.ndarray:
+    """Which of ``labels [n]`` are among the first ``fraction`` of their class, bool ``[n]``."""
+    part = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        part[members[: max(1, round(fraction * len(members)))]] = True
+    return part
 
 
 def _moved(images: np.ndarray, down: int, right: int) -> np.ndarray:

@@ -1,61 +1,39 @@
-"""The tasks one can train on: a host, its data and the budget of an episode."""
+"""The tasks that come with Esper: what to train on, and what to keep for the test.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from difflib import get_close_matches
+``suite`` is for training. ``held_out`` holds variations that no training task shares: a policy that
+only knows its suite by heart does badly there.
+"""
 
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.leyline.errors import UsageError
 from esper.runtime import data
+from esper.runtime.registry import SUITES, TASKS, Drift, Task, agree, find, find_all, task
+
+__all__ = ["SUITES", "TASKS", "Drift", "Task", "agree", "find", "find_all", "task"]
+
+SUITES["suite"] = (
+    "digits_shift",
+    "digits",
+    "digits_shift_small",
+    "digits_noisy",
+    "digits_few_labels",
+    "digits_drift",
+)
+SUITES["held_out"] = (
+    "digits_shift_far",
+    "digits_shift_near",
+    "digits_noisier",
+    "digits_clear",
+    "digits_five",
+    "digits_turned",
+    "digits_narrow",
+    "digits_wide",
+    "digits_deep",
+    "digits_long",
+)
 
 
-@dataclass(frozen=True)
-class Task:
-    """What an environment trains.
-
-    Attributes:
-        name: as the user writes it.
-        summary: one line for ``esper tasks``.
-        host: the network that is there from the start.
-        data: makes the data set; called once when an environment is built.
-        episode_length: environment steps of an episode.
-        max_batches: minibatches of one environment step.
-        batch_size: images of a minibatch.
-        learning_rate: of hosts and seeds, AdamW.
-        weight_decay: of the hosts; seeds have none.
-    """
-
-    name: str
-    summary: str
-    host: CnnHost
-    data: Callable[[], data.Dataset]
-    episode_length: int = 40
-    max_batches: int = 8
-    batch_size: int = 64
-    learning_rate: float = 5e-3
-    weight_decay: float = 0.0
-
-
-TASKS: dict[str, Callable[[], Task]] = {}
-
-
-def task(factory: Callable[[], Task]) -> Callable[[], Task]:
-    """Register a task under the name of its factory."""
-    TASKS[factory.__name__] = factory
-    return factory
-
-
-def find(name: str) -> Task:
-    """The task called ``name``.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if name not in TASKS:
-        near = get_close_matches(name, TASKS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(TASKS))}"
-        raise UsageError(f"task: there is no task {name!r}; {hint}")
-    return TASKS[name]()
+def _host(*channels: int, classes: int = 10) -> CnnHost:
+    return CnnHost(channels, classes, image=(8, 8, 1))
 
 
 @task
@@ -63,8 +41,8 @@ def digits_shift() -> Task:
     """Digits anywhere within two pixels: a host too small for it, where growing pays."""
     return Task(
         name="digits_shift",
-        summary="8x8 digits shifted by up to two pixels with noise 0.1, host of 4 and 8 channels",
-        host=CnnHost(channels=(4, 8), classes=10, image=(8, 8, 1)),
+        summary="digits shifted by up to 2 pixels, noise 0.1",
+        host=_host(4, 8),
         data=lambda: data.digits(shift=2, noise=0.1),
     )
 
@@ -74,7 +52,163 @@ def digits() -> Task:
     """Digits as they are: an ample host, where nothing that grows is worth its rent."""
     return Task(
         name="digits",
-        summary="8x8 digits as they are, host of 8 and 16 channels",
-        host=CnnHost(channels=(8, 16), classes=10, image=(8, 8, 1)),
+        summary="digits as they are",
+        host=_host(8, 16),
         data=data.digits,
+    )
+
+
+@task
+def digits_shift_small() -> Task:
+    """Less to cope with than in digits_shift."""
+    return Task(
+        name="digits_shift_small",
+        summary="digits shifted by up to 1 pixel, noise 0.1",
+        host=_host(4, 8),
+        data=lambda: data.digits(shift=1, noise=0.1),
+    )
+
+
+@task
+def digits_noisy() -> Task:
+    """Twice the noise of digits_shift."""
+    return Task(
+        name="digits_noisy",
+        summary="digits shifted by up to 2 pixels, noise 0.2",
+        host=_host(4, 8),
+        data=lambda: data.digits(shift=2, noise=0.2),
+    )
+
+
+@task
+def digits_few_labels() -> Task:
+    """What is grown here can also learn its few images by heart."""
+    return Task(
+        name="digits_few_labels",
+        summary="as digits_shift with 30 % of the training images",
+        host=_host(4, 8),
+        data=lambda: data.digits(shift=2, noise=0.1, label_fraction=0.3),
+    )
+
+
+@task
+def digits_drift() -> Task:
+    """Nobody knows at the start whether growing will pay: the shifts come later, or not at all."""
+    return Task(
+        name="digits_drift",
+        summary="digits with noise 0.1 that begin to be shifted by up to 2 pixels",
+        host=_host(4, 8),
+        data=lambda: data.digits(noise=0.1),
+        drift=Drift(lambda: data.digits(shift=2, noise=0.1), earliest=0.1, latest=0.6, never=1 / 3),
+    )
+
+
+@task
+def digits_shift_far() -> Task:
+    """Held out: a larger shift than any in training."""
+    return Task(
+        name="digits_shift_far",
+        summary="digits shifted by up to 3 pixels, noise 0.1",
+        host=_host(4, 8),
+        data=lambda: data.digits(shift=3, noise=0.1),
+    )
+
+
+@task
+def digits_shift_near() -> Task:
+    """Held out: shift and noise that training knows, but not together."""
+    return Task(
+        name="digits_shift_near",
+        summary="digits shifted by up to 1 pixel, noise 0.2",
+        host=_host(4, 8),
+        data=lambda: data.digits(shift=1, noise=0.2),
+    )
+
+
+@task
+def digits_noisier() -> Task:
+    """Held out: more noise than any in training."""
+    return Task(
+        name="digits_noisier",
+        summary="digits shifted by up to 2 pixels, noise 0.3",
+        host=_host(4, 8),
+        data=lambda: data.digits(shift=2, noise=0.3),
+    )
+
+
+@task
+def digits_clear() -> Task:
+    """Held out: shifts with less noise than any in training."""
+    return Task(
+        name="digits_clear",
+        summary="digits shifted by up to 2 pixels, noise 0.05",
+        host=_host(4, 8),
+        data=lambda: data.digits(shift=2, noise=0.05),
+    )
+
+
+@task
+def digits_five() -> Task:
+    """Held out: fewer classes, so chance is 20 % instead of 10 %."""
+    return Task(
+        name="digits_five",
+        summary="digits 0 to 4 shifted by up to 2 pixels, noise 0.1",
+        host=_host(4, 8, classes=5),
+        data=lambda: data.digits(shift=2, noise=0.1, classes=5),
+    )
+
+
+@task
+def digits_turned() -> Task:
+    """Held out: another kind of transformation."""
+    return Task(
+        name="digits_turned",
+        summary="digits turned by 0 to 3 quarter turns, noise 0.1",
+        host=_host(4, 8),
+        data=lambda: data.digits(noise=0.1, rotation=3),
+    )
+
+
+@task
+def digits_narrow() -> Task:
+    """Held out: a host of half the width."""
+    return Task(
+        name="digits_narrow",
+        summary="as digits_shift",
+        host=_host(2, 4),
+        data=lambda: data.digits(shift=2, noise=0.1),
+    )
+
+
+@task
+def digits_wide() -> Task:
+    """Held out: a host of twice the width, on data that is hard for it."""
+    return Task(
+        name="digits_wide",
+        summary="as digits_shift",
+        host=_host(8, 16),
+        data=lambda: data.digits(shift=2, noise=0.1),
+    )
+
+
+@task
+def digits_deep() -> Task:
+    """Held out: a host with one more block, and so with one more slot."""
+    return Task(
+        name="digits_deep",
+        summary="as digits_shift",
+        host=_host(4, 8, 8),
+        data=lambda: data.digits(shift=2, noise=0.1),
+    )
+
+
+@task
+def digits_long() -> Task:
+    """Held out: half as much time again."""
+    return Task(
+        name="digits_long",
+        summary="as digits_shift",
+        host=_host(4, 8),
+        data=lambda: data.digits(shift=2, noise=0.1),
+        episode_length=60,
     )

@@ -1,0 +1,71 @@
+"""Plugins: a user's own Python file, whose tasks and blueprints register as it is read."""
+
+import hashlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from esper.leyline.errors import UsageError
+from esper.runtime.tasks import TASKS
+
+_loaded: set[Path] = set()
+
+
+def load(path: str) -> None:
+    """Run the Python file at ``path``, once in a process however its path is spelt.
+
+    Raises:
+        UsageError: there is no such Python file, or it failed; names the line that did.
+    """
+    try:
+        file = Path(os.path.realpath(os.path.expanduser(path)))
+        if file in _loaded:
+            return
+        if file.suffix != ".py":
+            raise UsageError(f"plugin: {path} is not a Python file; give one that ends in .py")
+        source = file.read_bytes()
+    except (OSError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"plugin: cannot read {path!r} ({reason}); give a Python file") from error
+    module = ModuleType(f"esper_plugin_{file.stem}_{_digest(file)}", f"Plugin {file}.")
+    module.__file__ = str(file)
+    before = dict(TASKS)
+    # Data classes and pickle look the module of a class up by its name.
+    sys.modules[module.__name__] = module
+    try:
+        # Compiled here rather than by importlib, which would leave a cache beside the user's file.
+        exec(compile(source, str(file), "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        # What it had registered goes, so that it can be loaded again once it is mended.
+        for name in TASKS.keys() - before:
+            del TASKS[name]
+        raise UsageError(f"plugin: {_place(path, file, error)}: {_described(error)}") from error
+    _loaded.add(file)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
+
+
+def _place(path: str, file: Path, error: BaseException) -> str:
+    """The file, with the last of its lines that took part in the error."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(file)
+    ]
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        lines.append(error.lineno)
+    return f"{path}, line {lines[-1]}" if lines else path
+
+
+def _described(error: BaseException) -> str:
+    """The error on one line."""
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = " ".join(message.split())
+    return text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"
