@@ -1,5 +1,20 @@
 """Settings of the whole suite. Its presence also puts this folder on the import path."""
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 
+from esper.runtime.tasks import SUITES, TASKS
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def scratch_register() -> Iterator[None]:
+    """What a test registers is gone after it."""
+    before = [(register, dict(register)) for register in (TASKS, SUITES)]
+    yield
+    for register, content in before:
+        register.clear()
+        register.update(content)

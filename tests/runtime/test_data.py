@@ -1,9 +1,12 @@
 """The embedded data: disjoint splits, a fixed validation set, shifts by whole pixels."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
 
+from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset, _moved, digits
 
 SPLITS = ("train", "validation", "test")
@@ -121,3 +124,182 @@ def test_moving_the_data_to_a_dtype_keeps_labels_whole():
     assert data.test_images.dtype == torch.float64
     assert data.train_labels.dtype == torch.long
     assert torch.equal(data.validation_images.float(), digits().validation_images)
+
+
+FINGERPRINTS = [
+    ({}, "863c2f8fd488 85ba21081594 d1ff21a87555 794d87ba24d0 4ecf398db0ee 7f36fc4c505d"),
+    (
+        {"shift": 2, "noise": 0.1},
+        "de7d52ab6c86 7a1a329f368e ab9a06891c7b 794d87ba24d0 d46131bce035 7f36fc4c505d",
+    ),
+    (
+        {"shift": 1, "noise": 0.1, "seed": 3},
+        "1bbaa8aeb083 8a9e14485e27 6784dc4cb14f d88cd7fcfa18 7428d7e78702 721589c87fbf",
+    ),
+    (
+        {"noise": 0.2},
+        "20e470667c60 85ba21081594 607f78bc3eaf 794d87ba24d0 28228e490b29 7f36fc4c505d",
+    ),
+]
+"""Beginnings of the SHA-256 of images and labels of train, validation and test, as they were when
+the first results were measured. Results of old and new runs compare only while these hold."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"), FINGERPRINTS, ids=[str(s) for s, _ in FINGERPRINTS]
+)
+def test_the_data_of_old_runs_keep_their_bits(settings: dict, expected: str):
+    data = digits(**settings)
+    parts = (getattr(data, f"{split}_{part}") for split in SPLITS for part in ("images", "labels"))
+    assert [hashlib.sha256(p.numpy().tobytes()).hexdigest()[:12] for p in parts] == expected.split()
+
+
+def classes_of(labels: torch.Tensor) -> list[int]:
+    return torch.bincount(labels, minlength=10).tolist()
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.3, 0.75])
+def test_a_label_fraction_keeps_that_part_of_every_class(fraction: float):
+    plain, fewer = digits(), digits(label_fraction=fraction)
+    expected = [max(1, round(fraction * n)) for n in classes_of(plain.train_labels)]
+    assert classes_of(fewer.train_labels) == expected
+    assert images_of(fewer, "train") < images_of(plain, "train")
+
+
+def test_few_labels_are_the_same_images_at_every_shift_and_leave_the_rest_alone():
+    settings = {"shift": 1, "noise": 0.1}
+    whole, fewer = digits(**settings), digits(**settings, label_fraction=0.3)
+    base = digits(label_fraction=0.3)
+    assert classes_of(fewer.train_labels) == [9 * n for n in classes_of(base.train_labels)]
+    assert torch.equal(fewer.train_labels, base.train_labels.repeat(9))
+    # Noise is an image's own: what stays has the bits that it has in the whole set.
+    assert images_of(fewer, "train") < images_of(whole, "train")
+    clean = digits(shift=1, label_fraction=0.3).train_images[..., 0].numpy()
+    kept = digits(label_fraction=0.3).train_images[..., 0].numpy()
+    everywhere = {i.tobytes() for y in (-1, 0, 1) for x in (-1, 0, 1) for i in _moved(kept, y, x)}
+    assert {image.tobytes() for image in clean} == everywhere
+    for split in ("validation", "test"):
+        for part in ("images", "labels"):
+            name = f"{split}_{part}"
+            assert torch.equal(getattr(whole, name), getattr(fewer, name)), name
+
+
+def test_a_larger_label_fraction_only_adds_images():
+    few, more = (images_of(digits(label_fraction=part), "train") for part in (0.1, 0.3))
+    assert few < more
+
+
+def test_a_subset_of_classes_is_the_first_digits_of_every_split():
+    whole, five = digits(shift=1, noise=0.1), digits(shift=1, noise=0.1, classes=5)
+    assert five.classes == 5
+    for split in SPLITS:
+        images, labels = getattr(whole, f"{split}_images"), getattr(whole, f"{split}_labels")
+        assert torch.equal(getattr(five, f"{split}_labels"), labels[labels < 5])
+        assert torch.equal(getattr(five, f"{split}_images"), images[labels < 5])
+
+
+def turned_by_hand(image: np.ndarray) -> np.ndarray:
+    """A quarter turn: what was the last column becomes the first row."""
+    size = len(image)
+    return np.array([[image[y, size - 1 - x] for y in range(size)] for x in range(size)])
+
+
+def test_the_training_set_holds_every_image_at_every_quarter_turn():
+    plain, turned = digits(), digits(rotation=3)
+    expected: dict[bytes, int] = {}
+    for image, label in zip(plain.train_images[..., 0].numpy(), plain.train_labels, strict=True):
+        for _ in range(4):
+            expected[image.tobytes()] = int(label)
+            image = turned_by_hand(image)
+    pairs = zip(turned.train_images.numpy(), turned.train_labels.tolist(), strict=True)
+    assert {image.tobytes(): label for image, label in pairs} == expected
+    assert len(turned.train_labels) == 4 * 1197
+
+
+def test_validation_and_test_stand_at_one_turn_each_and_never_in_training():
+    plain, turned = digits(), digits(rotation=3)
+    for split in ("validation", "test"):
+        drawn = []
+        own = getattr(plain, f"{split}_images")[..., 0].numpy()
+        found = getattr(turned, f"{split}_images")[..., 0].numpy()
+        assert len(found) == len(own) == 300
+        for image, shown in zip(own, found, strict=True):
+            turns = [image]
+            for _ in range(3):
+                turns.append(turned_by_hand(turns[-1]))
+            drawn += [n for n, turn in enumerate(turns) if np.array_equal(turn, shown)]
+        assert len(drawn) >= 300
+        assert min(np.bincount(drawn, minlength=4)) > 40
+        assert not images_of(turned, split) & images_of(turned, "train")
+
+
+VARIATIONS = [
+    {"shift": 1},
+    {"rotation": 3},
+    {"rotation": 1, "shift": 1},
+    {"classes": 5},
+    {"label_fraction": 0.3},
+    {"classes": 4, "label_fraction": 0.5, "shift": 1, "rotation": 2},
+]
+
+
+@pytest.mark.parametrize("settings", VARIATIONS, ids=str)
+def test_no_variation_mixes_the_splits_of_the_base_images(settings: dict):
+    """Every pose of every base image of one split, against the other splits of the variation."""
+    plain, varied = digits(), digits(**settings)
+    reach = settings.get("shift", 0)
+    poses = {}
+    for split in SPLITS:
+        images = getattr(plain, f"{split}_images")[..., 0].numpy()
+        poses[split] = {
+            image.tobytes()
+            for turns in range(settings.get("rotation", 0) + 1)
+            for y in range(-reach, reach + 1)
+            for x in range(-reach, reach + 1)
+            for image in _moved(np.rot90(images, turns, (1, 2)), y, x)
+        }
+    for split in SPLITS:
+        assert images_of(varied, split) <= poses[split]
+        for other in SPLITS:
+            assert split == other or not images_of(varied, split) & poses[other]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shift": -1},
+        {"shift": 8},
+        {"noise": -0.1},
+        {"noise": float("nan")},
+        {"label_fraction": 0.0},
+        {"label_fraction": 1.5},
+        {"classes": 1},
+        {"classes": 11},
+        {"rotation": 4},
+    ],
+    ids=str,
+)
+def test_arguments_out_of_range_are_refused(settings: dict):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        digits(**settings)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "says"),
+    [
+        (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1, 2]), r"labels .* \[0, 2\]"),
+        (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1, -1]), r"labels .* \[-1, 1\]"),
+        (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1]), "one label an image"),
+        (torch.zeros(0, 8, 8, 1), torch.tensor([], dtype=torch.long), "at least one image"),
+    ],
+)
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_set_of_data_that_does_not_fit_itself_names_the_split(
+    images: torch.Tensor, labels: torch.Tensor, says: str, split: str
+):
+    good = {"images": torch.zeros(2, 8, 8, 1), "labels": torch.tensor([0, 1])}
+    parts = {f"{s}_{part}": value for s in SPLITS for part, value in good.items()}
+    parts |= {f"{split}_images": images, f"{split}_labels": labels}
+    with pytest.raises(UsageError, match=says) as error:
+        Dataset(**parts, classes=2)
+    assert f"the {split} split" in str(error.value)

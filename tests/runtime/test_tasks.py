@@ -1,34 +1,254 @@
-"""Tasks by name, and what the user is told of a name that is not there."""
+"""Tasks by name, what they hold, and what the user is told of a name that is not there."""
+
+from dataclasses import replace
 
 import pytest
+import torch
 
 from esper.leyline.errors import UsageError
-from esper.runtime.tasks import TASKS, find
+from esper.runtime import data
+from esper.runtime.tasks import SUITES, TASKS, Drift, Task, agree, find, find_all, task
+
+REGISTERED = sorted(TASKS)
 
 
-@pytest.mark.parametrize("name", sorted(TASKS))
+@pytest.mark.parametrize("name", REGISTERED)
 def test_a_task_is_found_by_the_name_it_bears_and_fits_its_data(name: str):
-    task = find(name)
-    assert task.name == name
-    data = task.data()
-    assert task.host.classes == data.classes
-    assert task.host.image == tuple(data.train_images.shape[1:])
-    assert task.host.slots
+    found = find(name)
+    assert found.name == name
+    for dataset in found.datasets():
+        assert found.host.classes == dataset.classes
+        assert found.host.image == tuple(dataset.train_images.shape[1:])
+    assert len(found.datasets()) == (1 if found.drift is None else 2)
+    assert found.host.slots
+    assert found.host.parameter_count == sum(f.size for f in found.host.layout.fields) > 0
+
+
+def test_the_suites_share_no_task_and_hold_only_what_there_is():
+    members = [name for suite in SUITES.values() for name in suite]
+    assert len(set(members)) == len(members)
+    assert set(members) <= set(REGISTERED)
+    assert SUITES["suite"][0] == "digits_shift"
+    assert len(SUITES["held_out"]) >= 8
+
+
+def content(name: str) -> tuple:
+    """All that an environment can see of a task, by value."""
+    found = find(name)
+    bits = tuple(
+        getattr(dataset, part).numpy().tobytes()
+        for dataset in found.datasets()
+        for part in ("train_images", "train_labels", "validation_images")
+    )
+    window = found.drift and (found.drift.earliest, found.drift.latest, found.drift.never)
+    host = (found.host.channels, found.host.classes, found.host.image, found.host.pools)
+    return (host, bits, window, found.episode_length, found.max_batches, found.batch_size)
+
+
+def test_no_two_tasks_are_the_same_under_two_names():
+    contents = [content(name) for name in REGISTERED]
+    assert len(set(contents)) == len(contents)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "channels"),
+    [
+        ("digits_shift", {"shift": 2, "noise": 0.1}, (4, 8)),
+        ("digits", {}, (8, 16)),
+        ("digits_shift_small", {"shift": 1, "noise": 0.1}, (4, 8)),
+        ("digits_noisy", {"shift": 2, "noise": 0.2}, (4, 8)),
+        ("digits_few_labels", {"shift": 2, "noise": 0.1, "label_fraction": 0.3}, (4, 8)),
+        ("digits_drift", {"noise": 0.1}, (4, 8)),
+        ("digits_shift_far", {"shift": 3, "noise": 0.1}, (4, 8)),
+        ("digits_shift_near", {"shift": 1, "noise": 0.2}, (4, 8)),
+        ("digits_noisier", {"shift": 2, "noise": 0.3}, (4, 8)),
+        ("digits_clear", {"shift": 2, "noise": 0.05}, (4, 8)),
+        ("digits_five", {"shift": 2, "noise": 0.1, "classes": 5}, (4, 8)),
+        ("digits_turned", {"noise": 0.1, "rotation": 3}, (4, 8)),
+        ("digits_narrow", {"shift": 2, "noise": 0.1}, (2, 4)),
+        ("digits_wide", {"shift": 2, "noise": 0.1}, (8, 16)),
+        ("digits_deep", {"shift": 2, "noise": 0.1}, (4, 8, 8)),
+        ("digits_long", {"shift": 2, "noise": 0.1}, (4, 8)),
+    ],
+)
+def test_every_task_holds_what_its_name_and_the_manual_say(
+    name: str, settings: dict, channels: tuple[int, ...]
+):
+    found = find(name)
+    assert found.host.channels == channels
+    assert torch.equal(found.data().train_images, data.digits(**settings).train_images)
+    assert torch.equal(found.data().test_images, data.digits(**settings).test_images)
+    assert found.episode_length == (60 if name == "digits_long" else 40)
+
+
+def test_digits_drift_turns_into_digits_shift():
+    drift = find("digits_drift").drift
+    assert drift is not None
+    assert (drift.earliest, drift.latest, drift.never) == (0.1, 0.6, 1 / 3)
+    assert drift.data() is find("digits_shift").data()
 
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("digit", "digits"), ("digits_shfit", "digits_shift"), ("Digits", "digits")],
+    [("digit", "digits"), ("digits_shfit", "digits_shift"), ("Digits", "digits"), ("suit", "suite")]
+    + [("heldout", "held_out")],
 )
-def test_a_misspelt_name_is_answered_with_the_nearest(typed: str, meant: str):
-    with pytest.raises(UsageError) as error:
-        find(typed)
-    assert repr(typed) in str(error.value)
-    assert f"did you mean {meant!r}?" in str(error.value)
-    assert "\n" not in str(error.value)
+def test_a_misspelt_name_is_answered_with_the_nearest_task_or_suite(typed: str, meant: str):
+    for look_up in (find, lambda name: find_all(["digits_shift", name])):
+        with pytest.raises(UsageError) as error:
+            look_up(typed)
+        assert repr(typed) in str(error.value)
+        assert f"did you mean {meant!r}?" in str(error.value)
+        assert "\n" not in str(error.value)
 
 
 def test_a_name_like_no_other_is_answered_with_all_there_are():
     with pytest.raises(UsageError) as error:
         find("qqq")
-    assert all(name in str(error.value) for name in TASKS)
+    assert all(name in str(error.value) for name in [*TASKS, *SUITES])
+
+
+def test_a_suite_where_one_task_is_wanted_is_answered_with_its_tasks():
+    with pytest.raises(UsageError, match=r"'suite' is a suite; .*digits_few_labels"):
+        find("suite")
+
+
+def names_of(*wanted: str) -> list[str]:
+    return [found.name for found in find_all(wanted)]
+
+
+def test_several_names_keep_their_order_and_a_suite_stands_for_its_tasks():
+    assert names_of("digits_long", "digits") == ["digits_long", "digits"]
+    assert names_of("suite") == list(SUITES["suite"])
+    assert names_of("digits_wide", "suite", "digits_deep") == [
+        "digits_wide",
+        *SUITES["suite"],
+        "digits_deep",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "double"),
+    [
+        (["digits", "digits"], "digits"),
+        (["suite", "digits"], "digits"),
+        (["digits_drift", "suite"], "digits_drift"),
+        (["suite", "suite"], "digits_shift"),
+    ],
+)
+def test_a_task_that_would_be_there_twice_is_refused(wanted: list[str], double: str):
+    with pytest.raises(UsageError, match=rf"task: '{double}' is there twice"):
+        find_all(wanted)
+
+
+def test_an_empty_list_is_refused_and_told_of_suites():
+    with pytest.raises(UsageError, match=r"task: no task .*suite, held_out"):
+        find_all([])
+
+
+def test_tasks_of_one_list_agree_in_their_budgets():
+    assert agree(find_all(["suite"])) == (40, 8, 64)
+    assert agree([find("digits_long")]) == (60, 8, 64)
+
+
+@pytest.mark.parametrize("field", ["episode_length", "max_batches", "batch_size"])
+def test_tasks_that_differ_are_named_with_the_field_and_the_flag(field: str):
+    first, second = find_all(["digits", "digits_shift"])
+    tasks = [first, replace(second, **{field: 17}), find("digits_wide")]
+    own = getattr(first, field)
+    with pytest.raises(UsageError) as error:
+        agree(tasks)
+    message = str(error.value)
+    assert message.startswith(f"{field}: ")
+    assert f"{own} in digits, digits_wide but 17 in digits_shift" in message
+    assert f"--{field.replace('_', '-')}" in message
+    budgets = dict(
+        zip(("episode_length", "max_batches", "batch_size"), agree([first]), strict=True)
+    )
+    assert agree(tasks, **{field: 5}) == tuple((budgets | {field: 5}).values())
+
+
+def test_what_is_given_holds_also_for_tasks_that_agree():
+    assert agree(find_all(["suite"]), 7, 3, 16) == (7, 3, 16)
+
+
+@pytest.mark.parametrize(
+    ("window", "says"),
+    [
+        ((0.6, 0.1, 0.5), "0.6 and latest 0.1"),
+        ((-0.1, 0.5, 0.5), "earliest -0.1"),
+        ((0.5, 1.1, 0.5), "latest 1.1"),
+        ((float("nan"), 0.5, 0.5), "earliest nan"),
+        ((0.1, 0.6, 1.5), "never .* 1.5"),
+        ((0.1, 0.6, -0.5), "never .* -0.5"),
+        ((0.1, 0.6, float("nan")), "never .* nan"),
+    ],
+)
+def test_a_drift_has_fractions_in_order_and_a_probability(window: tuple, says: str):
+    with pytest.raises(UsageError, match=f"^drift: .*{says}"):
+        Drift(data.digits, *window)
+
+
+@pytest.mark.parametrize("window", [(0.0, 1.0, 0.0), (0.5, 0.5, 1.0)])
+def test_the_ends_of_the_ranges_belong_to_a_drift(window: tuple):
+    Drift(data.digits, *window)
+
+
+def coloured() -> data.Dataset:
+    """Digits of three colour channels."""
+    plain = data.digits()
+    splits = ("train_images", "validation_images", "test_images")
+    return replace(plain, **{name: getattr(plain, name).repeat(1, 1, 1, 3) for name in splits})
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [(coloured, r"\(8, 8, 3\)"), (lambda: data.digits(classes=5), "of 5 classes")],
+)
+def test_data_that_the_host_does_not_take_are_refused_before_and_after_a_drift(after, says: str):
+    host = find("digits").host
+    with pytest.raises(UsageError, match=f"^data: .*{says}"):
+        Task("mine", "mine", host, after).datasets()
+    drifting = Task("mine", "mine", host, data.digits, drift=Drift(after, 0.1, 0.6, 0.5))
+    with pytest.raises(UsageError, match=f"^drift: .*{says}"):
+        drifting.datasets()
+
+
+@pytest.mark.parametrize("budget", [{"episode_length": 0}, {"max_batches": 0}, {"batch_size": 1}])
+def test_a_budget_that_cannot_be_is_refused(budget: dict):
+    with pytest.raises(UsageError, match=f"^{next(iter(budget))}: .*'mine'"):
+        Task("mine", "mine", find("digits").host, data.digits, **budget)
+
+
+def named(function: str, name: str):
+    """A factory called ``function`` of a task called ``name``."""
+
+    def factory() -> Task:
+        return Task(name, "mine", find("digits").host, data.digits)
+
+    factory.__name__ = function
+    return factory
+
+
+def test_a_task_is_registered_under_the_name_of_its_factory(scratch_register: None):
+    factory = named("mine", "mine")
+    assert task(factory) is factory
+    assert find("mine").name == "mine"
+    assert names_of("mine", "digits") == ["mine", "digits"]
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "says"),
+    [
+        ("digits", "digits", "'digits' is already registered"),
+        ("held_out", "held_out", "'held_out' is the name of a suite"),
+        ("mine", "yours", "'mine' makes a task called 'yours'"),
+    ],
+)
+def test_a_name_that_is_taken_or_not_its_own_is_refused(
+    scratch_register: None, function: str, name: str, says: str
+):
+    before = dict(TASKS)
+    with pytest.raises(UsageError, match=f"^task: .*{says}"):
+        task(named(function, name))
+    assert before == TASKS

@@ -1,0 +1,119 @@
+"""``esper tasks``: what one can train on, and what growing is worth there."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from esper.runtime.plugins import load
+from esper.runtime.tasks import SUITES, TASKS, Task, find_all
+from esper.runtime.worth import Worth, read_worth
+from esper.scripts.flags import canonical_flags
+
+ROOMY = 120
+"""Columns from which on a terminal shows tables; narrower ones and files get lines."""
+
+TITLES = {"suite": "the training suite", "held_out": "the held-out suite"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TasksArguments:
+    """List the tasks one can train on: all, or those that are named."""
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Tasks or suites to show; they stand before any flag."""
+    plugin: tuple[str, ...] = ()
+    """Python files of yours that register further tasks."""
+
+
+def tasks(arguments: list[str]) -> int:
+    """List the tasks one can train on."""
+    given = tyro.cli(TasksArguments, args=canonical_flags(arguments), prog="esper tasks")
+    for path in given.plugin:
+        load(path)
+    show(Console(), find_all(given.names or tuple(TASKS)), read_worth())
+    return 0
+
+
+def show(console: Console, chosen: tuple[Task, ...], worth: dict[str, Worth]) -> None:
+    """Print tasks suite by suite, and those of no suite at the end."""
+    in_suites = {name for members in SUITES.values() for name in members}
+    sections = {
+        f"{suite}: {TITLES[suite]}" if suite in TITLES else suite: [
+            task for task in chosen if task.name in members
+        ]
+        for suite, members in SUITES.items()
+    }
+    sections["others"] = [task for task in chosen if task.name not in in_suites]
+    roomy = console.is_terminal and console.width >= ROOMY
+    for title, members in sections.items():
+        if members and roomy:
+            console.print(_table(title, members, worth))
+        elif members:
+            text = "\n".join([title, *(_lines(task, worth) for task in members)])
+            console.print(Text(text), soft_wrap=True)
+
+
+def _table(title: str, tasks: list[Task], worth: dict[str, Worth]) -> Table:
+    table = Table(title=Text(title), title_justify="left")
+    table.add_column("task", overflow="fold", min_width=max(len(task.name) for task in tasks))
+    table.add_column("host")
+    table.add_column("parameters", justify="right")
+    table.add_column("slots")
+    table.add_column("data", ratio=1)
+    table.add_column("steps", justify="right")
+    table.add_column("growing is worth", ratio=1)
+    for task in tasks:
+        cells = (
+            task.name,
+            _host(task),
+            str(task.host.parameter_count),
+            _slots(task),
+            "; drifts ".join([task.summary, *_drift(task)]),
+            str(task.episode_length),
+            _worth(task, worth),
+        )
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _lines(task: Task, worth: dict[str, Worth]) -> str:
+    host = f"{_host(task)}, {task.host.parameter_count} parameters, slots {_slots(task)}"
+    horizon = f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}"
+    lines = [
+        ("host", host),
+        ("data", task.summary),
+        *(("drift", when) for when in _drift(task)),
+        ("horizon", horizon),
+        ("growing", _worth(task, worth)),
+    ]
+    return "\n".join([f"  {task.name}", *(f"    {name:<9}{value}" for name, value in lines)])
+
+
+def _host(task: Task) -> str:
+    return "conv " + "-".join(map(str, task.host.channels))
+
+
+def _slots(task: Task) -> str:
+    return " ".join(slot.name for slot in task.host.slots)
+
+
+def _drift(task: Task) -> list[str]:
+    """When the data changes, if it does."""
+    if task.drift is None:
+        return []
+    earliest, latest, never = (
+        f"{100 * part:.0f}" for part in (task.drift.earliest, task.drift.latest, task.drift.never)
+    )
+    return [f"{earliest} to {latest} % into an episode, never in {never} % of episodes"]
+
+
+def _worth(task: Task, worth: dict[str, Worth]) -> str:
+    if task.name not in worth:
+        return "not measured"
+    found = worth[task.name]
+    interval = f"[{found.low:+.1f}, {found.high:+.1f}]"
+    return f"{found.gain:+.1f} points {interval}: {found.schedule}"

@@ -1,0 +1,134 @@
+"""A user's own file: read once, and its mistakes told in one line."""
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.errors import UsageError
+from esper.runtime.plugins import load
+from esper.runtime.tasks import TASKS, find
+
+pytestmark = pytest.mark.usefixtures("scratch_register")
+
+PLUGIN = """
+from dataclasses import dataclass
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.runtime import data
+from esper.runtime.tasks import Task, task
+
+
+@dataclass
+class Note:
+    text: str
+
+
+@task
+def NAME() -> Task:
+    host = CnnHost(channels=(4, 4), classes=10, image=(8, 8, 1))
+    return Task("NAME", "mine", host, data.digits)
+"""
+
+
+def plugin(folder: Path, source: str, name: str = "mine") -> Path:
+    path = folder / "own tasks.py"
+    path.write_text(source.replace("NAME", name))
+    return path
+
+
+def test_a_file_registers_its_tasks_and_leaves_nothing_beside_it(tmp_path: Path):
+    load(str(plugin(tmp_path, PLUGIN)))
+    assert find("mine").host.channels == (4, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["own tasks.py"]
+
+
+def test_a_file_is_read_once_however_its_path_is_spelt(tmp_path: Path, monkeypatch):
+    path = plugin(tmp_path, PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "link.py").symlink_to(path)
+    load(str(path))
+    factory = TASKS["mine"]
+    for spelling in (path.name, f"./{path.name}", f"~/{path.name}", "link.py", str(path)):
+        load(spelling)
+    assert TASKS["mine"] is factory
+
+
+def test_two_files_of_one_name_do_not_get_in_each_others_way(tmp_path: Path):
+    modules = set(sys.modules)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        load(str(plugin(tmp_path / name, PLUGIN, name)))
+    assert find("first").name == "first"
+    assert find("second").name == "second"
+    new = [sys.modules[name] for name in sys.modules.keys() - modules]
+    assert len(new) == 2
+    for module in new:
+        note = module.Note("kept")
+        assert pickle.loads(pickle.dumps(note)) == note
+
+
+MISTAKES = [
+    ("x = 1\n\nraise RuntimeError('no\\nluck')\n", ", line 3: RuntimeError: no luck"),
+    ("import nosuchmodule\n", ", line 1: ModuleNotFoundError: No module named 'nosuchmodule'"),
+    ("x = 1\ndef f(:\n", ", line 2: SyntaxError: invalid syntax"),
+    ("def f():\n    return 1 / 0\n\nf()\n", ", line 2: ZeroDivisionError: division by zero"),
+    ("import sys\nsys.exit(3)\n", ", line 2: SystemExit: 3"),
+    ("import json\n\njson.loads('{')\n", ", line 3: JSONDecodeError: Expecting property name"),
+    (PLUGIN.replace("4, 4", "4, 0"), ", line 16: ValueError: channels needs at least one positive"),
+    (PLUGIN.replace("NAME()", "yours()"), "task: the factory 'yours' makes a task called 'mine'"),
+    ("x = '\0'\n", "SyntaxError"),
+]
+
+
+@pytest.mark.parametrize(("source", "says"), MISTAKES, ids=[says for _, says in MISTAKES])
+def test_an_error_in_a_file_is_one_line_that_names_where(tmp_path: Path, source: str, says: str):
+    path = plugin(tmp_path, source)
+    modules = set(sys.modules)
+    with pytest.raises(UsageError) as error:
+        load(str(path))
+    message = str(error.value)
+    assert message.startswith(f"plugin: {path}")
+    assert says in message
+    assert "\n" not in message
+    assert not [name for name in sys.modules.keys() - modules if "esper_plugin" in name]
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("nowhere.py", "cannot read 'nowhere.py' (No such file or directory)"),
+        ("notes.txt", "notes.txt is not a Python file"),
+        ("folder.py", "cannot read 'folder.py' (Is a directory)"),
+        ("", "not a Python file"),
+        ("\0.py", "cannot read"),
+    ],
+)
+def test_what_is_no_python_file_is_refused(tmp_path: Path, monkeypatch, path: str, says: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text(PLUGIN)
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UsageError) as error:
+        load(path)
+    assert str(error.value).startswith("plugin: ")
+    assert says in str(error.value)
+
+
+def test_a_name_that_another_file_has_taken_is_told_of_the_second_file(tmp_path: Path):
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    for path in (first, second):
+        path.write_text(PLUGIN.replace("NAME", "mine"))
+    load(str(first))
+    with pytest.raises(UsageError, match=r"second\.py, line 14: task: 'mine' is already"):
+        load(str(second))
+
+
+def test_a_file_that_failed_can_be_mended_and_loaded(tmp_path: Path):
+    path = plugin(tmp_path, PLUGIN + "\noops\n")
+    with pytest.raises(UsageError, match="NameError"):
+        load(str(path))
+    assert "mine" not in TASKS
+    load(str(plugin(tmp_path, PLUGIN)))
+    assert "mine" in TASKS

@@ -1,0 +1,175 @@
+"""``esper tasks``: everything there is, on any terminal and in any pipe, also a user's own."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from esper.leyline.config import unflatten
+from esper.leyline.errors import UsageError
+from esper.runtime.plugins import load
+from esper.runtime.tasks import SUITES, TASKS, find, find_all
+from esper.runtime.worth import Worth
+from esper.scripts.tasks import show, tasks
+from esper.simic.training.vectorized import run_training
+
+DOCS = Path(__file__).parents[2] / "docs"
+MANUAL = (DOCS / "extending-tasks.md").read_text()
+WORTH = {"digits_shift": Worth(7.0, 6.14, 7.86, "conv_heavy in r0c0 from step 0")}
+
+pytestmark = pytest.mark.usefixtures("scratch_register")
+
+
+def shown(names: list[str], terminal: bool = False, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
+    show(console, find_all(names), WORTH)
+    assert isinstance(console.file, io.StringIO)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+
+
+def manual_file(folder: Path) -> Path:
+    """The example of the manual as a user would save it."""
+    (source,) = re.findall(r"```python\n(.*?)```", MANUAL, re.DOTALL)
+    path = folder / "stripes.py"
+    path.write_text(source)
+    return path
+
+
+def test_piped_it_is_plain_lines_of_80_columns_suite_by_suite() -> None:
+    text = shown(list(TASKS))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in text
+    assert text.isascii()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "suite: the training suite",
+        "held_out: the held-out suite",
+    ]
+    names = [line.strip() for line in lines if re.fullmatch(r"  \S+", line)]
+    assert names == [*SUITES["suite"], *SUITES["held_out"]]
+
+
+@pytest.mark.parametrize(("terminal", "width"), [(False, 80), (True, 80), (True, 140)])
+def test_a_task_comes_with_all_there_is_to_know(terminal: bool, width: int) -> None:
+    text = shown(["digits_deep", "digits_shift", "digits_drift"], terminal, width)
+    words = re.sub(r"[\s│┃]+", " ", text)
+    for name in ("digits_deep", "digits_shift", "digits_drift"):
+        assert name in words
+    for wanted in ("conv 4-8-8", "1030", "r0c0 r0c1 r0c2", "40"):
+        assert wanted in words
+    assert words.count("not measured") == 2
+    if width == 80:
+        assert "digits shifted by up to 2 pixels, noise 0.1" in words
+        assert "+7.0 points [+6.1, +7.9]: conv_heavy in r0c0 from step 0" in words
+        assert "drift 10 to 60 % into an episode, never in 33 % of episodes" in words
+        assert "40 steps of 8 minibatches of 64" in words
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_wide_terminal_gets_a_table_a_suite_without_a_cut_name() -> None:
+    text = shown(list(TASKS), terminal=True, width=140)
+    assert text.count("┏") == 2
+    assert "…" not in text
+    for name in TASKS:
+        assert re.search(rf"│ {name} ", text), name
+    assert "+7.0 points" in text
+    assert "drifts 10" in text
+
+
+def test_only_what_is_named_is_shown_and_suites_may_be_named(capsys) -> None:
+    assert tasks(["digits_wide"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("held_out: the held-out suite\n  digits_wide\n    host     conv 8-16")
+    assert "digits_deep" not in out
+    assert tasks(["suite"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name}\n" in out for name in SUITES["suite"])
+    assert "held_out" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["digits_wid"], "did you mean 'digits_wide'"),
+        (["held-out"], "did you mean 'held_out'"),
+        (["digits", "digits"], "twice"),
+        (["--plugin", "nowhere.py"], "plugin: cannot read 'nowhere.py'"),
+        (["--plugin", "a.py", "--plugin", "b.py"], "plugin: .*contradict"),
+    ],
+)
+def test_a_mistake_is_told_as_everywhere(arguments: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        tasks(arguments)
+
+
+def test_a_task_of_one_decorator_in_one_file_is_listed_with_the_others(
+    tmp_path: Path, capsys
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from esper.kasmina.hosts.cnn import CnnHost\n"
+        "from esper.runtime import data\n"
+        "from esper.runtime.tasks import Task, task\n"
+        "@task\n"
+        "def a_task_with_a_name_as_long_as_one_may_wish_for() -> Task:\n"
+        "    host = CnnHost(channels=(3, 5), classes=10, image=(8, 8, 1))\n"
+        "    name = 'a_task_with_a_name_as_long_as_one_may_wish_for'\n"
+        "    return Task(name, 'what [bold]brackets[/bold] say', host, data.digits)\n"
+    )
+    assert tasks(["--plugin", str(path)]) == 0
+    out = capsys.readouterr().out
+    name = "a_task_with_a_name_as_long_as_one_may_wish_for"
+    assert f"others\n  {name}\n    host     conv 3-5" in out
+    assert "what [bold]brackets[/bold] say" in out
+    assert "  digits_shift\n" in out
+    for width in (80, 120, 160):
+        text = shown([name], terminal=True, width=width)
+        assert name in text
+        assert "[bold]" in text
+
+
+def test_the_example_of_the_manual_is_listed_and_trains(tmp_path: Path, capsys) -> None:
+    path = manual_file(tmp_path)
+    assert tasks(["stripes_in_noise", "--plugin", str(path)]) == 0
+    shown_in_manual = re.findall(r"```\n(others\n.*?)```", MANUAL, re.DOTALL)
+    assert [capsys.readouterr().out] == shown_in_manual
+    before, after = find("stripes_in_noise").datasets()
+    assert after.train_images.std() > before.train_images.std()
+    settings = {"envs": 2, "group_size": 2, "rounds": 1, "episode_length": 3}
+    settings |= {"task": "stripes_in_noise", "telemetry_dir": str(tmp_path)}
+    summary = run_training(unflatten(settings), "ppo")
+    assert summary.exit_code == 0
+    assert len(summary.rounds) == 1
+
+
+def test_a_plugin_may_be_loaded_before_the_command_names_it(tmp_path: Path, capsys) -> None:
+    path = manual_file(tmp_path)
+    load(str(path))
+    assert tasks(["stripes_in_noise", "--plugin", str(path)]) == 0
+    assert "stripes_in_noise" in capsys.readouterr().out
+
+
+def test_a_suite_of_ones_own_has_its_own_section() -> None:
+    SUITES["mine"] = ("digits_long", "digits")
+    assert "\nmine\n  digits\n" in shown(["digits"])
+    names = re.findall(r"^  (\S+)$", shown(["mine"]).partition("\nmine\n")[2], re.MULTILINE)
+    assert names == ["digits_long", "digits"]
+
+
+def test_the_manual_describes_every_task_as_it_is() -> None:
+    rows = {
+        cells[0].strip("`"): cells[1:]
+        for line in (DOCS / "tasks.md").read_text().splitlines()
+        if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 6
+        and cells[0].startswith("`")
+    }
+    assert set(rows) == set(TASKS)
+    for name, (summary, host, parameters, slots, steps) in rows.items():
+        task = find(name)
+        assert summary == task.summary, name
+        assert host == "-".join(map(str, task.host.channels)), name
+        assert int(parameters.replace(",", "")) == task.host.parameter_count, name
+        assert int(slots) == len(task.host.slots), name
+        assert int(steps) == task.episode_length, name
