@@ -17,7 +17,9 @@ HOLDING_STEPS = 5
 
 @dataclass(frozen=True, slots=True)
 class RewardInputs:
-    """One step of N environments of one host shape with S slots; floats of one dtype, 32 or 64 bits.
+    """One step of N environments of one host shape with S slots.
+
+    Floats outside the seed states are of one dtype, float32 or float64.
 
     Attributes:
         step: steps that have passed, this one included, from 1.

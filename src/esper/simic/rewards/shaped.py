@@ -31,8 +31,9 @@ RENT_RATE, RENT_CAP = 0.5, 1.5
 SHOCK_RATE, SHOCK_CAP = 0.1958, 1.0
 OCCUPANCY = 0.01
 """Cost of each living seed but the first, in a step."""
-GERMINATE_COST, PRUNE_COST, RETARGET_COST = 0.15, 0.005, 0.005
-FOSSILISE_COST, BLEND_COST = 0.01, 0.1
+OP_COST = {Op.GERMINATE: 0.15, Op.SET_ALPHA_TARGET: 0.005, Op.PRUNE: 0.005, Op.FOSSILISE: 0.01}
+BLEND_COST = 0.1
+"""Cost of ADVANCE out of TRAINING."""
 FOSSIL_BASE = 0.5 + 3.0 * math.tanh(1.0 / 3.0)
 ACCURACY_RATE = 5.0
 """What the committed accuracy is worth at the end."""
@@ -72,7 +73,8 @@ def attribution(inputs: RewardInputs) -> Tensor:
     progress = 100.0 * (inputs.accuracy[:, None] - inputs.birth_accuracy)
     imp = improvement(inputs)[:, None]
     credit = torch.where((c < 0) | (c < progress), c, harmonic_mean(progress, c))
-    trust = (2.0 * torch.sigmoid(3.0 * imp)).clamp(max=1.0)
+    # 2 sigmoid(3 imp); sigmoid itself rounds differently at different places in a tensor.
+    trust = 1.0 + torch.tanh(1.5 * imp.clamp(max=0.0))
     credit = torch.where(credit > 0, credit * trust, credit)
     ratio = c / imp.clamp(min=LEAST_IMPROVEMENT)
     charge = (RATIO_RATE * (ratio - RATIO_LIMIT)).clamp(0.0, RATIO_CAP)
@@ -84,23 +86,23 @@ def alpha_shock(inputs: RewardInputs) -> Tensor:
 
     The squares of a ramp's steps add up to less than that of a jump.
     """
-    change = (inputs.after.alpha - inputs.before.alpha).to(inputs.score.dtype)
-    size = inputs.seed_parameters.to(inputs.score.dtype) / inputs.host_parameters
+    dtype = inputs.score.dtype
+    change = inputs.after.alpha.to(dtype) - inputs.before.alpha.to(dtype)
+    size = inputs.seed_parameters.to(dtype) / inputs.host_parameters
     return (SHOCK_RATE * (change.square() * size).sum(1)).clamp(max=SHOCK_CAP)
 
 
 def fossil_bonus(inputs: RewardInputs) -> Tensor:
     """What the verdict of FOSSILISE earns, ``[N]``, in [-11.7, 11.5]; 0 for other operations.
 
-    At c of a point or more ``(0.5 + 0.1 c + 3 tanh(1/3)) m`` with m = ``time_held``; below, or not
-    measured, -0.2, and 0.1 more for each point of harm. Where growth has made the host worse there is no bonus and a charge of
-    ``0.5 + min(0.2 |imp|, 1)``.
+    At c of a point or more ``(0.5 + 0.1 c + 3 tanh(1/3)) m`` with m = ``time_held``; below, or
+    not measured, -0.2 and 0.1 more for each point of harm. Where growth has made the host worse
+    there is no bonus and a charge of ``0.5 + min(0.2 |imp|, 1)``.
     """
     imp = improvement(inputs)[:, None]
     c = contribution_points(inputs)
-    helpful = c >= 1.0
-    bonus = (FOSSIL_BASE + 0.1 * c) * time_held(inputs)
-    verdict = torch.where(helpful, bonus * (imp >= 0), -0.2 + 0.1 * c.clamp(max=0.0))
+    bonus = torch.where(imp < 0, 0.0, (FOSSIL_BASE + 0.1 * c) * time_held(inputs))
+    verdict = torch.where(c >= 1.0, bonus, -0.2 + 0.1 * c.clamp(max=0.0))
     charge = torch.where(imp < 0, 0.5 + (-0.2 * imp).clamp(max=1.0), 0.0)
     return torch.where(chosen(inputs, Op.FOSSILISE), verdict - charge, 0.0).sum(1)
 
@@ -116,11 +118,7 @@ def _occupancy(inputs: RewardInputs) -> Tensor:
 
 def _action_cost(inputs: RewardInputs) -> Tensor:
     blends = chosen(inputs, Op.ADVANCE) & (inputs.before.stage == Stage.TRAINING)
-    prices = (
-        GERMINATE_COST * (inputs.op == Op.GERMINATE),
-        RETARGET_COST * (inputs.op == Op.SET_ALPHA_TARGET),
-        PRUNE_COST * (inputs.op == Op.PRUNE),
-        FOSSILISE_COST * (inputs.op == Op.FOSSILISE),
-        BLEND_COST * blends.any(1),
-    )
-    return sum(prices, torch.zeros_like(inputs.score))
+    cost = BLEND_COST * blends.any(1).to(inputs.score.dtype)
+    for op, price in OP_COST.items():
+        cost = cost + price * (inputs.op == op).to(cost.dtype)
+    return cost

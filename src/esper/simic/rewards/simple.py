@@ -43,9 +43,9 @@ def basic_reward(inputs: RewardInputs) -> Tensor:
 
     Rent is ``0.1 added / 500000`` a step. With c the seed's contribution and imp the improvement
     over the never-grow twin, both in points, FOSSILISE pays ``(0.3 + 0.5 h) m`` where both are
-    positive, h their harmonic mean and m = ``time_held``; -0.5 where c is not positive or not measured and -0.2 where imp is not. The last step
-    pays 5 times the accuracy gained since before the first step.
-    Within ``-(2.4 S + 5.5 + rent)`` and ``2.4 S + 55.3``.
+    positive, h their harmonic mean and m = ``time_held``; -0.5 where c is not positive or not
+    measured, -0.2 where only imp is not. The last step pays 5 times the accuracy gained since
+    before the first step. Within ``-(2.4 S + 5.5 + rent)`` and ``2.4 S + 55.3``.
     """
     imp = improvement(inputs)[:, None]
     c = contribution_points(inputs)
