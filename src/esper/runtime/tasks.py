@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.host import Host
 from esper.leyline.errors import UsageError
 from esper.runtime import data
 
@@ -27,7 +28,7 @@ class Task:
 
     name: str
     summary: str
-    host: CnnHost
+    host: Host
     data: Callable[[], data.Dataset]
     episode_length: int = 40
     max_batches: int = 8
