@@ -6,16 +6,21 @@ A garden says what grows where: for each environment a dict from slot index to `
 import copy
 import itertools
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints import BUILDERS
 from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.lifecycle import AlphaMode, SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import AdamState, Stack
-from esper.leyline.actions import BLUEPRINTS, Style
+from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, Style
 from esper.leyline.stages import Stage
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
@@ -25,12 +30,19 @@ from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.plan import plan_training
 from esper.tolaria.precision import Precision
-from oracles.naive import BRANCHES, NaiveEnvironment, NaiveHost, NaiveSeed
+from oracles.naive import (
+    CONV_BRANCHES,
+    MLP_BRANCHES,
+    NaiveEnvironment,
+    NaiveSeed,
+    naive_host,
+)
 
 CPU = torch.device("cpu")
 F64 = torch.float64
 TOLERANCE = 1e-9
-BLUEPRINT_NAMES = tuple(BRANCHES)
+BLUEPRINT_NAMES = tuple(CONV_BRANCHES)
+MLP_NAMES = tuple(MLP_BRANCHES)
 
 
 @dataclass(frozen=True)
@@ -72,17 +84,28 @@ def small_host(**changes) -> CnnHost:
     return CnnHost(**(settings | changes))
 
 
-def every_plant() -> list[Plant]:
+def small_mlp(**changes) -> MlpHost:
+    """Three blocks, three slots: r0c0, r0c1, r0c2."""
+    settings = {"widths": (7, 5, 3), "classes": 4, "image": (3, 2, 2)}
+    return MlpHost(**(settings | changes))
+
+
+def names_of(host: Host) -> tuple[str, ...]:
+    """The blueprints of the host's family, in the oracle's order."""
+    return MLP_NAMES if isinstance(host, MlpHost) else BLUEPRINT_NAMES
+
+
+def every_plant(names: tuple[str, ...] = BLUEPRINT_NAMES) -> list[Plant]:
     """Every blueprint in every style in every situation."""
     return [
         Plant(blueprint, style, **life)
-        for blueprint, style, life in itertools.product(BLUEPRINT_NAMES, Style, LIVES.values())
+        for blueprint, style, life in itertools.product(names, Style, LIVES.values())
     ]
 
 
-def mixed_gardens(slots: int, rows: int) -> list[Garden]:
+def mixed_gardens(slots: int, rows: int, names: tuple[str, ...] = BLUEPRINT_NAMES) -> list[Garden]:
     """``every_plant`` dealt at random over environments and slots, with a few slots left empty."""
-    plants: list[Plant | None] = [*every_plant()]
+    plants: list[Plant | None] = [*every_plant(names)]
     plants += [None] * (len(plants) // 10)
     plants += [None] * (-len(plants) % (rows * slots))
     random.Random(5).shuffle(plants)
@@ -107,7 +130,7 @@ def seed_state(garden: Garden, slots: int) -> SeedState:
     return state
 
 
-def random_stack(host: CnnHost, rows: int, dtype: torch.dtype = F64, seed: int = 0) -> Stack:
+def random_stack(host: Host, rows: int, dtype: torch.dtype = F64, seed: int = 0) -> Stack:
     """Parameters and statistics around those of birth, in every column; optimizers at 0."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -125,7 +148,7 @@ def random_stack(host: CnnHost, rows: int, dtype: torch.dtype = F64, seed: int =
 
 
 def random_batches(
-    host: CnnHost, rows: int, count: int = 5, size: int = 6, dtype: torch.dtype = F64, seed: int = 1
+    host: Host, rows: int, count: int = 5, size: int = 6, dtype: torch.dtype = F64, seed: int = 1
 ) -> list[tuple[Tensor, Tensor]]:
     """Minibatches: images ``[B, H, W, N, C]`` and labels ``[N, B]``."""
     generator = torch.Generator().manual_seed(seed)
@@ -150,7 +173,7 @@ def optimisation(
 
 
 def train(
-    host: CnnHost,
+    host: Host,
     stack: Stack,
     state: SeedState,
     batches: list[tuple[Tensor, Tensor]],
@@ -164,13 +187,13 @@ def train(
 
 
 def naive_environments(
-    host: CnnHost, stack: Stack, garden: Garden, settings: Optimisation
+    host: Host, stack: Stack, garden: Garden, settings: Optimisation
 ) -> list[NaiveEnvironment]:
     """The oracle, at the numbers the stack has now. Alphas are those of the float32 state."""
     alphas = seed_state(garden, len(host.slots)).alpha
     environments = []
     for n, plants in enumerate(garden):
-        module = NaiveHost(host).to(F64)
+        module = naive_host(host).to(F64)
         module.load(stack, n)
         seeds, rates = {}, {}
         for s, plant in plants.items():
@@ -214,7 +237,7 @@ def assert_same(actual: Tensor, expected: Tensor | float, what: str) -> None:
 
 
 def assert_same_environment(
-    host: CnnHost, stack: Stack, n: int, environment: NaiveEnvironment
+    host: Host, stack: Stack, n: int, environment: NaiveEnvironment
 ) -> None:
     """Parameters, statistics and optimizer state of row ``n`` are those of the oracle."""
     optimizer = stack.host_optimizer
@@ -307,7 +330,7 @@ def assert_identical(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> 
         assert torch.equal(actual[name], part), name
 
 
-def small_task(host: CnnHost, seed: int = 2) -> Task:
+def small_task(host: Host, seed: int = 2) -> Task:
     """Random images. The validation set is longer than a pass and not a multiple of it."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -325,7 +348,7 @@ def bank_of(task: Task, dtype: torch.dtype = F64) -> DataBank:
 
 
 def small_engine(
-    host: CnnHost,
+    host: Host,
     rows: int,
     dtype: torch.dtype = F64,
     groups: list[int] | None = None,
@@ -345,3 +368,16 @@ def small_engine(
     )
     engine.reset(0)
     return engine
+
+
+@contextmanager
+def own_blueprints() -> Iterator[None]:
+    """What is registered inside is forgotten at the end."""
+    names, builders = list(BLUEPRINTS), dict(BUILDERS)
+    try:
+        yield
+    finally:
+        BLUEPRINTS[:] = names
+        HEAD_WIDTHS["blueprint"] = len(names)
+        BUILDERS.clear()
+        BUILDERS.update(builders)

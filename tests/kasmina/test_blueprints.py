@@ -1,27 +1,32 @@
-"""A newborn seed changes nothing, learns at once, and lets its host learn."""
+"""A newborn seed changes nothing, learns at once, and lets its host learn; the registry."""
 
 import pytest
 import torch
 
-from esper.kasmina.blueprints import BUILDERS, build
+from esper.kasmina.blueprints import BUILDERS, build, register
+from esper.kasmina.blueprints.conv import conv_small
+from esper.kasmina.hosts.host import Host
 from esper.kasmina.slots import SlotSpec
-from esper.leyline.actions import BLUEPRINTS, Style
+from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, Style
+from esper.leyline.errors import UsageError
 from esper.tolaria.backends.torch import slot_block
 from esper.tolaria.engine import Engine
 from esper.tolaria.plan import plan_evaluation
-from oracles.naive import BRANCHES, Gate
+from oracles.naive import BRANCHES, CONV_BRANCHES, MLP_BRANCHES, Gate
 from support import (
-    BLUEPRINT_NAMES,
     CPU,
     F64,
     LIVES,
     Garden,
     Plant,
+    names_of,
+    own_blueprints,
     random_batches,
     seed_state,
     seed_views,
     small_engine,
     small_host,
+    small_mlp,
     train,
 )
 
@@ -33,15 +38,19 @@ COUNTS_AT_64 = {
     "depthwise": 4800,
     "conv_light": 36992,
     "conv_heavy": 40 * 64 * 64 + 8 * 64,
+    "mlp_small": 4 * 64 * 64 + 4 * 64,
+    "mlp": 8 * 64 * 64 + 6 * 64,
 }
-KINDS = [(name, style) for name in BLUEPRINT_NAMES for style in Style]
-HOST = small_host(channels=(16, 8))
+HOST, MLP = small_host(channels=(16, 8)), small_mlp(widths=(16, 8, 4))
+
+every_host = pytest.mark.parametrize("host", [HOST, MLP], ids=lambda host: type(host).__name__)
 
 
-def newborn(life: str, births: int = 1) -> tuple[Engine, Garden]:
+def newborn(host: Host, life: str, births: int = 1) -> tuple[Engine, Garden]:
     """Every blueprint in every style in the first slot, as it is born, in float32."""
-    garden: Garden = [{0: Plant(name, style, **LIVES[life])} for name, style in KINDS] * births
-    engine = small_engine(HOST, len(garden), torch.float32)
+    kinds = [(name, style) for name in names_of(host) for style in Style]
+    garden: Garden = [{0: Plant(name, style, **LIVES[life])} for name, style in kinds] * births
+    engine = small_engine(host, len(garden), torch.float32)
     state = seed_state(garden, 3)
     engine.germinate(state.living, state.blueprint, step=0)
     return engine, garden
@@ -53,7 +62,7 @@ def test_a_blueprint_has_its_documented_number_of_parameters(name: str, count: i
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 36, 64])
-@pytest.mark.parametrize("name", BLUEPRINT_NAMES)
+@pytest.mark.parametrize("name", BRANCHES)
 def test_a_blueprint_has_the_parameters_of_its_module(name: str, channels: int):
     layout = build(BLUEPRINTS.index(name), channels).layout
     expected = {n: tuple(p.shape) for n, p in BRANCHES[name](channels).named_parameters()}
@@ -64,15 +73,24 @@ def test_every_blueprint_has_an_oracle():
     assert set(BUILDERS) == set(BRANCHES)
 
 
+@pytest.mark.parametrize(("family", "branches"), [("conv", CONV_BRANCHES), ("mlp", MLP_BRANCHES)])
+def test_a_slot_takes_the_blueprints_of_its_family(family: str, branches: dict):
+    slot = SlotSpec("r0c0", 4, (1, 1), 1.0, family)
+    assert {BLUEPRINTS[kind] for kind in slot.kinds} == set(branches)
+    assert set(slot.layouts) == set(slot.kinds)
+    assert SlotSpec("r0c0", 4, (1, 1), 1.0).family == "conv"
+
+
 @pytest.mark.parametrize("channels", [3, 64])
-def test_a_slots_tables_count_what_the_modules_have(channels: int):
-    slot = SlotSpec("r0c0", channels, (6, 6), 1.0)
+@pytest.mark.parametrize(("family", "branches"), [("conv", CONV_BRANCHES), ("mlp", MLP_BRANCHES)])
+def test_a_slots_tables_count_what_the_modules_have(channels: int, family: str, branches: dict):
+    slot = SlotSpec("r0c0", channels, (6, 6), 1.0, family)
     gate = sum(p.numel() for p in Gate(channels).parameters())
     for kind, name in enumerate(BLUEPRINTS):
-        parameters = list(BRANCHES[name](channels).parameters()) if name in BRANCHES else []
+        parameters = list(branches[name](channels).parameters()) if name in branches else []
         count = sum(p.numel() for p in parameters)
         expected = [
-            count + gate * (name in BRANCHES and style is Style.GATED_GATE) for style in Style
+            count + gate * (name in branches and style is Style.GATED_GATE) for style in Style
         ]
         assert slot.parameter_table[kind].tolist() == expected
         assert slot.tensor_counts[kind].item() == max(1, len(parameters))
@@ -91,19 +109,23 @@ def test_an_engine_counts_the_parameters_of_living_seeds_alone():
     ]
 
 
-def test_a_newborn_seed_leaves_the_activation_as_it_is():
-    engine, garden = newborn("fossilised")
+@every_host
+def test_a_newborn_seed_leaves_the_activation_as_it_is(host: Host):
+    engine, garden = newborn(host, "fossilised")
     state = seed_state(garden, 3)
     plan = plan_evaluation(state.blueprint, state.style, state.alpha)[0]
     assert plan is not None
-    x = 3.0 * torch.randn(5, 6, 6, len(garden), 16, generator=torch.Generator().manual_seed(0))
-    out = slot_block(HOST.slots[0], plan, engine.stack.seeds[0][plan.rows], x)
+    x = 3.0 * torch.randn(
+        5, *host.slots[0].size, len(garden), 16, generator=torch.Generator().manual_seed(0)
+    )
+    out = slot_block(host.slots[0], plan, engine.stack.seeds[0][plan.rows], x)
     assert out.shape == x.shape
     assert (out - x).abs().max() <= 1e-6
 
 
-def test_a_newborn_seed_leaves_the_scores_as_they_are():
-    engine, garden = newborn("fossilised")
+@every_host
+def test_a_newborn_seed_leaves_the_scores_as_they_are(host: Host):
+    engine, garden = newborn(host, "fossilised")
     with_seeds = engine.measure(seed_state(garden, 3), 0, committed=False)
     without = engine.measure(seed_state([{}] * len(garden), 3), 0, committed=False)
     for name in ("loss", "accuracy", "expected"):
@@ -112,9 +134,10 @@ def test_a_newborn_seed_leaves_the_scores_as_they_are():
     assert with_seeds.contribution[:, 0].abs().max() <= 1e-6
 
 
-def test_a_seed_is_born_as_its_layout_says():
-    engine, garden = newborn("training")
-    slot = HOST.slots[0]
+@every_host
+def test_a_seed_is_born_as_its_layout_says(host: Host):
+    engine, garden = newborn(host, "training")
+    slot = host.slots[0]
     for n, plants in enumerate(garden):
         layout = slot.layouts[BLUEPRINTS.index(plants[0].blueprint)]
         views = seed_views(slot, plants[0].blueprint, engine.stack.seeds[0][n])
@@ -125,44 +148,47 @@ def test_a_seed_is_born_as_its_layout_says():
 
 
 @pytest.mark.parametrize("life", ["training", "about to blend", "fossilised"])
-def test_a_newborn_seed_has_a_gradient(life: str):
-    engine, garden = newborn(life)
+@every_host
+def test_a_newborn_seed_has_a_gradient(host: Host, life: str):
+    engine, garden = newborn(host, life)
     result = engine.train(seed_state(garden, 3), step=0)
     assert (result.seed_gradient_norm[:, 0] > 1e-4).all()
     assert (engine.stack.seed_optimizers[0].first != 0.0).any(1).all()
 
 
 @pytest.mark.parametrize("life", ["blending", "fossilised"])
-def test_every_tensor_of_a_seed_learns_after_two_steps(life: str):
+@every_host
+def test_every_tensor_of_a_seed_learns_after_two_steps(host: Host, life: str):
     """Only what the zero map hides has no gradient at first.
 
     Of several births one must do: narrow ReLU layers without bias, as in attention, may be born
     closed to every image.
     """
-    engine, garden = newborn(life, births=4)
+    engine, garden = newborn(host, life, births=4)
     for step in range(2):
         engine.train(seed_state(garden, 3), step)
     learns: dict[tuple[str, Style, str], bool] = {}
     for n, plants in enumerate(garden):
         plant = plants[0]
         moments = engine.stack.seed_optimizers[0].first[n]
-        for name, moment in seed_views(HOST.slots[0], plant.blueprint, moments).items():
+        for name, moment in seed_views(host.slots[0], plant.blueprint, moments).items():
             if plant.style is Style.GATED_GATE or not name.startswith("gate."):
                 key = plant.blueprint, plant.style, name
                 learns[key] = learns.get(key, False) or bool((moment != 0.0).any())
     assert not [key for key, alive in learns.items() if not alive]
 
 
-def test_the_host_has_a_gradient_in_every_tensor_with_a_newborn_seed_at_alpha_1():
-    engine, garden = newborn("fossilised")
-    batches = random_batches(HOST, len(garden), count=1, dtype=torch.float32)
-    train(HOST, engine.stack, seed_state(garden, 3), batches)
+@every_host
+def test_the_host_has_a_gradient_in_every_tensor_with_a_newborn_seed_at_alpha_1(host: Host):
+    engine, garden = newborn(host, "fossilised")
+    batches = random_batches(host, len(garden), count=1, dtype=torch.float32)
+    train(host, engine.stack, seed_state(garden, 3), batches)
     # The first moment of the first step is the gradient, scaled.
-    for name, moment in HOST.layout.views(engine.stack.host_optimizer.first).items():
+    for name, moment in host.layout.views(engine.stack.host_optimizer.first).items():
         assert (moment.flatten(1).abs().amax(1) > 1e-6).all(), name
 
 
-@pytest.mark.parametrize("name", BLUEPRINT_NAMES)
+@pytest.mark.parametrize("name", BRANCHES)
 def test_the_oracle_and_the_program_agree_on_a_branch_at_64_channels(name: str):
     """Many norm groups, the widest hidden layers."""
     generator = torch.Generator().manual_seed(1)
@@ -173,7 +199,41 @@ def test_the_oracle_and_the_program_agree_on_a_branch_at_64_channels(name: str):
     with torch.no_grad():
         for n, parameter in module.named_parameters():
             parameter.copy_(views[n][0])
-        x = torch.randn(2, 64, 4, 4, generator=generator, dtype=F64)
+        pixels = (4, 4) if name in CONV_BRANCHES else (1, 1)
+        x = torch.randn(2, 64, *pixels, generator=generator, dtype=F64)
         found = blueprint.forward(views, x.permute(0, 2, 3, 1)[:, :, :, None].contiguous())
         expected = module(x).permute(0, 2, 3, 1)[:, :, :, None]
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["", "my seed", "7th", "größer", "a-b", "x\n"])
+def test_a_blueprint_needs_a_name(name: str):
+    with own_blueprints(), pytest.raises(UsageError, match=r"^blueprint: .* is no name; "):
+        register(name, conv_small)
+
+
+@pytest.mark.parametrize("name", ["conv_light", "mlp", "noop", "new"])
+def test_a_name_is_given_once(name: str):
+    with own_blueprints():
+        register("new", conv_small)
+        with pytest.raises(UsageError, match=f"^blueprint: '{name}' is taken"):
+            register(name, conv_small)
+
+
+@pytest.mark.parametrize("families", [(), ("linear",), ("conv", "linear"), "conv"])
+def test_a_blueprint_needs_known_families(families):
+    with own_blueprints():
+        with pytest.raises(UsageError, match=r"^families: got .*; give a tuple out of conv, mlp"):
+            register("new", conv_small, families)
+        assert "new" not in BLUEPRINTS
+        assert "new" not in BUILDERS
+
+
+def test_a_reserved_name_keeps_its_place_and_a_blueprint_may_live_in_both_families():
+    with own_blueprints():
+        before = list(BLUEPRINTS)
+        register("lora", conv_small, families=("conv", "mlp"))
+        assert before == BLUEPRINTS
+        assert HEAD_WIDTHS["blueprint"] == len(before)
+        for host in (small_host(), small_mlp()):
+            assert BLUEPRINTS.index("lora") in host.slots[0].kinds

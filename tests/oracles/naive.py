@@ -4,7 +4,9 @@ The tensor program is compared with this. Nothing here uses its layers, its back
 optimizer; of its data structures only names are read, to copy initial numbers out of a stack.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Stack
 from esper.leyline.actions import BLUEPRINTS, Style
@@ -103,6 +107,18 @@ class Bottleneck(nn.Module):
         return self.up(F.relu(self.conv(F.relu(self.down(self.norm(x))))))
 
 
+class Perceptron(nn.Module):
+    def __init__(self, channels: int, factor: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.widen = nn.Linear(channels, factor * channels)
+        self.narrow = nn.Linear(factor * channels, channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.narrow(F.relu(self.widen(self.norm(x.flatten(1)))))
+        return f[:, :, None, None]
+
+
 class Gate(nn.Module):
     """A number in (0, 1) for each image."""
 
@@ -116,7 +132,7 @@ class Gate(nn.Module):
         return gate[:, :, None, None]
 
 
-BRANCHES: dict[str, type[nn.Module]] = {
+CONV_BRANCHES: dict[str, Callable[[int], nn.Module]] = {
     "norm": Norm,
     "attention": Attention,
     "conv_small": ConvSmall,
@@ -125,6 +141,13 @@ BRANCHES: dict[str, type[nn.Module]] = {
     "depthwise": Depthwise,
     "bottleneck": Bottleneck,
 }
+
+MLP_BRANCHES: dict[str, Callable[[int], nn.Module]] = {
+    "mlp_small": partial(Perceptron, factor=2),
+    "mlp": partial(Perceptron, factor=4),
+}
+
+BRANCHES = CONV_BRANCHES | MLP_BRANCHES
 
 
 class NaiveSeed(nn.Module):
@@ -166,34 +189,15 @@ class NaiveSeed(nn.Module):
 
 
 class NaiveHost(nn.Module):
-    """Convolution, BatchNorm, ReLU and sometimes a pool, a few times; mean over pixels; linear."""
+    """What the modules of all hosts share: ``norm0``, ``norm1``, ... and a linear head."""
 
-    def __init__(self, spec: CnnHost):
-        super().__init__()
-        self.spec = spec
-        inputs = spec.image[2]
-        for block, channels in enumerate(spec.channels):
-            self.add_module(f"conv{block}", conv(inputs, channels, spec.kernel))
-            self.add_module(f"norm{block}", nn.BatchNorm2d(channels))
-            inputs = channels
-        self.head = nn.Linear(inputs, spec.classes)
-
-    def forward(self, x: Tensor, seeds: dict[str, NaiveSeed]) -> Tensor:
-        for block in range(len(self.spec.channels)):
-            x = getattr(self, f"conv{block}")(x)
-            x = F.relu(getattr(self, f"norm{block}")(x))
-            if f"r0c{block}" in seeds:
-                x = seeds[f"r0c{block}"](x)
-            if block < self.spec.pools:
-                x = F.max_pool2d(x, 2)
-                if f"r1c{block}" in seeds:
-                    x = seeds[f"r1c{block}"](x)
-        return self.head(x.mean((2, 3)))
+    spec: Host
+    blocks: int
 
     def statistics(self) -> dict[str, Tensor]:
         """BatchNorm's running statistics under the names of the buffer layout."""
         found = {}
-        for block in range(len(self.spec.channels)):
+        for block in range(self.blocks):
             norm = getattr(self, f"norm{block}")
             found[f"norm{block}.mean"] = norm.running_mean
             found[f"norm{block}.variance"] = norm.running_var
@@ -203,6 +207,61 @@ class NaiveHost(nn.Module):
         """Take parameters and statistics out of one row of the store."""
         _copy(dict(self.named_parameters()), self.spec.layout.views(stack.host), row)
         _copy(self.statistics(), self.spec.buffers.views(stack.buffers), row)
+
+
+class NaiveCnn(NaiveHost):
+    """Convolution, BatchNorm, ReLU and sometimes a pool, a few times; mean over pixels; linear."""
+
+    def __init__(self, spec: CnnHost):
+        super().__init__()
+        self.spec, self.blocks, self.pools = spec, len(spec.channels), spec.pools
+        inputs = spec.image[2]
+        for block, channels in enumerate(spec.channels):
+            self.add_module(f"conv{block}", conv(inputs, channels, spec.kernel))
+            self.add_module(f"norm{block}", nn.BatchNorm2d(channels))
+            inputs = channels
+        self.head = nn.Linear(inputs, spec.classes)
+
+    def forward(self, x: Tensor, seeds: dict[str, NaiveSeed]) -> Tensor:
+        for block in range(self.blocks):
+            x = getattr(self, f"conv{block}")(x)
+            x = F.relu(getattr(self, f"norm{block}")(x))
+            if f"r0c{block}" in seeds:
+                x = seeds[f"r0c{block}"](x)
+            if block < self.pools:
+                x = F.max_pool2d(x, 2)
+                if f"r1c{block}" in seeds:
+                    x = seeds[f"r1c{block}"](x)
+        return self.head(x.mean((2, 3)))
+
+
+class NaiveMlp(NaiveHost):
+    """Linear, BatchNorm, ReLU, a few times; linear. Seeds see features as channels of a pixel."""
+
+    def __init__(self, spec: MlpHost):
+        super().__init__()
+        self.spec, self.blocks = spec, len(spec.widths)
+        height, width, channels = spec.image
+        inputs = height * width * channels
+        for block, features in enumerate(spec.widths):
+            self.add_module(f"linear{block}", nn.Linear(inputs, features, bias=False))
+            self.add_module(f"norm{block}", nn.BatchNorm1d(features))
+            inputs = features
+        self.head = nn.Linear(inputs, spec.classes)
+
+    def forward(self, x: Tensor, seeds: dict[str, NaiveSeed]) -> Tensor:
+        x = x.permute(0, 2, 3, 1).flatten(1)
+        for block in range(self.blocks):
+            x = getattr(self, f"linear{block}")(x)
+            x = F.relu(getattr(self, f"norm{block}")(x))
+            if f"r0c{block}" in seeds:
+                x = seeds[f"r0c{block}"](x[:, :, None, None])[:, :, 0, 0]
+        return self.head(x)
+
+
+def naive_host(spec: Host) -> NaiveHost:
+    """The module of one host."""
+    return NaiveMlp(spec) if isinstance(spec, MlpHost) else NaiveCnn(spec)
 
 
 @dataclass

@@ -3,16 +3,17 @@
 import pytest
 import torch
 
+from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import AdamState, Stack
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.leyline.stages import Stage
 from support import (
-    BLUEPRINT_NAMES,
     IDLE_STAGES,
     LIVES,
     Garden,
     Plant,
     assert_identical,
+    names_of,
     random_batches,
     random_stack,
     seed_state,
@@ -20,6 +21,7 @@ from support import (
     slot_row_of,
     small_engine,
     small_host,
+    small_mlp,
     train,
 )
 
@@ -80,15 +82,17 @@ def test_weight_decay_of_the_hosts_does_not_reach_seeds():
     assert torch.equal(stack.seeds[0][0], before["seed 0"])
 
 
-@pytest.mark.parametrize("name", BLUEPRINT_NAMES)
+@pytest.mark.parametrize(
+    ("host", "name"), [(host, name) for host in (HOST, small_mlp()) for name in names_of(host)]
+)
 @pytest.mark.parametrize("style", [Style.LINEAR_ADD, Style.GATED_GATE], ids=lambda s: s.name)
-def test_a_seed_moves_only_the_columns_of_its_parameters(name: str, style: Style):
+def test_a_seed_moves_only_the_columns_of_its_parameters(host: Host, name: str, style: Style):
     """The rest of its row, and the gate of a seed that has none, are nobody's."""
-    slot = HOST.slots[0]
-    stack = random_stack(HOST, 2)
+    slot = host.slots[0]
+    stack = random_stack(host, 2)
     before = stack.seeds[0].clone()
     garden: Garden = [{0: Plant(name, style)}, {0: Plant(name, style)}]
-    train(HOST, stack, seed_state(garden, SLOTS), random_batches(HOST, 2))
+    train(host, stack, seed_state(garden, SLOTS), random_batches(host, 2))
     own = torch.zeros(slot.width, dtype=torch.bool)
     own[: slot.layouts[BLUEPRINTS.index(name)].size] = True
     own[slot.gate_offset :] = style is Style.GATED_GATE

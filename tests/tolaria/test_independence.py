@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import Stack
 from esper.leyline.actions import Style
-from esper.tolaria.engine import Engine
 from support import (
-    BLUEPRINT_NAMES,
     F64,
     LIVES,
     Garden,
     Plant,
     assert_identical,
     every_plant,
+    names_of,
     random_batches,
     random_stack,
     row_of,
@@ -24,10 +24,11 @@ from support import (
     slot_row_of,
     small_engine,
     small_host,
+    small_mlp,
     train,
 )
 
-HOST = small_host()
+HOST, MLP = small_host(), small_mlp()
 SUBJECT, ROWS = 1, 4
 NAN = float("nan")
 
@@ -89,28 +90,36 @@ DISTURBANCES = (
 )
 
 
-def gardens() -> list[Garden]:
+def gardens(host: Host) -> list[Garden]:
     """The subject among neighbours that grow the same kinds, so that all share every call."""
     lives = list(LIVES.values())
     styles = list(Style)
     found = []
-    for i, name in enumerate(BLUEPRINT_NAMES):
+    for i, name in enumerate(names_of(host)):
         plants = {s: Plant(name, styles[(i + s) % 4], **lives[(2 * i + s) % 5]) for s in range(3)}
         found.append([plants] * ROWS)
     return found
 
 
+CASES = {
+    name: (host, garden)
+    for host in (HOST, MLP)
+    for name, garden in zip(names_of(host), gardens(host), strict=True)
+}
+
+
 def trained(
-    garden: Garden, disturb: Disturbance | None, dtype: torch.dtype
+    host: Host, garden: Garden, disturb: Disturbance | None, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the subject's rows hold after an epoch, and what was reported and scored of it."""
-    stack = random_stack(HOST, len(garden), dtype)
-    batches = random_batches(HOST, len(garden), count=3, dtype=dtype)
+    stack = random_stack(host, len(garden), dtype)
+    batches = random_batches(host, len(garden), count=3, dtype=dtype)
     if disturb is not None:
         disturb(stack, batches)
     state = seed_state(garden, 3)
-    result = train(HOST, stack, state, batches)
-    engine = measuring(len(garden), dtype, stack)
+    result = train(host, stack, state, batches)
+    engine = small_engine(host, len(garden), dtype)
+    engine.stack = stack
     measured = engine.measure(state, 0, committed=True)
     report = {
         "loss": result.loss,
@@ -127,33 +136,30 @@ def trained(
     return row_of(stack, SUBJECT), {name: part[SUBJECT] for name, part in report.items()}
 
 
-def measuring(rows: int, dtype: torch.dtype, stack: Stack) -> Engine:
-    engine = small_engine(HOST, rows, dtype)
-    engine.stack = stack
-    return engine
-
-
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["fp64", "fp32"])
-@pytest.mark.parametrize("garden", gardens(), ids=BLUEPRINT_NAMES)
-def test_no_neighbour_changes_a_bit_of_an_environment(garden: Garden, dtype: torch.dtype):
+@pytest.mark.parametrize(("host", "garden"), CASES.values(), ids=CASES)
+def test_no_neighbour_changes_a_bit_of_an_environment(
+    host: Host, garden: Garden, dtype: torch.dtype
+):
     """Another host, other seeds, other images, or NaN in any of them."""
-    rows, report = trained(garden, None, dtype)
+    rows, report = trained(host, garden, None, dtype)
     assert all(part.isfinite().all() for part in (*rows.values(), *report.values()))
     for disturb in DISTURBANCES:
-        other_rows, other_report = trained(garden, disturb, dtype)
+        other_rows, other_report = trained(host, garden, disturb, dtype)
         assert_identical(other_rows, rows)
         assert_identical(other_report, report)
 
 
-def test_the_disturbances_reach_the_neighbours():
+@pytest.mark.parametrize("host", [HOST, MLP], ids=lambda host: type(host).__name__)
+def test_the_disturbances_reach_the_neighbours(host: Host):
     """Otherwise the test above would prove nothing."""
-    garden = gardens()[0]
+    garden = gardens(host)[0]
     for disturb in DISTURBANCES:
-        stack, batches = random_stack(HOST, ROWS), random_batches(HOST, ROWS, count=1)
+        stack, batches = random_stack(host, ROWS), random_batches(host, ROWS, count=1)
         disturb(stack, batches)
-        undisturbed = random_stack(HOST, ROWS)
-        train(HOST, stack, seed_state(garden, 3), batches)
-        train(HOST, undisturbed, seed_state(garden, 3), random_batches(HOST, ROWS, count=1))
+        undisturbed = random_stack(host, ROWS)
+        train(host, stack, seed_state(garden, 3), batches)
+        train(host, undisturbed, seed_state(garden, 3), random_batches(host, ROWS, count=1))
         assert not all(
             torch.equal(a, b)
             for a, b in zip(row_of(stack, 0).values(), row_of(undisturbed, 0).values(), strict=True)
@@ -164,7 +170,7 @@ def test_what_neighbours_grow_does_not_move_an_environment():
     """The composition of calls may reorder sums, so equality is to 1e-12 here, not to the bit."""
     plants = {0: Plant("conv_light"), 1: Plant("norm", **LIVES["training"]), 2: Plant("bottleneck")}
     others = every_plant()
-    expected, report = trained([{}, plants, {}, {}], None, F64)
+    expected, report = trained(HOST, [{}, plants, {}, {}], None, F64)
     for i in range(4):
         part = others[i * 40 :]
         garden: Garden = [
@@ -173,22 +179,23 @@ def test_what_neighbours_grow_does_not_move_an_environment():
             {2: part[17]},
             {0: part[5], 2: part[30]},
         ]
-        rows, found = trained(garden, None, F64)
+        rows, found = trained(HOST, garden, None, F64)
         for name, value in (rows | found).items():
             torch.testing.assert_close(
                 value, (expected | report)[name], rtol=1e-12, atol=1e-12, msg=name
             )
 
 
-def test_an_environment_is_the_same_in_any_company():
+@pytest.mark.parametrize("host", [HOST, MLP], ids=lambda host: type(host).__name__)
+def test_an_environment_is_the_same_in_any_company(host: Host):
     """Identities make the numbers: any subset of environments replays the same trajectories."""
 
     def trajectory(environments: list[int], groups: list[int]) -> dict[str, Tensor]:
         engine = small_engine(
-            HOST, len(environments), groups=groups, environments=environments, max_batches=2
+            host, len(environments), groups=groups, environments=environments, max_batches=2
         )
         position = environments.index(21)
-        garden: Garden = [{0: Plant("conv_heavy", alpha=0.5)} for _ in environments]
+        garden: Garden = [{0: Plant(names_of(host)[-1], alpha=0.5)} for _ in environments]
         state = seed_state(garden, 3)
         engine.reset(5)
         engine.germinate(state.living, state.blueprint, step=2)
@@ -204,24 +211,26 @@ def test_an_environment_is_the_same_in_any_company():
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["fp64", "fp32"])
 @pytest.mark.parametrize("style", list(Style), ids=lambda style: style.name)
-@pytest.mark.parametrize("name", BLUEPRINT_NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_an_isolated_seed_of_nan_does_not_touch_its_own_host(
     name: str, style: Style, dtype: torch.dtype
 ):
     """It learns behind the host: nothing of it reaches the host or the seeds of other slots."""
+    host, _ = CASES[name]
+    first, *_, last = names_of(host)
     garden: Garden = [
         {
-            0: Plant("conv_small", **LIVES["fossilised"]),
+            0: Plant(first, **LIVES["fossilised"]),
             1: Plant(name, style, **LIVES[life]),
-            2: Plant("norm", **LIVES["training"]),
+            2: Plant(last, **LIVES["training"]),
         }
         for life in ("training", "about to blend")
     ]
     stacks = []
     for poison in (1.0, NAN):
-        stack = random_stack(HOST, 2, dtype)
+        stack = random_stack(host, 2, dtype)
         stack.seeds[1] *= poison
-        train(HOST, stack, seed_state(garden, 3), random_batches(HOST, 2, count=2, dtype=dtype))
+        train(host, stack, seed_state(garden, 3), random_batches(host, 2, count=2, dtype=dtype))
         stacks.append(stack)
     healthy, poisoned = stacks
     assert poisoned.seeds[1].isnan().any()

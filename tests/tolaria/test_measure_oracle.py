@@ -5,12 +5,14 @@ import math
 import pytest
 import torch
 
+from esper.kasmina.hosts.host import Host
 from esper.leyline.actions import Style
 from esper.leyline.stages import ACTING, Stage
 from esper.tolaria.backends import Scores
 from esper.tolaria.engine import Engine
 from support import (
     F64,
+    MLP_NAMES,
     Garden,
     Plant,
     assert_same,
@@ -20,12 +22,14 @@ from support import (
     seed_state,
     small_engine,
     small_host,
+    small_mlp,
 )
 
+HOST, MLP = small_host(), small_mlp()
 
-def planted(garden: Garden, **host) -> Engine:
+
+def planted(garden: Garden, spec: Host = HOST) -> Engine:
     """An engine whose hosts and seeds have random parameters and statistics."""
-    spec = small_host(**host)
     engine = small_engine(spec, len(garden))
     engine.stack = random_stack(spec, len(garden))
     return engine
@@ -65,11 +69,18 @@ def test_scores_ablations_and_commitments_are_those_of_the_modules(garden: Garde
     check(planted(garden), garden)
 
 
+@pytest.mark.parametrize(
+    "garden", [*mixed_gardens(3, 18, MLP_NAMES), [{}, {}, {}], [{}]], ids=lambda g: str(len(g))
+)
+def test_scores_ablations_and_commitments_of_mlps_are_those_of_the_modules(garden: Garden):
+    check(planted(garden, MLP), garden)
+
+
 @pytest.mark.parametrize("pools", [0, 1, 2])
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_scores_of_bare_hosts_are_those_of_the_modules(kernel: int, pools: int):
     garden: Garden = [{}, {}, {}]
-    check(planted(garden, kernel=kernel, pools=pools), garden)
+    check(planted(garden, small_host(kernel=kernel, pools=pools)), garden)
 
 
 def test_another_split_is_measured_when_asked_for():

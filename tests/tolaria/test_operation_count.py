@@ -1,12 +1,13 @@
 """A step dispatches the same operations however many environments there are."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esper.kasmina.hosts.mlp import MlpHost
 from esper.leyline.actions import Style
 from esper.runtime.tasks import find
 from esper.tolaria.engine import Engine, Rows
@@ -21,6 +22,11 @@ COMPOSITION: Garden = [
     {1: Plant("bottleneck", **LIVES["holding"])},
 ]
 """Both slots, all forms, isolated and not, frozen and not, empty slots."""
+
+MLP_COMPOSITION: Garden = [
+    {0: Plant("mlp"), 1: Plant("mlp_small", Style.GATED_GATE, **LIVES["training"])},
+    {0: Plant("mlp_small", Style.LINEAR_MULTIPLY, **LIVES["blending"])},
+]
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,16 @@ class Counter(TorchDispatchMode):
 
 
 @cache
-def operations(names: tuple[int, ...]) -> Operations:
-    """Operations of one training epoch and one measurement; ``names`` index ``COMPOSITION``."""
-    garden = [COMPOSITION[i] if i >= 0 else {} for i in names]
+def operations(names: tuple[int, ...], mlp: bool = False) -> Operations:
+    """Operations of one training epoch and one measurement; ``names`` index the composition."""
+    composition = MLP_COMPOSITION if mlp else COMPOSITION
+    garden = [composition[i] if i >= 0 else {} for i in names]
+    task = find("digits_shift")
+    if mlp:
+        task = replace(task, host=MlpHost((4, 8), 10, (8, 8, 1)))
     rows = torch.arange(len(garden))
     engine = Engine(
-        bank_of(find("digits_shift"), torch.float32),
+        bank_of(task, torch.float32),
         Rows(rows, rows // 8),
         seed=0,
         precision=Precision("cpu"),
@@ -73,6 +83,14 @@ def test_more_environments_take_no_more_operations():
     assert operations((0, 1, -1) * 4) == few
     assert operations((-1,) * 4) == operations((-1,) * 12) == operations((-1,) * 64)
     assert operations((-1,) * 4).computing < few.computing
+
+
+def test_more_mlps_take_no_more_operations():
+    few = operations((0, 0, 1, 1), mlp=True)
+    assert operations((0, 1) * 6, mlp=True) == operations((0, 1, -1) * 4, mlp=True) == few
+    bare = operations((-1,) * 4, mlp=True)
+    assert operations((-1,) * 64, mlp=True) == bare
+    assert bare.computing < few.computing
 
 
 def test_the_mix_of_environments_does_not_matter_but_what_is_alive_does():

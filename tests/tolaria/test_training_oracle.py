@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.host import Host
 from esper.kasmina.rng import Purpose, integers
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.leyline.stages import Stage
@@ -18,6 +18,7 @@ from support import (
     BLUEPRINT_NAMES,
     IDLE_STAGES,
     LIVES,
+    MLP_NAMES,
     Garden,
     Plant,
     assert_same,
@@ -31,14 +32,16 @@ from support import (
     seed_state,
     small_engine,
     small_host,
+    small_mlp,
     train,
     train_naively,
 )
 
 MIXED = mixed_gardens(slots=3, rows=16)
+MIXED_MLP = mixed_gardens(3, 18, MLP_NAMES)
 
 
-def check(host: CnnHost, garden: Garden, batch: int = 6, max_norm: float = 1.0) -> EpochResult:
+def check(host: Host, garden: Garden, batch: int = 6, max_norm: float = 1.0) -> EpochResult:
     """Train both and compare every number that either of them keeps or reports."""
     rows, slots = len(garden), len(host.slots)
     stack = random_stack(host, rows)
@@ -53,7 +56,7 @@ def check(host: CnnHost, garden: Garden, batch: int = 6, max_norm: float = 1.0) 
     return result
 
 
-def assert_same_report(host: CnnHost, result: EpochResult, n: int, environment) -> None:
+def assert_same_report(host: Host, result: EpochResult, n: int, environment) -> None:
     steps = len(environment.losses)
     assert_same(result.loss[n], sum(environment.losses) / steps, f"loss of {n}")
     assert_same(result.accuracy[n], sum(environment.hits) / steps, f"accuracy of {n}")
@@ -76,6 +79,8 @@ def test_every_plant_grows_somewhere_in_the_mixed_gardens():
     grown = {plant for garden in MIXED for plants in garden for plant in plants.values()}
     assert grown == set(every_plant())
     assert len(grown) == len(BLUEPRINT_NAMES) * len(Style) * len(LIVES)
+    grown = {plant for garden in MIXED_MLP for plants in garden for plant in plants.values()}
+    assert grown == set(every_plant(MLP_NAMES))
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
@@ -87,9 +92,16 @@ def test_a_bare_host_trains_like_its_module(kernel: int, channels: tuple[int, ..
     check(small_host(channels=channels, kernel=kernel, pools=pools), [{}, {}, {}])
 
 
-def test_a_host_by_itself_trains_like_its_module():
+@pytest.mark.parametrize("widths", [(4,), (3, 5), (1, 3)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_bare_mlp_trains_like_its_module(widths: tuple[int, ...], rows: int):
+    check(small_mlp(widths=widths), [{} for _ in range(rows)])
+
+
+@pytest.mark.parametrize("host", [small_host(), small_mlp()], ids=lambda host: type(host).__name__)
+def test_a_host_by_itself_trains_like_its_module(host: Host):
     """With one environment nothing is grouped, and a row of a store is all of it."""
-    check(small_host(), [{}])
+    check(host, [{}])
 
 
 def test_a_host_by_itself_with_seeds_trains_like_its_module():
@@ -136,6 +148,15 @@ def test_seeds_of_every_kind_train_like_their_modules(garden: Garden):
     check(small_host(), garden)
 
 
+@pytest.mark.parametrize("garden", MIXED_MLP, ids=lambda garden: f"{len(garden)} environments")
+def test_seeds_of_every_kind_train_in_mlps_like_their_modules(garden: Garden):
+    check(small_mlp(), garden)
+
+
+def test_a_seed_in_an_mlp_by_itself_trains_like_its_module():
+    check(small_mlp(), [{0: Plant("mlp", Style.GATED_GATE), 2: Plant("mlp_small")}])
+
+
 def test_seeds_are_clipped_like_their_modules_each_by_itself():
     """The seeds' gradients in these small hosts are small, so the limit is too."""
     limit = 0.02
@@ -156,6 +177,8 @@ def test_seeds_of_wide_slots_train_like_their_modules():
     """36 channels: several norm groups, and hidden widths that are a quarter of the channels."""
     host = small_host(channels=(36,), image=(4, 4, 2), pools=0)
     check(host, [{0: Plant(name, Style.GATED_GATE)} for name in BLUEPRINT_NAMES], batch=3)
+    host = small_mlp(widths=(36,))
+    check(host, [{0: Plant(name, Style.GATED_GATE)} for name in MLP_NAMES], batch=3)
 
 
 @pytest.mark.parametrize("life", ["training", "fossilised"])

@@ -100,6 +100,11 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, rectify: bool = False) -
     return from_images(images, x.shape[3], rectify)
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """LayerNorm of each pixel over its channels, ``weight`` and ``bias`` ``[N, C]``."""
+    return F.layer_norm(x, x.shape[-1:], eps=NORM_EPSILON) * weight + bias
+
+
 def norm_groups(channels: int) -> int:
     """Most groups of at least 16 channels, a power of two up to 32; one below 16 channels."""
     counts = (count for count in (32, 16, 8, 4, 2) if channels % count == 0)
@@ -139,6 +144,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x [N, B, in]`` through each environment's ``weight [N, out, in]`` and ``bias [N, out]``."""
     transposed = weight.transpose(1, 2)
     return x @ transposed if bias is None else torch.baddbmm(bias[:, None], x, transposed)
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Every pixel's channels through its environment's linear map.
+
+    Args:
+        x: ``[B, H, W, N, in]``, or ``[B, H, W, 1, in]`` for one input shared by all.
+        weight: ``[N, out, in]``.
+        bias: ``[N, out]``.
+
+    Returns:
+        ``[B, H, W, N, out]``.
+    """
+    pixels = x.flatten(0, 2)
+    if x.shape[3] == 1:
+        joint = None if bias is None else bias.flatten()
+        out = F.linear(pixels[:, 0], weight.flatten(0, 1), joint).unflatten(1, weight.shape[:2])
+    else:
+        out = linear(pixels.transpose(0, 1), weight, bias).transpose(0, 1)
+    return out.contiguous().unflatten(0, x.shape[:3])
 
 
 def per_pixel(x: Tensor) -> Tensor:

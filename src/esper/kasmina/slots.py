@@ -20,17 +20,19 @@ class SlotSpec:
         channels: channels of the activation there.
         size: height and width of the activation there.
         depth: how far into the host it lies, in (0, 1].
+        family: which blueprints can live there, one of ``blueprints.FAMILIES``.
     """
 
     name: str
     channels: int
     size: tuple[int, int]
     depth: float
+    family: str = "conv"
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
         """Indices of the blueprints that can live here."""
-        return tuple(i for i, name in enumerate(BLUEPRINTS) if name in blueprints.BUILDERS)
+        return blueprints.of_family(self.family)
 
     @cached_property
     def layouts(self) -> dict[int, Layout]:

@@ -34,8 +34,11 @@ class Curve(IntEnum):
     SIGMOID_SHARP = 4
 
 
-BLUEPRINTS: Final = (
-    "noop",
+EMPTY: Final = "noop"
+"""The blueprint option that marks an empty slot and is never legal."""
+
+BLUEPRINTS: Final[list[str]] = [
+    EMPTY,
     "conv_light",
     "attention",
     "norm",
@@ -48,8 +51,8 @@ BLUEPRINTS: Final = (
     "mlp_small",
     "mlp",
     "flex_attention",
-)
-"""Names of the blueprint head's options. ``noop`` marks an empty slot and is never legal."""
+]
+"""Names of the blueprint head's options, by index. It grows by ``kasmina.blueprints.register``."""
 
 TEMPO_STEPS: Final = (3, 5, 8)
 """Length of the first blend in environment steps, by index of the tempo head."""
@@ -88,6 +91,13 @@ HEAD_WIDTHS: Final[dict[str, int]] = {
     "alpha_curve": len(Curve),
 }
 """Number of options of each head; the slot head has as many as the host has slots."""
+
+
+def add_blueprint(name: str) -> None:
+    """Append an option to the blueprint head; see ``kasmina.blueprints.register``."""
+    BLUEPRINTS.append(name)
+    HEAD_WIDTHS["blueprint"] = len(BLUEPRINTS)
+
 
 RELEVANT_HEADS: Final[dict[Op, frozenset[str]]] = {
     Op.WAIT: frozenset({"op"}),

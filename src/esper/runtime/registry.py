@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.host import Host
 from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset
 
@@ -64,7 +64,7 @@ class Task:
 
     name: str
     summary: str
-    host: CnnHost
+    host: Host
     data: Callable[[], Dataset]
     episode_length: int = 40
     max_batches: int = 8

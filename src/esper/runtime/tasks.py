@@ -5,6 +5,7 @@ only knows its suite by heart does badly there.
 """
 
 from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.mlp import MlpHost
 from esper.runtime import data
 from esper.runtime.registry import SUITES, TASKS, Drift, Task, agree, find, find_all, task
 
@@ -17,6 +18,7 @@ SUITES["suite"] = (
     "digits_noisy",
     "digits_few_labels",
     "digits_drift",
+    "digits_mlp",
 )
 SUITES["held_out"] = (
     "digits_shift_far",
@@ -100,6 +102,17 @@ def digits_drift() -> Task:
         host=_host(4, 8),
         data=lambda: data.digits(noise=0.1),
         drift=Drift(lambda: data.digits(shift=2, noise=0.1), earliest=0.1, latest=0.6, never=1 / 3),
+    )
+
+
+@task
+def digits_mlp() -> Task:
+    """Digits anywhere within a pixel, for a host without convolutions."""
+    return Task(
+        name="digits_mlp",
+        summary="digits shifted by up to 1 pixel, noise 0.1",
+        host=MlpHost(widths=(8, 8), classes=10, image=(8, 8, 1)),
+        data=lambda: data.digits(shift=1, noise=0.1),
     )
 
 

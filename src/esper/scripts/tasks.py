@@ -69,7 +69,7 @@ def _table(title: str, tasks: list[Task], worth: dict[str, Worth]) -> Table:
     for task in tasks:
         cells = (
             task.name,
-            _host(task),
+            task.host.summary,
             str(task.host.parameter_count),
             _slots(task),
             "; drifts ".join([task.summary, *_drift(task)]),
@@ -81,7 +81,7 @@ def _table(title: str, tasks: list[Task], worth: dict[str, Worth]) -> Table:
 
 
 def _lines(task: Task, worth: dict[str, Worth]) -> str:
-    host = f"{_host(task)}, {task.host.parameter_count} parameters, slots {_slots(task)}"
+    host = f"{task.host.summary}, {task.host.parameter_count} parameters, slots {_slots(task)}"
     horizon = f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}"
     lines = [
         ("host", host),
@@ -91,10 +91,6 @@ def _lines(task: Task, worth: dict[str, Worth]) -> str:
         ("growing", _worth(task, worth)),
     ]
     return "\n".join([f"  {task.name}", *(f"    {name:<9}{value}" for name, value in lines)])
-
-
-def _host(task: Task) -> str:
-    return "conv " + "-".join(map(str, task.host.channels))
 
 
 def _slots(task: Task) -> str:

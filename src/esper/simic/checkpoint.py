@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.simic.ppo import PPOAgent
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _MANIFEST = "manifest.json"
 _UNREADABLE = (
     OSError,
@@ -44,12 +45,14 @@ class Checkpoint:
         path: its directory.
         round: rounds that were done.
         events_bytes: length of the event file at that time.
+        blueprints: options of the policy's blueprint head.
         parts: nested dictionaries of tensors by part name.
     """
 
     path: Path
     round: int
     events_bytes: int
+    blueprints: list[str]
     parts: dict[str, dict[str, Any]]
 
 
@@ -111,6 +114,7 @@ def save(
         "schema": SCHEMA_VERSION,
         "round": round_number,
         "events_bytes": events_bytes,
+        "blueprints": BLUEPRINTS,
         "torch": torch.__version__,
         "sha256": sums,
     }
@@ -130,16 +134,19 @@ def load_latest(run: Path) -> Checkpoint:
     """The latest checkpoint that is whole; a corrupt one is named on stderr and passed over.
 
     Raises:
-        UsageError: the run has none that is whole.
+        UsageError: the run has none that is whole, or its policy knows other blueprints.
     """
     candidates = _all(run)
     for path in reversed(candidates):
         try:
-            return _load(path)
+            checkpoint = _load(path)
         except _UNREADABLE as error:
             print(
                 f"checkpoint: {path} is corrupt ({error}); taking the one before", file=sys.stderr
             )
+        else:
+            _check_blueprints(checkpoint.blueprints)
+            return checkpoint
     what = "no checkpoint that is whole" if candidates else "no checkpoint"
     raise UsageError(f"resume: {run} has {what}; start a new run without --resume")
 
@@ -162,7 +169,23 @@ def _load(path: Path) -> Checkpoint:
         if _sha256(path / name) != expected:
             raise ValueError(f"checksum of {name} does not match")
         parts[Path(name).stem] = torch.load(path / name, weights_only=True, map_location="cpu")
-    return Checkpoint(path, manifest["round"], manifest["events_bytes"], parts)
+    return Checkpoint(
+        path, manifest["round"], manifest["events_bytes"], manifest["blueprints"], parts
+    )
+
+
+def _check_blueprints(stored: list[str]) -> None:
+    if stored == BLUEPRINTS:
+        return
+    missing = ", ".join(name for name in stored if name not in BLUEPRINTS)
+    additional = ", ".join(name for name in BLUEPRINTS if name not in stored)
+    differences = [f"{missing} not registered here"] if missing else []
+    differences += [f"{additional} unknown to it"] if additional else []
+    what = ", ".join(differences) or f"in the order {', '.join(stored)}"
+    raise UsageError(
+        f"resume: the checkpoint's policy has other blueprints ({what}); "
+        "register the same ones in the same order"
+    )
 
 
 def _digest(content: dict[str, Any]) -> str:

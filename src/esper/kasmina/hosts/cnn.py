@@ -5,23 +5,26 @@ Slot ``r0cI`` lies behind block I before its pool, slot ``r1cI`` behind the pool
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
+from torch import Tensor
+
+from esper.kasmina import ops
+from esper.kasmina.hosts.host import (
+    Instruction,
+    Tensors,
+    chosen_slots,
+    head_fields,
+    norm_buffers,
+    norm_fields,
+    normalised,
+)
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.stack import Field, Layout, ones, weight, zeros
-from esper.leyline.errors import UsageError
-
-
-class Instruction(NamedTuple):
-    """One step of a host's forward pass: ``block``, ``slot``, ``pool`` or ``head``."""
-
-    kind: str
-    number: int
+from esper.kasmina.stack import Field, Layout, weight
 
 
 @dataclass(frozen=True)
 class CnnHost:
-    """Specification of a stack of convolutional hosts.
+    """Specification of a stack of convolutional hosts; see ``hosts.host.Host``.
 
     Attributes:
         channels: output channels of each block.
@@ -51,7 +54,7 @@ class CnnHost:
 
     @cached_property
     def all_slots(self) -> tuple[SlotSpec, ...]:
-        """Every place a seed could grow, from input to output."""
+        """See ``Host.all_slots``."""
         slots = []
         height, width, _ = self.image
         for block, channels in enumerate(self.channels):
@@ -64,15 +67,14 @@ class CnnHost:
 
     @cached_property
     def slots(self) -> tuple[SlotSpec, ...]:
-        """The slots in use, from input to output."""
-        chosen = self.slot_names or tuple(slot.name for slot in self.all_slots)
-        return tuple(slot for slot in self.all_slots if slot.name in chosen)
+        """See ``Host.slots``."""
+        return chosen_slots(self.all_slots, self.slot_names)
 
     @cached_property
     def program(self) -> tuple[Instruction, ...]:
-        """The forward pass, instruction by instruction."""
+        """See ``Host.program``."""
         index = {slot.name: i for i, slot in enumerate(self.slots)}
-        program = []
+        program = [Instruction("input", 0)]
         for block in range(len(self.channels)):
             program.append(Instruction("block", block))
             if f"r0c{block}" in index:
@@ -85,52 +87,38 @@ class CnnHost:
 
     @cached_property
     def layout(self) -> Layout:
-        """Trainable parameters of one host."""
+        """See ``Host.layout``."""
         fields: list[Field] = []
         inputs = self.image[2]
         for block, channels in enumerate(self.channels):
             fields += [
                 weight(f"conv{block}.weight", channels, inputs, self.kernel, self.kernel),
-                ones(f"norm{block}.weight", channels),
-                zeros(f"norm{block}.bias", channels),
+                *norm_fields(block, channels),
             ]
             inputs = channels
-        fields += [weight("head.weight", self.classes, inputs), zeros("head.bias", self.classes)]
-        return Layout(tuple(fields))
+        return Layout((*fields, *head_fields(self.classes, inputs)))
 
     @cached_property
     def buffers(self) -> Layout:
-        """BatchNorm's running statistics of one host."""
-        fields: list[Field] = []
-        for block, channels in enumerate(self.channels):
-            fields += [
-                zeros(f"norm{block}.mean", channels),
-                ones(f"norm{block}.variance", channels),
-            ]
-        return Layout(tuple(fields))
+        """See ``Host.buffers``."""
+        return norm_buffers(self.channels)
 
     @property
     def parameter_count(self) -> int:
+        """See ``Host.parameter_count``."""
         return self.layout.size
 
+    @property
+    def summary(self) -> str:
+        return "conv " + "-".join(map(str, self.channels))
 
-def resolve_slots(host: CnnHost, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Translate ``early``, ``mid`` and ``late`` and check that the host has every slot.
+    def enter(self, images: Tensor) -> Tensor:
+        """The images as they are."""
+        return images
 
-    Raises:
-        UsageError: a name that the host does not have.
-    """
-    available = tuple(slot.name for slot in host.all_slots)
-    relative = {
-        "early": available[0],
-        "mid": available[len(available) // 2],
-        "late": available[-1],
-    }
-    chosen = tuple(relative.get(name, name) for name in names)
-    for name in chosen:
-        if name not in available:
-            raise UsageError(
-                f"slots: the host has no slot {name!r}; choose from "
-                f"{', '.join(available)} or early, mid, late"
-            )
-    return chosen
+    def block(
+        self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
+    ) -> Tensor:
+        """Convolution, BatchNorm, ReLU; see ``Host.block``."""
+        x = ops.conv2d(x, parameters[f"conv{index}.weight"])
+        return normalised(parameters, buffers, index, x, training)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from esper.kasmina.hosts.cnn import resolve_slots
+from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import blueprints, ops
-from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.host import Host
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import AdamState, Stack
 from esper.tolaria.backends import EpochResult, Optimisation, Scores, Variant
@@ -24,9 +24,9 @@ EVALUATION_BATCH = 100
 
 
 class TorchBackend:
-    """Implements ``tolaria.backends.Backend`` for a ``CnnHost``."""
+    """Implements ``tolaria.backends.Backend`` for any ``Host``."""
 
-    def __init__(self, host: CnnHost, precision: Precision):
+    def __init__(self, host: Host, precision: Precision):
         self.host = host
         self.precision = precision
 
@@ -157,8 +157,10 @@ class TorchBackend:
         for position, (kind, index) in enumerate(self.host.program[start:], start):
             if kept is not None and position in keep:
                 kept[position] = x
-            if kind == "block":
-                x = host_block(parameters, buffers, index, x, training)
+            if kind == "input":
+                x = self.host.enter(x)
+            elif kind == "block":
+                x = self.host.block(parameters, buffers, index, x, training)
             elif kind == "pool":
                 x = ops.max_pool(x)
             elif kind == "slot":
@@ -176,22 +178,6 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     logits = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     return losses.view(labels.shape).mean(1)
-
-
-def host_block(
-    parameters: dict[str, Tensor], buffers: dict[str, Tensor], index: int, x: Tensor, training: bool
-) -> Tensor:
-    """Convolution, BatchNorm, ReLU of block ``index``."""
-    x = ops.conv2d(x, parameters[f"conv{index}.weight"])
-    return ops.batch_norm(
-        x,
-        parameters[f"norm{index}.weight"],
-        parameters[f"norm{index}.bias"],
-        buffers[f"norm{index}.mean"],
-        buffers[f"norm{index}.variance"],
-        training,
-        rectify=True,
-    )
 
 
 def slot_block(slot: SlotSpec, plan: SlotPlan, parameters: Tensor, x: Tensor) -> Tensor:

@@ -1,16 +1,8 @@
-"""What a seed can be: the residual branch f of a blueprint, over stacked environments.
-
-A seed adds ``f(x)`` to its host. The last linear map of f is zero at birth and nothing non-linear
-follows it, so a newborn seed changes nothing and yet has a gradient. A blueprint is one function
-that maps the number of channels to parameters and forward, and one line in ``BUILDERS``.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+"""Blueprints for convolutional slots."""
 
 from torch import Tensor
 
+from esper.kasmina.blueprints.base import Blueprint, Parameters
 from esper.kasmina.ops import (
     conv2d,
     depthwise_conv2d,
@@ -19,22 +11,7 @@ from esper.kasmina.ops import (
     mean_pool,
     per_pixel,
 )
-from esper.kasmina.stack import Field, Layout, ones, weight, zeros
-from esper.leyline.actions import BLUEPRINTS
-
-Parameters = dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Blueprint:
-    """Parameters of a branch and its forward: ``(parameters [M, ...], x [B, H, W, M, C]) -> f``."""
-
-    fields: tuple[Field, ...]
-    forward: Callable[[Parameters, Tensor], Tensor]
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.fields)
+from esper.kasmina.stack import Field, ones, weight, zeros
 
 
 def _norm_fields(channels: int) -> tuple[Field, Field]:
@@ -137,21 +114,3 @@ def bottleneck(channels: int) -> Blueprint:
         zeros("up.weight", channels, width, 1, 1),
     )
     return Blueprint(fields, forward)
-
-
-BUILDERS: dict[str, Callable[[int], Blueprint]] = {
-    "conv_light": conv_light,
-    "attention": attention,
-    "norm": norm,
-    "depthwise": depthwise,
-    "bottleneck": bottleneck,
-    "conv_small": conv_small,
-    "conv_heavy": conv_heavy,
-}
-"""The blueprints of convolutional slots, by name."""
-
-
-@cache
-def build(kind: int, channels: int) -> Blueprint:
-    """The blueprint with index ``kind`` of the blueprint head, for a slot of ``channels``."""
-    return BUILDERS[BLUEPRINTS[kind]](channels)

@@ -1,0 +1,163 @@
+"""What all hosts have in common, and all that the rest of Esper knows of a host."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
+
+from esper.kasmina import ops
+from esper.kasmina.slots import SlotSpec
+from esper.kasmina.stack import Field, Layout, ones, weight, zeros
+from esper.leyline.errors import UsageError
+
+Tensors = dict[str, Tensor]
+
+
+class Instruction(NamedTuple):
+    """One step of a host's forward pass: ``input``, ``block``, ``slot``, ``pool`` or ``head``."""
+
+    kind: str
+    number: int
+
+
+class Host(Protocol):
+    """Specification of a stack of hosts of one shape, a frozen dataclass.
+
+    A host is a chain of blocks, with slots behind them, that ends in the mean over the pixels and
+    the linear map ``head.weight [classes, channels]``, ``head.bias [classes]``. Activations are
+    ``[B, H, W, N, C]``.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Height, width and channels of an input."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        ...
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The slots in use, all of them when empty."""
+        ...
+
+    @property
+    def all_slots(self) -> tuple[SlotSpec, ...]:
+        """Every place a seed could grow, from input to output."""
+        ...
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """The slots in use, from input to output."""
+        ...
+
+    @property
+    def program(self) -> tuple[Instruction, ...]:
+        """The forward pass, instruction by instruction. A slot's number indexes ``slots``."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """Trainable parameters of one host."""
+        ...
+
+    @property
+    def buffers(self) -> Layout:
+        """BatchNorm's running statistics of one host."""
+        ...
+
+    @property
+    def parameter_count(self) -> int:
+        """Trainable parameters of one host."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """Kind and widths in a word or two."""
+        ...
+
+    def enter(self, images: Tensor) -> Tensor:
+        """Images ``[B, H, W, N, C]`` as the first block takes them.
+
+        The axis of environments has length 1 where all share the images.
+        """
+        ...
+
+    def block(
+        self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
+    ) -> Tensor:
+        """Block ``index`` of N hosts.
+
+        Args:
+            parameters: of ``layout``, ``[N, *shape]``.
+            buffers: of ``buffers``, ``[N, *shape]``; updated in training.
+            index: of the block.
+            x: ``[B, H, W, N, C]``; the first block also takes ``[B, H, W, 1, C]``.
+            training: whether to normalise by the batch.
+        """
+        ...
+
+
+def norm_fields(block: int, channels: int) -> tuple[Field, Field]:
+    """Trainable parameters of a block's BatchNorm."""
+    return ones(f"norm{block}.weight", channels), zeros(f"norm{block}.bias", channels)
+
+
+def norm_buffers(widths: Iterable[int]) -> Layout:
+    """Running statistics of the BatchNorm of each block, by its channels."""
+    fields: list[Field] = []
+    for block, channels in enumerate(widths):
+        fields += [zeros(f"norm{block}.mean", channels), ones(f"norm{block}.variance", channels)]
+    return Layout(tuple(fields))
+
+
+def normalised(
+    parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
+) -> Tensor:
+    """BatchNorm of block ``index``, then ReLU."""
+    return ops.batch_norm(
+        x,
+        parameters[f"norm{index}.weight"],
+        parameters[f"norm{index}.bias"],
+        buffers[f"norm{index}.mean"],
+        buffers[f"norm{index}.variance"],
+        training,
+        rectify=True,
+    )
+
+
+def head_fields(classes: int, channels: int) -> tuple[Field, Field]:
+    """The linear map to the classes."""
+    return weight("head.weight", classes, channels), zeros("head.bias", classes)
+
+
+def chosen_slots(slots: tuple[SlotSpec, ...], names: tuple[str, ...]) -> tuple[SlotSpec, ...]:
+    """The slots called so, all of them when there are no names."""
+    return tuple(slot for slot in slots if not names or slot.name in names)
+
+
+def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Translate ``early``, ``mid`` and ``late`` and check that the host has every slot.
+
+    Raises:
+        UsageError: a name that the host does not have.
+    """
+    available = tuple(slot.name for slot in host.all_slots)
+    relative = {
+        "early": available[0],
+        "mid": available[len(available) // 2],
+        "late": available[-1],
+    }
+    chosen = tuple(relative.get(name, name) for name in names)
+    for name in chosen:
+        if name not in available:
+            raise UsageError(
+                f"slots: the host has no slot {name!r}; choose from "
+                f"{', '.join(available)} or early, mid, late"
+            )
+    return chosen

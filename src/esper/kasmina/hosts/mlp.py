@@ -1,0 +1,106 @@
+"""The fully connected host: blocks of a linear map, BatchNorm and ReLU, then a linear head.
+
+Activations keep the axes of a convolutional host, with one pixel. Slot ``r0cI`` lies behind
+block I.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from torch import Tensor
+
+from esper.kasmina import ops
+from esper.kasmina.hosts.host import (
+    Instruction,
+    Tensors,
+    chosen_slots,
+    head_fields,
+    norm_buffers,
+    norm_fields,
+    normalised,
+)
+from esper.kasmina.slots import SlotSpec
+from esper.kasmina.stack import Field, Layout, weight
+
+
+@dataclass(frozen=True)
+class MlpHost:
+    """Specification of a stack of fully connected hosts; see ``hosts.host.Host``.
+
+    Attributes:
+        widths: output features of each block.
+        classes: number of classes.
+        image: height, width and channels of an input, which is flattened.
+        slot_names: the slots in use, all of them when empty.
+    """
+
+    widths: tuple[int, ...]
+    classes: int
+    image: tuple[int, int, int]
+    slot_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.widths or min(self.widths) < 1:
+            raise ValueError("widths needs at least one number, all of them positive")
+        if min(self.image) < 1:
+            raise ValueError(f"image must have a size of at least 1 everywhere, got {self.image}")
+
+    @cached_property
+    def all_slots(self) -> tuple[SlotSpec, ...]:
+        """See ``Host.all_slots``."""
+        return tuple(
+            SlotSpec(f"r0c{block}", width, (1, 1), (block + 1) / len(self.widths), family="mlp")
+            for block, width in enumerate(self.widths)
+        )
+
+    @cached_property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """See ``Host.slots``."""
+        return chosen_slots(self.all_slots, self.slot_names)
+
+    @cached_property
+    def program(self) -> tuple[Instruction, ...]:
+        """See ``Host.program``."""
+        index = {slot.name: i for i, slot in enumerate(self.slots)}
+        program = [Instruction("input", 0)]
+        for block in range(len(self.widths)):
+            program.append(Instruction("block", block))
+            if f"r0c{block}" in index:
+                program.append(Instruction("slot", index[f"r0c{block}"]))
+        return (*program, Instruction("head", 0))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See ``Host.layout``. BatchNorm takes away what a bias would add, so there is none."""
+        fields: list[Field] = []
+        inputs = prod(self.image)
+        for block, width in enumerate(self.widths):
+            fields += [weight(f"linear{block}.weight", width, inputs), *norm_fields(block, width)]
+            inputs = width
+        return Layout((*fields, *head_fields(self.classes, inputs)))
+
+    @cached_property
+    def buffers(self) -> Layout:
+        """See ``Host.buffers``."""
+        return norm_buffers(self.widths)
+
+    @property
+    def parameter_count(self) -> int:
+        """See ``Host.parameter_count``."""
+        return self.layout.size
+
+    @property
+    def summary(self) -> str:
+        return "mlp " + "-".join(map(str, self.widths))
+
+    def enter(self, images: Tensor) -> Tensor:
+        """Pixels and channels as features: ``[B, 1, 1, N, H * W * C]``."""
+        return images.permute(0, 3, 1, 2, 4).flatten(2)[:, None, None]
+
+    def block(
+        self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
+    ) -> Tensor:
+        """Linear map, BatchNorm, ReLU; see ``Host.block``."""
+        x = ops.dense(x, parameters[f"linear{index}.weight"])
+        return normalised(parameters, buffers, index, x, training)

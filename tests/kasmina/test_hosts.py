@@ -1,0 +1,105 @@
+"""What a host is made of: sizes in closed form, slots, and how images enter."""
+
+import pytest
+import torch
+
+from esper.kasmina import ops
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.host import Host, resolve_slots
+from esper.kasmina.hosts.mlp import MlpHost
+from esper.leyline.errors import UsageError
+from oracles.naive import naive_host
+from support import F64, small_host, small_mlp
+
+HOSTS = [
+    *(small_host(pools=pools, kernel=kernel) for pools in (0, 1, 2) for kernel in (1, 3)),
+    *(small_mlp(widths=widths) for widths in ((1,), (7, 5), (32, 16, 8, 4))),
+]
+
+
+def test_an_mlp_has_as_many_parameters_as_the_formula_says():
+    first, second = MlpHost((32,), 10, (8, 8, 1)), MlpHost((20, 12), 3, (4, 5, 3))
+    assert first.parameter_count == 64 * 32 + 2 * 32 + (32 + 1) * 10
+    assert second.parameter_count == 60 * 20 + 2 * 20 + 20 * 12 + 2 * 12 + (12 + 1) * 3
+    assert second.buffers.size == 2 * (20 + 12)
+
+
+def test_a_cnn_has_as_many_parameters_as_the_formula_says():
+    host = CnnHost((4, 8), 10, (8, 8, 1), pools=1)
+    assert host.parameter_count == 9 * 4 + 2 * 4 + 9 * 4 * 8 + 2 * 8 + (8 + 1) * 10
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=str)
+def test_a_host_has_the_parameters_of_its_module(host: Host):
+    module = naive_host(host)
+    expected = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    assert {field.name: field.shape for field in host.layout.fields} == expected
+    statistics = {name: tuple(part.shape) for name, part in module.statistics().items()}
+    assert {field.name: field.shape for field in host.buffers.fields} == statistics
+
+
+def test_an_mlp_has_a_slot_of_one_pixel_behind_every_block():
+    slots = MlpHost((32, 16, 8, 4), 10, (8, 8, 1)).slots
+    assert [slot.name for slot in slots] == ["r0c0", "r0c1", "r0c2", "r0c3"]
+    assert [slot.channels for slot in slots] == [32, 16, 8, 4]
+    assert [slot.depth for slot in slots] == [0.25, 0.5, 0.75, 1.0]
+    assert {(slot.size, slot.family) for slot in slots} == {((1, 1), "mlp")}
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=str)
+def test_every_slot_in_use_has_its_place_in_the_program(host: Host):
+    assert [n for kind, n in host.program if kind == "slot"] == list(range(len(host.slots)))
+    kinds = [kind for kind, _ in host.program]
+    assert (kinds[0], kinds[1], kinds[-1]) == ("input", "block", "head")
+    assert (kinds.count("input"), kinds.count("head")) == (1, 1)
+
+
+def test_an_mlp_uses_the_slots_that_are_named():
+    host = small_mlp(slot_names=("r0c2", "r0c0"))
+    assert [slot.name for slot in host.slots] == ["r0c0", "r0c2"]
+    assert [step for step in host.program if step.kind in ("slot", "block")] == [
+        ("block", 0),
+        ("slot", 0),
+        ("block", 1),
+        ("block", 2),
+        ("slot", 1),
+    ]
+
+
+def test_slots_are_found_by_name_and_by_place():
+    host = small_mlp()
+    assert resolve_slots(host, ("early", "mid", "late", "r0c1")) == ("r0c0", "r0c1", "r0c2", "r0c1")
+    with pytest.raises(UsageError, match="slots: the host has no slot 'r1c0'"):
+        resolve_slots(host, ("r1c0",))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"widths": ()}, {"widths": (3, 0)}, {"image": (3, 0, 2)}], ids=str
+)
+def test_an_impossible_mlp_is_refused(changes: dict):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        small_mlp(**changes)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_images_enter_an_mlp_row_by_row(rows: int):
+    images = torch.randn(5, 3, 2, rows, 2)
+    features = small_mlp().enter(images)
+    assert features.shape == (5, 1, 1, rows, 12)
+    for n in range(rows):
+        assert torch.equal(features[:, 0, 0, n], images[:, :, :, n].reshape(5, 12))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("shared", "rows"), [(False, 3), (True, 3), (False, 1)])
+def test_dense_is_every_environments_own_linear_map(shared: bool, rows: int, biased: bool):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 2, 3, 1 if shared else rows, 4, generator=generator, dtype=F64)
+    weight = torch.randn(rows, 6, 4, generator=generator, dtype=F64)
+    bias = torch.randn(rows, 6, generator=generator, dtype=F64) if biased else None
+    found = ops.dense(x, weight, bias)
+    expected = torch.einsum("bhwnc,ndc->bhwnd", x.expand(-1, -1, -1, rows, -1), weight)
+    if bias is not None:
+        expected = expected + bias
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert found.is_contiguous()
