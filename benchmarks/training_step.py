@@ -105,9 +105,7 @@ def build(task_name: str, envs: int) -> tuple[Engine, Tensor, Tensor]:
     task = find(task_name)
     rows = Rows(torch.arange(envs), torch.arange(envs))
     bank = DataBank([(task, task.datasets())], torch.float32, torch.device("cpu"))
-    engine = Engine(
-        bank, rows, 1, Precision("cpu"), 1, task.batch_size
-    )
+    engine = Engine(bank, rows, 1, Precision("cpu"), 1, task.batch_size)
     engine.reset(0)
     images, labels = next(engine.batches(0))
     return engine, images, labels

@@ -11,8 +11,9 @@ from esper.leyline.config import unflatten
 from esper.leyline.events import AnalyticsSnapshot, PPOUpdateCompleted
 from esper.runtime import data
 from esper.runtime.tasks import Task
-from esper.simic.environment import GrowthConfig, GrowthEnv
+from esper.simic.environment import GrowthEnv
 from esper.simic.rollout import collect
+from esper.simic.step import GrowthConfig
 from esper.simic.training.vectorized import resume_ppo, train_ppo_vectorized
 from esper.tamiyo.baselines import RandomActor
 from esper.tolaria.precision import Precision
@@ -31,7 +32,7 @@ def played(device: str) -> tuple[torch.Tensor, torch.Tensor]:
         seed=3, episode_length=12, max_batches=2, batch_size=8, dtype=torch.float64
     )
     where = torch.device(device)
-    env = GrowthEnv(task, torch.arange(16), config, Precision(where.type), where)
+    env = GrowthEnv([task], torch.arange(16), config, Precision(where.type), where)
     rollout = collect(env, RandomActor(3), 0)
     return rollout.actions.cpu(), rollout.rewards.cpu()
 

@@ -15,7 +15,8 @@ from esper.kasmina.hosts.mlp import MlpHost
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, HEADS, Op, Style
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
-from esper.simic.environment import GrowthConfig, GrowthEnv
+from esper.simic.environment import GrowthEnv
+from esper.simic.step import GrowthConfig
 from esper.simic.training.vectorized import resume_ppo
 from esper.tamiyo.baselines import RandomActor
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
@@ -82,7 +83,7 @@ def growth(rows: int) -> GrowthEnv:
         reward="terminal",
         dtype=F64,
     )
-    return GrowthEnv(small_task(small_host()), torch.arange(rows), config, Precision("cpu"), CPU)
+    return GrowthEnv([small_task(small_host())], torch.arange(rows), config, Precision("cpu"), CPU)
 
 
 def test_the_blueprint_is_the_last_option_in_slots_of_its_family(kind: int) -> None:
@@ -113,7 +114,7 @@ def test_a_newborn_seed_of_it_changes_nothing_and_learns(kind: int) -> None:
     engine = small_engine(small_host(), len(garden), torch.float32)
     state = seed_state(garden, 3)
     engine.germinate(state.living, state.blueprint, step=0)
-    assert engine.measure(state, committed=False).contribution[:, 0].abs().max() <= 1e-6
+    assert engine.measure(state, 0, committed=False).contribution[:, 0].abs().max() <= 1e-6
     assert (engine.train(state, step=0).seed_gradient_norm[:, 0] > 1e-4).all()
 
 
@@ -132,7 +133,7 @@ def test_a_policy_picks_it_and_it_grows(kind: int) -> None:
     report = environment.step(actions).report
     assert report.success.all()
     assert (report.acted.blueprint[report.acted.stage == Stage.GERMINATED] == kind).all()
-    assert (report.living_parameters >= 26 * 3**2).all()
+    assert (report.seed_parameters.sum(1) >= 26 * 3**2).all()
     sequence = type(observation).from_tensors(
         {name: part[None] for name, part in observation.tensors().items()}
     )

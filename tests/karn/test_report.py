@@ -24,15 +24,16 @@ def recorded(run: Path, rounds: int, updates: bool = True) -> Path:
     (run / "config.json").write_text('{"settings": {"task": "a<b"}}')
     events: list[Event] = [
         TrainingStarted(
-            time=0, schema=1, round=0, rounds=rounds, task="a<b", policy="ppo", envs=2,
-            group_size=2, episode_length=4, slots=["r0c0"], host_parameters=10,
+            time=0, schema=1, round=0, rounds=rounds, tasks=["a<b"], policy="ppo", envs=2,
+            group_size=2, episode_length=4, slots=[["r0c0"]], host_parameters=[10],
             device="cpu", amp_enabled=False,
         )
     ]  # fmt: skip
     for number in range(1, rounds + 1):
         events.append(
             EpisodeOutcome(
-                time=0, round=number, accuracy=[0.1 * number, 0.3], twin_accuracy=[0.1, "NaN"],
+                time=0, round=number, task=["a<b"] * 2, utility=[0.1, 0.2], twin_utility=[0.1, 0.1],
+                rolled_back=[0, 1], accuracy=[0.1 * number, 0.3], twin_accuracy=[0.1, "NaN"],
                 expected_accuracy=[0, 0], twin_expected_accuracy=[0, 0], episode_return=[1, 2],
                 added_parameters=[0, 4], germinated=[1, 0], fossilised=[0, 1], pruned=[0, 0],
             )
@@ -55,7 +56,7 @@ def test_a_report_is_one_file_with_a_curve_in_every_plot(
     tmp_path: Path, updates: bool, plots: int
 ) -> None:
     text = write_report(recorded(tmp_path / "run", 3, updates)).read_text()
-    assert "a&lt;b, ppo" in text
+    assert "a&lt;b: ppo" in text
     assert "a<b" not in text
     assert not re.search(r"<script|<link|src=|@import", text)
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)

@@ -183,9 +183,7 @@ class Environment:
             return True
         if op == Op.GERMINATE:
             living = sum(s.stage in WITH_SEED for s in self.slots)
-            blocked = self.one_at_a_time and any(
-                s.stage in BLOCKS_GERMINATION for s in self.slots
-            )
+            blocked = self.one_at_a_time and any(s.stage in BLOCKS_GERMINATION for s in self.slots)
             return slot.stage is Stage.DORMANT and living < self.max_seeds and not blocked
         if op == Op.SET_ALPHA_TARGET:
             return slot.stage in (Stage.BLENDING, Stage.HOLDING) and resting

@@ -41,7 +41,7 @@ def content(name: str) -> tuple:
         for part in ("train_images", "train_labels", "validation_images")
     )
     window = found.drift and (found.drift.earliest, found.drift.latest, found.drift.never)
-    host = (found.host.channels, found.host.classes, found.host.image, found.host.pools)
+    host = found.host
     return (host, bits, window, found.episode_length, found.max_batches, found.batch_size)
 
 

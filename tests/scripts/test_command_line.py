@@ -143,7 +143,7 @@ def test_a_mistake_is_one_short_message_and_exit_status_2(
         ('{"rounds": "3"}', "rounds"),
         ('{"rounds": true}', "rounds"),
         ('{"rounds": 1, "n_episodes": 2}', "n_episodes"),
-        ('{"slots": "mid"}', "slots"),
+        ('{"slots": 3}', "slots"),
         ('{"rounds": 1, "rounds": 2}', "rounds: stands twice"),
         ('{"learning_rate": 1' + "0" * 400 + "}", "learning_rate"),
         ('{"learning_rate": NaN}', "learning_rate"),

@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import Rules, SeedSignals, SeedState, apply, legal_slots, tick
+from esper.kasmina.gates import legal_slots
+from esper.kasmina.lifecycle import Rules, SeedSignals, SeedState, apply, tick
 from esper.leyline.actions import BLUEPRINTS, CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
 from esper.leyline.stages import Stage
 from esper.simic.rewards import RewardInputs, utility
@@ -129,7 +130,6 @@ def play(world: World, choose: Choose) -> list[RewardInputs]:
                 after=after,
                 contribution=contribution,
                 accuracy=world.accuracy[now],
-                previous_accuracy=world.accuracy[t],
                 initial_accuracy=world.accuracy[0],
                 birth_accuracy=birth,
                 score=world.score[now],

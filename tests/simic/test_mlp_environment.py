@@ -4,9 +4,10 @@ import torch
 
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import LearnerConfig
-from esper.simic.environment import GrowthConfig, GrowthEnv
+from esper.simic.environment import GrowthEnv
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import collect
+from esper.simic.step import GrowthConfig
 from esper.tamiyo.baselines import RandomActor
 from esper.tolaria.precision import Precision
 from oracles.naive import MLP_BRANCHES
@@ -18,7 +19,7 @@ def growth(environments: list[int], dtype: torch.dtype = torch.float32) -> Growt
         2, group_size=2, episode_length=10, max_batches=1, batch_size=6, dtype=dtype
     )
     task = small_task(small_mlp())
-    return GrowthEnv(task, torch.tensor(environments), config, Precision("cpu"), CPU)
+    return GrowthEnv([task], torch.tensor(environments), config, Precision("cpu"), CPU)
 
 
 def test_its_own_blueprints_and_no_others_grow_in_an_mlp() -> None:

@@ -68,12 +68,9 @@ def test_trap_the_end_of_basic_pays_the_total_gain_not_the_last_epochs() -> None
     risen = replace(
         end,
         initial_accuracy=torch.full_like(end.accuracy, 0.2),
-        previous_accuracy=torch.full_like(end.accuracy, 0.7),
         accuracy=torch.full_like(end.accuracy, 0.6),
     )
     assert REWARDS["basic"](risen).item() == pytest.approx(5.0 * 0.4)
-    again = replace(risen, previous_accuracy=torch.zeros_like(end.accuracy))
-    assert torch.equal(REWARDS["basic"](again), REWARDS["basic"](risen))
 
 
 @every_mode

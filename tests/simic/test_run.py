@@ -82,10 +82,10 @@ def test_a_run_directory_holds_what_the_documentation_says(tmp_path: Path) -> No
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["000001", "000002"]
 
     started = next(read_events(run, TrainingStarted))
-    assert (started.task, started.policy, started.slots) == (
-        "digits_shift",
+    assert (started.tasks, started.policy, started.slots) == (
+        ["digits_shift"],
         "ppo",
-        ["r0c0", "r0c1"],
+        [["r0c0", "r0c1"]],
     )
     epochs = list(read_events(run, EpochCompleted))
     assert [(e.round, e.step) for e in epochs] == [(r, t) for r in (1, 2) for t in range(1, 7)]

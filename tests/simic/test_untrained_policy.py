@@ -9,9 +9,10 @@ from esper.leyline.actions import Op
 from esper.leyline.config import LearnerConfig
 from esper.runtime import data
 from esper.runtime.tasks import Task
-from esper.simic.environment import GrowthConfig, GrowthEnv
+from esper.simic.environment import GrowthEnv
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import collect
+from esper.simic.step import GrowthConfig
 from esper.tolaria.precision import Precision
 from synthetic import CPU
 
@@ -21,7 +22,7 @@ def test_an_untrained_policy_fossilises_a_tenth_of_what_it_germinates() -> None:
     host = CnnHost(channels=(3, 4), classes=10, image=(8, 8, 1))
     task = Task("tiny", "shifted digits", host, lambda: data.digits(shift=2, noise=0.1))
     config = GrowthConfig(seed=1, episode_length=40, max_batches=1, batch_size=8)
-    env = GrowthEnv(task, torch.arange(64), config, Precision("cpu"), CPU)
+    env = GrowthEnv([task], torch.arange(64), config, Precision("cpu"), CPU)
     done: Counter = Counter()
 
     def on_step(t, actions, step) -> None:

@@ -203,6 +203,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return None
         if get_origin(option) is Literal and value in get_args(option):
             return value
+        if get_origin(option) is tuple and isinstance(value, str):
+            return (value,)
         if get_origin(option) is tuple and _is_strings(value):
             return tuple(value)
         if option is bool and isinstance(value, bool):

@@ -111,7 +111,7 @@ def digits_mlp() -> Task:
     return Task(
         name="digits_mlp",
         summary="digits shifted by up to 1 pixel, noise 0.1",
-        host=MlpHost(widths=(8, 8), classes=10, image=(8, 8, 1)),
+        host=MlpHost(widths=(16, 16), classes=10, image=(8, 8, 1)),
         data=lambda: data.digits(shift=1, noise=0.1),
     )
 

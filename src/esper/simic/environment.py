@@ -23,7 +23,6 @@ from esper.tamiyo.policy.features import Observation
 from esper.tolaria.bank import DataBank, StackKey
 from esper.tolaria.precision import Precision
 
-
 _T = TypeVar("_T")
 
 

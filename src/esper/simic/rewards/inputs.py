@@ -33,7 +33,6 @@ class RewardInputs:
             step after the action; NaN where no seed acts, ``[N, S]``.
         accuracy: validation accuracy now, ``[N]``; on the last step as committed, that is with
             the fossilised seeds alone.
-        previous_accuracy: the same one step ago.
         initial_accuracy: the same before the first step.
         birth_accuracy: accuracy when the seed germinated, NaN in empty slots, ``[N, S]``.
         score: expected accuracy, mean of the last three steps, ``[N]``; as committed on the last.
@@ -54,7 +53,6 @@ class RewardInputs:
     after: SeedState
     contribution: Tensor
     accuracy: Tensor
-    previous_accuracy: Tensor
     initial_accuracy: Tensor
     birth_accuracy: Tensor
     score: Tensor

@@ -12,7 +12,9 @@ SCORE_WINDOW = 3
 """Steps over which the score is averaged."""
 
 
-def utility(score: Tensor, added: Tensor, host_parameters: int, rent: float = RENT) -> Tensor:
+def utility(
+    score: Tensor, added: Tensor, host_parameters: int | Tensor, rent: float = RENT
+) -> Tensor:
     """``score - rent ln(1 + added / host_parameters)``, elementwise; at most the score.
 
     Args:
@@ -23,7 +25,7 @@ def utility(score: Tensor, added: Tensor, host_parameters: int, rent: float = RE
     return score - rent * growth(score, added, host_parameters)
 
 
-def growth(score: Tensor, added: Tensor, host_parameters: int) -> Tensor:
+def growth(score: Tensor, added: Tensor, host_parameters: int | Tensor) -> Tensor:
     """``ln(1 + added / host_parameters)`` in the dtype of ``score``."""
     return (added.to(score.dtype) / host_parameters).log1p()
 

@@ -96,7 +96,8 @@ class Recorder:
         assert self.last is not None, "no step was recorded"
         report = self.last.report
         committed, twins = report.committed, report.twin_committed
-        assert committed is not None and twins is not None, "the last step measures what is kept"
+        assert committed is not None
+        assert twins is not None
         names = [task.name for task in self.environment.tasks]
         tasks = self.environment.task_of.tolist()
         hosts = torch.tensor([task.host.parameter_count for task in self.environment.tasks])

@@ -92,9 +92,12 @@ def build_environment(config: TrainConfig, precision: Precision, device: torch.d
 def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
     """The settings with everything filled in that was left to the task or the machine."""
     growth = environment.config
+    slots = [tuple(slot.name for slot in task.host.slots) for task in environment.tasks]
+    several = len(set(slots)) > 1
     settings = {
         "task": [task.name for task in environment.tasks],
-        "slots": list(config.world.slots),
+        "slots": config.world.slots if several else slots[0],
+        "max_seeds": growth.max_seeds or (None if several else len(slots[0])),
         "episode_length": growth.episode_length,
         "max_batches": growth.max_batches,
         "batch_size": growth.batch_size,

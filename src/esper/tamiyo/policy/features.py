@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,7 +129,7 @@ class Progress:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Progress":
         """The progress with ``function`` applied to every tensor."""
-        tensors = {
+        tensors: dict[str, Any] = {
             f.name: function(getattr(self, f.name))
             for f in fields(self)
             if isinstance(getattr(self, f.name), Tensor)
