@@ -11,7 +11,7 @@ import pytest
 
 from esper.leyline.config import ALIASES, TrainConfig, flatten, setting_names
 from esper.leyline.errors import UsageError
-from esper.scripts.flags import canonical_flags, settings_file
+from esper.scripts.flags import read_flags, settings_file
 
 ROOT = Path(__file__).parents[2]
 SMOKE = "--episodes 1 --n-envs 2 --max-epochs 2 --max-batches 2 --slots mid --device cpu --use-amp"
@@ -94,6 +94,10 @@ MISTAKES = [
     ("train ppo --envs -1", "envs"),
     ("train ppo --learning-rate nan", "learning_rate"),
     ("train ppo --discount 1.5", "discount"),
+    ("train ppo --clip 1e39", "clip"),
+    ("train ppo --slots --rounds 1", "slots"),
+    ("train ppo --envs 2 4", "envs"),
+    ("train", "ppo"),
     ("train ppo --batch-size 1", "batch_size"),
     ("train ppo --seed -1", "seed"),
     ("train ppo --rounds 2 --episodes 3", "contradict"),
@@ -133,6 +137,8 @@ def test_a_mistake_is_one_short_message_and_exit_status_2(
     message = done.stdout + done.stderr
     assert says in message
     assert "Traceback" not in message
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
     assert files(tmp_path) == []
 
 
@@ -176,8 +182,9 @@ def test_every_alias_stands_for_its_flag() -> None:
         assert name in names
         for alias in aliases:
             flag = "--" + alias.replace("_", "-")
-            assert canonical_flags([flag, "1"]) == ["--" + name.replace("_", "-"), "1"]
+            assert read_flags("esper", [flag, "1"], {name: int}) == {name: 1}
 
 
 def test_the_same_value_twice_is_no_contradiction() -> None:
-    assert canonical_flags(["--rounds", "2", "--episodes=2"]) == ["--rounds", "2"]
+    given = read_flags("esper", ["--rounds", "2", "--episodes=2"], {"rounds": int})
+    assert given == {"rounds": 2}

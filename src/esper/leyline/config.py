@@ -5,11 +5,13 @@ Each field has one long flag of the same name. ``ALIASES`` are the other spellin
 
 import dataclasses
 import os
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from esper.leyline.errors import UsageError
 
@@ -195,11 +197,43 @@ def canonical_name(key: str) -> str:
     raise UsageError(f"{key}: there is no such setting; {hint}")
 
 
+def options_of(kind: Any) -> tuple[Any, ...]:
+    """The alternatives of a field's type: those of a union, or the type itself."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def described(kind: Any) -> str:
+    """What a field's type takes, for a message."""
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "a list of names"
+    if len(options_of(kind)) > 1:
+        return " or ".join(described(option) for option in options_of(kind))
+    names = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "a text",
+        NoneType: "null",
+        Path: "a path",
+    }
+    return names[kind]
+
+
+def shown(value: Any) -> str:
+    """A user's value for a message, cut where it is long or deep."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
 def _typed(name: str, value: Any, kind: Any) -> Any:
     """``value`` as the field's type, or a UsageError that says what is expected."""
-    options = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    for option in options:
-        if option is type(None) and value is None:
+    for option in options_of(kind):
+        if option is NoneType and value is None:
             return None
         if get_origin(option) is Literal and value in get_args(option):
             return value
@@ -213,22 +247,11 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return float(value)
         if option in (int, str) and type(value) is option:
             return value
-    raise UsageError(f"{name}: {value!r} is not {_described(kind)}")
+    raise UsageError(f"{name}: must be {described(kind)}, got {shown(value)}")
 
 
 def _is_strings(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
-
-
-def _described(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(repr, get_args(kind)))
-    if get_origin(kind) is tuple:
-        return "a list of names"
-    if isinstance(kind, UnionType):
-        return " or ".join(_described(option) for option in get_args(kind))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return names.get(kind, "null")
 
 
 _COUNTS = {
@@ -260,9 +283,9 @@ def check(config: TrainConfig) -> None:
     """
     flat = flatten(config)
     ranges: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
-        (_POSITIVE, "a positive number", lambda v: 0.0 < v < float("inf")),
+        (_POSITIVE, "above 0 and at most 1e30", lambda v: 0.0 < v <= 1e30),
         (_FRACTION, "between 0 and 1", lambda v: 0.0 <= v <= 1.0),
-        (_NOT_NEGATIVE, "0 or more", lambda v: 0.0 <= v < float("inf")),
+        (_NOT_NEGATIVE, "between 0 and 1e30", lambda v: 0.0 <= v <= 1e30),
         (("seed",), "between 0 and 4294967295", lambda v: 0 <= v < 2**32),
     )
     for name, most in _COUNTS.items():

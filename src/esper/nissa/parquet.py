@@ -32,5 +32,7 @@ def write_parquet(events: Path, target: Path) -> None:
             for name in columns:
                 columns[name].append(line.rstrip("\n") if name == "data" else content.get(name))
     draft = target.with_suffix(".draft")
-    pyarrow.parquet.write_table(pyarrow.table(columns, schema=SCHEMA), draft)
+    with draft.open("wb") as file:
+        # Given a path, pyarrow would read a name such as "s3:/x" as an address.
+        pyarrow.parquet.write_table(pyarrow.table(columns, schema=SCHEMA), file)
     draft.rename(target)

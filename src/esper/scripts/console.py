@@ -67,7 +67,7 @@ class LiveProgress:
         self.rounds, self.done = config.world.rounds, done
         self.fields["rate"] = f"{config.learner.learning_rate:g}"
         self.begin, self.steps = time.perf_counter(), 0
-        self.console.print(f"run directory: {path}", highlight=False, soft_wrap=True)
+        self.console.out(f"run directory: {path}", highlight=False)
         self.bar = self.progress.add_task(
             "", total=(self.rounds - done) * steps_per_round, round=self._round(), **self.fields
         )
@@ -127,7 +127,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         ):
             table.add_row(label, *(format(_mean(part, attribute), form) for part in columns))
         console.print(table)
-    console.print(f"run directory: {summary.path}", highlight=False, soft_wrap=True)
+    console.out(f"run directory: {summary.path}", highlight=False)
 
 
 def _named(rounds: list[RoundSummary]) -> str:

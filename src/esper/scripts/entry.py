@@ -3,10 +3,13 @@
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from io import TextIOWrapper
 
 from esper.leyline.errors import UsageError
 
 Command = Callable[[list[str]], int]
+LONGEST_MESSAGE = 400
+"""Characters of a message that are printed; what a user typed may be longer."""
 
 
 def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]) -> int:
@@ -16,11 +19,13 @@ def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]
         UsageError: there is no such command.
     """
     listing = ", ".join(commands)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments:
+        raise UsageError(f"{program}: needs a command; choose from {listing}, or --help")
+    if arguments[0] in ("-h", "--help"):
         print(f"usage: {program} COMMAND [--help] ...\n\ncommands:")
         for name, command in commands.items():
             print(f"  {name:<12}{(command.__doc__ or '').strip().splitlines()[0]}")
-        return 0 if arguments else 2
+        return 0
     name, *rest = arguments
     if name not in commands:
         near = get_close_matches(name, commands, 1)
@@ -31,10 +36,21 @@ def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]
 
 def guarded(command: Command, arguments: list[str]) -> int:
     """Run a command; a mistake of the user's is one line on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A path may hold bytes that are no text; to name it must not end a run.
+            stream.reconfigure(errors="backslashreplace")
     try:
         return command(arguments)
     except UsageError as error:
-        print(f"esper: {error}", file=sys.stderr)
+        print(f"esper: {one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def one_line(text: str) -> str:
+    """A message with control characters escaped, and the middle left out where it is long."""
+    if len(text) > LONGEST_MESSAGE:
+        text = f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 2 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,43 +1,43 @@
-"""Command lines to settings: one parser for flags, JSON files and stored runs."""
+"""Command lines and JSON files to settings, checked against the fields they fill."""
 
 import json
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
-from esper.leyline.config import ALIASES, TrainConfig, unflatten
+from esper.leyline.config import ALIASES, TrainConfig, described, options_of, shown, unflatten
 from esper.leyline.errors import UsageError
 
 
-def canonical_flags(arguments: list[str]) -> list[str]:
-    """The arguments with every alias replaced by the flag it stands for.
+def read_flags(program: str, arguments: list[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a command line gives, by name, aliases resolved.
+
+    Args:
+        program: the command, for messages.
+        arguments: flags and their values, ``--name value`` or ``--name=value``.
+        kinds: the type of each setting that the command has.
 
     Raises:
-        UsageError: one flag is given two different values.
+        UsageError: an unknown flag, a value of the wrong type, or two values for one setting.
     """
-    originals = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
-    result: list[str] = []
-    given: dict[str, tuple[str, list[str]]] = {}
-    for spelling, values in _split(arguments):
-        if not spelling:
-            result += values
+    settings: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for flag, values in _split(arguments):
+        if not flag:
+            if values:
+                raise UsageError(f"{program}: takes no {shown(values[0])}; write --NAME VALUE")
             continue
-        key = spelling.removeprefix("--").replace("-", "_")
-        off = key.startswith("no_")
-        key = key.removeprefix("no_")
-        name = originals.get(key, key)
-        if off:
-            values = ["(off)", *values]
-        if name not in given:
-            given[name] = spelling, values
-            flag = ("--no-" if off else "--") + name.replace("_", "-")
-            result += [flag, *values[off:]]
-        elif given[name][1] != values:
-            first, before = given[name]
+        name, on = _setting(program, flag, kinds)
+        value = _value(flag, on, values, kinds[name])
+        written = " ".join([flag, *values])
+        if name in settings and settings[name] != value:
             raise UsageError(
-                f"{name}: {' '.join([first, *before])} and {' '.join([spelling, *values])} "
-                "contradict each other; give one of them"
+                f"{name}: {given[name]} and {written} contradict each other; give one of them"
             )
-    return result
+        settings[name], given[name] = value, written
+    return settings
 
 
 def _split(arguments: list[str]) -> list[tuple[str, list[str]]]:
@@ -52,6 +52,51 @@ def _split(arguments: list[str]) -> list[tuple[str, list[str]]]:
     return parts
 
 
+def _setting(program: str, flag: str, kinds: Mapping[str, Any]) -> tuple[str, bool]:
+    """The setting that ``flag`` names, and whether it switches it on (``--no-NAME``: off)."""
+    originals = {alias: name for name in kinds for alias in ALIASES.get(name, ())}
+    key = flag.removeprefix("--").replace("-", "_")
+    for spelling, on in ((key, True), (key.removeprefix("no_"), False)):
+        name = originals.get(spelling, spelling)
+        if name in kinds and (on or bool in options_of(kinds[name])):
+            return name, on
+    near = get_close_matches(key, [*kinds, *originals], 1)
+    hint = (
+        f"did you mean --{near[0].replace('_', '-')}?"
+        if near
+        else f"{program} --help lists all settings"
+    )
+    raise UsageError(f"{flag}: {program} has no such setting; {hint}")
+
+
+def _value(flag: str, on: bool, values: list[str], kind: Any) -> Any:
+    """What the texts behind ``flag`` stand for, as it would stand in a JSON file."""
+    options = options_of(kind)
+    if bool in options:
+        if values:
+            raise UsageError(f"{flag}: takes no value, got {shown(values[0])}; write {flag} alone")
+        return on
+    if values and any(get_origin(option) is tuple for option in options):
+        return values
+    if len(values) != 1:
+        got = " ".join(values) or "nothing"
+        raise UsageError(f"{flag}: must be {described(kind)}, got {got}")
+    (text,) = values
+    if NoneType in options and text in ("None", "null"):
+        return None
+    for option in options:
+        if option in (int, float):
+            try:
+                return option(text)
+            except ValueError:
+                continue
+        if get_origin(option) is Literal and text in get_args(option):
+            return text
+        if option is str or (option is Path and text):
+            return option(text)
+    raise UsageError(f"{flag}: must be {described(kind)}, got {shown(text)}")
+
+
 def settings_file(path: Path, base: TrainConfig | None = None) -> TrainConfig:
     """The settings of a flat JSON file, and those of ``base`` where it has none.
 
@@ -59,13 +104,13 @@ def settings_file(path: Path, base: TrainConfig | None = None) -> TrainConfig:
         UsageError: it cannot be read, or a key or value is wrong.
     """
     try:
-        content = json.loads(path.read_text(), object_pairs_hook=_once)
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise UsageError(f"config_json: cannot read {path} ({error.strerror})") from error
     except UsageError:
         raise
-    except ValueError as error:
-        raise UsageError(f"config_json: {path} is not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"config_json: {path} is not JSON ({error}); mend it") from error
     if not isinstance(content, dict):
         raise UsageError(f"config_json: {path} must hold one object of settings")
     return unflatten(content, base)
@@ -79,13 +124,3 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         double = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"{double}: stands twice in the settings file; keep one of them")
     return content
-
-
-def value_of(flag: str, arguments: list[str]) -> Path | None:
-    """The value given to ``flag``, before the arguments are parsed in earnest."""
-    for i, argument in enumerate(arguments):
-        if argument == flag and i + 1 < len(arguments):
-            return Path(arguments[i + 1])
-        if argument.startswith(flag + "="):
-            return Path(argument.partition("=")[2])
-    return None

@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 from rich.console import Console
@@ -15,16 +17,13 @@ from esper.leyline.config import (
     OutputConfig,
     TrainConfig,
     WorldConfig,
-    flatten,
+    unflatten,
 )
 from esper.leyline.errors import UsageError
 from esper.scripts.console import LiveProgress, print_summary
 from esper.scripts.entry import dispatch, guarded
-from esper.scripts.flags import canonical_flags, settings_file, value_of
-from esper.simic.run_directory import stored_config
+from esper.scripts.flags import read_flags, settings_file
 from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
-
-_TYRO = (tyro.conf.OmitArgPrefixes,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,47 +65,45 @@ class HeuristicArguments:
 
 def ppo(arguments: list[str]) -> int:
     """Train a growth policy with PPO."""
-    arguments = canonical_flags(arguments)
-    run = value_of("--resume", arguments)
-    file = value_of("--config-json", arguments)
+    program = "esper train ppo"
+    if _wants_help(arguments):
+        return _print_help(PPOArguments, program)
+    given = read_flags(program, arguments, _kinds(PPOArguments))
+    run, file = given.pop("resume", None), given.pop("config_json", None)
     if run is not None and file is not None:
         raise UsageError("config_json: a resumed run keeps its own settings; leave one of them out")
-    base = TrainConfig()
     if run is not None:
-        base, _ = stored_config(run)
-    elif file is not None:
-        base = settings_file(file)
-    default = PPOArguments(
-        world=base.world, learner=base.learner, machine=base.machine, output=base.output
-    )
-    given = tyro.cli(
-        PPOArguments, args=arguments, default=default, prog="esper train ppo", config=_TYRO
-    )
-    config = TrainConfig(
-        world=given.world, learner=given.learner, machine=given.machine, output=given.output
-    )
-    if run is not None:
-        return _watched(lambda progress: resume_ppo(run, flatten(config), progress))
+        return _watched(lambda progress: resume_ppo(run, given, progress))
+    config = unflatten(given, settings_file(file) if file is not None else None)
     return _watched(lambda progress: run_training(config, "ppo", observer=progress))
 
 
 def heuristic(arguments: list[str]) -> int:
     """Run the plateau heuristic, as a control."""
-    arguments = canonical_flags(arguments)
-    file = value_of("--config-json", arguments)
-    default = HeuristicArguments()
-    if file is not None:
-        base = settings_file(file, TrainConfig(world=default.world))
-        default = HeuristicArguments(world=base.world, machine=base.machine, output=base.output)
-    given = tyro.cli(
-        HeuristicArguments,
-        args=arguments,
-        default=default,
-        prog="esper train heuristic",
-        config=_TYRO,
-    )
-    config = TrainConfig(world=given.world, machine=given.machine, output=given.output)
+    program = "esper train heuristic"
+    if _wants_help(arguments):
+        return _print_help(HeuristicArguments, program)
+    given = read_flags(program, arguments, _kinds(HeuristicArguments))
+    file = given.pop("config_json", None)
+    base = TrainConfig(world=HeuristicArguments().world)
+    config = unflatten(given, settings_file(file, base) if file is not None else base)
     return _watched(lambda progress: run_training(config, "heuristic", observer=progress))
+
+
+def _wants_help(arguments: list[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(arguments)
+
+
+def _print_help(kind: type, program: str) -> int:
+    with suppress(SystemExit):
+        tyro.cli(kind, args=["--help"], prog=program, config=(tyro.conf.OmitArgPrefixes,))
+    return 0
+
+
+def _kinds(kind: type) -> dict[str, Any]:
+    """The types of all settings in the groups of ``kind``, by name."""
+    groups = [group.type for group in fields(kind)]
+    return {f.name: f.type for group in groups if is_dataclass(group) for f in fields(group)}
 
 
 def _watched(run: Callable[[LiveProgress], RunSummary]) -> int:
@@ -117,7 +114,7 @@ def _watched(run: Callable[[LiveProgress], RunSummary]) -> int:
     print_summary(console, summary)
     if summary.rounds and (summary.path / "events.jsonl").exists():
         try:
-            console.print(f"report: {write_report(summary.path)}", highlight=False, soft_wrap=True)
+            console.out(f"report: {write_report(summary.path)}", highlight=False)
         except (OSError, UsageError) as error:
             print(f"warning: report.html could not be written ({error})", file=sys.stderr)
     return summary.exit_code

@@ -114,12 +114,12 @@ def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
     """
     path = run / "config.json"
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         return unflatten(dict(content["settings"])), dict(content["fingerprint"])
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"resume: {run} is no run directory (it has no config.json)") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"resume: {path} cannot be read ({error})") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"resume: {path} cannot be read ({error}); give another run") from error
 
 
 def machine_fingerprint(device: torch.device) -> dict[str, Any]:

@@ -1,0 +1,339 @@
+"""Command lines and settings files as no sensible person writes them, from a seed."""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
+from pathlib import Path
+from typing import Any, get_origin
+
+from fuzz_values import (
+    KINDS,
+    LEARNER,
+    LONG,
+    SMALL,
+    VALID,
+    invalid_texts,
+    invalid_values,
+    valid_value,
+)
+
+from esper.leyline.config import ALIASES, options_of
+
+Mentions = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to type.
+
+    Attributes:
+        arguments: behind ``esper``.
+        expected: the exit status, None when 0 and 2 are both right.
+        mentions: one of these stands in the message of a refusal.
+        field: the setting at which the case aims, if any.
+        content: of ``settings.json``, None when there is no such file.
+    """
+
+    arguments: tuple[str, ...]
+    expected: int | None
+    mentions: Mentions = ()
+    field: str | None = None
+    content: bytes | None = None
+
+
+def spellings(name: str) -> Mentions:
+    """A setting's name and aliases, as keys and as flags."""
+    keys = (name, *ALIASES.get(name, ()))
+    return (*keys, *(flag(key) for key in keys))
+
+
+def flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
+
+
+def written(draw: random.Random, name: str, value: Any) -> list[str]:
+    """A valid value as flags, in any of the ways to write it."""
+    own = flag(draw.choice((name, *ALIASES.get(name, ()))))
+    if isinstance(value, bool):
+        return [own if value else own.replace("--", "--no-", 1)]
+    if isinstance(value, list):
+        return [own, *value]
+    return draw.choice([[own, str(value)], [f"{own}={value}"]])
+
+
+def flags(draw: random.Random, settings: dict[str, Any]) -> list[list[str]]:
+    return [written(draw, name, value) for name, value in settings.items()]
+
+
+def short_run(draw: random.Random, policy: str, without: str = "") -> dict[str, Any]:
+    """Settings of a short run with one more of them at random, all but ``without``."""
+    names = [n for n in KINDS if n != without and (policy == "ppo" or n not in LEARNER)]
+    other = draw.choice(names)
+    settings = {**SMALL, other: valid_value(draw, other)}
+    return {name: settings[name] for name in names if name in settings}
+
+
+def commands(count: int, seed: int) -> list[Case]:
+    """Command lines."""
+    draw = random.Random(seed)
+    return _mixed(
+        count,
+        (_right_command(draw, name) for name in cycle(KINDS)),
+        (_wrong_command(draw, name) for name in cycle(KINDS)),
+        _strange_commands(draw),
+        (_wild_command(draw) for _ in cycle([None])),
+    )
+
+
+def configs(count: int, seed: int) -> list[Case]:
+    """Settings files."""
+    draw = random.Random(seed)
+    return _mixed(
+        count,
+        (_right_config(draw, name) for name in cycle(KINDS)),
+        (_wrong_config(draw, name) for name in cycle(KINDS)),
+        _strange_configs(draw),
+        (_wild_config(draw) for _ in cycle([None])),
+    )
+
+
+def every_wrong_value(seed: int) -> list[Case]:
+    """Each of the values that must be refused, behind its flag and in a file."""
+    draw = random.Random(seed)
+    return [
+        *(_wrong_command(draw, name, texts) for name in KINDS for texts in invalid_texts(name)),
+        *(_config(draw, name, value, 2) for name in KINDS for value in invalid_values(name)),
+    ]
+
+
+def every_named_value(seed: int) -> list[Case]:
+    """Each of ``VALID``, in a file."""
+    draw = random.Random(seed)
+    listed = {n for n in VALID if any(get_origin(o) is tuple for o in options_of(KINDS[n]))}
+    return [
+        _config(draw, name, [value] if name in listed else value, 0)
+        for name, values in VALID.items()
+        for value in values
+    ]
+
+
+def _mixed(count: int, *kinds: Iterator[Case]) -> list[Case]:
+    """Right ones, wrong ones, strange ones and wild ones, in the proportion 2, 3, 3 and 1."""
+    return [next(kinds[kind]) for kind in islice(cycle([0, 0, 1, 1, 1, 2, 2, 2, 3]), count)]
+
+
+def _policy(draw: random.Random, name: str) -> str:
+    return "ppo" if name in LEARNER or draw.random() < 0.7 else "heuristic"
+
+
+def _right_command(draw: random.Random, name: str) -> Case:
+    policy = _policy(draw, name)
+    settings = {**short_run(draw, policy, name), name: valid_value(draw, name)}
+    words = flags(draw, settings)
+    draw.shuffle(words)
+    return Case(("train", policy, *chain(*words)), 0, field=name)
+
+
+def _wrong_command(draw: random.Random, name: str, values: list[str] | None = None) -> Case:
+    policy = _policy(draw, name)
+    words = flags(draw, short_run(draw, policy, name))
+    own = flag(draw.choice((name, *ALIASES.get(name, ()))))
+    values = draw.choice(invalid_texts(name)) if values is None else values
+    joined = len(values) == 1 and draw.random() < 0.5
+    words.append([f"{own}={values[0]}"] if joined else [own, *values])
+    draw.shuffle(words)
+    return Case(("train", policy, *chain(*words)), 2, spellings(name), name)
+
+
+RUNS = (
+    "missing",
+    "file.txt",
+    "empty",
+    "list",
+    "deep",
+    "texts",
+    "bytes",
+    "no-fingerprint",
+    "no-checkpoint",
+    "bad-manifest",
+    "list-manifest",
+    "null\x00byte",
+    "",
+    LONG,
+)
+"""Directories that are no run to go on with; see ``_furnish_runs``."""
+
+
+def _strange_commands(draw: random.Random) -> Iterator[Case]:
+    """Right but for one thing that is not the value of a setting; or no training at all."""
+    runs = cycle(RUNS)
+    while True:
+        policy = draw.choice(["ppo", "heuristic"])
+        small = list(chain(*flags(draw, short_run(draw, policy))))
+        train = ("train", policy, *small)
+        run = ("train", "ppo", "--resume", "run")
+        again, value = draw.choice(
+            [("envs", 3), ("rounds", 5), ("episode_length", 9), ("rounds", "x"), ("batch_size", 9)]
+        )
+        twice = [flag(name) for name in (again, *ALIASES.get(again, (again,)))]
+        near = draw.choice(list(KINDS))
+        typo = flag(near[: len(near) // 2] + draw.choice("zqk") + near[len(near) // 2 :])
+        odd = draw.choice(
+            ["--", "---", "--=", "--=3", "--ß", "--" + LONG, "--\x00", "--world.envs"]
+        )
+        stray = draw.choice(["stray", "-x", "", "-", "\n", LONG, "{}", "ünï", "\udcff"])
+        for _ in range(5):
+            yield Case((*run[:3], next(runs), "--rounds", "2"), 2, ("resume",))
+        yield from [
+            Case((*train, typo, "3"), 2, (typo,)),
+            Case((*train, twice[0], "4", f"{twice[-1]}={value}"), 2, spellings(again)),
+            Case(("train", policy, stray, *small), 2, ("train " + policy,)),
+            Case((*train, odd, "3"), 2, (odd.partition("=")[0][:50], "\\x00")),
+            Case((*run, "--config-json", "settings.json"), 2, ("resume", "config_json")),
+            Case((*run, "--rounds", "2"), 0),
+            Case((*run, "--n-episodes=2", "--threads", "None", "--device", "cpu"), 0),
+            Case((*run, "--rounds", "1"), 2, ("rounds",)),
+            Case((*run, "--rounds", "2", flag("envs"), "2"), 2, ("envs",)),
+            Case((*run, "--rounds", "2", "--config-json", "file.txt"), 2, ("config_json",)),
+            Case(
+                (*train[:2], "--config-json", draw.choice(["", "missing", "empty", LONG])),
+                2,
+                ("config",),
+            ),
+            Case(("train", "heuristic", "--resume", "run", "--rounds", "2"), 2, ("--resume",)),
+            Case(("train", "heuristic", flag(draw.choice(sorted(LEARNER))), "1"), 2, ("--",)),
+            Case((*train, draw.choice(["--help", "-h"])), 0),
+            Case(draw.choice([("--help",), ("-h",), ("train", "--help"), ("tasks",)]), 0),
+            Case(draw.choice([(), ("train",)]), 2, ("train", "ppo")),
+            Case(draw.choice([("trian",), ("",), (LONG,), ("\x00",), ("--train",), ("task",)]), 2),
+            Case(("train", draw.choice(["pop", "", "PPO", "--rounds", "ppo "])), 2, ("ppo",)),
+            Case(("tasks", draw.choice(["--nothing", "\x00", "--help=3", "two words"])), None),
+        ]
+
+
+def _wild_command(draw: random.Random) -> Case:
+    """Flags and values in any order; all that could make a run long is given first."""
+    soup = [flag(draw.choice(list(KINDS))) for _ in range(draw.randint(0, 3))]
+    soup += [
+        draw.choice(
+            ["1", "2", "", "x", "early", "0.5", "-1", "=", "[", "\t", "cpu", "normal", "😀"]
+        )
+        for _ in range(draw.randint(0, 3))
+    ]
+    draw.shuffle(soup)
+    policy = draw.choice(["ppo", "heuristic"])
+    small = list(chain(*flags(draw, short_run(draw, policy))))
+    return Case(("train", policy, *small, *soup), None)
+
+
+def _with_file(draw: random.Random, content: Any, expected: int | None, *rest: Any) -> Case:
+    """A case whose settings file holds ``content``, bytes or what is to be JSON."""
+    policy = draw.choice(["ppo", "ppo", "heuristic"])
+    encoded = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return Case(
+        ("train", policy, "--config-json", "settings.json"), expected, *rest, content=encoded
+    )
+
+
+def _keyed(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings under any of their names, in any order."""
+    items = [(draw.choice((name, *ALIASES.get(name, ()))), v) for name, v in settings.items()]
+    draw.shuffle(items)
+    return {draw.choice([key, key.replace("_", "-")]): value for key, value in items}
+
+
+def _right_config(draw: random.Random, name: str) -> Case:
+    return _config(draw, name, valid_value(draw, name), 0)
+
+
+def _wrong_config(draw: random.Random, name: str) -> Case:
+    return _config(draw, name, draw.choice(invalid_values(name)), 2)
+
+
+def _config(draw: random.Random, name: str, value: Any, expected: int) -> Case:
+    settings = {**short_run(draw, "ppo", name), name: value}
+    return _with_file(draw, _keyed(draw, settings), expected, spellings(name), name)
+
+
+def _strange_configs(draw: random.Random) -> Iterator[Case]:
+    """A file that is wrong as a whole, or in a key."""
+    while True:
+        good = short_run(draw, "ppo")
+        text = json.dumps(good).encode()
+        near = draw.choice(list(KINDS))
+        typo = near[: len(near) // 2] + draw.choice("zqk") + near[len(near) // 2 :]
+        alias = draw.choice(sorted(ALIASES))
+        own = draw.choice(ALIASES[alias])
+        contents: list[tuple[Any, Mentions]] = [
+            (b"", ("JSON",)),
+            (text[:-1], ("JSON",)),
+            (text.replace(b":", b"=", 1), ("JSON",)),
+            (b"\xff\xfe" + text, ("JSON",)),
+            (b"\xef\xbb\xbf" + text, ("JSON",)),
+            (json.dumps(good).encode("utf-16"), ("JSON",)),
+            (bytes(draw.randrange(256) for _ in range(200)), ("JSON",)),
+            (text + text, ("JSON",)),
+            (b"\x00" * 100, ("JSON",)),
+            (b"[" * 100_000, ("JSON",)),
+            (b'{"rounds":' * 100_000, ("JSON",)),
+            (b'{"rounds": 1' + b"0" * 10_000 + b"}", ("JSON",)),
+            (b'{"rounds": ' + b"[" * 500 + b"]" * 500 + b"}", ("rounds",)),
+            (draw.choice([[good], 3, None, "rounds", True, float("nan"), []]), ("object",)),
+            ({"settings": good, "fingerprint": {}}, ("settings",)),
+            ({"world": good}, ("world",)),
+            ({**good, typo: 1}, (typo,)),
+            (
+                {**good, draw.choice(["", " ", "ünï", "\n", "\x1b[2J", "-", LONG]): 1},
+                ("no such setting",),
+            ),
+            ({**good, "resume": "run"}, ("resume",)),
+            ({**good, alias: 1, own: 2}, spellings(alias)),
+            (b'{"rounds": 1, "rounds": 2}', ("rounds",)),
+            (b'{"rounds": {"a": 1, "a": 2}}', ("a: stands twice",)),
+        ]
+        for content, mentions in contents:
+            yield _with_file(draw, content, 2, mentions)
+
+
+def _wild_config(draw: random.Random) -> Case:
+    """Bytes lost or changed anywhere, save that no number grows."""
+    text = bytearray(json.dumps(_keyed(draw, short_run(draw, "ppo"))).encode())
+    for _ in range(draw.randint(1, 3)):
+        place = draw.randrange(len(text))
+        if draw.random() < 0.5:
+            text[place] = draw.choice(b' "{}[],:xX\x00\xff\n')
+        else:
+            del text[place]
+    return _with_file(draw, bytes(text), None)
+
+
+def furnish(place: Path, case: Case) -> None:
+    """Files and directories for ``case`` to stumble over."""
+    (place / "file.txt").write_text("text")
+    (place / "empty").mkdir()
+    if case.content is not None:
+        (place / "settings.json").write_bytes(case.content)
+    if "--resume" in case.arguments:
+        _furnish_runs(place)
+
+
+def _furnish_runs(place: Path) -> None:
+    settings = json.dumps({"settings": SMALL, "fingerprint": {}}).encode()
+    for name, content in {
+        "list": b"[]",
+        "deep": b"[" * 100_000,
+        "texts": b'{"settings": "a", "fingerprint": "b"}',
+        "bytes": b"\xff",
+        "no-fingerprint": json.dumps({"settings": SMALL}).encode(),
+        "no-checkpoint": settings,
+        "bad-manifest": settings,
+        "list-manifest": settings,
+    }.items():
+        (place / name).mkdir()
+        (place / name / "config.json").write_bytes(content)
+    for name, manifest in {"bad-manifest": "{", "list-manifest": "[]"}.items():
+        checkpoint = place / name / "checkpoints" / "000001"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text(manifest)

@@ -1,0 +1,229 @@
+"""Whatever one types, ``esper`` trains or refuses in one line; it never breaks or leaves litter."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import fuzzing
+import pytest
+from fuzzing import Case
+
+from esper.scripts import train
+from esper.scripts.entry import LONGEST_MESSAGE, guarded
+from esper.scripts.main import esper
+
+ROOT = Path(__file__).parents[2]
+SIMPLE = [f"{fuzzing.flag(name)}={value}" for name, value in fuzzing.SMALL.items()]
+LOCKS = {f"{run}/lock" for run in fuzzing.RUNS}
+"""A directory is locked before its checkpoints are read; that may leave an empty file."""
+EVERY_REPORT = 16
+"""One report in so many is really drawn: drawing takes longer than such a run."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case: exit status, the two streams, and the traceback that got out."""
+
+    code: object
+    out: str
+    err: str
+    escaped: str = ""
+    trained: bool = False
+
+
+def execute(arguments: tuple[str, ...]) -> Outcome:
+    """``esper`` in this process, as the installed command runs it."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    code: object = None
+    escaped = ""
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = guarded(esper, list(arguments))
+        except SystemExit as exit:
+            code = exit.code or 0
+        except BaseException:
+            escaped = traceback.format_exc()
+    texts = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return Outcome(code, *texts, escaped)
+
+
+def contents(place: Path) -> dict[str, str]:
+    """Digests of all files and the names of all directories below ``place``."""
+    return {
+        str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else "directory"
+        for path in place.rglob("*")
+    }
+
+
+def prepared(place: Path, run: Path, case: Case) -> None:
+    """A directory for ``case`` with what it may stumble over, and a whole run to go on with."""
+    place.mkdir()
+    fuzzing.furnish(place, case)
+    if "run" in case.arguments:
+        shutil.copytree(run, place / "run")
+
+
+def finished_runs(place: Path, before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Run directories that were made or changed, each of them whole."""
+    changed = {name for name in after if after[name] != before.get(name)}
+    runs = sorted({str(Path(name).parent) for name in changed if name.endswith("config.json")})
+    for run in runs:
+        path = place / run
+        settings = json.loads((path / "config.json").read_text())["settings"]
+        if settings["telemetry_level"] == "off":
+            assert not (path / "events.jsonl").exists(), "off writes no events"
+            continue
+        last = json.loads((path / "events.jsonl").read_text().splitlines()[-1])
+        assert last["event_type"] == "TRAINING_FINISHED"
+        assert (last["status"], last["round"]) == ("finished", settings["rounds"])
+    return runs
+
+
+def judge(case: Case, outcome: Outcome, place: Path, before: dict[str, str]) -> bool:
+    """Whether ``case`` trained; fails where it broke a promise."""
+    after = contents(place)
+    assert not outcome.escaped, "an exception"
+    assert "Traceback" not in outcome.out + outcome.err, "a traceback"
+    assert outcome.code in ((0, 2) if case.expected is None else (case.expected,)), "exit status"
+    if outcome.code == 2:
+        *notes, line = outcome.err.removesuffix("\n").split("\n")
+        assert line.startswith("esper: "), "a message"
+        assert line.isprintable(), "a message without control characters"
+        assert len(line) < LONGEST_MESSAGE * 2, "a short message"
+        assert all(n.startswith(("warning: ", "checkpoint: ")) for n in notes), "one message"
+        assert not case.mentions or any(m in line for m in case.mentions), "names what is wrong"
+        assert {n: d for n, d in after.items() if n not in LOCKS} == before, "writes nothing"
+        return False
+    runs = finished_runs(place, before, after)
+    if "run directory: " not in outcome.out:
+        assert not runs, "names its run"
+        return False
+    assert len(runs) == 1, "one run"
+    return True
+
+
+def results(
+    cases: list[Case], where: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[Outcome]:
+    """The outcomes of all cases; fails with every case that broke a promise."""
+    draw_report = train.write_report
+    outcomes, failures = [], []
+    for index, case in enumerate(cases):
+        place = where / str(index)
+        prepared(place, run, case)
+        before = contents(place)
+        monkeypatch.chdir(place)
+        monkeypatch.setenv("HOME", str(place))
+        real = index % EVERY_REPORT == 0
+        monkeypatch.setattr(train, "write_report", draw_report if real else Path)
+        outcome = execute(case.arguments)
+        trained = False
+        try:
+            trained = judge(case, outcome, place, before)
+        except AssertionError as error:
+            failures.append(told(index, case, outcome, str(error).splitlines()[0]))
+        outcomes.append(Outcome(outcome.code, outcome.out, outcome.err, trained=trained))
+        shutil.rmtree(place)
+    assert not failures, f"{len(failures)} of {len(cases)}\n" + "\n".join(failures)
+    return outcomes
+
+
+def told(index: int, case: Case, outcome: Outcome, reason: str) -> str:
+    """A failed case, so that it can be typed again."""
+    lines = [f"--- case {index}: {reason}", "esper " + shlex.join(case.arguments)[:1000]]
+    if case.content is not None:
+        lines.append(f"settings.json: {case.content[:1000]!r}")
+    lines.append(f"exit {outcome.code}, expected {case.expected}, mentioning {case.mentions}")
+    return "\n".join([*lines, outcome.err[-1000:], outcome.escaped[-1500:]])
+
+
+def assert_meaningful(cases: list[Case], outcomes: list[Outcome]) -> None:
+    """The mix trains and refuses often enough, and meets every setting in both ways."""
+    assert sum(o.trained for o in outcomes) >= 0.15 * len(cases)
+    assert sum(o.code == 2 for o in outcomes) >= 0.4 * len(cases)
+    pairs = list(zip(cases, outcomes, strict=True))
+    for accepted in (True, False):
+        met = {c.field for c, o in pairs if c.field and o.trained == accepted}
+        missing = fuzzing.KINDS.keys() - met
+        assert not missing, f"no case where {missing} is {'right' if accepted else 'wrong'}"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run of one round."""
+    place = tmp_path_factory.mktemp("before")
+    outcome = execute(("train", "ppo", *SIMPLE, "--telemetry-dir", str(place)))
+    assert outcome.code == 0, outcome.err
+    (path,) = place.iterdir()
+    return path
+
+
+def test_200_command_lines(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = fuzzing.commands(200, seed=20)
+    assert_meaningful(cases, results(cases, tmp_path, run, monkeypatch))
+
+
+def test_200_settings_files(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = fuzzing.configs(200, seed=21)
+    assert_meaningful(cases, results(cases, tmp_path, run, monkeypatch))
+
+
+def test_every_wrong_value_is_refused(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results(fuzzing.every_wrong_value(seed=22), tmp_path, run, monkeypatch)
+
+
+def test_every_right_name_works(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results(fuzzing.every_named_value(seed=23), tmp_path, run, monkeypatch)
+
+
+def test_the_same_seed_gives_the_same_cases() -> None:
+    assert fuzzing.commands(200, seed=20) == fuzzing.commands(200, seed=20)
+    assert fuzzing.configs(200, seed=21) == fuzzing.configs(200, seed=21)
+
+
+REAL = (
+    Case(("train", "ppo", *SIMPLE, "--telemetry-dir", "[/x]\udcff"), 0),
+    Case(("train", "ppo", "--rounds", "three"), 2, ("--rounds",)),
+    Case(("train", "ppo", "--config-json", "settings.json"), 2, ("JSON",), content=b"[" * 100_000),
+    Case(("train", "ppo", "--resume", "deep", "--rounds", "2"), 2, ("resume",)),
+    Case(("train", "ppo", "--\udcff\x1b[2J"), 2, ("--",)),
+)
+
+
+def test_another_process_does_the_same(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results(list(REAL), tmp_path, run, monkeypatch)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    started = []
+    for index, case in enumerate(REAL):
+        place = tmp_path / f"real {index}"
+        prepared(place, run, case)
+        before = contents(place)
+        command = [sys.executable, "-m", "esper.scripts.main", *case.arguments]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, cwd=place, stdout=pipe, stderr=pipe, env=os.environ)
+        started.append((case, place, before, process))
+    for case, place, before, process in started:
+        out, err = (stream.decode() for stream in process.communicate(timeout=120))
+        assert judge(case, Outcome(process.returncode, out, err), place, before) == (
+            case.expected == 0
+        )
+        if case.expected == 2:
+            monkeypatch.chdir(place)
+            assert execute(case.arguments).err == err
