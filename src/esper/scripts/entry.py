@@ -2,8 +2,11 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from io import TextIOWrapper
+
+import tyro
 
 from esper.leyline.errors import UsageError
 
@@ -54,3 +57,15 @@ def one_line(text: str) -> str:
     if len(text) > LONGEST_MESSAGE:
         text = f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def wants_help(arguments: list[str]) -> bool:
+    """Whether the user asks what there is to set."""
+    return not {"-h", "--help"}.isdisjoint(arguments)
+
+
+def print_help(kind: type, program: str) -> int:
+    """Print every setting of the dataclass ``kind`` with its default; exit status 0."""
+    with suppress(SystemExit):
+        tyro.cli(kind, args=["--help"], prog=program, config=(tyro.conf.OmitArgPrefixes,))
+    return 0

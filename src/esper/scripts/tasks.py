@@ -1,6 +1,7 @@
 """``esper tasks``: what one can train on, and what growing is worth there."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Annotated
 
 import tyro
@@ -11,7 +12,8 @@ from rich.text import Text
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, Task, find_all
 from esper.runtime.worth import Worth, read_worth
-from esper.scripts.flags import canonical_flags
+from esper.scripts.entry import print_help, wants_help
+from esper.scripts.flags import read_flags
 
 ROOMY = 120
 """Columns from which on a terminal shows tables; narrower ones and files get lines."""
@@ -31,10 +33,14 @@ class TasksArguments:
 
 def tasks(arguments: list[str]) -> int:
     """List the tasks one can train on."""
-    given = tyro.cli(TasksArguments, args=canonical_flags(arguments), prog="esper tasks")
-    for path in given.plugin:
+    program = "esper tasks"
+    if wants_help(arguments):
+        return print_help(TasksArguments, program)
+    names = list(takewhile(lambda argument: not argument.startswith("--"), arguments))
+    given = read_flags(program, arguments[len(names) :], {"plugin": tuple[str, ...]})
+    for path in given.get("plugin", ()):
         load(path)
-    show(Console(), find_all(given.names or tuple(TASKS)), read_worth())
+    show(Console(), find_all(names or tuple(TASKS)), read_worth())
     return 0
 
 

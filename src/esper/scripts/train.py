@@ -2,12 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
 from rich.console import Console
 
 from esper.karn.report import write_report
@@ -21,7 +19,7 @@ from esper.leyline.config import (
 )
 from esper.leyline.errors import UsageError
 from esper.scripts.console import LiveProgress, print_summary
-from esper.scripts.entry import dispatch, guarded
+from esper.scripts.entry import dispatch, guarded, print_help, wants_help
 from esper.scripts.flags import read_flags, settings_file
 from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 
@@ -66,8 +64,8 @@ class HeuristicArguments:
 def ppo(arguments: list[str]) -> int:
     """Train a growth policy with PPO."""
     program = "esper train ppo"
-    if _wants_help(arguments):
-        return _print_help(PPOArguments, program)
+    if wants_help(arguments):
+        return print_help(PPOArguments, program)
     given = read_flags(program, arguments, _kinds(PPOArguments))
     run, file = given.pop("resume", None), given.pop("config_json", None)
     if run is not None and file is not None:
@@ -81,23 +79,13 @@ def ppo(arguments: list[str]) -> int:
 def heuristic(arguments: list[str]) -> int:
     """Run the plateau heuristic, as a control."""
     program = "esper train heuristic"
-    if _wants_help(arguments):
-        return _print_help(HeuristicArguments, program)
+    if wants_help(arguments):
+        return print_help(HeuristicArguments, program)
     given = read_flags(program, arguments, _kinds(HeuristicArguments))
     file = given.pop("config_json", None)
     base = TrainConfig(world=HeuristicArguments().world)
     config = unflatten(given, settings_file(file, base) if file is not None else base)
     return _watched(lambda progress: run_training(config, "heuristic", observer=progress))
-
-
-def _wants_help(arguments: list[str]) -> bool:
-    return not {"-h", "--help"}.isdisjoint(arguments)
-
-
-def _print_help(kind: type, program: str) -> int:
-    with suppress(SystemExit):
-        tyro.cli(kind, args=["--help"], prog=program, config=(tyro.conf.OmitArgPrefixes,))
-    return 0
 
 
 def _kinds(kind: type) -> dict[str, Any]:
