@@ -13,7 +13,15 @@ from esper.leyline.stages import Stage
 from esper.tamiyo.baselines import without_learning
 from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
 
-ROTATION = ("conv_light", "conv_heavy", "attention", "norm", "depthwise")
+ROTATION = (
+    "conv_light",
+    "conv_heavy",
+    "attention",
+    "norm",
+    "depthwise",
+    "mlp_small",
+    "mlp",
+)
 """Blueprints it tries, in turn; those that live in no slot of the host are left out."""
 
 
@@ -110,12 +118,10 @@ class HeuristicActor:
         kinds = torch.tensor(
             [BLUEPRINTS.index(name) for name in ROTATION], device=self._tried.device
         )
-        possible = observation.masks.kinds.any(1)[:, kinds] & (
-            self._penalties < self.config.too_bad
-        )
-        turn = (torch.arange(len(ROTATION), device=kinds.device) - self._tried[:, None]) % len(
-            ROTATION
-        )
+        lives = observation.masks.kinds.any(1)[:, kinds]
+        possible = lives & (self._penalties < self.config.too_bad)
+        rank = lives.cumsum(1) - 1
+        turn = (rank - self._tried[:, None]) % lives.sum(1, keepdim=True).clamp(min=1)
         order = torch.where(possible, turn, len(ROTATION))
         return kinds[order.argmin(1)], possible.any(1)
 
