@@ -5,9 +5,9 @@
 
 For every seed: PPO for ``--rounds`` rounds, then the random policy, the plateau heuristic and
 never-grow on the same seed. The gain is committed validation accuracy minus that of the never-grow
-twin with the same host and data; its standard error is over (round, group) means, because the
-environments of a group share a twin. Runs lie under ``--work``; a run that was cut off goes on from
-its last checkpoint, and one that is finished is not run again.
+twin with the same host and data; see ``runs.mean_gain``. Runs lie under ``--work``; a run that was
+cut off goes on from its last checkpoint, and one that is finished is not run again. For several
+tasks at once see ``suite.py``.
 """
 
 import argparse
@@ -15,73 +15,23 @@ import json
 import math
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from runs import ZERO, Mean, mean_gain, trained
 
 from esper.karn.store import read_events
-from esper.leyline.config import TrainConfig, flatten, unflatten
-from esper.leyline.events import (
-    AnalyticsSnapshot,
-    EpisodeOutcome,
-    PPOUpdateCompleted,
-    TrainingFinished,
-    to_floats,
-)
+from esper.leyline.config import TrainConfig, flatten
+from esper.leyline.events import AnalyticsSnapshot, EpisodeOutcome, PPOUpdateCompleted
 from esper.simic.run_directory import processor_name, stored_config
-from esper.simic.training.vectorized import resume_ppo, run_training
 
 RESULTS = Path(__file__).parent / "results"
 
 
-@dataclass(frozen=True)
-class Mean:
-    """A mean with its standard error."""
-
-    value: float
-    error: float
-
-    def above(self, other: "Mean") -> bool:
-        """Whether this is larger by two standard errors of the difference."""
-        return self.value - other.value > 2.0 * math.hypot(self.error, other.error)
-
-    def __str__(self) -> str:
-        return f"{100 * self.value:+.1f} ± {100 * self.error:.1f}"
-
-
-ZERO = Mean(0.0, 0.0)
-
-
-def trained(policy: str, settings: dict, work: Path) -> Path:
-    """The finished run of a policy."""
-    folder = work / f"{policy}-seed{settings['seed']}"
-    config = unflatten({**settings, "telemetry_dir": str(folder), "telemetry_level": "minimal"})
-    for run in sorted(folder.glob("*")):
-        ends = list(read_events(run, TrainingFinished)) if (run / "events.jsonl").exists() else []
-        if ends and ends[-1].status == "finished" and ends[-1].round >= settings["rounds"]:
-            return run
-        if policy == "ppo" and any((run / "checkpoints").glob("0*")):
-            return resume_ppo(run, {"rounds": settings["rounds"]}).path
-    return run_training(config, policy).path
-
-
-def mean_gain(outcomes: list[EpisodeOutcome], group_size: int) -> Mean:
-    """Mean paired gain over the rounds of ``outcomes``."""
-    samples = []
-    for outcome in outcomes:
-        grown, twin = (np.array(to_floats(v)) for v in (outcome.accuracy, outcome.twin_accuracy))
-        gain = grown - twin
-        samples += [
-            part.mean() for part in np.split(gain, range(group_size, len(gain), group_size))
-        ]
-    return Mean(float(np.mean(samples)), float(np.std(samples, ddof=1) / math.sqrt(len(samples))))
-
-
 def report(seed: int, settings: dict, work: Path) -> dict:
     """Everything the table needs of one seed."""
-    run = trained("ppo", settings, work)
+    run = trained("ppo", settings, work / f"ppo-seed{seed}")
     outcomes = list(read_events(run, EpisodeOutcome))
     updates = list(read_events(run, PPOUpdateCompleted))
     speed = list(read_events(run, AnalyticsSnapshot))
@@ -90,7 +40,9 @@ def report(seed: int, settings: dict, work: Path) -> dict:
     first, last = (mean_gain(part, size) for part in (outcomes[:tenth], outcomes[-tenth:]))
     controls, kept = {}, {}
     for policy in ("random", "heuristic", "never"):
-        control_run = trained(policy, {**settings, "rounds": max(2, tenth)}, work)
+        control_run = trained(
+            policy, {**settings, "rounds": max(2, tenth)}, work / f"{policy}-seed{seed}"
+        )
         played = list(read_events(control_run, EpisodeOutcome))
         controls[policy] = mean_gain(played, size)
         kept[policy] = float(np.mean([np.array(o.fossilised) > 0 for o in played]))

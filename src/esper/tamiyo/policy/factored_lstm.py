@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.rng import Purpose, uniform
-from esper.leyline.actions import BLUEPRINTS, CANONICAL_CHOICE, CHOICE_HEADS, HEAD_WIDTHS, HEADS, Op
+from esper.leyline.actions import (
+    ALPHA_TARGETS,
+    BLUEPRINTS,
+    CANONICAL_CHOICE,
+    CHOICE_HEADS,
+    HEAD_WIDTHS,
+    HEADS,
+    Op,
+)
 from esper.tamiyo.policy.action_masks import MaskedCategorical, relevance
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
@@ -30,6 +38,11 @@ OP_BIAS: dict[Op, float] = {
 """Logits the op head starts with. Unbiased, a policy prunes what it grows, learns that growing
 costs, and never grows again. With ADVANCE 2 and FOSSILISE 0 an untrained policy fossilised 2.6 % of
 what it germinated in 40-step episodes, too little to learn from; with these 32 %."""
+
+FULL_ALPHA_BIAS = 2.0
+"""Logit that alpha 1 starts with. A seed that is blended only in part pays rent and can never be
+kept: drawn uniformly, that was the fate of two seeds in three, and a policy in which growing costs
+more than it brings stops growing before it has learned what pays."""
 
 Hidden = tuple[Tensor, Tensor]
 """State of the LSTM, ``(h, c)``, each ``[1, N, lstm_hidden]``."""
@@ -120,6 +133,8 @@ class FactoredLSTM(nn.Module):
                 layer.weight.mul_(0.01)
             self.value_head.out.weight.mul_(0.1)
             self.op_head.out.bias.copy_(torch.tensor([OP_BIAS[op] for op in Op]))
+            full = ALPHA_TARGETS.index(1.0)
+            self.choice_heads["alpha_target"].get_parameter("bias")[full] = FULL_ALPHA_BIAS
 
     def _choice_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.choice_heads.values() if isinstance(layer, nn.Linear)]
