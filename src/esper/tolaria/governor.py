@@ -120,9 +120,16 @@ class Governor:
         return self.limits.snapshot_every
 
     def snapshot(self, rows: Tensor) -> None:
-        """Keep the numbers of ``rows``, bool ``[N]``."""
-        for kept, store in zip(self.kept, self._stores(), strict=True):
-            kept.copy_(torch.where(rows[:, None], store, kept))
+        """Keep the numbers of ``rows``, bool ``[N]``; those of seeds alone where a host runs away.
+
+        A seed that was just fossilised has to be there after a rollback, but a host that is on the
+        run would be put back to where it was running.
+        """
+        stack = self.stack
+        hosts = (stack.host, stack.buffers)
+        wanted = [rows & self.healthy] * len(hosts) + [rows] * len(stack.seeds)
+        for kept, store, where in zip(self.kept, self._stores(), wanted, strict=True):
+            kept.copy_(torch.where(where[:, None], store, kept))
 
     def restore(self, rows: Tensor) -> None:
         """Put ``rows``, bool ``[N]``, back to their snapshot, with no optimizer state."""
