@@ -7,11 +7,12 @@ day it exists. What introspection cannot know, the names that a text setting acc
 
 import dataclasses
 import random
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from esper.leyline.config import LearnerConfig, TrainConfig, options_of
-from esper.runtime.tasks import TASKS
+from esper.runtime.tasks import SUITES, TASKS
 
 KINDS: dict[str, Any] = {
     f.name: f.type
@@ -32,8 +33,51 @@ SMALL = {
 }
 """What makes a run short; every case has these unless it sets them otherwise."""
 
+OWN_TASK = """
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.runtime import data
+from esper.runtime.tasks import SUITES, Task, task
+
+@task
+def NAME():
+    host = CnnHost(channels=(2, 2), classes=10, image=(8, 8, 1))
+    return Task("NAME", "mine", host, data.digits, 3, 1, 4)
+
+SUITES["NAME_suite"] = ("NAME", "digits")
+"""
+OWN_BLUEPRINT = """
+from esper.kasmina import blueprints
+from esper.kasmina.blueprints import conv
+
+blueprints.register("fuzzed", conv.conv_light)
+"""
+PLUGINS: dict[str, str] = {
+    "own.py": OWN_TASK.replace("NAME", "own"),
+    "below/other.py": OWN_TASK.replace("NAME", "other") + OWN_BLUEPRINT,
+    "ünï 文.py": "print('[/x] :smile:')",
+    "empty.py": "",
+}
+"""Files that every case may load, by their path in its directory."""
+
+BROKEN_PLUGINS: dict[str, bytes] = {
+    "no.txt": b"",
+    "syntax.py": b"def f(:\n",
+    "nested.py": b"(" * 100_000,
+    "bytes.py": b"x = '\xff'\n",
+    "null.py": b"x = 1\x00\n",
+    "raises.py": b"raise RuntimeError('\\x1b[2J\\n' + 'x' * 5000)\n",
+    "recurses.py": b"def f():\n    f()\n\nf()\n",
+    "exits.py": b"raise SystemExit(0)\n",
+    "taken.py": OWN_TASK.replace("NAME", "digits").encode(),
+    "named_as_suite.py": OWN_TASK.replace("NAME", "held_out").encode(),
+    "half.py": (OWN_TASK.replace("NAME", "half") + "raise ValueError\n").encode(),
+    "blueprint.py": OWN_BLUEPRINT.replace("fuzzed", "conv_light").encode(),
+}
+"""Files that no case may load."""
+
 VALID: dict[str, list[Any]] = {
-    "task": list(TASKS),
+    "task": [*TASKS, *SUITES],
+    "plugin": [*PLUGINS, "./own.py", "~/own.py", "link.py", "below/../own.py"],
     "slots": ["early", "mid", "late"],
     "device": ["cpu", "cpu:0"],
     "clip": [0.5, 1e30],
@@ -57,7 +101,17 @@ VALID: dict[str, list[Any]] = {
 
 LONG = "x" * 5000
 INVALID: dict[str, list[Any]] = {
-    "task": ["", "digit_shift", "DIGITS", "../digits", LONG, "digits\n", "\u202edigits", "\x1b[2J"],
+    "task": [
+        *("", "digit_shift", "DIGITS", "../digits", LONG, "digits\n", "\u202edigits", "\x1b[2J"),
+        *("ownn", "held-out", "own.py"),
+        *(["digits", "digits"], ["suite", "digits"], ["held_out", "held_out"], ["digits"] * 5000),
+    ],
+    "plugin": [
+        *BROKEN_PLUGINS,
+        *("", "missing.py", "own", "own.PY", "empty", "folder.py", "loop.py", "own.py/x.py"),
+        *("/dev/null", "~nosuchuser/own.py", "null\x00byte.py", LONG, LONG + ".py", "-", "\x1b.py"),
+        ["own.py", "own.py", "missing.py"],
+    ],
     "slots": ["", "r9c9", "middle", "r0c0,r0c1", LONG, "\x00"],
     "device": ["", "toaster", "cuda:99", "meta", "cpu:", "cpu\n", "çpu", LONG, "cuda:-1", "-1"],
     "telemetry_dir": [
@@ -84,8 +138,7 @@ def valid_value(draw: random.Random, name: str) -> Any:
         return SMALL.get(name)
     if get_origin(kind) is tuple:
         assert name in VALID, f"{name} is a new list of names: add it to VALID"
-        names = VALID[name]
-        return draw.sample(names, draw.randint(1, min(2, len(names))))
+        return _valid_names(draw, name)
     if name in VALID:
         return draw.choice(VALID[name])
     if get_origin(kind) is Literal:
@@ -93,6 +146,17 @@ def valid_value(draw: random.Random, name: str) -> Any:
     simple = {bool: [True, False], int: [1, 2], float: [0.5, 1.0, 1, 1e-30]}
     assert kind in simple, f"{name} is a new setting whose type does not tell: add it to VALID"
     return draw.choice(simple[kind])
+
+
+def _valid_names(draw: random.Random, name: str) -> list[str] | str:
+    """A name, or a list of one or two."""
+    first = draw.choice(VALID[name])
+    if draw.random() < 0.3:
+        return first
+    # A task may not be there twice; anything else may.
+    taken = {first, *SUITES.get(first, ())}
+    others = [v for v in VALID[name] if name != "task" or taken.isdisjoint({v, *SUITES.get(v, ())})]
+    return [first, *draw.sample(others, draw.randint(0, min(1, len(others))))]
 
 
 def invalid_values(name: str) -> list[Any]:
@@ -107,7 +171,8 @@ def invalid_values(name: str) -> list[Any]:
     elif bool in options:
         wrong += [0, 1, "true", "", []]
     elif any(get_origin(option) is tuple for option in options):
-        wrong += [1, True, "early", {"early": 1}, ["early", 1], *([text] for text in own)]
+        texts = [text for text in own if isinstance(text, str)]
+        wrong += [1, True, {"early": 1}, ["early", 1], *own, *([text] for text in texts)]
     elif str in options:
         wrong += [1, True, [], ["cpu"], *own]
     else:
@@ -118,11 +183,12 @@ def invalid_values(name: str) -> list[Any]:
 def invalid_texts(name: str) -> list[list[str]]:
     """What may not stand behind the flag of ``name``."""
     options = options_of(KINDS[name])
-    own = [str(value) for value in INVALID.get(name, [])]
     if bool in options:
         return [["maybe"], ["true"], [""], ["1", "2"]]
     if any(get_origin(option) is tuple for option in options):
-        return [[], *([text] for text in own), [VALID[name][0], own[0]]]
+        listed = [[value] if isinstance(value, str) else value for value in INVALID[name]]
+        return [[], *listed, [VALID[name][0], *listed[0]]]
+    own = [str(value) for value in INVALID.get(name, [])]
     texts: list[str] = own
     if int in options:
         texts = ["three", "1.5", "", "-1", "1e3", "nan", "9" * 30, "9" * 5000, "0x10", "²", *own]
@@ -131,3 +197,15 @@ def invalid_texts(name: str) -> list[list[str]]:
     elif str not in options:
         texts = ["most", "", "PAIRED", "\x00", LONG]
     return [[], ["1", "2"], *([text] for text in texts)]
+
+
+def furnish_plugins(place: Path) -> None:
+    """The files that ``VALID`` and ``INVALID`` name under ``plugin``."""
+    (place / "below").mkdir()
+    (place / "folder.py").mkdir()
+    for name, source in PLUGINS.items():
+        (place / name).write_text(source, encoding="utf-8")
+    for name, content in BROKEN_PLUGINS.items():
+        (place / name).write_bytes(content)
+    (place / "link.py").symlink_to("own.py")
+    (place / "loop.py").symlink_to("loop.py")

@@ -14,6 +14,7 @@ from fuzz_values import (
     LONG,
     SMALL,
     VALID,
+    furnish_plugins,
     invalid_texts,
     invalid_values,
     valid_value,
@@ -209,8 +210,58 @@ def _strange_commands(draw: random.Random) -> Iterator[Case]:
             Case(draw.choice([(), ("train",)]), 2, ("train", "ppo")),
             Case(draw.choice([("trian",), ("",), (LONG,), ("\x00",), ("--train",), ("task",)]), 2),
             Case(("train", draw.choice(["pop", "", "PPO", "--rounds", "ppo "])), 2, ("ppo",)),
-            Case(("tasks", draw.choice(["--nothing", "\x00", "--help=3", "two words"])), None),
+            *_lists_of_tasks(draw, policy),
         ]
+
+
+def _lists_of_tasks(draw: random.Random, policy: str) -> Iterator[Case]:
+    """Tasks that cannot train together unless a length is given; plugins together with a run."""
+    own = ("train", policy, "--plugin", "own.py", "--task", "own")
+    short = ("--rounds", "1", "--envs", "2", "--lstm-hidden", "4")[: 6 if policy == "ppo" else 4]
+    tasks = draw.choice([("digits", "digits_long"), ("held_out",), ("suite", "digits_long")])
+    yield Case(("train", policy, "--task", *tasks, *short), 2, ("episode_length",))
+    yield Case((*own, "digits", *short), 2, ("episode_length", "max_batches", "batch_size"))
+    yield Case((*own, *short), 0)
+    small = list(chain(*flags(draw, {k: v for k, v in SMALL.items() if k != "lstm_hidden"})))
+    yield Case((*own, "digits_long", "--plugin=own.py", *small), 0)
+    yield Case((*own, "other", *small), 2, ("task",))
+    yield Case((*own[:2], "--task", "own_suite", "--plugin", "own.py", *small), 0)
+    yield Case(
+        ("train", "ppo", "--resume", "run", "--rounds=2", "--plugin", "own.py"), 2, ("plugin",)
+    )
+
+
+def listings(count: int, seed: int) -> list[Case]:
+    """``esper tasks``: so many right ones, and every wrong name and plugin."""
+    draw = random.Random(seed)
+    fine = [(draw.choice(VALID["task"]), draw.choice(VALID["plugin"])) for _ in range(count)]
+    odd = ("--nothing", "--\x00", "--plugins=own.py", "--task=digits", "--=3", "--")
+    return [
+        *(_right_listing(draw) for _ in range(count)),
+        *(
+            Case(("tasks", *(names or ["nothing"]), "--plugin", *plugins), 2, ("task",))
+            for names, (_, *plugins) in zip(invalid_texts("task"), cycle(fine))
+        ),
+        *(
+            Case(("tasks", name, "--plugin", *plugins), 2, ("plugin",))
+            for plugins, (name, _) in zip(invalid_texts("plugin"), cycle(fine))
+        ),
+        *(Case(("tasks", "digits", flag), 2, ("esper tasks", flag)) for flag in odd),
+        Case(("tasks", "--plugin", "own.py", "--plugin", "empty.py"), 2, ("plugin",)),
+        Case(("tasks", "-x", "digits"), 2, ("task",)),
+    ]
+
+
+def _right_listing(draw: random.Random) -> Case:
+    names, plugins = listed(valid_value(draw, "task")), listed(valid_value(draw, "plugin"))
+    if draw.random() < 0.5:
+        names, plugins = ["own", *names], ["own.py", *plugins]
+    return Case(("tasks", *names, "--plugin", *plugins), 0)
+
+
+def listed(value: Any) -> list[str]:
+    """A list of names, which JSON may write as one name."""
+    return [value] if isinstance(value, str) else list(value)
 
 
 def _wild_command(draw: random.Random) -> Case:
@@ -313,6 +364,7 @@ def furnish(place: Path, case: Case) -> None:
     """Files and directories for ``case`` to stumble over."""
     (place / "file.txt").write_text("text")
     (place / "empty").mkdir()
+    furnish_plugins(place)
     if case.content is not None:
         (place / "settings.json").write_bytes(case.content)
     if "--resume" in case.arguments:

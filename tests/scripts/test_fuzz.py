@@ -12,14 +12,17 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import fuzzing
 import pytest
 from fuzzing import Case
 
+from esper.runtime.tasks import SUITES, TASKS
 from esper.scripts import train
 from esper.scripts.entry import LONGEST_MESSAGE, guarded
 from esper.scripts.main import esper
+from support import own_blueprints
 
 ROOT = Path(__file__).parents[2]
 SIMPLE = [f"{fuzzing.flag(name)}={value}" for name, value in fuzzing.SMALL.items()]
@@ -128,7 +131,8 @@ def results(
         monkeypatch.setenv("HOME", str(place))
         real = index % EVERY_REPORT == 0
         monkeypatch.setattr(train, "write_report", draw_report if real else Path)
-        outcome = execute(case.arguments)
+        with own_blueprints(), patch.dict(TASKS), patch.dict(SUITES):
+            outcome = execute(case.arguments)
         trained = False
         try:
             trained = judge(case, outcome, place, before)
@@ -180,6 +184,14 @@ def test_200_settings_files(tmp_path: Path, run: Path, monkeypatch: pytest.Monke
     assert_meaningful(cases, results(cases, tmp_path, run, monkeypatch))
 
 
+def test_listings_of_tasks(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = fuzzing.listings(40, seed=24)
+    for case, outcome in zip(cases, results(cases, tmp_path, run, monkeypatch), strict=True):
+        names = case.arguments[1 : case.arguments.index("--plugin")] if case.expected == 0 else ()
+        for name in names:
+            assert all(f"\n  {n}\n" in outcome.out for n in SUITES.get(name, (name,))), name
+
+
 def test_every_wrong_value_is_refused(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,9 +207,10 @@ def test_the_same_seed_gives_the_same_cases() -> None:
     assert fuzzing.configs(200, seed=21) == fuzzing.configs(200, seed=21)
 
 
+OWN = ("--plugin", "own.py", "--task", "own")
 REAL = (
-    Case(("train", "ppo", *SIMPLE, "--telemetry-dir", "[/x]\udcff"), 0),
-    Case(("train", "ppo", "--rounds", "three"), 2, ("--rounds",)),
+    Case(("train", "ppo", *SIMPLE, *OWN, "--telemetry-dir", "[/x]\udcff"), 0),
+    Case(("train", "ppo", "--plugin", "raises.py"), 2, ("raises.py, line 1",)),
     Case(("train", "ppo", "--config-json", "settings.json"), 2, ("JSON",), content=b"[" * 100_000),
     Case(("train", "ppo", "--resume", "deep", "--rounds", "2"), 2, ("resume",)),
     Case(("train", "ppo", "--\udcff\x1b[2J"), 2, ("--",)),
