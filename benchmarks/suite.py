@@ -140,7 +140,8 @@ def main() -> int:
     parser.add_argument("--rewards", nargs="+", default=["terminal", "paired", "utility"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--envs", type=int, default=56)
+    parser.add_argument("--envs", type=int, default=28)
+    parser.add_argument("--group-size", type=int, default=4)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--work", type=Path, default=Path("runs/suite"))
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
@@ -149,6 +150,7 @@ def main() -> int:
         **flatten(TrainConfig()),
         "task": ["suite"],
         "envs": arguments.envs,
+        "group_size": arguments.group_size,
         "rounds": arguments.rounds,
         "threads": arguments.threads,
     }
@@ -163,8 +165,9 @@ def main() -> int:
         "# Learning on the suite, by reward\n\n"
         f"`OMP_NUM_THREADS={rows[0]['threads']} python benchmarks/suite.py "
         f"--rewards {' '.join(arguments.rewards)} --seeds {' '.join(map(str, arguments.seeds))} "
-        f"--rounds {arguments.rounds} --envs {arguments.envs} --write`\n\n"
-        f"{arguments.envs} environments, {arguments.rounds} rounds: an episode of each, so "
+        f"--rounds {arguments.rounds} --envs {arguments.envs} "
+        f"--group-size {arguments.group_size} --write`\n\n"
+        f"{arguments.envs} environments in groups of {arguments.group_size}, {arguments.rounds} rounds: an episode of each, so "
         f"{arguments.envs * arguments.rounds} episodes of seven tasks. Lambda is 1 for `terminal`, "
         "else as it comes. Utility above the never-grow twin's in points, last quarter of the "
         "rounds, all tasks weighing the same; ± one standard error over seeds.\n\n"
