@@ -122,7 +122,7 @@ def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
         raise UsageError(f"resume: {path} cannot be read ({error}); give another run") from error
 
 
-def machine_fingerprint(device: torch.device) -> dict[str, Any]:
+def machine_fingerprint(device: torch.device, threads: int | None) -> dict[str, Any]:
     """What a result depends on besides its settings."""
     on_gpu = device.type == "cuda"
     return {
@@ -133,7 +133,7 @@ def machine_fingerprint(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if on_gpu else processor_name(),
         "cuda": torch.version.cuda,
-        "threads": torch.get_num_threads(),
+        "threads": threads,
         "git": _git_revision(),
         "command": sys.argv,
     }

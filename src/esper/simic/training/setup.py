@@ -65,6 +65,7 @@ def build_environment(config: TrainConfig, precision: Precision, device: torch.d
     episode_length, max_batches, batch_size = agree(
         tasks, world.episode_length, world.max_batches, world.batch_size
     )
+    threads = config.machine.threads or torch.get_num_threads()
     growth = GrowthConfig(
         seed=world.seed,
         group_size=world.group_size,
@@ -77,7 +78,7 @@ def build_environment(config: TrainConfig, precision: Precision, device: torch.d
         rollback_penalty=world.rollback_penalty,
         strict_gates=world.strict_gates,
         one_at_a_time=world.one_at_a_time,
-        lanes=torch.get_num_threads() if device.type == "cpu" else 1,
+        lanes=threads if device.type == "cpu" else 1,
     )
     try:
         environment = GrowthEnv(tasks, torch.arange(world.envs), growth, precision, device)
@@ -101,7 +102,7 @@ def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
         "episode_length": growth.episode_length,
         "max_batches": growth.max_batches,
         "batch_size": growth.batch_size,
-        "threads": torch.get_num_threads(),
+        "threads": config.machine.threads or torch.get_num_threads(),
     }
     return unflatten(settings, config)
 

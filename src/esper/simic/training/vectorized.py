@@ -169,8 +169,6 @@ def run_training(
     precision = resolve_precision(config.machine.use_amp, device)
     if precision.reason:
         print(f"warning: use_amp: {precision.reason}; running in float32", file=sys.stderr)
-    if config.machine.threads is not None:
-        torch.set_num_threads(config.machine.threads)
     environment = build_environment(config, precision, device)
     config = resolved(config, environment)
     agent = PPOAgent(config.learner, config.world.seed, device) if policy == "ppo" else None
@@ -187,17 +185,30 @@ def run_training(
         saved=done if resume else None,
     )
     try:
-        status, code, rounds = session.run(done, policy)
+        with _single_threaded(device):
+            status, code, rounds = session.run(done, policy)
     finally:
         directory.close()
     return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)
+
+
+@contextmanager
+def _single_threaded(device: torch.device) -> Iterator[None]:
+    """Operations of one thread on a CPU: the shards are what runs side by side."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _open(
     config: TrainConfig, resume: Path | None, agent: PPOAgent | None, device: torch.device
 ) -> tuple[RunDirectory, int]:
     """A new run directory, or the one to go on with; and the rounds it has done."""
-    fingerprint = machine_fingerprint(device)
+    fingerprint = machine_fingerprint(device, config.machine.threads)
     if resume is None:
         return RunDirectory.create(config, fingerprint), 0
     assert agent is not None, "only a learned policy is resumed"
