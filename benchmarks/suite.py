@@ -29,7 +29,7 @@ from esper.simic.run_directory import processor_name, stored_config
 RESULTS = Path(__file__).parent / "results"
 TRACE_DECAY = {"terminal": 1.0}
 """Lambda where it is not the default: a reward on the last step alone has nothing to trace."""
-CONTROL_ROUNDS = 4
+CONTROL_ROUNDS = 3
 
 
 def learned(reward: str, seed: int, settings: dict, work: Path) -> dict:
@@ -137,9 +137,9 @@ def by_seed(rows: list[dict], control: dict[int, dict[str, Mean]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rewards", nargs="+", default=["terminal", "paired", "utility"])
+    parser.add_argument("--rewards", nargs="+", default=["paired", "terminal", "utility"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--envs", type=int, default=28)
     parser.add_argument("--group-size", type=int, default=4)
     parser.add_argument("--threads", type=int, default=None)
@@ -154,13 +154,12 @@ def main() -> int:
         "rounds": arguments.rounds,
         "threads": arguments.threads,
     }
-    rows, control = [], {}
-    for seed in arguments.seeds:
-        control[seed] = controls(seed, settings, arguments.work)
-        for reward in arguments.rewards:
+    control = {seed: controls(seed, settings, arguments.work) for seed in arguments.seeds}
+    rows: list[dict] = []
+    for reward in arguments.rewards:
+        for seed in arguments.seeds:
             rows.append(learned(reward, seed, settings, arguments.work))
             print(by_seed(rows, control), flush=True)
-    rows.sort(key=lambda row: (arguments.rewards.index(row["reward"]), row["seed"]))
     text = (
         "# Learning on the suite, by reward\n\n"
         f"`OMP_NUM_THREADS={rows[0]['threads']} python benchmarks/suite.py "

@@ -54,13 +54,13 @@ def digits_shift() -> Task:
 @task
 def digits() -> Task:
     """Digits as they are: an ample host that learns fast, where nothing is worth its rent."""
-    host = replace(_host(8, 16), pools=2, slot_names=("r0c0", "r0c1"))
+    host = replace(_host(8, 16), pools=2, slot_names=("r0c1", "r1c1"))
     return Task(
         name="digits",
         summary="digits as they are",
         host=host,
         data=data.digits,
-        learning_rate=1e-2,
+        learning_rate=2e-2,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 import esper
 from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.errors import UsageError
+from esper.runtime.tasks import SUITES
 
 _COMPARED = ("esper", "git", "torch", "device_name", "threads")
 """Parts of the fingerprint on which the bits of a result depend."""
@@ -42,13 +43,13 @@ class RunDirectory:
 
     @classmethod
     def create(cls, config: TrainConfig, fingerprint: dict[str, Any]) -> Self:
-        """Make ``<telemetry_dir>/<time>-<task>`` and write the settings.
+        """Make ``<telemetry_dir>/<time>-<task or suite>`` and write the settings.
 
         Raises:
             UsageError: it cannot be made there.
         """
         place = config.output.telemetry_dir
-        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{'-'.join(config.world.task)[:60]}"
+        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{_label(config.world.task)}"
         try:
             if not place:
                 raise ValueError("the name is empty")
@@ -120,6 +121,12 @@ def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
         raise UsageError(f"resume: {run} is no run directory (it has no config.json)") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"resume: {path} cannot be read ({error}); give another run") from error
+
+
+def _label(tasks: tuple[str, ...]) -> str:
+    """A short name for what is trained: a suite's, or the tasks'."""
+    suites = (name for name, members in SUITES.items() if members == tasks)
+    return next(suites, "-".join(tasks)[:60])
 
 
 def machine_fingerprint(device: torch.device, threads: int | None) -> dict[str, Any]:
