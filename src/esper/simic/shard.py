@@ -6,6 +6,8 @@ never-grow twin, same host and same data, is trained along: the gain over it is 
 worth. The twins are rows behind the environments and take no actions.
 """
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,41 @@ from esper.tolaria.precision import Precision
 
 TWIN_STREAM = 1 << 30
 """Identities of twins start here, so that no environment ever shares one."""
+
+
+@dataclass(slots=True)
+class _Lived:
+    """What an epoch of all rows came to.
+
+    Attributes:
+        epoch: what training measured.
+        measurement: what validation found, of restored hosts where the governor rolled back.
+        rollback: ``Reason``, int64 ``[R]``.
+        state: the seeds that were measured.
+        birth_accuracy: see ``SeedSignals``, of seeds that ended in this step too.
+    """
+
+    epoch: EpochResult
+    measurement: Measurement
+    rollback: Tensor
+    state: SeedState
+    birth_accuracy: Tensor = field(init=False)
+
+    @property
+    def rolled(self) -> Tensor:
+        return self.rollback != Reason.NONE
+
+    @property
+    def scores(self) -> Scores:
+        return self.measurement.scores
+
+    @property
+    def committed(self) -> Scores | None:
+        return self.measurement.committed
+
+    @property
+    def contribution(self) -> Tensor:
+        return self.measurement.contribution
 
 
 class Shard:
@@ -126,90 +163,56 @@ class Shard:
 
     def step(self, actions: Tensor) -> Step:
         """One environment step for all; ``actions`` int64 ``[N, heads]``."""
-        t = self.progress.step
+        t, before = self.progress.step, self.state
         assert t < self.config.episode_length, "the episode is over: reset first"
-        before = self.state
+        last = t + 1 == self.config.episode_length
         everyone = torch.cat([actions, self.idle])
         acted, success = apply(before, everyone, self.legal, self.kinds)
-        kept = ((acted.stage == Stage.FOSSILISED) & (before.stage == Stage.HOLDING)).any(1)
-        self.governor.snapshot(kept)
-        born = (acted.stage == Stage.GERMINATED) & (before.stage == Stage.DORMANT)
-        self.engine.germinate(born, acted.blueprint, t)
-
-        epoch = self.engine.train(acted, t)
-        last = t + 1 == self.config.episode_length
-        near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
-        measurement = self.engine.measure(acted, t, committed=near_end)
-        rollback = self.governor.judge(epoch, measurement.scores, acted.computing)
-        rolled = rollback != Reason.NONE
-        effective = roll_back(acted, rolled)
-        if bool(rolled.any()):
-            self._restore(rolled, effective, t, epoch, measurement)
-        if (t + 1) % self.governor.every == 0:
-            self.governor.snapshot(self.governor.healthy)
-        coalitions = self.engine.coalitions(effective, t) if last else None
-
-        self.state = roll_back(tick(acted, self.rules), rolled)
-        parameters = self.engine.seed_parameters(self.state)
-        lived = torch.maximum(parameters, self.seed_parameters)
-        self.seed_parameters = parameters
-        signals = updated_signals(
-            self.signals.entered(before, acted, self.accuracy),
-            effective,
-            self.slots,
-            epoch,
-            measurement.contribution,
-            measurement.scores.accuracy,
-            lived,
-            self.host_parameters,
-        )
-        self.signals = signals.forget(~self.state.living)
-        self.legal = legal_slots(self.state, self.signals, self.rules)
+        self._germinate(before, acted, t)
+        lived = self._live(acted, t)
+        coalitions = self.engine.coalitions(lived.state, t) if last else None
+        parameters = self._pass_time(before, acted, lived)
         op = torch.where(success, everyone[:, HEADS.index("op")], Op.WAIT)
-        self._advance(t + 1, epoch, measurement, op, success, rolled)
+        self._note(t + 1, lived, op, success)
 
         score, twin_score = self._scores(last)
         added = self._added(last)
-        accuracy = measurement.committed if last else measurement.scores
-        assert accuracy is not None
-        reward = self._reward(
-            RewardInputs(
-                step=t + 1,
-                episode_length=self.config.episode_length,
-                last=last,
-                op=self._own(op),
-                slot=everyone[: self.count, HEADS.index("slot")],
-                before=before.map(self._own),
-                after=self.state.map(self._own),
-                contribution=self._own(measurement.contribution).to(score.dtype),
-                accuracy=self._own(accuracy.accuracy),
-                initial_accuracy=self._own(self.initial_accuracy),
-                birth_accuracy=self._own(signals.birth_accuracy).to(score.dtype),
-                score=score,
-                twin_score=twin_score,
-                previous_gain=self.gain,
-                host_parameters=self.host_parameters,
-                seed_parameters=self._own(lived),
-                added=added,
-            ),
-            self._own(rolled),
+        counted = lived.committed if last and lived.committed else lived.scores
+        inputs = RewardInputs(
+            step=t + 1,
+            episode_length=self.config.episode_length,
+            last=last,
+            op=self._own(op),
+            slot=everyone[: self.count, HEADS.index("slot")],
+            before=before.map(self._own),
+            after=self.state.map(self._own),
+            contribution=self._own(lived.contribution).to(score.dtype),
+            accuracy=self._own(counted.accuracy),
+            initial_accuracy=self._own(self.initial_accuracy),
+            birth_accuracy=self._own(lived.birth_accuracy).to(score.dtype),
+            score=score,
+            twin_score=twin_score,
+            previous_gain=self.gain,
+            host_parameters=self.host_parameters,
+            seed_parameters=self._own(parameters),
+            added=added,
         )
-        self.accuracy = measurement.scores.accuracy
+        reward = self._reward(inputs, self._own(lived.rolled))
         self.gain = utility(score, added, self.host_parameters) - twin_score
         report = StepReport(
-            before=before.map(self._own),
+            before=inputs.before,
             acted=acted.map(self._own),
-            after=self.state.map(self._own),
+            after=inputs.after,
             signals=self.signals.map(self._own),
             seed_parameters=self._own(self.seed_parameters),
             success=self._own(success),
-            rollback=self._own(rollback),
-            train_loss=self._own(epoch.loss),
-            train_accuracy=self._own(epoch.accuracy),
-            scores=measurement.scores.map(self._own),
-            twin_scores=measurement.scores.map(self._twins),
-            committed=measurement.committed and measurement.committed.map(self._own),
-            twin_committed=measurement.committed and measurement.committed.map(self._twins),
+            rollback=self._own(lived.rollback),
+            train_loss=self._own(lived.epoch.loss),
+            train_accuracy=self._own(lived.epoch.accuracy),
+            scores=lived.scores.map(self._own),
+            twin_scores=lived.scores.map(self._twins),
+            committed=lived.committed and lived.committed.map(self._own),
+            twin_committed=lived.committed and lived.committed.map(self._twins),
             score=score,
             twin_score=twin_score,
             added=added,
@@ -217,6 +220,52 @@ class Shard:
             interactions=self._own(coalitions.interactions()) if coalitions else None,
         )
         return Step(self._observe(), reward, last, report)
+
+    def _germinate(self, before: SeedState, acted: SeedState, t: int) -> None:
+        """Give newborn seeds their numbers, and keep those of seeds that became fossils."""
+        kept = (acted.stage == Stage.FOSSILISED) & (before.stage == Stage.HOLDING)
+        self.governor.snapshot(kept.any(1))
+        born = (acted.stage == Stage.GERMINATED) & (before.stage == Stage.DORMANT)
+        self.engine.germinate(born, acted.blueprint, t)
+
+    def _live(self, acted: SeedState, t: int) -> "_Lived":
+        """Train an epoch, validate, and let the governor judge and mend."""
+        near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
+        epoch = self.engine.train(acted, t)
+        measurement = self.engine.measure(acted, t, committed=near_end)
+        rollback = self.governor.judge(epoch, measurement.scores, acted.computing)
+        rolled = rollback != Reason.NONE
+        state = roll_back(acted, rolled)
+        if bool(rolled.any()):
+            self._restore(rolled, state, t, epoch, measurement)
+        if (t + 1) % self.governor.every == 0:
+            self.governor.snapshot(self.governor.healthy)
+        return _Lived(epoch, measurement, rollback, state)
+
+    def _pass_time(self, before: SeedState, acted: SeedState, lived: "_Lived") -> Tensor:
+        """Tick, and take in what was measured.
+
+        Returns parameters of the seeds that lived before or live after, int64 ``[R, S]``.
+        """
+        self.state = roll_back(tick(acted, self.rules), lived.rolled)
+        parameters = self.engine.seed_parameters(self.state)
+        ever = torch.maximum(parameters, self.seed_parameters)
+        self.seed_parameters = parameters
+        signals = updated_signals(
+            self.signals.entered(before, acted, self.accuracy),
+            lived.state,
+            self.slots,
+            lived.epoch,
+            lived.contribution,
+            lived.scores.accuracy,
+            ever,
+            self.host_parameters,
+        )
+        lived.birth_accuracy = signals.birth_accuracy
+        self.signals = signals.forget(~self.state.living)
+        self.legal = legal_slots(self.state, self.signals, self.rules)
+        self.accuracy = lived.scores.accuracy
+        return ever
 
     def _own(self, rows: Tensor) -> Tensor:
         """The environments' part of a tensor over all rows."""
@@ -250,22 +299,15 @@ class Shard:
         measurement.contribution[rows] = again.contribution
         epoch.forget(rolled)
 
-    def _advance(
-        self,
-        step: int,
-        epoch: EpochResult,
-        measurement: Measurement,
-        op: Tensor,
-        success: Tensor,
-        rolled: Tensor,
-    ) -> None:
+    def _note(self, step: int, lived: "_Lived", op: Tensor, success: Tensor) -> None:
+        """Bring the progress up to date."""
         progress = self.progress
         progress.step = step
-        progress.train_loss, progress.train_accuracy = epoch.loss, epoch.accuracy
-        progress.last_op, progress.success, progress.rolled_back = op, success, rolled
-        self._remember(measurement.scores)
-        if measurement.committed is not None:
-            self.committed.append(measurement.committed.expected)
+        progress.train_loss, progress.train_accuracy = lived.epoch.loss, lived.epoch.accuracy
+        progress.last_op, progress.success, progress.rolled_back = op, success, lived.rolled
+        self._remember(lived.scores)
+        if lived.committed is not None:
+            self.committed.append(lived.committed.expected)
 
     def _remember(self, scores: Scores) -> None:
         progress = self.progress
