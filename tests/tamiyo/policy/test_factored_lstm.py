@@ -352,3 +352,18 @@ def test_a_new_policy_has_no_favourite_slot_or_choice() -> None:
         torch.testing.assert_close(
             found, torch.full_like(found, math.log(width)), rtol=0.0, atol=0.02
         )
+
+
+def test_a_new_policy_aims_at_alpha_one() -> None:
+    """A seed that is blended in part pays rent and cannot be kept."""
+    torch.manual_seed(3)
+    policy = FactoredLSTM(lstm_hidden=32)
+    seen = everything_legal(random_observation((1, 64), 2, seed=17))
+
+    def probability(target: int) -> Tensor:
+        action = canonical_action(op=Op.GERMINATE, slot=1, blueprint=1, alpha_target=target)
+        actions = action.expand(1, 64, -1)
+        return policy.evaluate_actions(seen, actions, policy.initial_hidden(64)).log_prob.exp()
+
+    share = probability(2) / sum(probability(target) for target in range(3))
+    assert bool(((share > 0.7) & (share < 0.9)).all())
