@@ -44,9 +44,9 @@ RESULTS = Path(__file__).parent / "results"
 RANDOM_SCHEDULES = 100
 MOST_SLOTS = 10
 LARGEST = {"conv": "conv_heavy", "mlp": "mlp"}
-PER_SCREENING, PER_SEMIFINAL, PER_FINAL = 2, 4, 12
-"""Groups of hosts each plan is played on."""
-SEMIFINALISTS = 8
+PER_SCREENING, PER_SEMIFINAL, PER_FINAL = 2, 4, 10
+"""Groups of hosts each plan is played on; screening takes half for what is not trained on."""
+SEMIFINALISTS = 6
 CHUNK = 64
 """Plans that are played at once; more would not fit into the cache."""
 
@@ -158,10 +158,10 @@ def _keep(ends: list[Step], t: int, actions: Tensor, step: Step) -> None:
         ends.append(step)
 
 
-def screened(task: Task, lanes: int) -> dict:
+def screened(task: Task, groups: int, lanes: int) -> dict:
     """Screening and semifinal: mean gain in utility of each plan, by name."""
     plans = single_plans(task) + random_plans(task)
-    first = play(task, plans, PER_SCREENING, 1, lanes)[0]
+    first = play(task, plans, groups, 1, lanes)[0]
     gain = (first - first[:, :1]).mean(0)
     names = [plan.name for plan in plans]
     best = sorted(range(1, len(plans)), key=lambda i: -gain[i])
@@ -170,9 +170,8 @@ def screened(task: Task, lanes: int) -> dict:
     chosen = [0, *singles, *drawn]
     again = play(task, [plans[i] for i in chosen], PER_SEMIFINAL, 2, lanes)[0]
     later = (again - again[:, :1]).mean(0)
-    weights = PER_SCREENING + PER_SEMIFINAL
     total = {
-        i: (PER_SCREENING * gain[i] + PER_SEMIFINAL * more) / weights
+        i: (groups * gain[i] + PER_SEMIFINAL * more) / (groups + PER_SEMIFINAL)
         for i, more in zip(chosen, later, strict=True)
     }
     return {
@@ -272,11 +271,10 @@ def main() -> int:
         return json.loads(path.read_text())
 
     training = find_all(["suite"])
-    lanes = arguments.threads
-    found = {
-        name: kept("screening", name, partial(screened, task, lanes))
-        for name, task in {t.name: t for t in [*training, *tasks.values()]}.items()
-    }
+    lanes, found = arguments.threads, {}
+    for name, task in {t.name: t for t in [*training, *tasks.values()]}.items():
+        groups = PER_SCREENING if name in SUITES["suite"] else PER_SCREENING // 2
+        found[name] = kept("screening", name, partial(screened, task, groups, lanes))
     drawn = [f"random {i}" for i in range(RANDOM_SCHEDULES)]
     over_all = {
         plan: float(np.mean([found[task.name]["gains"][plan] for task in training]))
