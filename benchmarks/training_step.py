@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.lifecycle import SeedState
+from esper.kasmina.seeds import SeedState
 from esper.runtime.tasks import find
 from esper.simic.run_directory import processor_name
 from esper.tolaria.bank import DataBank

@@ -17,7 +17,7 @@ from esper.kasmina.blueprints import BUILDERS
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
-from esper.kasmina.lifecycle import AlphaMode, SeedState
+from esper.kasmina.seeds import AlphaMode, SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import AdamState, Stack
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, Style

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.gates import legal_slots, open_gates
-from esper.kasmina.lifecycle import AlphaMode, Rules, SeedSignals, SeedState, apply
+from esper.kasmina.lifecycle import Rules, apply
+from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, Op
 from esper.leyline.config import unflatten
 from esper.leyline.stages import LIVING, PRUNABLE, Gate, Stage

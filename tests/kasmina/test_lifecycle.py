@@ -13,15 +13,8 @@ from torch import Tensor
 
 from esper.kasmina.gates import legal_slots
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.kasmina.lifecycle import (
-    AlphaMode,
-    Rules,
-    SeedSignals,
-    SeedState,
-    apply,
-    progress,
-    tick,
-)
+from esper.kasmina.lifecycle import Rules, apply, progress, tick
+from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, HEADS, Curve, Op, Style
 from esper.leyline.stages import TRANSITIONS, Stage
 from esper.runtime import data

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.kasmina.lifecycle import SeedState
+from esper.kasmina.seeds import SeedState
 from esper.leyline.actions import BLUEPRINTS, Op, Style
 from esper.leyline.stages import Stage
 from esper.runtime import data

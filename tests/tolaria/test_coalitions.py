@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.host import Host
-from esper.kasmina.lifecycle import SeedState
+from esper.kasmina.seeds import SeedState
 from esper.leyline.stages import ACTING
 from esper.tolaria.coalitions import MOST_FOR_SHAPLEY, Coalitions, coalition_members
 from esper.tolaria.engine import Engine

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.kasmina.lifecycle import SeedSignals
+from esper.kasmina.seeds import SeedSignals
 from esper.leyline.stages import Stage
 from esper.tolaria.backends import EpochResult
 from esper.tolaria.health import gradient_health, updated_signals

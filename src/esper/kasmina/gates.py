@@ -7,14 +7,8 @@ compares false, so what was not measured passes no gate.
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import (
-    ALPHA_TOLERANCE,
-    AlphaMode,
-    Rules,
-    SeedSignals,
-    SeedState,
-    among,
-)
+from esper.kasmina.lifecycle import ALPHA_TOLERANCE, Rules
+from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState, among
 from esper.leyline.actions import Op
 from esper.leyline.stages import DEVELOPING, PRUNABLE, Gate, Stage
 

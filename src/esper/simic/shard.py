@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.gates import legal_slots
-from esper.kasmina.lifecycle import Rules, SeedSignals, SeedState, apply, roll_back, tick
+from esper.kasmina.lifecycle import Rules, apply, roll_back, tick
+from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.stages import Stage
 from esper.simic.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stage_shaping, utility

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import SeedSignals, SeedState
+from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends import Scores
 

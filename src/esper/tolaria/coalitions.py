@@ -7,7 +7,7 @@ from math import factorial
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import SeedState
+from esper.kasmina.seeds import SeedState
 from esper.tolaria.backends import Scores, Variant
 
 MOST_FOR_SHAPLEY = 4

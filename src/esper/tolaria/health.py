@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import SeedSignals, SeedState
+from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.tolaria.backends import EpochResult
 

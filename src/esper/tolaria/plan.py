@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.constants import constant
-from esper.kasmina.lifecycle import SeedState
+from esper.kasmina.seeds import SeedState
 from esper.leyline.actions import BLUEPRINTS, Style
 
 CHUNK = 12

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.kasmina.lifecycle import AlphaMode, SeedSignals, SeedState
+from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.leyline.actions import Op, Style
 from esper.leyline.stages import Stage
 from esper.tamiyo.policy.features import (

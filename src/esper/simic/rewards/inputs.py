@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import SeedState
+from esper.kasmina.seeds import SeedState
 from esper.leyline.actions import Op
 
 REFERENCE_LENGTH = 150

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from esper.kasmina.lifecycle import AlphaMode, SeedSignals, SeedState, among
+from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState, among
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op, Style
 from esper.leyline.stages import LIVING, STAGE_COUNT, Stage

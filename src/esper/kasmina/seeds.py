@@ -1,0 +1,208 @@
+"""What there is to know of seeds, as structs of arrays ``[N, S]``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.constants import constant
+from esper.leyline.actions import Curve
+from esper.leyline.stages import ACTING, COMPUTING, LIVING, STAGE_COUNT, Stage
+
+
+class AlphaMode(IntEnum):
+    """What the alpha controller is doing."""
+
+    HOLD = 0
+    UP = 1
+    DOWN = 2
+
+
+@dataclass(slots=True)
+class SeedState:
+    """Everything about the seeds that is not a network parameter; every field is ``[N, S]``."""
+
+    stage: Tensor
+    """``Stage``, int64."""
+    blueprint: Tensor
+    """Index of the blueprint head, 0 (noop) in an empty slot."""
+    style: Tensor
+    """``Style``, int64."""
+    tempo: Tensor
+    """Steps of the first blend."""
+    goal: Tensor
+    """Alpha at which the first blend stops."""
+    alpha: Tensor
+    """How much of the branch is in the output, in [0, 1]."""
+    alpha_velocity: Tensor
+    """Change of alpha in the last tick; a jump made by an action is not in it."""
+    ramp_start: Tensor
+    """Alpha when the current ramp began."""
+    ramp_target: Tensor
+    """Alpha where the current ramp ends."""
+    ramp_mode: Tensor
+    """``AlphaMode``, int64."""
+    ramp_curve: Tensor
+    """``Curve``, int64."""
+    ramp_steps: Tensor
+    """Length of the current ramp."""
+    ramp_done: Tensor
+    """Steps of the current ramp that have passed."""
+    pruning: Tensor
+    """Whether the seed is pruned when its ramp reaches 0."""
+    age: Tensor
+    """Steps since germination."""
+    stage_age: Tensor
+    """Steps since the stage began."""
+
+    @classmethod
+    def dormant(cls, shape: tuple[int, int], device: torch.device) -> "SeedState":
+        """Empty slots."""
+
+        def integers(value: int) -> Tensor:
+            return torch.full(shape, value, dtype=torch.long, device=device)
+
+        def floats() -> Tensor:
+            return torch.zeros(shape, device=device)
+
+        return cls(
+            stage=integers(Stage.DORMANT),
+            blueprint=integers(0),
+            style=integers(0),
+            tempo=integers(0),
+            goal=floats(),
+            alpha=floats(),
+            alpha_velocity=floats(),
+            ramp_start=floats(),
+            ramp_target=floats(),
+            ramp_mode=integers(AlphaMode.HOLD),
+            ramp_curve=integers(Curve.LINEAR),
+            ramp_steps=integers(0),
+            ramp_done=integers(0),
+            pruning=integers(0).bool(),
+            age=integers(0),
+            stage_age=integers(0),
+        )
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "SeedState":
+        """The state with ``function`` applied to every field."""
+        return SeedState(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
+
+    def where(self, condition: Tensor, other: "SeedState") -> "SeedState":
+        """``self`` where ``condition [N, S]`` holds and ``other`` elsewhere."""
+        return SeedState(
+            **{
+                f.name: torch.where(condition, getattr(self, f.name), getattr(other, f.name))
+                for f in fields(self)
+            }
+        )
+
+    @property
+    def living(self) -> Tensor:
+        """Slots that hold a seed."""
+        return among(self.stage, LIVING)
+
+    @property
+    def computing(self) -> Tensor:
+        """Slots whose seed takes part in the training pass."""
+        return among(self.stage, COMPUTING)
+
+    @property
+    def acting(self) -> Tensor:
+        """Slots whose seed may change the output."""
+        return among(self.stage, ACTING)
+
+    @property
+    def frozen(self) -> Tensor:
+        """Slots whose seed does not learn because its alpha is on the way down."""
+        return self.ramp_mode == AlphaMode.DOWN
+
+
+@dataclass(slots=True)
+class SeedSignals:
+    """What was measured of each seed in the last step; every field is ``[N, S]``."""
+
+    contribution: Tensor
+    """Validation expected accuracy with the seed minus without it, NaN when not measured."""
+    contribution_velocity: Tensor
+    """Smoothed change of the contribution, 0 when unknown."""
+    health: Tensor
+    """Gradient health in [0, 1], NaN when not measured."""
+    previous_health: Tensor
+    """The health one step earlier, NaN when not measured."""
+    gradient_norm: Tensor
+    """Norm of the seed's gradient before clipping, NaN when not measured."""
+    exploding: Tensor
+    """Whether some parameter tensor's gradient norm is above 10 or not finite, bool."""
+    gradient_ratio: Tensor
+    """Smoothed gradient norm per root parameter of the seed over the host's, NaN until measured."""
+    baseline: Tensor
+    """Validation accuracy when the seed's stage began, NaN in an empty slot."""
+    improvement: Tensor
+    """Validation accuracy now minus ``baseline``, NaN in an empty slot."""
+    birth_accuracy: Tensor
+    """Validation accuracy when the seed germinated, NaN in an empty slot."""
+
+    @classmethod
+    def unknown(cls, shape: tuple[int, int], device: torch.device) -> "SeedSignals":
+        """Nothing measured yet."""
+
+        def filled(value: float) -> Tensor:
+            return torch.full(shape, value, device=device)
+
+        nan = float("nan")
+        return cls(
+            contribution=filled(nan),
+            contribution_velocity=filled(0.0),
+            health=filled(nan),
+            previous_health=filled(nan),
+            gradient_norm=filled(nan),
+            exploding=filled(0.0).bool(),
+            gradient_ratio=filled(nan),
+            baseline=filled(nan),
+            improvement=filled(nan),
+            birth_accuracy=filled(nan),
+        )
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "SeedSignals":
+        """The signals with ``function`` applied to every field."""
+        return SeedSignals(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
+
+    def entered(self, before: SeedState, after: SeedState, accuracy: Tensor) -> "SeedSignals":
+        """The signals after an action that took seeds from ``before`` to ``after``.
+
+        ``accuracy [N]`` is the validation accuracy last measured: what newborn seeds, and seeds in
+        a new stage, are compared with.
+        """
+        moved = after.living & (before.stage != after.stage)
+        born = moved & (before.stage == Stage.DORMANT)
+        signals = self.forget(born)
+        now = accuracy.float()[:, None].expand_as(signals.baseline)
+        return replace(
+            signals,
+            baseline=torch.where(moved, now, signals.baseline),
+            birth_accuracy=torch.where(born, now, signals.birth_accuracy),
+        )
+
+    def forget(self, slots: Tensor) -> "SeedSignals":
+        """The signals with everything unknown where ``slots [N, S]`` is true."""
+        fresh = SeedSignals.unknown(shape_of(slots), slots.device)
+        return SeedSignals(
+            **{
+                f.name: torch.where(slots, getattr(fresh, f.name), getattr(self, f.name))
+                for f in fields(self)
+            }
+        )
+
+
+def among(stage: Tensor, stages: tuple[Stage, ...]) -> Tensor:
+    """Where ``stage`` is one of ``stages``."""
+    table = tuple(number in stages for number in range(STAGE_COUNT))
+    return constant(table, stage.device)[stage]
+
+
+def shape_of(x: Tensor) -> tuple[int, int]:
+    """The first two sizes, as a tuple of ints."""
+    return x.shape[0], x.shape[1]
