@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-gpu bench-step bench-learning clean
+.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks clean
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -26,6 +26,12 @@ bench-step: $(READY)
 
 bench-learning: $(READY)
 	$(BIN)/python benchmarks/learning.py --write
+
+bench-suite: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/suite.py --write
+
+bench-tasks: $(READY)
+	$(BIN)/python benchmarks/tasks.py --write
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Esper needs Python 3.11 or newer; make PYTHON=python3.11 ...")'

@@ -1,7 +1,7 @@
 """What is growing worth on each task? Fixed schedules, from never to the best that were found.
 
     python benchmarks/tasks.py --write                 # all tasks, under 20 minutes on 2 cores
-    python benchmarks/tasks.py --suites suite --threads 1
+    python benchmarks/tasks.py --check --suites suite  # is the committed table found again?
 
 Every plan is played by real actions in the real environment, on the same hosts and data as every
 other plan: a plan's gain is its utility minus that of never growing on the same hosts. A hundred
@@ -47,6 +47,8 @@ LARGEST = {"conv": "conv_heavy", "mlp": "mlp"}
 PER_SCREENING, PER_SEMIFINAL, PER_FINAL = 2, 4, 10
 """Groups of hosts each plan is played on; screening takes half for what is not trained on."""
 SEMIFINALISTS = 6
+FINAL_HOSTS, CHECK_HOSTS = 3, 4
+"""Episode numbers that stand for hosts nothing was chosen by."""
 CHUNK = 64
 """Plans that are played at once; more would not fit into the cache."""
 
@@ -181,15 +183,16 @@ def screened(task: Task, groups: int, lanes: int) -> dict:
     }
 
 
-def final(task: Task, names: dict[str, str], lanes: int) -> dict:
+def final(task: Task, names: dict[str, str], lanes: int, episode: int = FINAL_HOSTS) -> dict:
     """Each plan of ``names`` on fresh hosts."""
     known = {plan.name: plan for plan in single_plans(task) + random_plans(task)}
     plans = [known[name] for name in names.values()]
-    worth, accuracy = play(task, plans, PER_FINAL, 3, lanes)
+    worth, accuracy = play(task, plans, PER_FINAL, episode, lanes)
     rows = {}
     for i, (role, plan) in enumerate(zip(names, plans, strict=True)):
         gain = worth[:, i] - worth[:, 0]
         rows[role] = {
+            "plan": plan.name,
             "schedule": plan.words(task),
             "utility": float(worth[:, i].mean()),
             "utility_error": _error(worth[:, i]),
@@ -217,6 +220,27 @@ def best_fixed(rows: dict) -> dict:
         "accuracy": row["accuracy"],
         "gain_interval": [low, high],
     }
+
+
+def reproduces(finals: dict[str, dict], lanes: int) -> bool:
+    """Whether the gains of the committed table are found again on other hosts.
+
+    Within three standard errors of the difference: there are some fifty gains to compare.
+    """
+    fine = True
+    for name, rows in finals.items():
+        (task,) = find_all([name])
+        names = {role: row["plan"] for role, row in rows.items()}
+        for role, again in final(task, names, lanes, CHECK_HOSTS).items():
+            then, bound = rows[role], 3 * math.hypot(rows[role]["gain_error"], again["gain_error"])
+            found = abs(again["gain"] - then["gain"]) <= bound
+            fine &= found
+            print(
+                f"{name:20} {role:11} {100 * then['gain']:+6.2f} then, "
+                f"{100 * again['gain']:+6.2f} now{'' if found else '  DIFFERS'}",
+                flush=True,
+            )
+    return fine
 
 
 def table(finals: dict[str, dict], members: tuple[str, ...]) -> list[str]:
@@ -256,8 +280,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, default=Path("runs/tasks"))
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
+    parser.add_argument("--check", action="store_true", help="is the committed table found again?")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if arguments.check:
+        stored = json.loads((RESULTS / "tasks.json").read_text())["final"]
+        members = {task.name for suite in arguments.suites for task in find_all([suite])}
+        chosen = {name: rows for name, rows in stored.items() if name in members}
+        return 0 if reproduces(chosen, arguments.threads) else 1
     arguments.work.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     tasks = {task.name: task for suite in arguments.suites for task in find_all([suite])}
