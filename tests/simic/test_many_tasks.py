@@ -26,7 +26,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HOST_FEATURES, Observation
 from esper.tolaria.precision import Precision
 from oracles.naive import CONV_BRANCHES, MLP_BRANCHES
-from support import CPU, F64, bank_of, small_host, small_mlp, small_task
+from support import CPU, F64, small_host, small_mlp, small_task
 from synthetic import canonical_action, random_observation
 
 LENGTH, GROUP_SIZE, WIDEST = 12, 2, 4
@@ -411,43 +411,6 @@ def test_as_many_seeds_may_live_as_the_host_has_slots(max_seeds: int | None, mos
 
 
 # --- drift ------------------------------------------------------------------------------------
-
-
-def test_switches_lie_in_their_window_and_some_never_come():
-    bank, groups, length = bank_of(drifting(never=0.25)), torch.arange(4_000), 40
-    task = torch.zeros_like(groups)
-    found = bank.switch_steps(3, groups, task, 0, length)
-    never = found == length
-    assert never.float().mean().item() == pytest.approx(0.25, abs=4 * math.sqrt(0.1875 / 4_000))
-    inside = found[~never]
-    assert (inside.min().item(), inside.max().item()) == (8, 31)  # 0.2 and 0.8 of 40 steps
-    counts = torch.bincount(inside)[8:].double()
-    assert ((counts - counts.mean()).square() / counts.mean()).sum() < 57.1  # p = 1e-4, 23 degrees
-    assert torch.equal(found, bank.switch_steps(3, groups, task, 0, length))
-    subset = torch.tensor([5, 900, 7])
-    assert torch.equal(found[subset], bank.switch_steps(3, subset, task[:3], 0, length))
-    assert not torch.equal(found, bank.switch_steps(3, groups, task, 1, length))
-    assert not torch.equal(found, bank.switch_steps(4, groups, task, 0, length))
-
-
-@pytest.mark.parametrize(
-    ("never", "window", "expected"),
-    [
-        (1.0, (0.0, 1.0), {40}),
-        (0.0, (0.5, 0.5), {20}),
-        (0.0, (0.0, 0.0), {0}),
-        (0.0, (0.0, 0.1), {0, 1, 2, 3}),
-    ],
-)
-def test_the_ends_of_window_and_probability(never, window, expected):
-    bank, groups = bank_of(drifting(never, *window)), torch.arange(500)
-    found = bank.switch_steps(3, groups, torch.zeros_like(groups), 0, 40)
-    assert set(found.tolist()) == expected
-
-
-def test_a_task_without_drift_never_switches():
-    bank, groups = bank_of(TASKS[0]), torch.arange(500)
-    assert set(bank.switch_steps(3, groups, torch.zeros_like(groups), 0, 40).tolist()) == {40}
 
 
 def test_before_the_switch_all_data_are_the_old_and_from_it_on_the_new():
