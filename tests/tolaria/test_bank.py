@@ -1,0 +1,160 @@
+"""The data bank: which rows learn from what, and when that changes."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import UsageError
+from esper.runtime.data import Dataset
+from esper.runtime.tasks import Drift, Task
+from esper.tolaria.bank import DataBank, StackKey
+from support import CPU, F64, bank_of, small_host, small_task
+
+HOST = small_host()
+
+
+def plain(level: float, train: int = 20, validation: int = 13, test: int = 7) -> Dataset:
+    """Every image has a value of its own, around ``level``; labels run through the classes."""
+
+    def split(count: int) -> tuple[Tensor, Tensor]:
+        values = level + torch.arange(count, dtype=F64) / 1024
+        images = values[:, None, None, None].expand(count, *HOST.image).clone()
+        return images, torch.arange(count) % HOST.classes
+
+    return Dataset(*split(train), *split(validation), *split(test), classes=HOST.classes)
+
+
+def task_of(data: Dataset, **changes) -> Task:
+    return replace(small_task(HOST), data=lambda: data, **changes)
+
+
+def drifting(never: float = 0.25, earliest: float = 0.2, latest: float = 0.8) -> Task:
+    before, after = plain(1.0), plain(-2.0, train=33)
+    return task_of(before, drift=Drift(lambda: after, earliest, latest, never))
+
+
+def banked(*tasks: Task) -> DataBank:
+    return DataBank([(task, task.datasets()) for task in tasks], F64, CPU)
+
+
+# --- what shares a stack ----------------------------------------------------------------------
+
+
+def test_tasks_share_a_stack_where_shapes_and_decay_agree_and_nowhere_else():
+    def key(task: Task) -> StackKey:
+        return StackKey.of(task, task.datasets())
+
+    data = plain(1.0)
+    base = key(task_of(data))
+    alike = [
+        task_of(plain(5.0, train=99)),
+        task_of(data, learning_rate=0.5),
+        task_of(data, drift=Drift(lambda: plain(2.0), 0.0, 1.0, 0.5)),
+    ]
+    for task in alike:
+        assert key(task) == base
+    wider = small_host(channels=(3, 6))
+    others = [
+        task_of(plain(1.0, validation=14)),
+        task_of(plain(1.0, test=8)),
+        task_of(data, weight_decay=0.0),
+        task_of(data, host=small_host(slot_names=("r0c0",))),
+        task_of(data, host=wider),
+    ]
+    for task in others:
+        assert key(task) != base
+
+
+@pytest.mark.parametrize("sizes", [{"validation": 14}, {"test": 8}])
+def test_a_drift_to_held_back_sets_of_other_sizes_is_refused(sizes: dict[str, int]):
+    task = task_of(plain(1.0), drift=Drift(lambda: plain(2.0, **sizes), 0.0, 1.0, 0.5))
+    with pytest.raises(UsageError, match=r"^drift: .*make them the same"):
+        StackKey.of(task, task.datasets())
+
+
+# --- minibatches and held-back sets -----------------------------------------------------------
+
+
+def test_every_group_draws_from_the_whole_of_its_own_data_set():
+    first, second, third = plain(1.0, train=20), plain(2.0, train=5), plain(3.0, train=31)
+    bank = banked(task_of(first), task_of(second), task_of(third))
+    groups, dataset = torch.arange(6), torch.tensor([0, 1, 2, 2, 1, 0])
+    drawn = bank.samples(3, groups, dataset, 0, 0, 600)
+    images, labels = bank.train_images[drawn], bank.train_labels[drawn]
+    for group, data in enumerate((first, second, third, third, second, first)):
+        values = data.train_images[:, 0, 0, 0].contiguous()
+        found = images[group, :, 0, 0, 0].contiguous()
+        place = torch.searchsorted(values, found)
+        assert torch.equal(values[place], found)
+        assert torch.equal(labels[group], data.train_labels[place])
+        assert torch.bincount(place, minlength=len(values)).min() > 0  # none is left out
+    assert not torch.equal(drawn[2], drawn[3])
+    assert torch.equal(bank.samples(3, groups[2:3], dataset[2:3], 0, 0, 600), drawn[2:3])
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_held_back_sets_are_those_of_each_row(split: str):
+    sets = [plain(1.0), plain(2.0), plain(3.0)]
+    bank = banked(*(task_of(data) for data in sets))
+    rows = torch.tensor([2, 0, 0, 1])
+    images, labels = bank.held_back(split, rows)
+    for row, data in enumerate(rows.tolist()):
+        assert torch.equal(images[:, :, :, row], getattr(sets[data], f"{split}_images"))
+        assert torch.equal(labels[row], getattr(sets[data], f"{split}_labels"))
+
+
+def test_one_data_set_is_kept_once_and_shared_by_all_rows():
+    data = plain(1.0)
+    bank = banked(task_of(data), task_of(data, learning_rate=0.5))
+    assert len(bank.train_images) == 20
+    images, labels = bank.held_back("validation", torch.zeros(8, dtype=torch.long))
+    assert images.shape == (13, *HOST.image[:2], 1, HOST.image[2])
+    assert torch.equal(images[:, :, :, 0], data.validation_images)
+    assert torch.equal(labels, data.validation_labels[None])
+    assert bank.learning_rates.tolist() == [5e-3, 0.5]
+    back = banked(task_of(data), task_of(plain(2.0), drift=Drift(lambda: data, 0.0, 1.0, 0.5)))
+    assert len(back.validation_images) == 2
+    assert (back.before.tolist(), back.after.tolist()) == ([0, 1], [0, 0])
+
+
+# --- drift ------------------------------------------------------------------------------------
+
+
+def test_switches_lie_in_their_window_and_some_never_come():
+    bank, groups, length = bank_of(drifting(never=0.25)), torch.arange(4_000), 40
+    task = torch.zeros_like(groups)
+    found = bank.switch_steps(3, groups, task, 0, length)
+    never = found == length
+    assert never.float().mean().item() == pytest.approx(0.25, abs=4 * math.sqrt(0.1875 / 4_000))
+    inside = found[~never]
+    assert (inside.min().item(), inside.max().item()) == (8, 31)  # 0.2 and 0.8 of 40 steps
+    counts = torch.bincount(inside)[8:].double()
+    assert ((counts - counts.mean()).square() / counts.mean()).sum() < 57.1  # p = 1e-4, 23 degrees
+    assert torch.equal(found, bank.switch_steps(3, groups, task, 0, length))
+    subset = torch.tensor([5, 900, 7])
+    assert torch.equal(found[subset], bank.switch_steps(3, subset, task[:3], 0, length))
+    assert not torch.equal(found, bank.switch_steps(3, groups, task, 1, length))
+    assert not torch.equal(found, bank.switch_steps(4, groups, task, 0, length))
+
+
+@pytest.mark.parametrize(
+    ("never", "window", "expected"),
+    [
+        (1.0, (0.0, 1.0), {40}),
+        (0.0, (0.5, 0.5), {20}),
+        (0.0, (0.0, 0.0), {0}),
+        (0.0, (0.0, 0.1), {0, 1, 2, 3}),
+    ],
+)
+def test_the_ends_of_window_and_probability(never, window, expected):
+    bank, groups = bank_of(drifting(never, *window)), torch.arange(500)
+    found = bank.switch_steps(3, groups, torch.zeros_like(groups), 0, 40)
+    assert set(found.tolist()) == expected
+
+
+def test_a_task_without_drift_never_switches():
+    bank, groups = bank_of(small_task(HOST)), torch.arange(500)
+    assert set(bank.switch_steps(3, groups, torch.zeros_like(groups), 0, 40).tolist()) == {40}
