@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks clean
+.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory clean
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -29,6 +29,9 @@ bench-learning: $(READY)
 
 bench-suite: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/suite.py --write
+
+bench-memory: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py --write
 
 bench-tasks: $(READY)
 	$(BIN)/python benchmarks/tasks.py --write

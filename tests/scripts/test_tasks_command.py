@@ -173,3 +173,38 @@ def test_the_manual_describes_every_task_as_it_is() -> None:
         assert int(parameters.replace(",", "")) == task.host.parameter_count, name
         assert int(slots) == len(task.host.slots), name
         assert int(steps) == task.episode_length, name
+
+
+def test_a_task_of_ones_own_is_described(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "quick.py"
+    path.write_text(
+        "from esper.kasmina.hosts.mlp import MlpHost\n"
+        "from esper.runtime import data\n"
+        "from esper.runtime.tasks import Task, task\n"
+        "@task\n"
+        "def quick_digits():\n"
+        "    host = MlpHost((3, 4), 10, (8, 8, 1))\n"
+        "    return Task('quick_digits', 'digits', host, data.digits, 30, 1, 8)\n"
+    )
+    sizes = ["--groups", "3", "--group-size", "4"]
+    assert tasks(["--plugin", str(path), "--describe", "quick_digits", *sizes]) == 0
+    out = capsys.readouterr().out
+    for words in ("quick_digits", "never", "random", "heuristic", "everything", "FOSSILISED"):
+        assert words in out
+    assert re.search(r"\d+ % by init alone \(host and data\), \d+ % by actions alone", out)
+    assert re.search(r"signal to noise .* \d+\.\d+ in the reward of a step", out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--describe", "digit"], "did you mean 'digits'"),
+        (["digits", "--describe", "digits"], "describe: digits stands before it"),
+        (["--describe", "digits", "--reward", "praise"], "reward: must be one of terminal"),
+        (["--describe", "digits", "--groups", "1"], "groups: must lie between 2 and 1024"),
+        (["--describe", "digits", "--group-size", "x"], "--group-size: must be a whole number"),
+    ],
+)
+def test_a_wrong_description_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        tasks(arguments)

@@ -1,6 +1,6 @@
 """``esper tasks``: what one can train on, and what growing is worth there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import takewhile
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from rich.text import Text
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, Task, find_all
 from esper.runtime.worth import Worth, read_worth
+from esper.scripts.describe import describe
 from esper.scripts.entry import print_help, wants_help
 from esper.scripts.flags import read_flags
 
@@ -29,6 +30,15 @@ class TasksArguments:
     """Tasks or suites to show; they stand before any flag."""
     plugin: tuple[str, ...] = ()
     """Python files of yours that register further tasks."""
+    describe: tuple[str, ...] = ()
+    """Tasks or suites to play with policies that do not learn, about a minute each: what is legal,
+    how far seeds come, whose doing the return is, and how loud the reward."""
+    reward: str = "paired"
+    """Reward that --describe measures."""
+    groups: int = 8
+    """Hosts of --describe, with data of their own."""
+    group_size: int = 4
+    """Environments on each host of --describe, each with a stream of random actions of its own."""
 
 
 def tasks(arguments: list[str]) -> int:
@@ -37,10 +47,15 @@ def tasks(arguments: list[str]) -> int:
     if wants_help(arguments):
         return print_help(TasksArguments, program)
     names = list(takewhile(lambda argument: not argument.startswith("--"), arguments))
-    given = read_flags(program, arguments[len(names) :], {"plugin": tuple[str, ...]})
-    for path in given.get("plugin", ()):
+    kinds = {f.name: f.type for f in fields(TasksArguments) if f.name != "names"}
+    given = TasksArguments(
+        names=tuple(names), **read_flags(program, arguments[len(names) :], kinds)
+    )
+    for path in given.plugin:
         load(path)
-    show(Console(), find_all(names or tuple(TASKS)), read_worth())
+    if given.describe:
+        return describe(Console(), given)
+    show(Console(), find_all(given.names or tuple(TASKS)), read_worth())
     return 0
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.seeds import SeedSignals, SeedState
+from esper.leyline.stages import Stage
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends import Scores
 
@@ -88,6 +89,12 @@ class StepReport:
     added: Tensor
     shapley: Tensor | None
     interactions: Tensor | None
+
+    def entered(self, stage: Stage) -> Tensor:
+        """How many seeds of each environment came into ``stage`` in this step, int64 ``[N]``."""
+        changes = (self.before, self.acted), (self.acted, self.after)
+        counts = [((a.stage != b.stage) & (b.stage == stage)).sum(1) for a, b in changes]
+        return counts[0] + counts[1]
 
 
 @dataclass(slots=True)

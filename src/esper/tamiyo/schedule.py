@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import CANONICAL_CHOICE, HEADS, Op
+from esper.kasmina.slots import SlotSpec
+from esper.leyline.actions import CANONICAL_CHOICE, HEADS, Op, Style
 from esper.tamiyo.baselines import without_learning
 from esper.tamiyo.policy.features import Observation
 
@@ -38,6 +39,17 @@ class Schedule:
 
         style, tempo = CANONICAL_CHOICE["style"], CANONICAL_CHOICE["tempo"]
         return cls(filled(NEVER), filled(0), filled(style), filled(tempo))
+
+    @classmethod
+    def everything(cls, environments: int, slots: tuple[SlotSpec, ...]) -> "Schedule":
+        """The largest blueprint of each slot, as soon as it may germinate, blended fast."""
+        rows = cls.never(environments, len(slots))
+        rows.start[:] = 0
+        rows.style[:] = int(Style.LINEAR_ADD)
+        rows.tempo[:] = 0
+        for s, slot in enumerate(slots):
+            rows.blueprint[:, s] = max(slot.kinds, key=lambda kind: slot.layouts[kind].size)
+        return rows
 
     def take(self, rows: Tensor) -> "Schedule":
         """The schedules of ``rows``, int64 ``[M]``, possibly repeated."""

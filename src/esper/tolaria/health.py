@@ -64,7 +64,8 @@ def updated_signals(
     ]
     health = torch.stack([health for health, _ in per_slot], 1).float()
     exploding = torch.stack([exploding for _, exploding in per_slot], 1)
-    measured = state.computing
+    # An epoch that was rolled back measured nothing that still holds.
+    measured = state.computing & ~epoch.loss.isnan()[:, None]
     change = contribution - previous.contribution
     velocity = torch.where(
         change.isfinite(),

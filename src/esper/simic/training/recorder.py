@@ -79,12 +79,8 @@ class Recorder:
         self.last = step
         report = step.report
         self.returns += step.reward.to(self.returns.dtype)
-        changes = [(report.before, report.acted), (report.acted, report.after)]
-        entered = [
-            torch.stack([((a.stage != b.stage) & (b.stage == stage)).sum(1) for a, b in changes])
-            for stage in (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
-        ]
-        self.tally += torch.stack(entered).sum(1)
+        ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
+        self.tally += torch.stack([report.entered(stage) for stage in ends])
         self.rolled_back += report.rollback > 0
         if self.hub.wants(EpochCompleted):
             identities = self.environment.environments

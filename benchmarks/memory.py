@@ -1,0 +1,107 @@
+"""How much memory an environment takes: slope of peak resident memory between two numbers of them.
+
+    python benchmarks/memory.py --write                # every task, a few minutes
+    python benchmarks/memory.py --tasks digits_mlp
+
+Each measurement is a process of its own that trains with a seed growing in every slot (the largest
+blueprint of its family) until all of them act, with one minibatch a step: memory peaks within a
+minibatch or a validation batch, so more of them take longer and not more. The slope counts the
+never-grow twin of each eight environments.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from esper.leyline.actions import BLUEPRINTS
+from esper.runtime.tasks import SUITES, find
+from esper.simic.environment import GrowthEnv
+from esper.simic.run_directory import processor_name
+from esper.simic.step import GrowthConfig
+from esper.tamiyo.schedule import Schedule, ScheduleActor
+from esper.tolaria.precision import Precision
+
+RESULTS = Path(__file__).parent / "results"
+FEW, MANY = 64, 256
+LARGEST = {"conv": "conv_heavy", "mlp": "mlp"}
+STEPS = 10
+"""By then every seed of up to three slots is in BLENDING."""
+
+
+def peak_of_this_process(task_name: str, envs: int) -> int:
+    """Train as described above; peak resident memory, bytes."""
+    torch.set_num_threads(1)
+    task = find(task_name)
+    slots = task.host.slots
+    config = GrowthConfig(
+        seed=1,
+        episode_length=task.episode_length,
+        max_batches=1,
+        batch_size=task.batch_size,
+        one_at_a_time=False,
+    )
+    env = GrowthEnv([task], torch.arange(envs), config, Precision("cpu"), torch.device("cpu"))
+    plan = Schedule.never(envs, len(slots))
+    plan.start[:], plan.style[:], plan.tempo[:] = 0, 0, 0
+    plan.blueprint[:] = torch.tensor([BLUEPRINTS.index(LARGEST[s.family]) for s in slots])
+    actor = ScheduleActor(plan)
+    actor.begin(env.environments, 0)
+    observation = env.reset(0)
+    for step in range(STEPS):
+        result = env.step(actor.act(observation, step)[0])
+        observation = result.observation
+    assert bool(result.report.after.acting.all()), "every seed should act by now"
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak(task_name: str, envs: int) -> int:
+    """``peak_of_this_process`` of a fresh process."""
+    command = [sys.executable, __file__, "--measure", task_name, str(envs)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def slope(task_name: str) -> float:
+    """Bytes an environment."""
+    return (peak(task_name, MANY) - peak(task_name, FEW)) / (MANY - FEW)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--tasks", nargs="+", default=[n for names in SUITES.values() for n in names]
+    )
+    parser.add_argument("--measure", nargs=2, metavar=("TASK", "ENVS"), help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
+    arguments = parser.parse_args()
+    if arguments.measure:
+        name, envs = arguments.measure
+        print(peak_of_this_process(name, int(envs)))
+        return 0
+    rows = {}
+    for name in arguments.tasks:
+        rows[name] = slope(name)
+        print(f"{name:20} {rows[name] / 2**20:6.2f} MiB an environment", flush=True)
+    if arguments.write:
+        RESULTS.mkdir(exist_ok=True)
+        lines = ["| task | MiB an environment |", "|---|---|"]
+        lines += [f"| `{name}` | {value / 2**20:.2f} |" for name, value in rows.items()]
+        text = (
+            "# Memory of an environment\n\n`make bench-memory`\n\n"
+            f"Slope of peak resident memory between {FEW} and {MANY} environments with the largest "
+            "seed in every slot.\n\n" + "\n".join(lines) + f"\n\ntorch {torch.__version__}, "
+            f"{os.cpu_count()} x {processor_name()}, {time.strftime('%Y-%m-%d')}.\n"
+        )
+        (RESULTS / "memory.md").write_text(text)
+        (RESULTS / "memory.json").write_text(json.dumps(rows, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""``esper tasks --describe``: the figures of ``simic.diagnosis`` in tables."""
+
+from typing import Protocol
+
+from rich.console import Console
+from rich.table import Table
+
+from esper.leyline.actions import Op
+from esper.leyline.errors import UsageError
+from esper.runtime.tasks import Task, find_all
+from esper.simic.diagnosis import STAGES, Diagnosis, diagnose, mean_and_error
+from esper.simic.rewards import REWARD_MODES
+from esper.simic.step import GrowthConfig
+
+SEED = 42
+
+
+class Wanted(Protocol):
+    """What the user asked for; see ``scripts.tasks.TasksArguments``."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def describe(self) -> tuple[str, ...]: ...
+    @property
+    def reward(self) -> str: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def group_size(self) -> int: ...
+
+
+def describe(console: Console, wanted: Wanted) -> int:
+    """Play the tasks and print what was found.
+
+    Raises:
+        UsageError: a task or a setting is at fault.
+    """
+    if wanted.names:
+        raise UsageError(f"describe: {wanted.names[0]} stands before it; name tasks behind it")
+    if wanted.reward not in REWARD_MODES:
+        modes = ", ".join(REWARD_MODES)
+        raise UsageError(f"reward: must be one of {modes}, got {wanted.reward!r}")
+    for name in ("groups", "group_size"):
+        if not 2 <= getattr(wanted, name) <= 1024:
+            raise UsageError(
+                f"{name}: must lie between 2 and 1024, got {getattr(wanted, name)}; "
+                "with one there is nothing to compare"
+            )
+    config = GrowthConfig(seed=SEED, group_size=wanted.group_size, reward=wanted.reward)
+    for task in find_all(wanted.describe):
+        with console.status("") as status:
+            found = diagnose(
+                task,
+                wanted.groups,
+                config,
+                lambda policy, name=task.name: status.update(f"{name}: {policy}"),  # type: ignore[misc]
+            )
+        _show(console, task, found, wanted)
+    return 0
+
+
+def _show(console: Console, task: Task, found: Diagnosis, wanted: Wanted) -> None:
+    table = Table(
+        title=f"{task.name}: an episode of {task.episode_length} steps, "
+        f"{wanted.groups} hosts x {wanted.group_size} environments, reward {wanted.reward}",
+        title_justify="left",
+    )
+    table.add_column("")
+    for name in found.played:
+        table.add_column(name, justify="right")
+    played = list(found.played.values())
+    never = found.played["never"].utility
+
+    def row(label: str, cells: list[str]) -> None:
+        table.add_row(label, *cells)
+
+    def points(values: list[tuple[float, float]], sign: str = "") -> list[str]:
+        return [f"{100 * mean:{sign}.1f} ± {100 * error:.1f}" for mean, error in values]
+
+    size = wanted.group_size
+    row("utility, points", points([mean_and_error(p.utility, size) for p in played]))
+    row("above never", points([mean_and_error(p.utility - never, size) for p in played], "+"))
+    row("accuracy, %", points([mean_and_error(p.accuracy, size) for p in played]))
+    table.add_section()
+    for stage in STAGES:
+        row(f"seeds that reach {stage.name}", [f"{p.reached[stage]:.2f}" for p in played])
+    table.add_section()
+    for op in Op:
+        row(f"steps with {op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in played])
+    console.print(table)
+    console.print(
+        "variance of the random policy's return: "
+        f"{_share(found.by_init)} by init alone (host and data), "
+        f"{_share(found.by_actions)} by actions alone, {_share(found.by_rest)} by both and by "
+        "the seeds' own initial numbers\n"
+        "signal to noise of everything against never: "
+        f"{found.step_signal:.2f} in the reward of a step, {found.return_signal:.2f} in the return",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _share(value: float) -> str:
+    return "-" if value != value else f"{100 * value:.0f} %"

@@ -1,0 +1,118 @@
+"""What tells a learner's problem from an environment's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from esper.kasmina.hosts.mlp import MlpHost
+from esper.leyline.actions import Op
+from esper.leyline.stages import Stage
+from esper.runtime import data
+from esper.runtime.tasks import Task
+from esper.simic.diagnosis import (
+    Diagnosis,
+    SharedStreams,
+    diagnose,
+    mean_and_error,
+    signal_to_noise,
+    variance_shares,
+)
+from esper.simic.environment import GrowthEnv
+from esper.simic.rollout import collect
+from esper.simic.step import GrowthConfig
+from esper.tamiyo.baselines import RandomActor
+from esper.tolaria.precision import Precision
+from synthetic import CPU
+
+TASK = Task(
+    "tiny",
+    "digits",
+    MlpHost(widths=(4, 4), classes=10, image=(8, 8, 1)),
+    data.digits,
+    episode_length=16,
+    max_batches=1,
+    batch_size=8,
+)
+
+
+@pytest.fixture(scope="module")
+def found() -> Diagnosis:
+    return diagnose(TASK, 3, GrowthConfig(seed=2, group_size=2))
+
+
+# --- the figures ------------------------------------------------------------------------------
+
+
+def test_shares_are_those_of_the_effects_that_were_put_in() -> None:
+    rows = torch.tensor([3.0, -1.0, -2.0], dtype=torch.float64)[:, None]
+    columns = torch.tensor([1.0, 0.0, -2.0, 1.0], dtype=torch.float64)
+    assert variance_shares(rows.expand(3, 4)) == pytest.approx((1.0, 0.0, 0.0))
+    assert variance_shares(columns.expand(3, 4)) == pytest.approx((0.0, 1.0, 0.0))
+    init, actions, rest = variance_shares(rows + columns)
+    assert (init, actions) == pytest.approx((14 / 3 / (14 / 3 + 1.5), 1.5 / (14 / 3 + 1.5)))
+    assert rest == pytest.approx(0.0)
+    saddle = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
+    assert variance_shares(saddle) == pytest.approx((0.0, 0.0, 1.0))
+    assert all(math.isnan(share) for share in variance_shares(torch.ones(3, 4)))
+
+
+def test_shares_are_those_of_an_analysis_of_variance() -> None:
+    returns = np.random.default_rng(0).normal(size=(6, 5)) + np.arange(6)[:, None]
+    mean = returns.mean()
+    total = ((returns - mean) ** 2).sum()
+    by_row = sum(5 * (row.mean() - mean) ** 2 for row in returns) / total
+    by_column = sum(6 * (column.mean() - mean) ** 2 for column in returns.T) / total
+    found = variance_shares(torch.from_numpy(returns))
+    assert found == pytest.approx((by_row, by_column, 1.0 - by_row - by_column))
+
+
+def test_signal_to_noise_is_the_mean_over_the_deviation() -> None:
+    differences = torch.tensor([[1.0, 3.0], [-1.0, -3.0], [2.0, -2.0], [0.0, 0.0]])
+    assert signal_to_noise(differences).tolist() == pytest.approx([2**0.5, 2**0.5, 0.0, 0.0])
+
+
+def test_the_error_is_that_of_the_groups_means() -> None:
+    values = torch.tensor([1.0, 3.0, 5.0, 7.0])
+    assert mean_and_error(values, 2) == pytest.approx((4.0, 2.0))
+    assert mean_and_error(values, 1) == pytest.approx((4.0, values.std().item() / 2.0))
+
+
+# --- the policies -----------------------------------------------------------------------------
+
+
+def test_every_policy_does_what_it_is_called(found: Diagnosis) -> None:
+    played = found.played
+    assert list(played) == ["never", "random", "heuristic", "everything"]
+    assert set(played["never"].reached.values()) == {0.0}
+    assert played["everything"].reached[Stage.FOSSILISED] == 2.0
+    assert played["random"].reached[Stage.GERMINATED] > 0.0
+    for policy in played.values():
+        assert policy.legal[Op.WAIT] == 1.0
+        assert policy.rewards.shape == (16, 6)
+        assert all(0.0 <= share <= 1.0 for share in policy.legal.values())
+        stages = list(policy.reached.values())
+        assert stages == sorted(stages, reverse=True)
+    assert played["never"].legal[Op.GERMINATE] == 1.0
+    assert played["never"].legal[Op.ADVANCE] == 0.0
+    assert played["everything"].legal[Op.GERMINATE] < 0.5
+    assert bool((played["never"].rewards.abs() < 1e-6).all())
+    assert found.by_init + found.by_actions + found.by_rest == pytest.approx(1.0)
+
+
+def test_a_stream_of_actions_is_the_same_on_every_host() -> None:
+    """Until what is legal differs: that depends on what was measured."""
+    config = GrowthConfig(seed=2, group_size=2, episode_length=2, max_batches=1, batch_size=8)
+    env = GrowthEnv([TASK], torch.arange(6), config, Precision("cpu"), CPU)
+    actions = collect(env, SharedStreams(RandomActor(2), 2), 0).actions
+    assert torch.equal(actions[:, 0:2], actions[:, 2:4])
+    assert torch.equal(actions[:, 0:2], actions[:, 4:6])
+    alone = [collect(env, SharedStreams(RandomActor(seed), 2), 0).actions for seed in range(8)]
+    assert any(not torch.equal(taken[:, 0], taken[:, 1]) for taken in alone)
+
+
+@pytest.mark.parametrize(("groups", "size"), [(1, 2), (2, 1)])
+def test_one_of_a_kind_cannot_be_compared(groups: int, size: int) -> None:
+    with pytest.raises(ValueError, match="two groups"):
+        diagnose(TASK, groups, GrowthConfig(seed=1, group_size=size))
