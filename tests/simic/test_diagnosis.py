@@ -31,7 +31,7 @@ TASK = Task(
     "digits",
     MlpHost(widths=(4, 4), classes=10, image=(8, 8, 1)),
     data.digits,
-    episode_length=16,
+    episode_length=30,
     max_batches=1,
     batch_size=8,
 )
@@ -84,13 +84,13 @@ def test_the_error_is_that_of_the_groups_means() -> None:
 
 def test_every_policy_does_what_it_is_called(found: Diagnosis) -> None:
     played = found.played
-    assert list(played) == ["never", "random", "heuristic", "everything"]
+    assert list(played) == ["never", "random", "heuristic", "everything", "untrained"]
     assert set(played["never"].reached.values()) == {0.0}
     assert played["everything"].reached[Stage.FOSSILISED] == 2.0
     assert played["random"].reached[Stage.GERMINATED] > 0.0
     for policy in played.values():
         assert policy.legal[Op.WAIT] == 1.0
-        assert policy.rewards.shape == (16, 6)
+        assert policy.rewards.shape == (30, 6)
         assert all(0.0 <= share <= 1.0 for share in policy.legal.values())
         stages = list(policy.reached.values())
         assert stages == sorted(stages, reverse=True)

@@ -84,13 +84,13 @@ def _show(console: Console, task: Task, found: Diagnosis, wanted: Wanted) -> Non
     row("accuracy, %", points([mean_and_error(p.accuracy, size) for p in played]))
     table.add_section()
     for stage in STAGES:
-        row(f"seeds that reach {stage.name}", [f"{p.reached[stage]:.2f}" for p in played])
+        row(f"seeds {stage.name}", [f"{p.reached[stage]:.2f}" for p in played])
     table.add_section()
     for op in Op:
-        row(f"steps with {op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in played])
+        row(f"{op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in played])
     console.print(table)
     console.print(
-        "variance of the random policy's return: "
+        "variance of the untrained policy's return: "
         f"{_share(found.by_init)} by init alone (host and data), "
         f"{_share(found.by_actions)} by actions alone, {_share(found.by_rest)} by both and by "
         "the seeds' own initial numbers\n"

@@ -31,7 +31,7 @@ class TasksArguments:
     plugin: tuple[str, ...] = ()
     """Python files of yours that register further tasks."""
     describe: tuple[str, ...] = ()
-    """Tasks or suites to play with policies that do not learn, about a minute each: what is legal,
+    """Tasks or suites to play with policies that do not learn, a minute or two each: what is legal,
     how far seeds come, whose doing the return is, and how loud the reward."""
     reward: str = "paired"
     """Reward that --describe measures."""

@@ -1,6 +1,6 @@
 """Is it the learner or the environment? Figures of a task that need no learner.
 
-Four policies that do not learn play the task on the same hosts and data. What they are allowed to
+Five policies that do not learn play the task on the same hosts and data. What they are allowed to
 do, how far their seeds come, and how much of the return is theirs to decide tells whether there is
 anything to learn, before anybody blames a learner for not learning it.
 """
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import Op
+from esper.leyline.config import LearnerConfig
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Task
 from esper.simic.environment import GrowthEnv
+from esper.simic.ppo import PPOAgent
 from esper.simic.rewards import utility
 from esper.simic.rollout import Actor, collect
 from esper.simic.step import GrowthConfig, Step
@@ -24,6 +26,7 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
 
+CPU = torch.device("cpu")
 STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
 
 
@@ -51,9 +54,10 @@ class Diagnosis:
     """What the policies' episodes say of a task.
 
     Attributes:
-        played: by policy: never, random, heuristic, everything.
-        by_init, by_actions, by_rest: shares of the variance of the random policy's return, see
-            ``variance_shares``.
+        played: by policy: never, random, heuristic, everything, untrained.
+        by_init, by_actions, by_rest: shares of the variance of the untrained policy's return, see
+            ``variance_shares``. The untrained policy is a learner's before its first update; one
+            that is random in earnest prunes nearly all it grows before it shows.
         step_signal: signal to noise of the reward of a single step, see ``signal_to_noise``.
         return_signal: the same of the return.
     """
@@ -118,13 +122,14 @@ def diagnose(
         "random": SharedStreams(RandomActor(config.seed), size),
         "heuristic": HeuristicActor(config.episode_length),
         "everything": ScheduleActor(Schedule.everything(count, task.host.slots)),
+        "untrained": SharedStreams(PPOAgent(LearnerConfig(), config.seed, CPU), size),
     }
-    env = GrowthEnv([task], torch.arange(count), config, Precision("cpu"), torch.device("cpu"))
+    env = GrowthEnv([task], torch.arange(count), config, Precision("cpu"), CPU)
     played = {}
     for name, actor in actors.items():
         on_policy(name)
         played[name] = play(env, actor)
-    returns = played["random"].rewards.sum(0).view(groups, size)
+    returns = played["untrained"].rewards.sum(0).view(groups, size)
     difference = played["everything"].rewards - played["never"].rewards
     steps = signal_to_noise(difference)
     return Diagnosis(
@@ -161,7 +166,7 @@ def play(env: GrowthEnv, actor: Actor) -> Played:
 def variance_shares(returns: Tensor) -> tuple[float, float, float]:
     """How much of the variance of ``returns [G, M]`` goes with the row, the column, and neither.
 
-    Rows are initial hosts with their data, columns streams of random actions, fully crossed: a
+    Rows are initial hosts with their data, columns streams of a policy's draws, fully crossed: a
     two-way analysis of variance without replication (Fisher). The shares add up to 1; the rest is
     what init and actions do together, and the seeds' own initial numbers. All NaN when every
     return is the same.
