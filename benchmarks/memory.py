@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 
-from esper.leyline.actions import BLUEPRINTS
 from esper.runtime.tasks import SUITES, find
 from esper.simic.environment import GrowthEnv
 from esper.simic.run_directory import processor_name
@@ -30,16 +29,14 @@ from esper.tolaria.precision import Precision
 
 RESULTS = Path(__file__).parent / "results"
 FEW, MANY = 64, 256
-LARGEST = {"conv": "conv_heavy", "mlp": "mlp"}
-STEPS = 10
-"""By then every seed of up to three slots is in BLENDING."""
+STEPS = 16
+"""By then every seed of up to four slots is in BLENDING."""
 
 
 def peak_of_this_process(task_name: str, envs: int) -> int:
     """Train as described above; peak resident memory, bytes."""
     torch.set_num_threads(1)
     task = find(task_name)
-    slots = task.host.slots
     config = GrowthConfig(
         seed=1,
         episode_length=task.episode_length,
@@ -48,10 +45,7 @@ def peak_of_this_process(task_name: str, envs: int) -> int:
         one_at_a_time=False,
     )
     env = GrowthEnv([task], torch.arange(envs), config, Precision("cpu"), torch.device("cpu"))
-    plan = Schedule.never(envs, len(slots))
-    plan.start[:], plan.style[:], plan.tempo[:] = 0, 0, 0
-    plan.blueprint[:] = torch.tensor([BLUEPRINTS.index(LARGEST[s.family]) for s in slots])
-    actor = ScheduleActor(plan)
+    actor = ScheduleActor(Schedule.everything(envs, task.host.slots))
     actor.begin(env.environments, 0)
     observation = env.reset(0)
     for step in range(STEPS):
@@ -84,7 +78,8 @@ def main() -> int:
         name, envs = arguments.measure
         print(peak_of_this_process(name, int(envs)))
         return 0
-    rows = {}
+    stored = RESULTS / "memory.json"
+    rows = json.loads(stored.read_text()) if stored.exists() else {}
     for name in arguments.tasks:
         rows[name] = slope(name)
         print(f"{name:20} {rows[name] / 2**20:6.2f} MiB an environment", flush=True)
@@ -99,7 +94,7 @@ def main() -> int:
             f"{os.cpu_count()} x {processor_name()}, {time.strftime('%Y-%m-%d')}.\n"
         )
         (RESULTS / "memory.md").write_text(text)
-        (RESULTS / "memory.json").write_text(json.dumps(rows, indent=2) + "\n")
+        stored.write_text(json.dumps(rows, indent=2) + "\n")
     return 0
 
 
