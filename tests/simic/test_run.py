@@ -31,8 +31,10 @@ from esper.leyline.events import (
     TrainingStarted,
 )
 from esper.nissa.hub import Hub
+from esper.runtime.tasks import TASKS, find
 from esper.simic.checkpoint import load_latest
 from esper.simic.run_directory import RunDirectory, stored_config
+from esper.simic.training.setup import resolve_tasks
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 
 TINY = {
@@ -368,3 +370,12 @@ def test_a_step_is_handed_to_the_hub_once_however_many_environments_there_are(
         counts.append(len(handed))
     assert counts[0] == counts[1]
     assert counts[0] <= 6 + 5, "six steps, and the events of the run and the round"
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_a_task_is_trained_with_its_own_slots(name: str) -> None:
+    (task,) = resolve_tasks(unflatten({"task": name}))
+    own = find(name).host.slots
+    assert task.host.slots == own
+    (late,) = resolve_tasks(unflatten({"task": name, "slots": ["late"]}))
+    assert late.host.slots == own[-1:]

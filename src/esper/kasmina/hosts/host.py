@@ -144,15 +144,14 @@ def chosen_slots(slots: tuple[SlotSpec, ...], names: tuple[str, ...]) -> tuple[S
 def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:
     """Translate ``early``, ``mid`` and ``late`` and check that the host has every slot.
 
+    Those three are among the slots in use; any slot of the host may be named.
+
     Raises:
         UsageError: a name that the host does not have.
     """
     available = tuple(slot.name for slot in host.all_slots)
-    relative = {
-        "early": available[0],
-        "mid": available[len(available) // 2],
-        "late": available[-1],
-    }
+    own = tuple(slot.name for slot in host.slots)
+    relative = {"early": own[0], "mid": own[len(own) // 2], "late": own[-1]}
     chosen = tuple(relative.get(name, name) for name in names)
     for name in chosen:
         if name not in available:

@@ -49,6 +49,8 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
         plugins.load(path)
 
     def with_slots(task: Task) -> Task:
+        if not config.world.slots:
+            return task
         slots = resolve_slots(task.host, config.world.slots)
         return replace(task, host=replace(task.host, slot_names=slots))
 
