@@ -2,13 +2,17 @@
 
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from esper.kasmina.blueprints import BUILDERS
+from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS
 from esper.leyline.errors import UsageError
+from esper.runtime import data
 from esper.runtime.plugins import load
-from esper.runtime.tasks import TASKS, find
+from esper.runtime.tasks import SUITES, TASKS, find
 
 pytestmark = pytest.mark.usefixtures("scratch_register")
 
@@ -132,3 +136,30 @@ def test_a_file_that_failed_can_be_mended_and_loaded(tmp_path: Path):
     assert "mine" not in TASKS
     load(str(plugin(tmp_path, PLUGIN)))
     assert "mine" in TASKS
+
+
+def test_nothing_of_a_plugin_that_failed_stays(tmp_path: Path) -> None:
+    before = list(BLUEPRINTS), dict(BUILDERS), dict(HEAD_WIDTHS), dict(TASKS), dict(SUITES)
+    path = tmp_path / "half.py"
+    path.write_text(
+        "from esper.kasmina.blueprints import register\n"
+        "from esper.kasmina.blueprints.conv import norm\n"
+        "from esper.runtime.tasks import SUITES\n"
+        "register('half_done', norm)\n"
+        "SUITES['half'] = ('digits',)\n"
+        "raise OSError('enough')\n"
+    )
+    for _ in range(2):  # a name that stayed would be taken the second time
+        with pytest.raises(UsageError, match="line 6: OSError: enough"):
+            load(str(path))
+    assert (list(BLUEPRINTS), BUILDERS, HEAD_WIDTHS, TASKS, SUITES) == before
+
+
+@pytest.mark.parametrize("error", ["KeyError('x')", "OSError('x')", "RuntimeError('x')"])
+def test_data_that_cannot_be_made_are_the_task_s_fault(error: str) -> None:
+    def broken() -> data.Dataset:
+        raise eval(error)
+
+    mine = replace(find("digits"), data=broken)
+    with pytest.raises(UsageError, match=f"data: 'digits' cannot make it .{error[:7]}"):
+        mine.datasets()

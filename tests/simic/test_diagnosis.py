@@ -50,27 +50,38 @@ def test_shares_are_those_of_the_effects_that_were_put_in() -> None:
     columns = torch.tensor([1.0, 0.0, -2.0, 1.0], dtype=torch.float64)
     assert variance_shares(rows.expand(3, 4)) == pytest.approx((1.0, 0.0, 0.0))
     assert variance_shares(columns.expand(3, 4)) == pytest.approx((0.0, 1.0, 0.0))
-    init, actions, rest = variance_shares(rows + columns)
-    assert (init, actions) == pytest.approx((14 / 3 / (14 / 3 + 1.5), 1.5 / (14 / 3 + 1.5)))
-    assert rest == pytest.approx(0.0)
+    # Unbiased variances: 14 / 2 of the rows, 6 / 3 of the columns.
+    assert variance_shares(rows + columns) == pytest.approx((7 / 9, 2 / 9, 0.0))
     saddle = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
     assert variance_shares(saddle) == pytest.approx((0.0, 0.0, 1.0))
     assert all(math.isnan(share) for share in variance_shares(torch.ones(3, 4)))
 
 
-def test_shares_are_those_of_an_analysis_of_variance() -> None:
-    returns = np.random.default_rng(0).normal(size=(6, 5)) + np.arange(6)[:, None]
-    mean = returns.mean()
-    total = ((returns - mean) ** 2).sum()
-    by_row = sum(5 * (row.mean() - mean) ** 2 for row in returns) / total
-    by_column = sum(6 * (column.mean() - mean) ** 2 for column in returns.T) / total
-    found = variance_shares(torch.from_numpy(returns))
-    assert found == pytest.approx((by_row, by_column, 1.0 - by_row - by_column))
+def test_shares_recover_components_and_find_little_in_noise() -> None:
+    generator = np.random.default_rng(0)
+
+    def mean_shares(row: float, column: float) -> np.ndarray:
+        """Row, column and rest over many tables of 8 x 4 with deviation 1 of the rest."""
+        tables = (
+            row * generator.normal(size=(500, 8, 1))
+            + column * generator.normal(size=(500, 1, 4))
+            + generator.normal(size=(500, 8, 4))
+        )
+        return np.mean([variance_shares(torch.from_numpy(table)) for table in tables], 0)
+
+    assert mean_shares(0.0, 0.0)[2] > 0.88
+    row, column, rest = mean_shares(2.0, 0.0)
+    assert row == pytest.approx(0.8, abs=0.06)
+    assert column < 0.03
+    assert row + column + rest == pytest.approx(1.0)
 
 
-def test_signal_to_noise_is_the_mean_over_the_deviation() -> None:
+def test_signal_to_noise_is_the_mean_over_the_deviation_and_none_in_noise() -> None:
     differences = torch.tensor([[1.0, 3.0], [-1.0, -3.0], [2.0, -2.0], [0.0, 0.0]])
-    assert signal_to_noise(differences).tolist() == pytest.approx([2**0.5, 2**0.5, 0.0, 0.0])
+    expected = [(4.0 / 2.0 - 0.5) ** 0.5] * 2 + [0.0, 0.0]
+    assert signal_to_noise(differences).tolist() == pytest.approx(expected)
+    noise = torch.from_numpy(np.random.default_rng(1).normal(size=(2000, 32)))
+    assert signal_to_noise(noise).square().mean() < 0.03
 
 
 def test_the_error_is_that_of_the_groups_means() -> None:

@@ -552,7 +552,8 @@ def test_rollout_and_update_run_through_a_fault():
     assert updates[0] != updates[1]
 
 
-def test_a_run_with_a_fault_goes_on_and_tells_of_it(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("level", ["normal", "minimal"])
+def test_a_run_with_a_fault_goes_on_and_tells_of_it(tmp_path: Path, monkeypatch, level: str):
     row, when, minibatches, length = 2, 3, 2, 6
     calls, original = iter(range(1, 1_000)), backend.cross_entropy
 
@@ -574,6 +575,7 @@ def test_a_run_with_a_fault_goes_on_and_tells_of_it(tmp_path: Path, monkeypatch)
         "lstm_hidden": 16,
         "threads": 1,
         "telemetry_dir": str(tmp_path),
+        "telemetry_level": level,
     }
     summary = run_training(unflatten(settings), "ppo")
     assert (summary.status, summary.exit_code, len(summary.rounds)) == ("finished", 0, 2)

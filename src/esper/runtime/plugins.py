@@ -6,9 +6,12 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+from esper.kasmina.blueprints import BUILDERS
+from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS
 from esper.leyline.errors import UsageError
-from esper.runtime.tasks import TASKS
+from esper.runtime.tasks import SUITES, TASKS
 
 _loaded: set[Path] = set()
 
@@ -33,7 +36,7 @@ def load(path: str) -> None:
         raise UsageError(f"plugin: cannot read {path!r} ({reason}); give a Python file") from error
     module = ModuleType(f"esper_plugin_{file.stem}_{_digest(file)}", f"Plugin {file}.")
     module.__file__ = str(file)
-    before = dict(TASKS)
+    before = _registered()
     # Data classes and pickle look the module of a class up by its name.
     sys.modules[module.__name__] = module
     try:
@@ -42,10 +45,32 @@ def load(path: str) -> None:
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
         # What it had registered goes, so that it can be loaded again once it is mended.
-        for name in TASKS.keys() - before:
-            del TASKS[name]
+        _restore(before)
         raise UsageError(f"plugin: {_place(path, file, error)}: {_described(error)}") from error
     _loaded.add(file)
+
+
+def digest(path: str) -> str:
+    """The sha256 of the file at ``path``, or ``missing``."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return "missing"
+
+
+_REGISTERS: tuple[dict[str, Any], ...] = (TASKS, SUITES, BUILDERS, HEAD_WIDTHS)
+
+
+def _registered() -> tuple[list[str], list[dict[str, Any]]]:
+    return list(BLUEPRINTS), [dict(register) for register in _REGISTERS]
+
+
+def _restore(before: tuple[list[str], list[dict[str, Any]]]) -> None:
+    names, registers = before
+    BLUEPRINTS[:] = names
+    for register, then in zip(_REGISTERS, registers, strict=True):
+        register.clear()
+        register.update(then)
 
 
 def _digest(file: Path) -> str:

@@ -85,12 +85,13 @@ class Task:
         """The data from the start and, where the task drifts, the data that comes after.
 
         Raises:
-            UsageError: the host takes other images, or tells other classes apart.
+            UsageError: it cannot be made, or the host takes other images or classes.
         """
         makers = [self.data] if self.drift is None else [self.data, self.drift.data]
-        sets = tuple(make() for make in makers)
+        places = ("data", "drift")
+        sets = tuple(self._made(*pair) for pair in zip(places, makers, strict=False))
         wanted = (self.host.image, self.host.classes)
-        for place, dataset in zip(("data", "drift"), sets, strict=False):
+        for place, dataset in zip(places, sets, strict=False):
             for images in (dataset.train_images, dataset.validation_images, dataset.test_images):
                 found = (tuple(images.shape[1:]), dataset.classes)
                 if found != wanted:
@@ -100,6 +101,16 @@ class Task:
                         "make them the same"
                     )
         return sets
+
+    def _made(self, place: str, maker: Callable[[], Dataset]) -> Dataset:
+        """What ``maker`` makes; what goes wrong in a user's code is the user's to mend."""
+        try:
+            return maker()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(
+                f"{place}: the task {self.name!r} cannot make it ({reason})"
+            ) from error
 
 
 TASKS: dict[str, Callable[[], Task]] = {}

@@ -13,6 +13,7 @@ from esper.simic.rewards import REWARD_MODES
 from esper.simic.step import GrowthConfig
 
 SEED = 42
+MOST_ENVIRONMENTS = 2048
 
 
 class Wanted(Protocol):
@@ -47,6 +48,11 @@ def describe(console: Console, wanted: Wanted) -> int:
                 f"{name}: must lie between 2 and 1024, got {getattr(wanted, name)}; "
                 "with one there is nothing to compare"
             )
+    if wanted.groups * wanted.group_size > MOST_ENVIRONMENTS:
+        raise UsageError(
+            f"groups: {wanted.groups} of {wanted.group_size} are more than {MOST_ENVIRONMENTS} "
+            "environments; take fewer"
+        )
     config = GrowthConfig(seed=SEED, group_size=wanted.group_size, reward=wanted.reward)
     for task in find_all(wanted.describe):
         with console.status("") as status:

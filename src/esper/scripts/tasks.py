@@ -37,7 +37,7 @@ class TasksArguments:
     """Reward that --describe measures."""
     groups: int = 8
     """Hosts of --describe, with data of their own."""
-    group_size: int = 4
+    group_size: int = 8
     """Environments on each host of --describe, each with a stream of random actions of its own."""
 
 

@@ -166,24 +166,32 @@ def play(env: GrowthEnv, actor: Actor) -> Played:
 def variance_shares(returns: Tensor) -> tuple[float, float, float]:
     """How much of the variance of ``returns [G, M]`` goes with the row, the column, and neither.
 
-    Rows are initial hosts with their data, columns streams of a policy's draws, fully crossed: a
-    two-way analysis of variance without replication (Fisher). The shares add up to 1; the rest is
-    what init and actions do together, and the seeds' own initial numbers. All NaN when every
+    Rows are initial hosts with their data, columns streams of a policy's draws, fully crossed. The
+    components of a two-way analysis of variance without replication, from its expected mean squares
+    (Searle, Casella and McCulloch, "Variance Components", 1992): what rows or columns of mere noise
+    would show is taken off, and a component below 0 counts as 0. The rest is what init and actions
+    do together, and the seeds' own initial numbers. The shares add up to 1; all NaN when every
     return is the same.
     """
+    groups, members = returns.shape
     centred = returns - returns.mean()
-    total = centred.square().sum()
-    by_row = centred.mean(1).square().sum() * returns.shape[1]
-    by_column = centred.mean(0).square().sum() * returns.shape[0]
-    init, actions = float(by_row / total), float(by_column / total)
-    return init, actions, 1.0 - init - actions
+    rows, columns = centred.mean(1, keepdim=True), centred.mean(0, keepdim=True)
+    rest = (centred - rows - columns).square().sum() / ((groups - 1) * (members - 1))
+    by_row = (rows.square().sum() * members / (groups - 1) - rest).clamp(min=0.0) / members
+    by_column = (columns.square().sum() * groups / (members - 1) - rest).clamp(min=0.0) / groups
+    total = by_row + by_column + rest
+    return float(by_row / total), float(by_column / total), float(rest / total)
 
 
 def signal_to_noise(differences: Tensor) -> Tensor:
-    """``|mean| / standard deviation`` over the last axis; 0 where nothing differs at all."""
+    """``|mean| / standard deviation`` over the last axis ``[..., N]``; 0 where nothing differs.
+
+    The square of what noise alone would show, ``1 / N``, is taken off that of the ratio.
+    """
+    count = differences.shape[-1]
     deviation = differences.std(-1)
-    signal = differences.mean(-1).abs() / deviation
-    return torch.where(deviation > 0, signal, 0.0)
+    ratio = differences.mean(-1).square() / deviation.square() - 1.0 / count
+    return torch.where(deviation > 0, ratio.clamp(min=0.0).sqrt(), 0.0)
 
 
 def mean_and_error(values: Tensor, group_size: int) -> tuple[float, float]:

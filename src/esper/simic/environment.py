@@ -6,7 +6,7 @@ together in the order of the environments. All N run in lockstep and end togethe
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, partial
 from typing import TypeVar
 
@@ -141,6 +141,7 @@ class GrowthEnv:
             return [call() for call in calls]
         longest_first = sorted(range(len(calls)), key=lambda i: -self.shards[i].cost)
         futures = {i: self._pool.submit(calls[i]) for i in longest_first}
+        wait(futures.values())  # so that nothing still moves when one of them has failed
         return [futures[i].result() for i in range(len(calls))]
 
     def _merge(self, parts: list[_T]) -> _T:

@@ -14,9 +14,10 @@ import torch
 import esper
 from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.errors import UsageError
+from esper.runtime import plugins
 from esper.runtime.tasks import SUITES
 
-_COMPARED = ("esper", "git", "torch", "device_name", "threads")
+_COMPARED = ("esper", "git", "torch", "device_name", "threads", "plugins")
 """Parts of the fingerprint on which the bits of a result depend."""
 
 
@@ -129,7 +130,7 @@ def _label(tasks: tuple[str, ...]) -> str:
     return next(suites, "-".join(tasks)[:60])
 
 
-def machine_fingerprint(device: torch.device, threads: int | None) -> dict[str, Any]:
+def machine_fingerprint(device: torch.device, config: TrainConfig) -> dict[str, Any]:
     """What a result depends on besides its settings."""
     on_gpu = device.type == "cuda"
     return {
@@ -140,7 +141,8 @@ def machine_fingerprint(device: torch.device, threads: int | None) -> dict[str, 
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if on_gpu else processor_name(),
         "cuda": torch.version.cuda,
-        "threads": threads,
+        "threads": config.machine.threads,
+        "plugins": [plugins.digest(path) for path in config.world.plugin],
         "git": _git_revision(),
         "command": sys.argv,
     }

@@ -10,6 +10,7 @@ from esper.leyline.events import (
     CounterfactualMatrixComputed,
     EpisodeOutcome,
     EpochCompleted,
+    GovernorRollback,
     nested_numbers,
     numbers,
 )
@@ -17,8 +18,9 @@ from esper.leyline.stages import Stage
 from esper.nissa.hub import Hub
 from esper.simic.environment import GrowthEnv
 from esper.simic.rewards import utility
-from esper.simic.step import Step
+from esper.simic.step import Step, StepReport
 from esper.simic.training.step_events import StepRecord
+from esper.tolaria.governor import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,27 @@ class Recorder:
         ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
         self.tally += torch.stack([report.entered(stage) for stage in ends])
         self.rolled_back += report.rollback > 0
+        if self.hub.wants(GovernorRollback):
+            self._tell_rollbacks(t, report)
         if self.hub.wants(EpochCompleted):
             identities = self.environment.environments
             record = StepRecord.take(time.time(), self.round, t, identities, actions, step)
             self.hub.emit_later(record.events)
+
+    def _tell_rollbacks(self, t: int, report: StepReport) -> None:
+        rows = report.rollback.nonzero()[:, 0]
+        if len(rows) == 0:
+            return
+        reasons = report.rollback[rows].tolist()
+        self.hub.emit(
+            GovernorRollback(
+                time=time.time(),
+                round=self.round,
+                step=t + 1,
+                environment=self.environment.environments[rows].tolist(),
+                reason=[Reason(reason).name for reason in reasons],
+            )
+        )
 
     def finish(self, steps_per_second: float, metrics: dict[str, float]) -> RoundSummary:
         """The round is over: its outcome as an event and as a summary."""

@@ -1,5 +1,6 @@
 """From settings to the things they describe: device, task, environments, controls."""
 
+import os
 from dataclasses import replace
 
 import torch
@@ -99,6 +100,7 @@ def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
     several = len(set(slots)) > 1
     settings = {
         "task": [task.name for task in environment.tasks],
+        "plugin": [os.path.realpath(os.path.expanduser(path)) for path in config.world.plugin],
         "slots": config.world.slots if several else slots[0],
         "max_seeds": growth.max_seeds or (None if several else len(slots[0])),
         "episode_length": growth.episode_length,

@@ -10,7 +10,6 @@ from esper.leyline.actions import BLUEPRINTS, HEADS
 from esper.leyline.events import (
     EpochCompleted,
     Event,
-    GovernorRollback,
     Number,
     SeedFossilized,
     SeedGerminated,
@@ -22,7 +21,6 @@ from esper.leyline.events import (
 )
 from esper.leyline.stages import Stage
 from esper.simic.step import Step
-from esper.tolaria.governor import Reason
 
 _FLOATS = (
     "train_loss",
@@ -46,7 +44,7 @@ class StepRecord:
         step: from 1.
         environments: identities, int64 ``[N]``.
         floats: ``[len(_FLOATS), N]``.
-        integers: added parameters, op, slot, success, rollback, int64 ``[5, N]``.
+        integers: added parameters, op, slot, success, int64 ``[4, N]``.
         stages: before the action, after it, after the tick, int64 ``[3, N, S]``.
         seeds: blueprint before, blueprint after, parameters, int64 ``[3, N, S]``.
         signals: alpha, contribution, gradient norm, gradient health, ``[4, N, S]``.
@@ -83,7 +81,6 @@ class StepRecord:
             actions[:, HEADS.index("op")],
             actions[:, HEADS.index("slot")],
             report.success.long(),
-            report.rollback,
         ]
         before, acted, after = report.before, report.acted, report.after
         signals = report.signals
@@ -112,19 +109,10 @@ class StepRecord:
             gradient_norm=nested_numbers(self.signals[2].tolist()),
             gradient_health=nested_numbers(self.signals[3].tolist()),
         )
-        rolled = self.integers[4].nonzero()[:, 0]
-        if len(rolled):
-            yield GovernorRollback(
-                time=self.time,
-                round=self.round,
-                step=self.step,
-                environment=self.environments[rolled].tolist(),
-                reason=[Reason(reason).name for reason in self.integers[4][rolled].tolist()],
-            )
         yield from self._changes(self.stages[1], self.stages[2])
 
     def _epoch(self) -> EpochCompleted:
-        added, op, slot, success, _ = self.integers.tolist()
+        added, op, slot, success = self.integers.tolist()
         named: dict[str, list[Number]] = {
             name: numbers(row) for name, row in zip(_FLOATS, self.floats.tolist(), strict=True)
         }

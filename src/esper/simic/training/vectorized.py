@@ -48,6 +48,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "rounds",
         "device",
         "threads",
+        "plugin",
         "telemetry_dir",
         "telemetry_level",
         "checkpoint_every",
@@ -208,7 +209,7 @@ def _open(
     config: TrainConfig, resume: Path | None, agent: PPOAgent | None, device: torch.device
 ) -> tuple[RunDirectory, int]:
     """A new run directory, or the one to go on with; and the rounds it has done."""
-    fingerprint = machine_fingerprint(device, config.machine.threads)
+    fingerprint = machine_fingerprint(device, config)
     if resume is None:
         return RunDirectory.create(config, fingerprint), 0
     assert agent is not None, "only a learned policy is resumed"
