@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from esper.karn.store import read_events
-from esper.leyline.config import unflatten
+from esper.leyline.config import flatten, unflatten
 from esper.leyline.events import EpisodeOutcome, TrainingFinished, to_floats
+from esper.runtime.tasks import find_all
+from esper.simic.run_directory import stored_config
 from esper.simic.training.vectorized import resume_ppo, run_training
 
 
@@ -30,18 +32,31 @@ class Mean:
 
 
 ZERO = Mean(0.0, 0.0)
+_FREE = {"rounds", "threads", "telemetry_dir", "plugin"}
+"""Settings that may differ between a run that is found and what is wanted."""
 
 
 def trained(policy: str, settings: dict, folder: Path) -> Path:
     """The finished run of a policy in ``folder``: found, gone on with, or made."""
     config = unflatten({**settings, "telemetry_dir": str(folder), "telemetry_level": "minimal"})
     for run in sorted(folder.glob("*")):
+        _same(flatten(config), run)
         ends = list(read_events(run, TrainingFinished)) if (run / "events.jsonl").exists() else []
         if ends and ends[-1].status == "finished" and ends[-1].round >= settings["rounds"]:
             return run
         if policy == "ppo" and any((run / "checkpoints").glob("0*")):
             return resume_ppo(run, {"rounds": settings["rounds"]}).path
     return run_training(config, policy).path
+
+
+def _same(wanted: dict, run: Path) -> None:
+    """Refuse a run that was made with other settings."""
+    stored = flatten(stored_config(run)[0])
+    wanted = wanted | {"task": [task.name for task in find_all(wanted["task"])]}
+    for name, value in wanted.items():
+        given = value not in (None, []) and name not in _FREE
+        if given and stored[name] != value:
+            raise SystemExit(f"{run} has {name} {stored[name]}, not {value}; give another --work")
 
 
 def mean_gain(

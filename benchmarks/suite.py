@@ -82,18 +82,20 @@ def holds(row: dict, control: dict[str, Mean]) -> bool:
 def compared(rows: list[dict], rewards: list[str]) -> str:
     """Rewards against each other, means over seeds."""
     lines = [
-        "| reward | utility above never, points | accuracy | seeds on digits | on digits_shift "
-        "| explained variance within a step | seeds |",
-        "|---|---|---|---|---|---|---|",
+        f"| reward | utility above never, points | less that of {rewards[0]}, same seeds | accuracy "
+        "| seeds on digits | on digits_shift | explained variance within a step | seeds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for reward in rewards:
         own = [row for row in rows if row["reward"] == reward]
         if not own:
             continue
         last, accuracy = (np.array([row[k].value for row in own]) for k in ("last", "accuracy"))
+        first = {row["seed"]: row["last"].value for row in rows if row["reward"] == rewards[0]}
+        shared = [row["last"].value - first[row["seed"]] for row in own if row["seed"] in first]
         seeds = [np.mean([row["seeds"][t] for row in own]) for t in ("digits", "digits_shift")]
         lines.append(
-            f"| {reward} | {_over(last)} | {_over(accuracy)} | {seeds[0]:.2f} | {seeds[1]:.2f} "
+            f"| {reward} | {_over(last)} | {_over(np.array(shared))} | {_over(accuracy)} | {seeds[0]:.2f} | {seeds[1]:.2f} "
             f"| {np.mean([row['within'] for row in own]):.2f} "
             f"| {' '.join(str(row['seed']) for row in own)} |"
         )
@@ -179,8 +181,8 @@ def main() -> int:
         f"{by_seed(rows, control)}\n\n"
         "The second table: utility gained on each task (seeds germinated, fossilised).\n\n"
         f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, "
-        f"{rows[0]['threads']} thread a run, {time.strftime('%Y-%m-%d')}. Minutes are wall time of "
-        "the PPO run.\n"
+        f"{rows[0]['threads']} thread a run, {time.strftime('%Y-%m-%d')}. Minutes are those of "
+        "rollouts and updates.\n"
     )
     print(text)
     if arguments.write:

@@ -1,7 +1,8 @@
 """What is growing worth on each task? Fixed schedules, from never to the best that were found.
 
-    python benchmarks/tasks.py --write                 # all tasks, under 20 minutes on 2 cores
-    python benchmarks/tasks.py --check --suites suite  # is the committed table found again?
+    python benchmarks/tasks.py --write                  # the training suite
+    python benchmarks/tasks.py --suites held_out --write
+    python benchmarks/tasks.py --check                  # is the committed table found again?
 
 Every plan is played by real actions in the real environment, on the same hosts and data as every
 other plan: a plan's gain is its utility minus that of never growing on the same hosts. A hundred
@@ -9,11 +10,12 @@ schedules are drawn once; what they grow in a slot is drawn for each family of s
 
 1. Screening: never, everything at step 0 (the largest blueprint in every slot), each blueprint in
    each slot from step 0, and the random schedules, on few hosts.
-2. The best of these once more, on other hosts.
-3. Final, on fresh hosts that had no part in the choice: never, everything, the best single seed and
-   the best random schedule of the task, and the schedule that was best over the training suite.
+2. Semifinal, on other hosts: the best of these, and the best over the training suite. With both
+   stages the choices are made: the task's best single seed, its best random schedule, its best plan
+   of all, and the plan that is best over the suite.
+3. Final, on fresh hosts that had no part in any choice: what the chosen plans are worth.
 
-Finished tasks are kept in ``--work``; a run that was cut off goes on from there.
+Stages are kept in ``--work``; a run that was cut off goes on from there.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,13 +40,12 @@ from esper.simic.rewards import utility
 from esper.simic.rollout import collect
 from esper.simic.run_directory import processor_name
 from esper.simic.step import GrowthConfig, Step
-from esper.tamiyo.schedule import NEVER, Schedule, ScheduleActor
+from esper.tamiyo.schedule import Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
 
 RESULTS = Path(__file__).parent / "results"
 RANDOM_SCHEDULES = 100
 MOST_SLOTS = 10
-LARGEST = {"conv": "conv_heavy", "mlp": "mlp"}
 PER_SCREENING, PER_SEMIFINAL, PER_FINAL = 2, 4, 10
 """Groups of hosts each plan is played on; screening takes half for what is not trained on."""
 SEMIFINALISTS = 6
@@ -76,7 +78,8 @@ def single_plans(task: Task) -> list[Plan]:
     slots = task.host.slots
     style, tempo = int(Style.LINEAR_ADD), 0
     plans = [Plan("never", (None,) * len(slots))]
-    everything = tuple((0, BLUEPRINTS.index(LARGEST[s.family]), style, tempo) for s in slots)
+    most = Schedule.everything(1, slots)
+    everything = tuple((0, kind, style, tempo) for kind in most.blueprint[0].tolist())
     plans.append(Plan("everything", everything))
     for place, slot in enumerate(slots):
         for kind in slot.kinds:
@@ -119,7 +122,6 @@ def schedule(plans: list[Plan], slots: int) -> Schedule:
         for s, chosen in enumerate(plan.slots):
             if chosen:
                 rows.start[i, s], rows.blueprint[i, s], rows.style[i, s], rows.tempo[i, s] = chosen
-    assert int(rows.start.min()) < NEVER or all(p.name == "never" for p in plans)
     return rows
 
 
@@ -128,31 +130,41 @@ def play(task: Task, plans: list[Plan], groups: int, episode: int, lanes: int) -
 
     ``episode`` names the hosts: the same number gives the same hosts to any plans.
     """
-    parts = []
-    for begin in range(0, len(plans), CHUNK):
-        chosen = plans[begin : begin + CHUNK]
-        # Environment g * size + i plays plan i in group g, whatever the chunk.
-        size = CHUNK
-        identities = torch.tensor([g * size + i for g in range(groups) for i in range(len(chosen))])
-        rows = torch.arange(len(chosen)).repeat(groups)
-        config = GrowthConfig(
-            seed=1,
-            group_size=size,
-            episode_length=task.episode_length,
-            max_batches=task.max_batches,
-            batch_size=task.batch_size,
-            lanes=lanes,
-        )
-        env = GrowthEnv([task], identities, config, Precision("cpu"), torch.device("cpu"))
-        actor = ScheduleActor(schedule(chosen, len(task.host.slots)).take(rows))
-        ends: list[Step] = []
-        collect(env, actor, episode, partial(_keep, ends))
-        report = ends[0].report
-        assert report.committed is not None
-        worth: Tensor = utility(report.score, report.added, task.host.parameter_count)
-        both = torch.stack([worth, report.committed.accuracy]).view(2, groups, len(chosen))
-        parts.append(both.numpy())
-    return np.concatenate(parts, 2)
+    result = np.zeros((2, groups, len(plans)))
+    at_once = [i for i, plan in enumerate(plans) if plan.name == "everything"]
+    others = [i for i in range(len(plans)) if i not in at_once]
+    parts = [others[begin : begin + CHUNK] for begin in range(0, len(others), CHUNK)]
+    for part in [*parts, *([at_once] if at_once else [])]:
+        chosen = [plans[i] for i in part]
+        result[:, :, part] = _play(task, chosen, groups, episode, lanes, part == at_once)
+    return result
+
+
+def _play(
+    task: Task, plans: list[Plan], groups: int, episode: int, lanes: int, at_once: bool
+) -> np.ndarray:
+    # Environment g * CHUNK + i plays plan i in group g, whatever the part.
+    members = [g * CHUNK + i for g in range(groups) for i in range(len(plans))]
+    rows = torch.arange(len(plans)).repeat(groups)
+    config = GrowthConfig(
+        seed=1,
+        group_size=CHUNK,
+        episode_length=task.episode_length,
+        max_batches=task.max_batches,
+        batch_size=task.batch_size,
+        one_at_a_time=not at_once,
+        lanes=lanes,
+    )
+    identities = torch.tensor(members)
+    env = GrowthEnv([task], identities, config, Precision("cpu"), torch.device("cpu"))
+    actor = ScheduleActor(schedule(plans, len(task.host.slots)).take(rows))
+    ends: list[Step] = []
+    collect(env, actor, episode, partial(_keep, ends))
+    report = ends[0].report
+    assert report.committed is not None
+    worth: Tensor = utility(report.score, report.added, task.host.parameter_count)
+    both = torch.stack([worth, report.committed.accuracy])
+    return both.view(2, groups, len(plans)).numpy()
 
 
 def _keep(ends: list[Step], t: int, actions: Tensor, step: Step) -> None:
@@ -160,36 +172,44 @@ def _keep(ends: list[Step], t: int, actions: Tensor, step: Step) -> None:
         ends.append(step)
 
 
-def screened(task: Task, groups: int, lanes: int) -> dict:
-    """Screening and semifinal: mean gain in utility of each plan, by name."""
-    plans = single_plans(task) + random_plans(task)
-    first = play(task, plans, groups, 1, lanes)[0]
-    gain = (first - first[:, :1]).mean(0)
-    names = [plan.name for plan in plans]
-    best = sorted(range(1, len(plans)), key=lambda i: -gain[i])
-    singles = [i for i in best if names[i].startswith("single")][:SEMIFINALISTS]
-    drawn = [i for i in best if names[i].startswith("random")][:SEMIFINALISTS]
-    chosen = [0, *singles, *drawn]
-    again = play(task, [plans[i] for i in chosen], PER_SEMIFINAL, 2, lanes)[0]
-    later = (again - again[:, :1]).mean(0)
-    total = {
-        i: (groups * gain[i] + PER_SEMIFINAL * more) / (groups + PER_SEMIFINAL)
-        for i, more in zip(chosen, later, strict=True)
+def known_plans(task: Task) -> dict[str, Plan]:
+    """Every plan of a task by name."""
+    return {plan.name: plan for plan in single_plans(task) + random_plans(task)}
+
+
+def gains(task: Task, names: list[str], groups: int, episode: int, lanes: int) -> dict[str, float]:
+    """Mean gain in utility of each plan over never growing on the same hosts."""
+    known = known_plans(task)
+    plans = [known[name] for name in ["never", *names]]
+    worth = play(task, plans, groups, episode, lanes)[0]
+    return dict(zip(names, (worth - worth[:, :1]).mean(0)[1:].tolist(), strict=True))
+
+
+def best_of(found: dict[str, float], kind: str, count: int) -> list[str]:
+    """The best plans whose name begins with ``kind``."""
+    own = [name for name in found if name.startswith(kind)]
+    return sorted(own, key=lambda name: -found[name])[:count]
+
+
+def chosen_plans(both: dict[str, float]) -> dict[str, str]:
+    """What goes to the final, by role; ``own`` is the best of all, never growing included."""
+    roles = {
+        "never": "never",
+        "everything": "everything",
+        "single": best_of(both, "single", 1)[0],
+        "random": best_of(both, "random", 1)[0],
     }
-    return {
-        "gains": dict(zip(names, gain.tolist(), strict=True)),
-        "single": names[max(singles, key=lambda i: total[i])],
-        "random": names[max(drawn, key=lambda i: total[i])],
-    }
+    worth = both | {"never": 0.0}
+    return roles | {"own": max(roles.values(), key=lambda name: worth[name])}
 
 
 def final(task: Task, names: dict[str, str], lanes: int, episode: int = FINAL_HOSTS) -> dict:
     """Each plan of ``names`` on fresh hosts."""
-    known = {plan.name: plan for plan in single_plans(task) + random_plans(task)}
-    plans = [known[name] for name in names.values()]
-    worth, accuracy = play(task, plans, PER_FINAL, episode, lanes)
+    known, different = known_plans(task), list(dict.fromkeys(names.values()))
+    worth, accuracy = play(task, [known[n] for n in different], PER_FINAL, episode, lanes)
     rows = {}
-    for i, (role, plan) in enumerate(zip(names, plans, strict=True)):
+    for role, name in names.items():
+        i, plan = different.index(name), known[name]
         gain = worth[:, i] - worth[:, 0]
         rows[role] = {
             "plan": plan.name,
@@ -210,9 +230,8 @@ def _error(values: np.ndarray) -> float:
 
 
 def best_fixed(rows: dict) -> dict:
-    """The best of the task's own plans, never growing included, as ``esper tasks`` reads it."""
-    role = max(("never", "everything", "single", "random"), key=lambda r: rows[r]["gain"])
-    row = rows[role]
+    """The task's own best plan as ``esper tasks`` reads it."""
+    row = rows["own"]
     low, high = row["gain"] - 2 * row["gain_error"], row["gain"] + 2 * row["gain_error"]
     return {
         "schedule": row["schedule"],
@@ -262,8 +281,8 @@ def table(finals: dict[str, dict], members: tuple[str, ...]) -> list[str]:
             f"({_points(rows[r]['accuracy'], rows[r]['accuracy_error'])})"
             for r in roles
         ]
-        own = max(roles[:4], key=lambda r: rows[r]["gain"])
-        gap = np.array(rows[own]["utilities"]) - np.array(rows["suite"]["utilities"])
+        gap = np.array(rows["own"]["utilities"]) - np.array(rows["suite"]["utilities"])
+        own = next(r for r in roles if rows[r]["plan"] == rows["own"]["plan"])
         lines.append(
             f"| `{name}` | {' | '.join(cells)} | {_points(gap.mean(), _error(gap))} ({own}) |"
         )
@@ -276,101 +295,107 @@ def _points(value: float, error: float) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suites", nargs="+", default=["suite", "held_out"])
+    parser.add_argument("--suites", nargs="+", default=["suite"])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, default=Path("runs/tasks"))
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--check", action="store_true", help="is the committed table found again?")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if arguments.check:
-        stored = json.loads((RESULTS / "tasks.json").read_text())["final"]
-        members = {task.name for suite in arguments.suites for task in find_all([suite])}
-        chosen = {name: rows for name, rows in stored.items() if name in members}
-        return 0 if reproduces(chosen, arguments.threads) else 1
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    begin = time.perf_counter()
+    torch.set_num_threads(1)
+    lanes = arguments.threads
     tasks = {task.name: task for suite in arguments.suites for task in find_all([suite])}
+    stored = RESULTS / "tasks.json"
+    if arguments.check:
+        table = json.loads(stored.read_text())
+        return 0 if reproduces({n: rows for n, rows in table.items() if n in tasks}, lanes) else 1
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    seconds = 0.0
 
-    def kept(stage: str, name: str, make) -> dict:  # type: ignore[no-untyped-def]
+    def kept(stage: str, name: str, make: Callable[[], dict]) -> dict:
+        nonlocal seconds
         path = arguments.work / f"{stage}-{name}.json"
         if not path.exists():
+            begin = time.perf_counter()
             found = make()
-            path.write_text(json.dumps(found))
-            print(f"{time.perf_counter() - begin:6.0f} s  {stage} {name}", flush=True)
-        return json.loads(path.read_text())
+            took = time.perf_counter() - begin
+            path.write_text(json.dumps({"seconds": took, "found": found}))
+            print(f"{took:6.0f} s  {stage} {name}", flush=True)
+        content = json.loads(path.read_text())
+        seconds += content["seconds"]
+        found: dict = content["found"]
+        return found
 
-    training = find_all(["suite"])
-    lanes, found = arguments.threads, {}
-    for name, task in {t.name: t for t in [*training, *tasks.values()]}.items():
-        groups = PER_SCREENING if name in SUITES["suite"] else PER_SCREENING // 2
-        found[name] = kept("screening", name, partial(screened, task, groups, lanes))
-    drawn = [f"random {i}" for i in range(RANDOM_SCHEDULES)]
-    over_all = {
-        plan: float(np.mean([found[task.name]["gains"][plan] for task in training]))
-        for plan in drawn
+    training = {task.name: task for task in find_all(["suite"])}
+    screening, both = {}, {}
+    for name, task in (training | tasks).items():
+        names = [plan for plan in known_plans(task) if plan != "never"]
+        groups = PER_SCREENING if name in training else PER_SCREENING // 2
+        screening[name] = kept("screening", name, partial(gains, task, names, groups, 1, lanes))
+    common = ["everything", *(f"random {i}" for i in range(RANDOM_SCHEDULES))]
+
+    def over_the_suite(found: dict[str, dict[str, float]], plans: list[str]) -> dict[str, float]:
+        return {p: float(np.mean([found[task][p] for task in training])) for p in plans}
+
+    candidates = best_of(over_the_suite(screening, common), "", SEMIFINALISTS)
+    for name, task in (training | tasks).items():
+        first = screening[name]
+        singles, drawn = (best_of(first, kind, SEMIFINALISTS) for kind in ("single", "random"))
+        names = list(dict.fromkeys(["everything", *singles, *drawn, *candidates]))
+        again = kept("semifinal", name, partial(gains, task, names, PER_SEMIFINAL, 2, lanes))
+        weight = PER_SCREENING if name in training else PER_SCREENING // 2
+        total = weight + PER_SEMIFINAL
+        both[name] = {p: (weight * first[p] + PER_SEMIFINAL * again[p]) / total for p in names}
+    suite_wide = over_the_suite(both, candidates) | {"never": 0.0}
+    suite_plan = max(suite_wide, key=lambda plan: suite_wide[plan])
+    finals = {
+        name: kept(
+            "final",
+            name,
+            partial(final, task, chosen_plans(both[name]) | {"suite": suite_plan}, lanes),
+        )
+        for name, task in tasks.items()
     }
-    suite_wide = max(drawn, key=lambda plan: over_all[plan])
-    finals = {}
-    for name, task in tasks.items():
-        names = {
-            "never": "never",
-            "everything": "everything",
-            "single": found[name]["single"],
-            "random": found[name]["random"],
-            "suite": suite_wide,
-        }
-        finals[name] = kept("final", name, partial(final, task, names, lanes))
-    seconds = time.perf_counter() - begin
-    text = report(finals, arguments.suites, suite_wide, training[0], seconds, arguments.threads)
+    first_task = next(iter(training.values()))
+    text = report(
+        finals, arguments.suites, known_plans(first_task)[suite_plan], first_task, seconds
+    )
     print(text)
     if arguments.write:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "tasks.md").write_text(text)
-        (RESULTS / "tasks.json").write_text(
-            json.dumps({"screening": found, "final": finals}, indent=1) + "\n"
-        )
-        entries = {
-            name: {
-                "never": {
-                    "utility": rows["never"]["utility"],
-                    "accuracy": rows["never"]["accuracy"],
-                },
-                "best_fixed": best_fixed(rows),
-            }
-            for name, rows in finals.items()
-        }
-        TABLE.write_text(json.dumps({"tasks": entries}, indent=1) + "\n")
+        for suite in arguments.suites:
+            (RESULTS / f"tasks_{suite}.md").write_text(text)
+        before = json.loads(stored.read_text()) if stored.exists() else {}
+        stored.write_text(json.dumps(before | finals, indent=1) + "\n")
+        shipped = json.loads(TABLE.read_text())["tasks"] if TABLE.exists() else {}
+        for name, rows in finals.items():
+            never = {key: rows["never"][key] for key in ("utility", "accuracy")}
+            shipped[name] = {"never": never, "best_fixed": best_fixed(rows)}
+        TABLE.write_text(json.dumps({"tasks": shipped}, indent=1) + "\n")
     return 0
 
 
 def report(
-    finals: dict[str, dict],
-    suites: list[str],
-    suite_wide: str,
-    first: Task,
-    seconds: float,
-    threads: int,
+    finals: dict[str, dict], suites: list[str], suite_plan: Plan, first: Task, seconds: float
 ) -> str:
     """The page of results."""
-    words = {plan.name: plan for plan in random_plans(first)}[suite_wide].words(first)
     lines = [
         "# What growing is worth on each task",
         "",
-        f"`python benchmarks/tasks.py --suites {' '.join(suites)} --threads {threads} --write`, "
+        f"`python benchmarks/tasks.py --suites {' '.join(suites)} --write`, all stages together "
         f"{seconds / 60:.0f} minutes",
         "",
-        "Utility in points (committed validation accuracy in brackets), ± two standard errors over "
-        f"{PER_FINAL} hosts and data orders that had no part in choosing the schedules. The last "
-        "column is the difference in utility on the same hosts: what a policy can gain that knows "
-        "the task, over one schedule for all.",
+        "Utility in points (committed validation accuracy in brackets), ± two standard errors "
+        f"over {PER_FINAL} hosts and data orders that had no part in choosing the plans. The last "
+        "column is the difference in utility, on the same hosts, between the task's own best plan "
+        "and the best for the whole suite: what a policy can gain that knows the task, over one "
+        "plan for all.",
         "",
     ]
     for suite in suites:
         lines += [f"## {suite}", "", *table(finals, SUITES[suite]), ""]
     lines += [
-        f"Best random schedule over the training suite: {suite_wide}, which on `{first.name}` is "
-        f"{words}.",
+        f"Best for the whole training suite: {suite_plan.name}, which on `{first.name}` is "
+        f"{suite_plan.words(first)}.",
         "",
         "| task | best single seed | best of 100 random |",
         "|---|---|---|",
@@ -379,7 +404,7 @@ def report(
             for name, rows in finals.items()
         ),
         "",
-        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, {threads} threads, "
+        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, "
         f"{time.strftime('%Y-%m-%d')}.",
         "",
     ]

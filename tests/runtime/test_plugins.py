@@ -161,5 +161,5 @@ def test_data_that_cannot_be_made_are_the_task_s_fault(error: str) -> None:
         raise eval(error)
 
     mine = replace(find("digits"), data=broken)
-    with pytest.raises(UsageError, match=f"data: 'digits' cannot make it .{error[:7]}"):
+    with pytest.raises(UsageError, match=f"data: the task 'digits' cannot make it .{error[:7]}"):
         mine.datasets()

@@ -124,10 +124,12 @@ def diagnose(
         "everything": ScheduleActor(Schedule.everything(count, task.host.slots)),
         "untrained": SharedStreams(PPOAgent(LearnerConfig(), config.seed, CPU), size),
     }
-    env = GrowthEnv([task], torch.arange(count), config, Precision("cpu"), CPU)
     played = {}
     for name, actor in actors.items():
         on_policy(name)
+        # What is grown at once develops at once, whatever the rule is for the others.
+        rules = replace(config, one_at_a_time=config.one_at_a_time and name != "everything")
+        env = GrowthEnv([task], torch.arange(count), rules, Precision("cpu"), CPU)
         played[name] = play(env, actor)
     returns = played["untrained"].rewards.sum(0).view(groups, size)
     difference = played["everything"].rewards - played["never"].rewards
