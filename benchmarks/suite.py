@@ -82,8 +82,8 @@ def holds(row: dict, control: dict[str, Mean]) -> bool:
 def compared(rows: list[dict], rewards: list[str]) -> str:
     """Rewards against each other, means over seeds."""
     lines = [
-        f"| reward | utility above never, points | less that of {rewards[0]}, same seeds | accuracy "
-        "| seeds on digits | on digits_shift | explained variance within a step | seeds |",
+        f"| reward | utility above never, points | less that of {rewards[0]}, same seeds "
+        "| accuracy | seeds on digits | on digits_shift | explained variance within a step | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for reward in rewards:
@@ -95,7 +95,8 @@ def compared(rows: list[dict], rewards: list[str]) -> str:
         shared = [row["last"].value - first[row["seed"]] for row in own if row["seed"] in first]
         seeds = [np.mean([row["seeds"][t] for row in own]) for t in ("digits", "digits_shift")]
         lines.append(
-            f"| {reward} | {_over(last)} | {_over(np.array(shared))} | {_over(accuracy)} | {seeds[0]:.2f} | {seeds[1]:.2f} "
+            f"| {reward} | {_over(last)} | {_over(np.array(shared))} | {_over(accuracy)} "
+            f"| {seeds[0]:.2f} | {seeds[1]:.2f} "
             f"| {np.mean([row['within'] for row in own]):.2f} "
             f"| {' '.join(str(row['seed']) for row in own)} |"
         )
