@@ -83,7 +83,8 @@ def compared(rows: list[dict], rewards: list[str]) -> str:
     """Rewards against each other, means over seeds."""
     lines = [
         f"| reward | utility above never, points | less that of {rewards[0]}, same seeds "
-        "| accuracy | seeds on digits | on digits_shift | explained variance within a step | seeds |",
+        "| accuracy | seeds on digits | on digits_shift "
+        "| explained variance within a step | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for reward in rewards:
