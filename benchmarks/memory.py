@@ -12,7 +12,6 @@ never-grow twin of each eight environments.
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -52,7 +51,9 @@ def peak_of_this_process(task_name: str, envs: int) -> int:
         result = env.step(actor.act(observation, step)[0])
         observation = result.observation
     assert bool(result.report.after.acting.all()), "every seed should act by now"
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss: a child inherits that of the process it was forked from.
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def peak(task_name: str, envs: int) -> int:
