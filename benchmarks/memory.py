@@ -6,7 +6,8 @@
 Each measurement is a process of its own that trains with a seed growing in every slot (the largest
 blueprint of its family) until all of them act, with one minibatch a step: memory peaks within a
 minibatch or a validation batch, so more of them take longer and not more. The slope counts the
-never-grow twin of each eight environments.
+never-grow twin of each eight environments. The backend is torch; the native one works on one
+environment at a time and takes no more than its parameters.
 """
 
 import argparse
@@ -32,7 +33,7 @@ STEPS = 16
 """By then every seed of up to four slots is in BLENDING."""
 
 
-def peak_of_this_process(task_name: str, envs: int) -> int:
+def peak_of_this_process(task_name: str, envs: int, backend: str) -> int:
     """Train as described above; peak resident memory, bytes."""
     torch.set_num_threads(1)
     task = find(task_name)
@@ -42,6 +43,7 @@ def peak_of_this_process(task_name: str, envs: int) -> int:
         max_batches=1,
         batch_size=task.batch_size,
         one_at_a_time=False,
+        backend=backend,
     )
     env = GrowthEnv([task], torch.arange(envs), config, Precision("cpu"), torch.device("cpu"))
     actor = ScheduleActor(Schedule.everything(envs, task.host.slots))
@@ -56,15 +58,16 @@ def peak_of_this_process(task_name: str, envs: int) -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def peak(task_name: str, envs: int) -> int:
+def peak(task_name: str, envs: int, backend: str) -> int:
     """``peak_of_this_process`` of a fresh process."""
-    command = [sys.executable, __file__, "--measure", task_name, str(envs)]
+    command = [sys.executable, __file__, "--measure", task_name, str(envs), backend]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def slope(task_name: str) -> float:
+def slope(task_name: str, backend: str = "torch") -> float:
     """Bytes an environment."""
-    return (peak(task_name, MANY) - peak(task_name, FEW)) / (MANY - FEW)
+    many, few = (peak(task_name, envs, backend) for envs in (MANY, FEW))
+    return (many - few) / (MANY - FEW)
 
 
 def main() -> int:
@@ -72,12 +75,14 @@ def main() -> int:
     parser.add_argument(
         "--tasks", nargs="+", default=[n for names in SUITES.values() for n in names]
     )
-    parser.add_argument("--measure", nargs=2, metavar=("TASK", "ENVS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--measure", nargs=3, metavar=("TASK", "ENVS", "BACKEND"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
     if arguments.measure:
-        name, envs = arguments.measure
-        print(peak_of_this_process(name, int(envs)))
+        name, envs, backend = arguments.measure
+        print(peak_of_this_process(name, int(envs), backend))
         return 0
     stored = RESULTS / "memory.json"
     rows = json.loads(stored.read_text()) if stored.exists() else {}

@@ -153,7 +153,7 @@ def _play(
         max_batches=task.max_batches,
         batch_size=task.batch_size,
         one_at_a_time=not at_once,
-        lanes=lanes,
+        threads=lanes,
     )
     identities = torch.tensor(members)
     env = GrowthEnv([task], identities, config, Precision("cpu"), torch.device("cpu"))

@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from esper.kasmina.seeds import SeedState
 from esper.runtime.tasks import find
 from esper.simic.run_directory import processor_name
+from esper.tolaria.backends import Minibatches
+from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
-from esper.tolaria.plan import plan_training
+from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 
 RESULTS = Path(__file__).parent / "results"
@@ -88,27 +90,26 @@ class NaiveLoop:
 class Stacked:
     """Esper's torch backend."""
 
-    def __init__(self, engine: Engine, images: Tensor, labels: Tensor):
-        self.engine, self.batch = engine, (images, labels)
+    def __init__(self, engine: Engine, minibatches: Minibatches):
+        self.engine, self.minibatches = engine, minibatches
         state = SeedState.dormant((len(engine.rows), len(engine.slots)), engine.device)
-        self.plan, self.frozen = plan_training(state), state.frozen
+        self.seeds = Seeds.training(state)
 
     def step(self) -> Tensor:
         result = self.engine.backend.train_epoch(
-            self.engine.stack, self.plan, self.frozen, [self.batch], self.engine.optimisation
+            self.engine.stack, self.seeds, self.minibatches, self.engine.optimisation
         )
         return result.loss
 
 
-def build(task_name: str, envs: int) -> tuple[Engine, Tensor, Tensor]:
+def build(task_name: str, envs: int) -> tuple[Engine, Minibatches]:
     """An engine and one minibatch for each of its hosts."""
     task = find(task_name)
     rows = Rows(torch.arange(envs), torch.arange(envs))
     bank = DataBank([(task, task.datasets())], torch.float32, torch.device("cpu"))
-    engine = Engine(bank, rows, 1, Precision("cpu"), 1, task.batch_size)
+    engine = Engine(bank, rows, 1, TorchBackend(task.host, Precision("cpu")), 1, task.batch_size)
     engine.reset(0)
-    images, labels = next(engine.batches(0))
-    return engine, images, labels
+    return engine, engine.minibatches(0)
 
 
 def seconds(step: Callable[[], Tensor], threads: int) -> float:
@@ -120,9 +121,10 @@ def seconds(step: Callable[[], Tensor], threads: int) -> float:
 
 def measure(task: str, envs: int, repeats: int, threads: list[int]) -> dict:
     """Median milliseconds of both ways, and their ratio."""
-    engine, images, labels = build(task, envs)
+    engine, minibatches = build(task, envs)
+    images, labels = next(iter(minibatches))
     loops = {cl: NaiveLoop(engine, images, labels, cl) for cl in (False, True)}
-    stacked = Stacked(engine, images, labels)
+    stacked = Stacked(engine, minibatches)
     reference = [loops[False].step() for _ in range(3)]
     ours = [stacked.step() for _ in range(3)]
     for a, b in zip(reference, ours, strict=True):

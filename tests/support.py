@@ -24,11 +24,12 @@ from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, Style
 from esper.leyline.stages import Stage
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
-from esper.tolaria.backends import EpochResult, Optimisation
+from esper.tolaria.backends import Backend, EpochResult, Minibatches, Optimisation
+from esper.tolaria.backends.native.backend import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
-from esper.tolaria.plan import plan_training
+from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 from oracles.naive import (
     CONV_BRANCHES,
@@ -172,6 +173,17 @@ def optimisation(
     return Optimisation(rates[:, 0], rates[:, 1:], 0.05, max_norm)
 
 
+backend_name = "torch"
+"""What ``backend_of`` makes; the fixture ``backend`` sets it."""
+
+
+def backend_of(host: Host, dtype: torch.dtype = F64) -> Backend:
+    """A backend for hosts of one shape."""
+    if backend_name == "native":
+        return NativeBackend(host, dtype)
+    return TorchBackend(host, Precision("cpu"))
+
+
 def train(
     host: Host,
     stack: Stack,
@@ -179,11 +191,19 @@ def train(
     batches: list[tuple[Tensor, Tensor]],
     settings: Optimisation | None = None,
 ) -> EpochResult:
-    """One epoch of the torch backend, in place."""
+    """One epoch, in place."""
     if settings is None:
         settings = optimisation(len(stack.host), len(host.slots), dtype=stack.host.dtype)
-    backend = TorchBackend(host, Precision("cpu"))
-    return backend.train_epoch(stack, plan_training(state), state.frozen, batches, settings)
+    backend = backend_of(host, stack.host.dtype)
+    return backend.train_epoch(stack, Seeds.training(state), minibatches(batches), settings)
+
+
+def minibatches(batches: list[tuple[Tensor, Tensor]]) -> Minibatches:
+    """The same minibatches as draws from a pool of images."""
+    images = torch.stack([images.permute(3, 0, 1, 2, 4) for images, _ in batches], 1)
+    labels = torch.stack([labels for _, labels in batches], 1)
+    drawn = torch.arange(labels.numel()).view(labels.shape)
+    return Minibatches(images.flatten(0, 2), labels.flatten(), drawn)
 
 
 def naive_environments(
@@ -362,7 +382,7 @@ def small_engine(
         bank_of(small_task(host), dtype),
         Rows(identities, group),
         seed=3,
-        precision=Precision("cpu"),
+        backend=backend_of(host, dtype),
         max_batches=max_batches,
         batch_size=6,
     )

@@ -23,3 +23,4 @@ def test_the_slope_of_peak_memory_is_the_documented_one(
     import memory
 
     assert memory.slope(task) == pytest.approx(DOCUMENTED[task], rel=0.2)
+    assert memory.slope(task, "native") < 1.2 * DOCUMENTED[task]

@@ -11,7 +11,7 @@ from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, Style
 from esper.leyline.errors import UsageError
 from esper.tolaria.backends.torch import slot_block
 from esper.tolaria.engine import Engine
-from esper.tolaria.plan import plan_evaluation
+from esper.tolaria.plan import Seeds, plan
 from oracles.naive import BRANCHES, CONV_BRANCHES, MLP_BRANCHES, Gate
 from support import (
     CPU,
@@ -113,12 +113,12 @@ def test_an_engine_counts_the_parameters_of_living_seeds_alone():
 def test_a_newborn_seed_leaves_the_activation_as_it_is(host: Host):
     engine, garden = newborn(host, "fossilised")
     state = seed_state(garden, 3)
-    plan = plan_evaluation(state.blueprint, state.style, state.alpha)[0]
-    assert plan is not None
+    calls = plan(Seeds.acting(state))[0]
+    assert calls is not None
     x = 3.0 * torch.randn(
         5, *host.slots[0].size, len(garden), 16, generator=torch.Generator().manual_seed(0)
     )
-    out = slot_block(host.slots[0], plan, engine.stack.seeds[0][plan.rows], x)
+    out = slot_block(host.slots[0], calls, engine.stack.seeds[0][calls.rows], x)
     assert out.shape == x.shape
     assert (out - x).abs().max() <= 1e-6
 

@@ -19,6 +19,7 @@ from esper.leyline.actions import BLUEPRINTS, HEADS, Curve, Op, Style
 from esper.leyline.stages import TRANSITIONS, Stage
 from esper.runtime import data
 from esper.runtime.tasks import Task
+from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.precision import Precision
 from oracles.lifecycle import (
@@ -208,8 +209,8 @@ def counting_engine(slots: int) -> Engine:
     """An engine whose host has slots of the first ``slots`` of ``CHANNELS``."""
     host = CnnHost(channels=CHANNELS[:slots], classes=10, image=(8, 8, 1))
     task = Task("counting", "for its parameter counts", host, data.digits)
-    one = torch.zeros(1, dtype=torch.long)
-    return Engine(bank_of(task, torch.float32), Rows(one, one), 0, Precision("cpu"), 1, 1)
+    one, backend = torch.zeros(1, dtype=torch.long), TorchBackend(host, Precision("cpu"))
+    return Engine(bank_of(task, torch.float32), Rows(one, one), 0, backend, 1, 1)
 
 
 ENGINES: dict[int, Engine] = {}

@@ -455,9 +455,9 @@ class Counter(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def dispatched(count: int, gardeners: range, steps: int = 11) -> list[int]:
+def dispatched(count: int, gardeners: range, steps: int = 11, backend: str = "torch") -> list[int]:
     """Operations of each step while ``gardeners`` grow the same seed in step with one another."""
-    env = growth_env(count, dtype=torch.float32, episode_length=11)
+    env = growth_env(count, dtype=torch.float32, episode_length=11, backend=backend)
     wishes = {n: [Wish("conv_light", slot=1)] for n in gardeners}
     rows = list(gardeners)
     observation, counts = env.reset(0), []
@@ -481,6 +481,15 @@ def test_operations_of_a_step_do_not_depend_on_the_number_of_environments() -> N
     alone = dispatched(4, one)
     assert alone == dispatched(64, one)
     assert len(set(alone)) > 2  # the seed is seen at all
+
+
+def test_operations_of_a_step_do_not_depend_on_environments_with_the_native_backend() -> None:
+    """Nor on how many seeds there are: nothing is cut into chunks."""
+    dispatched(4, range(4), backend="native")
+    all_of_four, all_of_many = (dispatched(n, range(n), backend="native") for n in (4, 64))
+    assert all_of_four == all_of_many
+    one_of_four, one_of_many = (dispatched(n, range(1), backend="native") for n in (4, 64))
+    assert one_of_four == one_of_many
 
 
 def test_operations_of_a_step_grow_by_the_same_with_every_chunk_of_seeds() -> None:

@@ -120,6 +120,7 @@ def growth(dtype: torch.dtype, **settings) -> GrowthEnv:
         "batch_size": 6,
         "rollback_penalty": PENALTY,
         "dtype": dtype,
+        "backend": "torch",
     }
     return GrowthEnv(
         [small_task(HOST)],
@@ -469,8 +470,8 @@ def validated_as(told: dict[int, tuple[float, float]]) -> Trace:
         def arm(shard: Shard) -> Callable[[], None]:
             original = shard.engine.backend.evaluate
 
-            def evaluate(stack, plan, images, labels, variants, rows=None):
-                scores, others = original(stack, plan, images, labels, variants, rows)
+            def evaluate(stack, seeds, held_back, variants, rows=None):
+                scores, others = original(stack, seeds, held_back, variants, rows)
                 if rows is None:
                     scores.loss[FAULTY], scores.expected[FAULTY] = loss, expected
                 return scores, others
@@ -574,6 +575,7 @@ def test_a_run_with_a_fault_goes_on_and_tells_of_it(tmp_path: Path, monkeypatch,
         "batch_size": 8,
         "lstm_hidden": 16,
         "threads": 1,
+        "backend": "torch",
         "telemetry_dir": str(tmp_path),
         "telemetry_level": level,
     }

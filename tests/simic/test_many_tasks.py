@@ -81,6 +81,7 @@ def growth(
         "batch_size": 6,
         "one_at_a_time": False,
         "dtype": F64,
+        "backend": "torch",
     }
     identities = torch.as_tensor(environments)
     return GrowthEnv(tasks, identities, GrowthConfig(**config | settings), Precision("cpu"), CPU)
@@ -204,7 +205,7 @@ def test_the_order_of_the_environments_does_not_matter():
 def test_lanes_give_equal_numbers():
     """Dealt over two threads every environment stands in another stack, which may cost a last bit:
     see ``test_faults.test_a_lone_seed_may_lose_its_last_bit``."""
-    trace, env = together(), growth(lanes=2)
+    trace, env = together(), growth(threads=2)
     env.reset(0)
     assert len(env.shards) > len(trace.env.shards)
     for taken, step in zip(trace.rollout.actions, trace.steps, strict=True):
@@ -422,14 +423,13 @@ def test_before_the_switch_all_data_are_the_old_and_from_it_on_the_new():
     engine, trained, validated = shard.engine, [], []
     train, evaluate = engine.backend.train_epoch, engine.backend.evaluate
 
-    def spying_train(stack, plan, frozen, batches, optimisation):
-        batches = list(batches)
-        trained.append(torch.stack([images for images, _ in batches]))
-        return train(stack, plan, frozen, batches, optimisation)
+    def spying_train(stack, seeds, minibatches, optimisation):
+        trained.append(torch.stack([images for images, _ in minibatches]))
+        return train(stack, seeds, minibatches, optimisation)
 
-    def spying_evaluate(stack, plan, images, labels, variants, rows=None):
-        validated.append(images)
-        return evaluate(stack, plan, images, labels, variants, rows)
+    def spying_evaluate(stack, seeds, held_back, variants, rows=None):
+        validated.append(held_back.by_row()[0])
+        return evaluate(stack, seeds, held_back, variants, rows)
 
     engine.backend.train_epoch, engine.backend.evaluate = spying_train, spying_evaluate
     waiting = canonical_action(op=Op.WAIT).repeat(env.count, 1)

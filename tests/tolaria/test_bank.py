@@ -100,7 +100,7 @@ def test_held_back_sets_are_those_of_each_row(split: str):
     sets = [plain(1.0), plain(2.0), plain(3.0)]
     bank = banked(*(task_of(data) for data in sets))
     rows = torch.tensor([2, 0, 0, 1])
-    images, labels = bank.held_back(split, rows)
+    images, labels = bank.held_back(split, rows).by_row()
     for row, data in enumerate(rows.tolist()):
         assert torch.equal(images[:, :, :, row], getattr(sets[data], f"{split}_images"))
         assert torch.equal(labels[row], getattr(sets[data], f"{split}_labels"))
@@ -110,7 +110,7 @@ def test_one_data_set_is_kept_once_and_shared_by_all_rows():
     data = plain(1.0)
     bank = banked(task_of(data), task_of(data, learning_rate=0.5))
     assert len(bank.train_images) == 20
-    images, labels = bank.held_back("validation", torch.zeros(8, dtype=torch.long))
+    images, labels = bank.held_back("validation", torch.zeros(8, dtype=torch.long)).by_row()
     assert images.shape == (13, *HOST.image[:2], 1, HOST.image[2])
     assert torch.equal(images[:, :, :, 0], data.validation_images)
     assert torch.equal(labels, data.validation_labels[None])

@@ -26,6 +26,8 @@ from support import (
     small_mlp,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 HOSTS: dict[str, Host] = {
     "two": small_host(pools=0),
     "three": small_host(),

@@ -25,6 +25,8 @@ from support import (
     train,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 HOST = small_host()
 SLOTS = len(HOST.slots)
 

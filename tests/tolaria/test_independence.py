@@ -28,6 +28,8 @@ from support import (
     train,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 HOST, MLP = small_host(), small_mlp()
 SUBJECT, ROWS = 1, 4
 NAN = float("nan")

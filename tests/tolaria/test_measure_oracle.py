@@ -25,6 +25,8 @@ from support import (
     small_mlp,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 HOST, MLP = small_host(), small_mlp()
 
 

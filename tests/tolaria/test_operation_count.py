@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.leyline.actions import Style
 from esper.runtime.tasks import find
+from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.plan import CHUNK
 from esper.tolaria.precision import Precision
@@ -63,7 +64,7 @@ def operations(names: tuple[int, ...], mlp: bool = False) -> Operations:
         bank_of(task, torch.float32),
         Rows(rows, rows // 8),
         seed=0,
-        precision=Precision("cpu"),
+        backend=TorchBackend(task.host, Precision("cpu")),
         max_batches=1,
         batch_size=4,
     )

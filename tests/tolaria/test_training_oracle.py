@@ -37,6 +37,8 @@ from support import (
     train_naively,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 MIXED = mixed_gardens(slots=3, rows=16)
 MIXED_MLP = mixed_gardens(3, 18, MLP_NAMES)
 
@@ -114,10 +116,18 @@ def test_a_host_with_a_single_channel_trains_like_its_module(rows: int):
 
 
 @pytest.mark.parametrize("shape", [{"channels": (1,)}, {"pools": 2}], ids=["channel", "pixel"])
-def test_seeds_of_slots_with_one_channel_or_pixel_train_like_their_modules(shape: dict):
+def test_seeds_of_slots_with_one_channel_or_pixel_train_like_their_modules(
+    shape: dict, backend: str
+):
     """In a process of its own: here group norm's backward has crashed instead of raising."""
     run = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", DEGENERATE.format(shape=shape)],
+        [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-c",
+            DEGENERATE.format(shape=shape, backend=backend),
+        ],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -128,10 +138,12 @@ def test_seeds_of_slots_with_one_channel_or_pixel_train_like_their_modules(shape
 
 
 DEGENERATE = """
+import support
 from support import BLUEPRINT_NAMES, LIVES, Plant, small_host
 from test_training_oracle import check
 from esper.leyline.actions import Style
 
+support.backend_name = {backend!r}
 host = small_host(**{shape})
 last = len(host.slots) - 2 if host.pools else 0
 for slot in {{0, last, len(host.slots) - 1}}:

@@ -113,6 +113,9 @@ class MachineConfig:
     """cpu, or cuda:0 and so on."""
     threads: int | None = None
     """CPU threads; the environments are dealt over them. As torch chooses when not given."""
+    backend: Literal["auto", "torch", "native"] = "auto"
+    """What computes the hosts: native (C++, on a CPU, compiled once on first use), torch
+    (everywhere), or auto, which is native wherever that can be had."""
     use_amp: bool = False
     """Mixed precision for the hosts where the device gains from it (also --amp);
     ESPER_DISABLE_AMP=1 forbids it."""

@@ -20,6 +20,9 @@ from esper.simic.rewards import REWARD_MODES
 from esper.simic.shard import Shard
 from esper.simic.step import GrowthConfig, Step
 from esper.tamiyo.policy.features import Observation
+from esper.tolaria.backends import Backend
+from esper.tolaria.backends.choice import choose_backend
+from esper.tolaria.backends.native.backend import NativeBackend
 from esper.tolaria.bank import DataBank, StackKey
 from esper.tolaria.precision import Precision
 
@@ -71,6 +74,17 @@ class GrowthEnv:
             )
             for key in dict.fromkeys(keys)
         }
+        self.backends: dict[StackKey, Backend] = {
+            key: choose_backend(
+                config.backend,
+                bank.tasks[0].host,
+                precision,
+                config.dtype,
+                device,
+                config.threads,
+            )
+            for key, bank in self.banks.items()
+        }
         kinds = list(self.banks)
         self._bank_of = torch.tensor([kinds.index(key) for key in keys], device=device)
         self._place = torch.tensor(
@@ -78,7 +92,7 @@ class GrowthEnv:
             device=device,
         )
         self.slot_count = max(len(task.host.slots) for task in self.tasks)
-        self._pool = _workers(config.lanes) if config.lanes > 1 else None
+        self._pool = _workers(config.threads) if config.threads > 1 else None
         self._dealt: Tensor | None = None
 
     def reset(self, episode: int) -> Observation:
@@ -114,21 +128,26 @@ class GrowthEnv:
         return bits[0].argsort()[self.groups % len(self.tasks)]
 
     def _deal(self) -> None:
-        """Cut the environments into shards: by bank, and each bank's groups over the lanes."""
+        """Cut the environments into shards: by bank, and each bank's groups over the threads.
+
+        The native backend deals environments over threads by itself, and better.
+        """
         self._dealt = self.task_of
         banks = self._bank_of[self.task_of]
         self.shards: list[Shard] = []
         self.rows: list[Tensor] = []
-        for number, bank in enumerate(self.banks.values()):
+        for number, (key, bank) in enumerate(self.banks.items()):
             rows = (banks == number).nonzero()[:, 0]
             if len(rows) == 0:
                 continue
             rows = rows[self.groups[rows].argsort(stable=True)]
             runs = torch.unique_consecutive(self.groups[rows], return_counts=True)[1].tolist()
-            for mine in rows.split(_cut(runs, self.config.lanes)):
+            backend = self.backends[key]
+            lanes = 1 if isinstance(backend, NativeBackend) else self.config.threads
+            for mine in rows.split(_cut(runs, lanes)):
                 place = self._place[self.task_of[mine]]
                 self.shards.append(
-                    Shard(bank, self.environments[mine], place, self.config, self.precision)
+                    Shard(bank, self.environments[mine], place, self.config, backend)
                 )
                 self.rows.append(mine)
         together = torch.cat(self.rows)

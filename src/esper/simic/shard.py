@@ -27,12 +27,11 @@ from esper.tamiyo.policy.features import (
     host_features,
     slot_features,
 )
-from esper.tolaria.backends import EpochResult, Scores
+from esper.tolaria.backends import Backend, EpochResult, Scores
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Measurement, Rows
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.health import updated_signals
-from esper.tolaria.precision import Precision
 
 TWIN_STREAM = 1 << 30
 """Identities of twins start here, so that no environment ever shares one."""
@@ -82,7 +81,7 @@ class Shard:
             identity, task and actions alone, so any subset replays the same trajectories.
         tasks: index of each one's task in ``bank``, int64 ``[N]``; the same within a group.
         config: see ``GrowthConfig``.
-        precision: of the hosts' arithmetic.
+        backend: does the arithmetic of the hosts.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Shard:
         environments: Tensor,
         tasks: Tensor,
         config: GrowthConfig,
-        precision: Precision,
+        backend: Backend,
     ):
         self.config, self.device = config, bank.train_images.device
         self.count = len(environments)
@@ -107,7 +106,7 @@ class Shard:
             bank,
             rows,
             config.seed,
-            precision,
+            backend,
             config.max_batches,
             config.batch_size,
             config.episode_length,

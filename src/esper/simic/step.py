@@ -29,7 +29,8 @@ class GrowthConfig:
         strict_gates: whether seeds must also have improved something, see ``kasmina.gates``.
         one_at_a_time: whether a seed may germinate only while no other develops.
         dtype: of parameters and data.
-        lanes: CPU threads the environments are dealt over, each a tensor program by itself.
+        backend: of the hosts' arithmetic, one of ``tolaria.backends.choice.NAMES``.
+        threads: CPU threads the environments are dealt over.
     """
 
     seed: int
@@ -44,7 +45,8 @@ class GrowthConfig:
     strict_gates: bool = False
     one_at_a_time: bool = True
     dtype: torch.dtype = torch.float32
-    lanes: int = 1
+    backend: str = "auto"
+    threads: int = 1
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from esper.kasmina.rng import Purpose, integers, uniform
 from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
+from esper.tolaria.backends import HeldBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,6 @@ class DataBank:
         drawn = integers(seed, groups, Purpose.MINIBATCH, episode, step, count, high)
         return drawn + self.offsets[dataset][:, None]
 
-    def held_back(self, split: str, dataset: Tensor) -> tuple[Tensor, Tensor]:
-        """Images ``[V, H, W, R, C]`` and labels ``[R, V]`` of a split for rows of data sets.
-
-        R is 1, shared by all rows, while there is a single data set.
-        """
-        images: Tensor = getattr(self, f"{split}_images")
-        labels: Tensor = getattr(self, f"{split}_labels")
-        if len(images) == 1:
-            return images[0][:, :, :, None], labels
-        return images[dataset].permute(1, 2, 3, 0, 4), labels[dataset]
+    def held_back(self, split: str, dataset: Tensor) -> HeldBack:
+        """A split for rows of ``dataset``, int64 ``[R]``."""
+        return HeldBack(getattr(self, f"{split}_images"), getattr(self, f"{split}_labels"), dataset)

@@ -36,7 +36,7 @@ def grouped_by_first_change(state: SeedState, silenced: Tensor) -> list[Variant]
     for s in range(silenced.shape[1]):
         rows = (first == s).nonzero()[:, 0]
         if len(rows):
-            variants.append(Variant(s, rows, state.blueprint[rows], state.style[rows], alpha[rows]))
+            variants.append(Variant(s, rows, alpha[rows]))
     return variants
 
 

@@ -1,6 +1,5 @@
 """The engine: N hosts of one shape in training, and what a step measures of them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +10,18 @@ from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import stack_tables
 from esper.kasmina.stack import Stack
 from esper.leyline.stages import Stage
-from esper.tolaria.backends import Backend, EpochResult, Optimisation, Scores, Variant
-from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.backends import (
+    Backend,
+    EpochResult,
+    Minibatches,
+    Optimisation,
+    Scores,
+    Variant,
+)
 from esper.tolaria.bank import DataBank
 from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_first_change
 from esper.tolaria.memory import keep_memory
-from esper.tolaria.plan import plan_evaluation, plan_training
-from esper.tolaria.precision import Precision
+from esper.tolaria.plan import Seeds
 
 
 class Rows:
@@ -64,7 +68,7 @@ class Engine:
         bank: tasks and their data.
         rows: identities; the numbers of a row depend on these and on nothing else.
         seed: of the run, in [0, 2^32).
-        precision: of the arithmetic.
+        backend: does the arithmetic; made for the bank's host.
         max_batches: minibatches of an epoch.
         batch_size: images of a minibatch.
         episode_length: steps of an episode, in which a task's data may drift.
@@ -76,7 +80,7 @@ class Engine:
         bank: DataBank,
         rows: Rows,
         seed: int,
-        precision: Precision,
+        backend: Backend,
         max_batches: int,
         batch_size: int,
         episode_length: int = 1,
@@ -93,7 +97,7 @@ class Engine:
         self.max_batches = max_batches
         self.batch_size = batch_size
         self.episode_length = episode_length
-        self.backend: Backend = TorchBackend(self.host, precision)
+        self.backend = backend
         self.stack = Stack.allocate(
             len(rows),
             self.host.layout.size,
@@ -155,7 +159,7 @@ class Engine:
     def train(self, state: SeedState, step: int) -> EpochResult:
         """Train every host, and every seed from TRAINING on, for one epoch."""
         return self.backend.train_epoch(
-            self.stack, plan_training(state), state.frozen, self.batches(step), self.optimisation
+            self.stack, Seeds.training(state), self.minibatches(step), self.optimisation
         )
 
     def measure(
@@ -200,9 +204,8 @@ class Engine:
         self, state: SeedState, step: int, variants: list[Variant], split: str, rows: Tensor | None
     ) -> tuple[Scores, list[Scores]]:
         dataset = self.datasets(step)[self.rows.group_index]
-        images, labels = self.bank.held_back(split, dataset if rows is None else dataset[rows])
-        plan = plan_evaluation(state.blueprint, state.style, state.alpha)
-        return self.backend.evaluate(self.stack, plan, images, labels, variants, rows)
+        held_back = self.bank.held_back(split, dataset if rows is None else dataset[rows])
+        return self.backend.evaluate(self.stack, Seeds.acting(state), held_back, variants, rows)
 
     def datasets(self, step: int) -> Tensor:
         """Which data set each group learns from at ``step``, int64 ``[G]``."""
@@ -223,8 +226,8 @@ class Engine:
         born = constant.to(self.device) + bound.to(self.device) * (2.0 * drawn - 1.0)
         return born.to(self.dtype)
 
-    def batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Minibatches drawn with replacement, the same for all rows of a group."""
+    def minibatches(self, step: int) -> Minibatches:
+        """Those of an epoch, drawn with replacement, the same for all rows of a group."""
         drawn = self.bank.samples(
             self.seed,
             self.rows.groups,
@@ -233,9 +236,8 @@ class Engine:
             step,
             self.max_batches * self.batch_size,
         )
-        for samples in drawn[self.rows.group_index].split(self.batch_size, 1):
-            images = self.bank.train_images[samples.t()]
-            yield images.permute(0, 2, 3, 1, 4).contiguous(), self.bank.train_labels[samples]
+        drawn = drawn[self.rows.group_index].unflatten(1, (self.max_batches, self.batch_size))
+        return Minibatches(self.bank.train_images, self.bank.train_labels, drawn)
 
     def _ablations(self, state: SeedState) -> list[Variant]:
         """Each acting seed's alpha at 0, one variant a slot."""
@@ -245,7 +247,7 @@ class Engine:
             if len(rows):
                 alpha = state.alpha[rows].clone()
                 alpha[:, s] = 0.0
-                variants.append(Variant(s, rows, state.blueprint[rows], state.style[rows], alpha))
+                variants.append(Variant(s, rows, alpha))
         return variants
 
     def _commitments(self, state: SeedState) -> list[Variant]:

@@ -36,6 +36,44 @@ FORM_OF_STYLE = {
 
 
 @dataclass(frozen=True, slots=True)
+class Seeds:
+    """What a backend computes in the slots of R rows.
+
+    Attributes:
+        computed: where there is a seed to compute, bool ``[R, S]``.
+        blueprint: of each seed, int64 ``[R, S]``.
+        style: likewise.
+        alpha: likewise; at 0 a seed is isolated, see ``Group``.
+        frozen: seeds that are computed but not updated, bool ``[R, S]``.
+    """
+
+    computed: Tensor
+    blueprint: Tensor
+    style: Tensor
+    alpha: Tensor
+    frozen: Tensor
+
+    @classmethod
+    def training(cls, state: SeedState) -> "Seeds":
+        """Every seed from TRAINING on."""
+        return cls(state.computing, state.blueprint, state.style, state.alpha, state.frozen)
+
+    @classmethod
+    def acting(cls, state: SeedState) -> "Seeds":
+        """Every seed that shows in the output."""
+        return cls(state.alpha > 0, state.blueprint, state.style, state.alpha, state.frozen)
+
+    @property
+    def form(self) -> Tensor:
+        """``Form`` of each seed, int64 ``[R, S]``."""
+        return constant(tuple(FORM_OF_STYLE[s] for s in Style), self.style.device)[self.style]
+
+    def varied(self, rows: Tensor, alpha: Tensor) -> "Seeds":
+        """Those of ``rows``, int64 ``[M]`` and possibly repeated, that act at ``alpha [M, S]``."""
+        return Seeds(alpha > 0, self.blueprint[rows], self.style[rows], alpha, self.frozen[rows])
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Seeds of one slot that are computed in one call.
 
@@ -74,21 +112,11 @@ Plan = list[SlotPlan | None]
 """One entry a slot, None where there is nothing to compute."""
 
 
-def plan_training(state: SeedState) -> Plan:
-    """Every seed from TRAINING on."""
-    return _plan(state.computing, state.blueprint, state.style, state.alpha)
-
-
-def plan_evaluation(blueprint: Tensor, style: Tensor, alpha: Tensor) -> Plan:
-    """Every seed that shows in the output. All arguments ``[R, S]``; R may repeat environments."""
-    return _plan(alpha > 0, blueprint, style, alpha)
-
-
-def _plan(wanted: Tensor, blueprint: Tensor, style: Tensor, alpha: Tensor) -> Plan:
-    form = constant(tuple(FORM_OF_STYLE[s] for s in Style), style.device)[style]
-    isolated = (alpha == 0).long()
-    key = (isolated * len(BLUEPRINTS) + blueprint) * len(Form) + form
-    columns = zip(wanted.unbind(1), key.unbind(1), alpha.unbind(1), strict=True)
+def plan(seeds: Seeds) -> Plan:
+    """The calls that compute ``seeds``."""
+    isolated = (seeds.alpha == 0).long()
+    key = (isolated * len(BLUEPRINTS) + seeds.blueprint) * len(Form) + seeds.form
+    columns = zip(seeds.computed.unbind(1), key.unbind(1), seeds.alpha.unbind(1), strict=True)
     return [_slot_plan(use.nonzero()[:, 0], keys, alphas) for use, keys, alphas in columns]
 
 

@@ -81,7 +81,8 @@ def build_environment(config: TrainConfig, precision: Precision, device: torch.d
         rollback_penalty=world.rollback_penalty,
         strict_gates=world.strict_gates,
         one_at_a_time=world.one_at_a_time,
-        lanes=threads if device.type == "cpu" else 1,
+        backend=config.machine.backend,
+        threads=threads if device.type == "cpu" else 1,
     )
     try:
         environment = GrowthEnv(tasks, torch.arange(world.envs), growth, precision, device)

@@ -1,13 +1,13 @@
 """Backends do the arithmetic of N hosts: an epoch of training, a pass of validation."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from esper.kasmina.stack import Stack
-from esper.tolaria.plan import Plan
+from esper.tolaria.plan import Seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,51 @@ class Optimisation:
     seed_learning_rate: Tensor
     weight_decay: float
     max_gradient_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatches:
+    """The images of an epoch; iterating gives one minibatch after another.
+
+    Attributes:
+        images: to draw from, ``[samples, H, W, C]``.
+        labels: int64 ``[samples]``.
+        drawn: which images each environment sees, int64 ``[N, batches, B]``.
+    """
+
+    images: Tensor
+    labels: Tensor
+    drawn: Tensor
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images ``[B, H, W, N, C]`` and labels ``[N, B]``."""
+        for samples in self.drawn.unbind(1):
+            images = self.images[samples.t()]
+            yield images.permute(0, 2, 3, 1, 4).contiguous(), self.labels[samples]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Data sets to score on.
+
+    Attributes:
+        images: of D data sets, ``[D, V, H, W, C]``.
+        labels: int64 ``[D, V]``.
+        dataset: which of them each row is scored on, int64 ``[R]``.
+    """
+
+    images: Tensor
+    labels: Tensor
+    dataset: Tensor
+
+    def by_row(self) -> tuple[Tensor, Tensor]:
+        """Images ``[V, H, W, R, C]`` and labels ``[R, V]``.
+
+        R is 1, shared by all rows, while there is a single data set.
+        """
+        if len(self.images) == 1:
+            return self.images[0][:, :, :, None], self.labels
+        return self.images[self.dataset].permute(1, 2, 3, 0, 4), self.labels[self.dataset]
 
 
 @dataclass(slots=True)
@@ -89,14 +134,12 @@ class Variant:
 
     Attributes:
         start: index of the first slot whose alpha differs.
-        rows: environments, int64 ``[R]``, possibly repeated.
-        blueprint, style, alpha: of every slot of these rows, ``[R, S]``.
+        rows: environments, int64 ``[M]``, possibly repeated.
+        alpha: of every slot of these rows, ``[M, S]``.
     """
 
     start: int
     rows: Tensor
-    blueprint: Tensor
-    style: Tensor
     alpha: Tensor
 
 
@@ -106,18 +149,16 @@ class Backend(Protocol):
     def train_epoch(
         self,
         stack: Stack,
-        plan: Plan,
-        frozen: Tensor,
-        batches: Iterable[tuple[Tensor, Tensor]],
+        seeds: Seeds,
+        minibatches: Minibatches,
         optimisation: Optimisation,
     ) -> EpochResult:
-        """Train every host and every seed of the plan, in place.
+        """Train every host and every computed seed, in place.
 
         Args:
             stack: parameters and optimizer state.
-            plan: the seeds to compute.
-            frozen: bool ``[N, S]``, seeds that are computed but not updated.
-            batches: images ``[B, H, W, N, C]`` and labels ``[N, B]``, at least one pair.
+            seeds: of all N rows.
+            minibatches: at least one.
             optimisation: rates and clipping.
         """
         ...
@@ -125,9 +166,8 @@ class Backend(Protocol):
     def evaluate(
         self,
         stack: Stack,
-        plan: Plan,
-        images: Tensor,
-        labels: Tensor,
+        seeds: Seeds,
+        held_back: HeldBack,
         variants: list[Variant],
         rows: Tensor | None = None,
     ) -> tuple[Scores, list[Scores]]:
@@ -135,10 +175,9 @@ class Backend(Protocol):
 
         Args:
             stack: parameters.
-            plan: the seeds that act in each row.
-            images: ``[V, H, W, R, C]``, or ``[V, H, W, 1, C]`` when all rows share them.
-            labels: ``[R, V]`` or ``[1, V]`` likewise.
-            variants: their rows and the plan's index ``rows``.
+            seeds: those that act in each of the R rows.
+            held_back: what to score on.
+            variants: their rows and those of ``seeds`` index ``rows``.
             rows: environments to score, int64 ``[R]``; all when None.
         """
         ...

@@ -3,7 +3,7 @@
 It needs no compiler and is the reference for the other backends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,16 @@ from esper.kasmina import blueprints, ops
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import AdamState, Stack
-from esper.tolaria.backends import EpochResult, Optimisation, Scores, Variant
+from esper.tolaria.backends import (
+    EpochResult,
+    HeldBack,
+    Minibatches,
+    Optimisation,
+    Scores,
+    Variant,
+)
 from esper.tolaria.optim import adamw_, clip_scale
-from esper.tolaria.plan import Form, Group, Plan, SlotPlan, plan_evaluation
+from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision
 
 EVALUATION_BATCH = 100
@@ -33,21 +40,23 @@ class TorchBackend:
     def train_epoch(
         self,
         stack: Stack,
-        plan: Plan,
-        frozen: Tensor,
-        batches: Iterable[tuple[Tensor, Tensor]],
+        seeds: Seeds,
+        minibatches: Minibatches,
         optimisation: Optimisation,
     ) -> EpochResult:
         """See ``Backend.train_epoch``."""
-        seeds = {s: _SeedRows(stack, s, p, frozen) for s, p in enumerate(plan) if p is not None}
+        calls = plan(seeds)
+        growing = {
+            s: _SeedRows(stack, s, p, seeds.frozen) for s, p in enumerate(calls) if p is not None
+        }
         buffers = self.host.buffers.views(stack.buffers)
         losses, hits = [], []
-        for images, labels in batches:
+        for images, labels in minibatches:
             host = stack.host.detach().requires_grad_()
-            leaves = {s: rows.store.detach().requires_grad_() for s, rows in seeds.items()}
+            leaves = {s: rows.store.detach().requires_grad_() for s, rows in growing.items()}
             with self.precision.autocast():
                 parameters = self.host.layout.views(host)
-                logits = self._forward(parameters, buffers, leaves, plan, images, training=True)
+                logits = self._forward(parameters, buffers, leaves, calls, images, training=True)
             loss = cross_entropy(logits, labels)
             gradient, *seed_gradients = torch.autograd.grad(loss.sum(), [host, *leaves.values()])
             host_norm, scale = clip_scale(gradient, optimisation.max_gradient_norm)
@@ -58,13 +67,13 @@ class TorchBackend:
                 optimisation.host_learning_rate,
                 optimisation.weight_decay,
             )
-            for rows, seed_gradient in zip(seeds.values(), seed_gradients, strict=True):
+            for rows, seed_gradient in zip(growing.values(), seed_gradients, strict=True):
                 rows.update(seed_gradient, optimisation)
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(-1) == labels).to(loss.dtype).mean(1))
-        for rows in seeds.values():
+        for rows in growing.values():
             rows.write_back(stack)
-        return self._result(torch.stack(losses), torch.stack(hits), host_norm, seeds)
+        return self._result(torch.stack(losses), torch.stack(hits), host_norm, growing)
 
     def _result(
         self, losses: Tensor, hits: Tensor, host_norm: Tensor, seeds: "dict[int, _SeedRows]"
@@ -84,18 +93,18 @@ class TorchBackend:
     def evaluate(
         self,
         stack: Stack,
-        plan: Plan,
-        images: Tensor,
-        labels: Tensor,
+        seeds: Seeds,
+        held_back: HeldBack,
         variants: list[Variant],
         rows: Tensor | None = None,
     ) -> tuple[Scores, list[Scores]]:
         """See ``Backend.evaluate``. A variant resumes at the first slot that differs."""
-        everything = self._read(stack, plan, rows)
+        images, labels = held_back.by_row()
+        everything = self._read(stack, plan(seeds), rows)
         readings = [
             self._read(
                 stack,
-                plan_evaluation(v.blueprint, v.style, v.alpha),
+                plan(seeds.varied(v.rows, v.alpha)),
                 v.rows if rows is None else rows[v.rows],
             )
             for v in variants
@@ -123,7 +132,7 @@ class TorchBackend:
         return scores[0], scores[1:]
 
     def _read(
-        self, stack: Stack, plan: Plan, rows: Tensor | None
+        self, stack: Stack, calls: Plan, rows: Tensor | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[int, Tensor], Plan]:
         """Host parameters, buffers and seeds of some environments (all when ``rows`` is None)."""
         host, buffers = stack.host, stack.buffers
@@ -131,17 +140,17 @@ class TorchBackend:
             host, buffers = host.index_select(0, rows), buffers.index_select(0, rows)
         seeds = {
             s: stack.seeds[s].index_select(0, p.rows if rows is None else rows[p.rows])
-            for s, p in enumerate(plan)
+            for s, p in enumerate(calls)
             if p is not None
         }
-        return self.host.layout.views(host), self.host.buffers.views(buffers), seeds, plan
+        return self.host.layout.views(host), self.host.buffers.views(buffers), seeds, calls
 
     def _forward(
         self,
         parameters: dict[str, Tensor],
         buffers: dict[str, Tensor],
         seeds: dict[int, Tensor],
-        plan: Plan,
+        calls: Plan,
         x: Tensor,
         *,
         training: bool,
@@ -151,7 +160,7 @@ class TorchBackend:
     ) -> Tensor:
         """Logits ``[N, B, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
 
-        ``seeds[s] [M, width]`` are the parameters of ``plan[s].rows``. The activations before the
+        ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The activations before the
         instructions in ``keep`` are put into ``kept``.
         """
         for position, (kind, index) in enumerate(self.host.program[start:], start):
@@ -164,7 +173,7 @@ class TorchBackend:
             elif kind == "pool":
                 x = ops.max_pool(x)
             elif kind == "slot":
-                slot_plan = plan[index]
+                slot_plan = calls[index]
                 if slot_plan is not None:
                     x = slot_block(self.host.slots[index], slot_plan, seeds[index], x)
             else:

@@ -1,0 +1,54 @@
+"""Which backend computes: the native one where it can, torch everywhere."""
+
+import logging
+from functools import cache
+
+import torch
+
+from esper.kasmina.hosts.host import Host
+from esper.tolaria.backends import Backend
+from esper.tolaria.backends.native.backend import NativeBackend
+from esper.tolaria.backends.native.build import Unavailable
+from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.precision import Precision
+
+NAMES = ("auto", "torch", "native")
+
+
+def choose_backend(
+    name: str,
+    host: Host,
+    precision: Precision,
+    dtype: torch.dtype,
+    device: torch.device,
+    threads: int = 1,
+) -> Backend:
+    """The backend called ``name`` for hosts of one shape.
+
+    ``auto`` is ``native`` on a CPU in full precision and ``torch`` elsewhere. Where the native
+    backend cannot be had, torch takes its place and one line of the log says why.
+
+    Args:
+        name: one of ``NAMES``.
+        host: what the stack is made of.
+        precision: of the arithmetic.
+        dtype: of parameters and data.
+        device: where they live.
+        threads: of the native backend; with torch the caller deals environments over threads.
+    """
+    if name == "torch" or (name == "auto" and (device.type != "cpu" or precision.enabled)):
+        return TorchBackend(host, precision)
+    try:
+        if device.type != "cpu":
+            raise Unavailable(f"it computes on the CPU alone, not on {device}")
+        if precision.enabled:
+            raise Unavailable("it computes in full precision alone")
+        return NativeBackend(host, dtype, threads)
+    except Unavailable as reason:
+        _say_once(f"native backend: {reason}; using torch")
+        return TorchBackend(host, precision)
+
+
+@cache
+def _say_once(line: str) -> None:
+    logging.getLogger(__name__).warning(line)

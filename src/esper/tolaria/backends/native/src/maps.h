@@ -1,0 +1,116 @@
+// The activations of one environment, and the memory they lie in.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "vector.h"
+
+namespace esper {
+
+// Feature maps [channels, height, width, lanes]: the images of a batch lie side by side, so that one
+// register holds the same pixel of several images. `lanes` is `images` rounded up to whole
+// registers; the lanes beyond are 0 in every activation and every gradient.
+template <class T>
+struct Maps {
+  T* data = nullptr;
+  int channels = 0, height = 0, width = 0, images = 0, lanes = 0;
+
+  int pixels() const { return height * width; }
+  ptrdiff_t row() const { return ptrdiff_t(width) * lanes; }
+  ptrdiff_t plane() const { return height * row(); }
+  ptrdiff_t size() const { return channels * plane(); }
+  T* channel(int c) const { return data + c * plane(); }
+  bool ragged() const { return images != lanes; }
+};
+
+inline int rounded_up(int count, int unit) { return (count + unit - 1) / unit * unit; }
+
+// Memory that is handed out piece by piece and taken back all at once; it is never returned to the
+// system, so that after the first minibatch nothing is allocated.
+template <class T>
+class Arena {
+ public:
+  struct Mark {
+    size_t block, used;
+  };
+
+  T* take(ptrdiff_t count) {
+    const size_t wanted = rounded(count);
+    while (block_ < blocks_.size() && used_ + wanted > blocks_[block_].size) {
+      ++block_;
+      used_ = 0;
+    }
+    if (block_ == blocks_.size()) {
+      const size_t size = wanted > kBlock ? wanted : kBlock;
+      void* memory = std::aligned_alloc(kVectorBytes, size * sizeof(T));
+      if (memory == nullptr) throw std::bad_alloc();
+      blocks_.push_back({std::unique_ptr<T, Free>(static_cast<T*>(memory)), size});
+      used_ = 0;
+    }
+    T* piece = blocks_[block_].memory.get() + used_;
+    used_ += wanted;
+    return piece;
+  }
+
+  // Maps of the same images as `like` with other channels.
+  Maps<T> maps(Maps<T> like, int channels) {
+    like.channels = channels;
+    like.data = take(like.size());
+    return like;
+  }
+
+  Maps<T> maps(Maps<T> like) { return maps(like, like.channels); }
+
+  Mark mark() const { return {block_, used_}; }
+
+  void release(Mark mark) {
+    block_ = mark.block;
+    used_ = mark.used;
+  }
+
+ private:
+  struct Free {
+    void operator()(T* memory) const { std::free(memory); }
+  };
+  struct Block {
+    std::unique_ptr<T, Free> memory;
+    size_t size;
+  };
+  static constexpr size_t kBlock = size_t(1) << 18;
+
+  static size_t rounded(ptrdiff_t count) {
+    const size_t unit = kLanes<T>;
+    return (size_t(count) + unit - 1) / unit * unit;
+  }
+
+  std::vector<Block> blocks_;
+  size_t block_ = 0, used_ = 0;
+};
+
+// Put 0 into the lanes beyond the images.
+template <class T>
+inline void clear_tail(Maps<T> x) {
+  if (!x.ragged()) return;
+  for (T* pixel = x.data; pixel != x.data + x.size(); pixel += x.lanes)
+    for (int lane = x.images; lane < x.lanes; ++lane) pixel[lane] = 0;
+}
+
+// f(register) for every register of x, in place.
+template <class T, class Function>
+inline void transform(Maps<T> x, Function f) {
+  for (ptrdiff_t i = 0; i < x.size(); i += kLanes<T>) store(x.data + i, f(load(x.data + i)));
+}
+
+// y = f(a, b), register by register; y may be a or b.
+template <class T, class Function>
+inline void combine(Maps<T> y, Maps<T> a, Maps<T> b, Function f) {
+  for (ptrdiff_t i = 0; i < y.size(); i += kLanes<T>)
+    store(y.data + i, Vector<T>(f(load(a.data + i), load(b.data + i))));
+}
+
+}  // namespace esper
