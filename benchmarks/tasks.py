@@ -1,8 +1,7 @@
 """What is growing worth on each task? Fixed schedules, from never to the best that were found.
 
-    python benchmarks/tasks.py --write                  # the training suite
-    python benchmarks/tasks.py --suites held_out --write
-    python benchmarks/tasks.py --check                  # is the committed table found again?
+    python benchmarks/tasks.py --write      # every task of both suites
+    python benchmarks/tasks.py --check      # is the committed table found again?
 
 Every plan is played by real actions in the real environment, on the same hosts and data as every
 other plan: a plan's gain is its utility minus that of never growing on the same hosts. A hundred
@@ -46,7 +45,7 @@ from esper.tolaria.precision import Precision
 RESULTS = Path(__file__).parent / "results"
 RANDOM_SCHEDULES = 100
 MOST_SLOTS = 10
-PER_SCREENING, PER_SEMIFINAL, PER_FINAL = 2, 4, 10
+PER_SCREENING, PER_SEMIFINAL, PER_FINAL = 4, 10, 24
 """Groups of hosts each plan is played on; screening takes half for what is not trained on."""
 SEMIFINALISTS = 6
 FINAL_HOSTS, CHECK_HOSTS = 3, 4
@@ -191,13 +190,14 @@ def best_of(found: dict[str, float], kind: str, count: int) -> list[str]:
     return sorted(own, key=lambda name: -found[name])[:count]
 
 
-def chosen_plans(both: dict[str, float]) -> dict[str, str]:
+def chosen_plans(both: dict[str, float], suite_plan: str) -> dict[str, str]:
     """What goes to the final, by role; ``own`` is the best of all, never growing included."""
     roles = {
         "never": "never",
         "everything": "everything",
         "single": best_of(both, "single", 1)[0],
         "random": best_of(both, "random", 1)[0],
+        "suite": suite_plan,
     }
     worth = both | {"never": 0.0}
     return roles | {"own": max(roles.values(), key=lambda name: worth[name])}
@@ -281,12 +281,17 @@ def table(finals: dict[str, dict], members: tuple[str, ...]) -> list[str]:
             f"({_points(rows[r]['accuracy'], rows[r]['accuracy_error'])})"
             for r in roles
         ]
-        gap = np.array(rows["own"]["utilities"]) - np.array(rows["suite"]["utilities"])
+        gap = _gap(rows)
         own = next(r for r in roles if rows[r]["plan"] == rows["own"]["plan"])
         lines.append(
             f"| `{name}` | {' | '.join(cells)} | {_points(gap.mean(), _error(gap))} ({own}) |"
         )
     return lines
+
+
+def _gap(rows: dict) -> np.ndarray:
+    """What the task's own best plan has above the suite's, by host."""
+    return np.array(rows["own"]["utilities"]) - np.array(rows["suite"]["utilities"])
 
 
 def _points(value: float, error: float) -> str:
@@ -295,7 +300,7 @@ def _points(value: float, error: float) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suites", nargs="+", default=["suite"])
+    parser.add_argument("--suites", nargs="+", default=["suite", "held_out"])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, default=Path("runs/tasks"))
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
@@ -351,7 +356,7 @@ def main() -> int:
         name: kept(
             "final",
             name,
-            partial(final, task, chosen_plans(both[name]) | {"suite": suite_plan}, lanes),
+            partial(final, task, chosen_plans(both[name], suite_plan), lanes),
         )
         for name, task in tasks.items()
     }
@@ -362,8 +367,7 @@ def main() -> int:
     print(text)
     if arguments.write:
         RESULTS.mkdir(exist_ok=True)
-        for suite in arguments.suites:
-            (RESULTS / f"tasks_{suite}.md").write_text(text)
+        (RESULTS / "tasks.md").write_text(text)
         before = json.loads(stored.read_text()) if stored.exists() else {}
         stored.write_text(json.dumps(before | finals, indent=1) + "\n")
         shipped = json.loads(TABLE.read_text())["tasks"] if TABLE.exists() else {}
@@ -392,7 +396,14 @@ def report(
         "",
     ]
     for suite in suites:
-        lines += [f"## {suite}", "", *table(finals, SUITES[suite]), ""]
+        gaps = [_gap(finals[name]) for name in SUITES[suite]]
+        error = math.sqrt(sum(_error(gap) ** 2 for gap in gaps)) / len(gaps)
+        mean = float(np.mean([gap.mean() for gap in gaps]))
+        lines += [
+            *(f"## {suite}", "", *table(finals, SUITES[suite]), ""),
+            f"Mean of the last column: {_points(mean, error)}.",
+            "",
+        ]
     lines += [
         f"Best for the whole training suite: {suite_plan.name}, which on `{first.name}` is "
         f"{suite_plan.words(first)}.",
