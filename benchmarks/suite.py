@@ -143,7 +143,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rewards", nargs="+", default=["paired", "terminal", "utility"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=32)
     parser.add_argument("--envs", type=int, default=28)
     parser.add_argument("--group-size", type=int, default=4)
     parser.add_argument("--threads", type=int, default=None)

@@ -165,12 +165,16 @@ def random_batches(
 
 
 def optimisation(
-    rows: int, slots: int, max_norm: float = 1.0, dtype: torch.dtype = F64
+    rows: int,
+    slots: int,
+    max_norm: float = 1.0,
+    dtype: torch.dtype = F64,
+    momentum: float | None = None,
 ) -> Optimisation:
     """A learning rate of its own for every host and every seed, so that none can be mixed up."""
     rates = torch.linspace(4e-3, 8e-3, rows * (slots + 1), dtype=F64).view(rows, slots + 1)
     rates = rates.to(dtype)
-    return Optimisation(rates[:, 0], rates[:, 1:], 0.05, max_norm)
+    return Optimisation(rates[:, 0], rates[:, 1:], 0.05, max_norm, momentum)
 
 
 backend_name = "torch"
@@ -234,6 +238,7 @@ def naive_environments(
                 rates,
                 settings.weight_decay,
                 settings.max_gradient_norm,
+                settings.momentum,
             )
         )
     return environments
@@ -310,6 +315,11 @@ def _assert_same_parameters(
         moments = optimizer.state.get(parameter)
         zero = torch.zeros_like(parameter)
         expected = moments or {"exp_avg": zero, "exp_avg_sq": zero, "step": 0.0}
+        if isinstance(optimizer, torch.optim.SGD):
+            # Without momentum torch keeps no buffer.
+            if moments and moments.get("momentum_buffer") is not None:
+                assert_same(first[name], moments["momentum_buffer"], f"{who}, {name}, momentum")
+            continue
         assert_same(first[name], expected["exp_avg"], f"{who}, {name}, first moment")
         assert_same(second[name], expected["exp_avg_sq"], f"{who}, {name}, second moment")
         assert step.item() == float(expected["step"]), f"{who}, update count"

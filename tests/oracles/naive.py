@@ -274,14 +274,27 @@ class NaiveEnvironment:
     seed_rates: dict[str, float]
     weight_decay: float
     max_norm: float
+    momentum: float | None = None
     losses: list[float] = field(default_factory=list)
     hits: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.host_optimizer = _adamw(self.host, self.host_rate, self.weight_decay)
+        self.host_optimizer = self._optimizer(self.host, self.host_rate, self.weight_decay)
         self.seed_optimizers = {
-            name: _adamw(seed, self.seed_rates[name], 0.0) for name, seed in self.seeds.items()
+            name: self._optimizer(seed, self.seed_rates[name], 0.0)
+            for name, seed in self.seeds.items()
         }
+
+    def _optimizer(
+        self, module: nn.Module, rate: float, weight_decay: float
+    ) -> torch.optim.Optimizer:
+        if self.momentum is not None:
+            return torch.optim.SGD(
+                module.parameters(), lr=rate, momentum=self.momentum, weight_decay=weight_decay
+            )
+        return torch.optim.AdamW(
+            module.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay
+        )
 
     def train(self, images: Tensor, labels: Tensor) -> None:
         """One minibatch: images ``[B, C, H, W]``, labels ``[B]``."""
@@ -321,12 +334,6 @@ class NaiveEnvironment:
             (logits.argmax(1) == labels).double().mean().item(),
             probability.mean().item(),
         )
-
-
-def _adamw(module: nn.Module, rate: float, weight_decay: float) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        module.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay
-    )
 
 
 @torch.no_grad()

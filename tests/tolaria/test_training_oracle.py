@@ -43,11 +43,17 @@ MIXED = mixed_gardens(slots=3, rows=16)
 MIXED_MLP = mixed_gardens(3, 18, MLP_NAMES)
 
 
-def check(host: Host, garden: Garden, batch: int = 6, max_norm: float = 1.0) -> EpochResult:
+def check(
+    host: Host,
+    garden: Garden,
+    batch: int = 6,
+    max_norm: float = 1.0,
+    momentum: float | None = None,
+) -> EpochResult:
     """Train both and compare every number that either of them keeps or reports."""
     rows, slots = len(garden), len(host.slots)
     stack = random_stack(host, rows)
-    settings = optimisation(rows, slots, max_norm)
+    settings = optimisation(rows, slots, max_norm, momentum=momentum)
     batches = random_batches(host, rows, size=batch)
     environments = naive_environments(host, stack, garden, settings)
     result = train(host, stack, seed_state(garden, slots), batches, settings)
@@ -163,6 +169,31 @@ def test_seeds_of_every_kind_train_like_their_modules(garden: Garden):
 @pytest.mark.parametrize("garden", MIXED_MLP, ids=lambda garden: f"{len(garden)} environments")
 def test_seeds_of_every_kind_train_in_mlps_like_their_modules(garden: Garden):
     check(small_mlp(), garden)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_trains_hosts_and_seeds_like_their_modules(momentum: float):
+    check(small_host(), MIXED[0], momentum=momentum)
+    check(small_host(), [{}, {}], momentum=momentum)
+
+
+@pytest.mark.parametrize("batch", [2, 7, 8, 9, 33, 70])
+def test_minibatches_of_any_size_train_like_their_modules(batch: int):
+    """One register of images, several, and those that leave lanes over."""
+    garden = [
+        {0: Plant("conv_heavy"), 1: Plant("depthwise", Style.GATED_GATE)},
+        {0: Plant("bottleneck", **LIVES["training"]), 2: Plant("norm", Style.LINEAR_MULTIPLY)},
+        {1: Plant("attention", Style.LINEAR_MULTIPLY), 2: Plant("conv_light")},
+    ]
+    check(small_host(), garden, batch)
+    check(small_mlp(), [{0: Plant("mlp", Style.GATED_GATE), 1: Plant("mlp_small")}], batch)
+
+
+@pytest.mark.parametrize("channels", [(1, 2), (7, 9), (13, 6), (4, 17)])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_channels_of_any_number_train_like_their_modules(channels: tuple[int, ...], kernel: int):
+    host = small_host(channels=channels, kernel=kernel, image=(5, 7, 3))
+    check(host, [{0: Plant("conv_light"), 2: Plant("conv_heavy")}, {}], batch=11)
 
 
 def test_a_seed_in_an_mlp_by_itself_trains_like_its_module():

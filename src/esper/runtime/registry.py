@@ -54,8 +54,9 @@ class Task:
         episode_length: environment steps of an episode.
         max_batches: minibatches of one environment step.
         batch_size: images of a minibatch.
-        learning_rate: of hosts and seeds, AdamW.
+        learning_rate: of hosts and seeds.
         weight_decay: of the hosts; seeds have none.
+        momentum: SGD with this momentum trains hosts and seeds; AdamW does when None.
         drift: how the data changes during an episode, if it does.
 
     Raises:
@@ -71,6 +72,7 @@ class Task:
     batch_size: int = 64
     learning_rate: float = 5e-3
     weight_decay: float = 0.0
+    momentum: float | None = None
     drift: Drift | None = None
 
     def __post_init__(self) -> None:

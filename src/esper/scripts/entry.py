@@ -1,5 +1,6 @@
 """Choosing a command, and what a user's mistake looks like."""
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,6 +44,7 @@ def guarded(command: Command, arguments: list[str]) -> int:
         if isinstance(stream, TextIOWrapper):
             # A path may hold bytes that are no text; to name it must not end a run.
             stream.reconfigure(errors="backslashreplace")
+    _show_log()
     try:
         return command(arguments)
     except UsageError as error:
@@ -50,6 +52,14 @@ def guarded(command: Command, arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _show_log() -> None:
+    """What Esper has to say besides its results goes to stderr, a line each."""
+    logger = logging.getLogger("esper")
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+        logger.setLevel(logging.INFO)
 
 
 def one_line(text: str) -> str:

@@ -22,6 +22,7 @@ class StackKey:
     validation: int
     test: int
     weight_decay: float
+    momentum: float | None
 
     @classmethod
     def of(cls, task: Task, data: Sequence[Dataset]) -> "StackKey":
@@ -37,7 +38,7 @@ class StackKey:
                 f"drift: the task {task.name!r} has validation and test sets of sizes "
                 f"{sorted(sizes)}; make them the same before and after"
             )
-        return cls(task.host, *sizes.pop(), task.weight_decay)
+        return cls(task.host, *sizes.pop(), task.weight_decay, task.momentum)
 
 
 class DataBank:

@@ -112,6 +112,7 @@ class Engine:
             seed_learning_rate=rate[:, None].expand(-1, len(self.slots)),
             weight_decay=bank.tasks[0].weight_decay,
             max_gradient_norm=max_gradient_norm,
+            momentum=bank.tasks[0].momentum,
         )
         self.parameter_table = stack_tables(self.slots, "parameter_table").to(device)
         self.episode = 0

@@ -1,4 +1,4 @@
-"""AdamW and gradient clipping over the rows of a flat store, each row by itself."""
+"""AdamW, SGD and gradient clipping over the rows of a flat store, each row by itself."""
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def adamw_(
             and count: masking the gradient would still let momentum and decay move them.
     """
     if active is not None:
-        before = parameters.clone(), state.first.clone(), state.second.clone(), state.step.clone()
+        before = _copies(parameters, state)
     state.step += 1.0
     if weight_decay:
         parameters.mul_(1.0 - learning_rate[:, None] * weight_decay)
@@ -55,7 +55,41 @@ def adamw_(
     step_size = learning_rate / correction1
     parameters.sub_(step_size[:, None] * state.first / denominator)
     if active is not None:
-        for now, then in zip(
-            (parameters, state.first, state.second, state.step), before, strict=True
-        ):
-            now.copy_(torch.where(active if now.ndim == 1 else active[:, None], now, then))
+        _undo(~active, parameters, state, before)
+
+
+def sgd_(
+    parameters: Tensor,
+    gradient: Tensor,
+    state: AdamState,
+    learning_rate: Tensor,
+    weight_decay: float,
+    momentum: float,
+    active: Tensor | None = None,
+) -> None:
+    """One update of SGD with momentum in place, as ``torch.optim.SGD`` makes it.
+
+    Args:
+        parameters, gradient, learning_rate, active: as for ``adamw_``.
+        state: the momentum is in ``first``.
+        weight_decay: added to the gradient as this much of the parameters.
+        momentum: how much of it is kept.
+    """
+    if active is not None:
+        before = _copies(parameters, state)
+    state.step += 1.0
+    if weight_decay:
+        gradient.add_(parameters, alpha=weight_decay)
+    state.first.mul_(momentum).add_(gradient)
+    parameters.sub_(learning_rate[:, None] * state.first)
+    if active is not None:
+        _undo(~active, parameters, state, before)
+
+
+def _copies(parameters: Tensor, state: AdamState) -> list[Tensor]:
+    return [part.clone() for part in (parameters, state.first, state.second, state.step)]
+
+
+def _undo(rows: Tensor, parameters: Tensor, state: AdamState, before: list[Tensor]) -> None:
+    for now, then in zip((parameters, state.first, state.second, state.step), before, strict=True):
+        now.copy_(torch.where(rows if now.ndim == 1 else rows[:, None], then, now))

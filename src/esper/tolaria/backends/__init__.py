@@ -19,12 +19,14 @@ class Optimisation:
         seed_learning_rate: ``[N, S]``.
         weight_decay: of the hosts; seeds have none.
         max_gradient_norm: of each host, and of each seed, by itself.
+        momentum: of SGD, in which weight decay is a part of the gradient; AdamW when None.
     """
 
     host_learning_rate: Tensor
     seed_learning_rate: Tensor
     weight_decay: float
     max_gradient_norm: float
+    momentum: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from esper.tolaria.backends import (
     Scores,
     Variant,
 )
-from esper.tolaria.optim import adamw_, clip_scale
+from esper.tolaria.optim import adamw_, clip_scale, sgd_
 from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision
 
@@ -60,12 +60,13 @@ class TorchBackend:
             loss = cross_entropy(logits, labels)
             gradient, *seed_gradients = torch.autograd.grad(loss.sum(), [host, *leaves.values()])
             host_norm, scale = clip_scale(gradient, optimisation.max_gradient_norm)
-            adamw_(
+            _update(
                 stack.host,
                 gradient * scale[:, None],
                 stack.host_optimizer,
                 optimisation.host_learning_rate,
                 optimisation.weight_decay,
+                optimisation,
             )
             for rows, seed_gradient in zip(growing.values(), seed_gradients, strict=True):
                 rows.update(seed_gradient, optimisation)
@@ -280,6 +281,23 @@ def _factor(group: Group, like: Tensor) -> Tensor:
     return group.alpha.to(like.dtype)[:, None]
 
 
+def _update(
+    parameters: Tensor,
+    gradient: Tensor,
+    state: AdamState,
+    rate: Tensor,
+    weight_decay: float,
+    optimisation: Optimisation,
+    active: Tensor | None = None,
+) -> None:
+    """One step of AdamW, or of SGD where there is a momentum."""
+    if optimisation.momentum is None:
+        adamw_(parameters, gradient, state, rate, weight_decay, active)
+    else:
+        momentum = optimisation.momentum
+        sgd_(parameters, gradient, state, rate, weight_decay, momentum, active)
+
+
 class _SeedRows:
     """The computed seeds of one slot, gathered for an epoch so that idle rows cost nothing."""
 
@@ -301,7 +319,8 @@ class _SeedRows:
         self.gradient = gradient
         _, scale = clip_scale(gradient, optimisation.max_gradient_norm)
         rate = optimisation.seed_learning_rate[self.rows, self.slot]
-        adamw_(self.store, gradient * scale[:, None], self.optimizer, rate, 0.0, self.active)
+        clipped = gradient * scale[:, None]
+        _update(self.store, clipped, self.optimizer, rate, 0.0, optimisation, self.active)
 
     def tensor_norms(self, slot: SlotSpec) -> Tensor:
         """Gradient norm of every parameter tensor of the last minibatch, ``[M, tensors]``."""

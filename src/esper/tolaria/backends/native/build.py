@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent / "src"
 CACHE_VARIABLE = "ESPER_CACHE_DIR"
+FLAGS_VARIABLE = "ESPER_NATIVE_FLAGS"
+"""Further compiler flags, such as ``-fsanitize=address``."""
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -42,9 +45,10 @@ def library() -> ctypes.CDLL:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise Unavailable("there is no C++ compiler (g++)")
-    flags = [*FLAGS, *instruction_set()]
+    flags = [*FLAGS, *instruction_set(), *os.environ.get(FLAGS_VARIABLE, "").split()]
     path = cache_directory() / f"esper-{_key(compiler, flags)}.so"
     if not path.exists():
+        logging.getLogger(__name__).info("native backend: compiling, once for this machine")
         compile_library(compiler, flags, path)
     try:
         return ctypes.CDLL(str(path))

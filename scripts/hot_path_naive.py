@@ -1,0 +1,268 @@
+"""The obvious way, given its best: one ordinary module for each environment, in a Python loop.
+
+It stands behind the same interface as Esper's backends, so that everything around it (policy,
+lifecycle, reward, update, telemetry) is the same in both loops that are timed.
+"""
+
+import itertools
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.hosts.host import Host
+from esper.kasmina.stack import Layout, Stack
+from esper.leyline.actions import BLUEPRINTS, Style
+from esper.tolaria.backends import (
+    EpochResult,
+    HeldBack,
+    Minibatches,
+    Optimisation,
+    Scores,
+    Variant,
+)
+from esper.tolaria.plan import Seeds
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from oracles.naive import NaiveHost, NaiveSeed, naive_host
+
+Modules = tuple[NaiveHost, dict[str, NaiveSeed]]
+Optimizers = dict[str, torch.optim.AdamW]
+
+
+class Seed(NaiveSeed):
+    """As its parent; torch 2.13's group norm crashes going backward from a channels_last image that
+    needs no gradient, so an isolated seed gets its input in the other order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.alpha != 0.0:
+            return super().forward(x)
+        branch = self.contribution(x.detach().clone(memory_format=torch.contiguous_format))
+        return x + (branch - branch.detach())
+
+
+class NaiveBackend:
+    """Implements ``tolaria.backends.Backend`` by a loop over modules.
+
+    Numbers live in the stack between epochs, so that seeds are born and rolled back as ever; to
+    copy them costs a thousandth of an epoch.
+
+    Args:
+        host: of all environments.
+        threads: torch's, within an operation.
+        channels_last: memory order of images and kernels.
+    """
+
+    def __init__(self, host: Host, threads: int = 1, channels_last: bool = False):
+        self.host = host
+        self.set(threads, channels_last)
+        self.optimizers: dict[int, Optimizers] = {}
+
+    def set(self, threads: int, channels_last: bool) -> None:
+        """Go on in another way."""
+        self.threads = threads
+        self.format = torch.channels_last if channels_last else torch.contiguous_format
+        self.modules: dict[tuple, Modules] = {}
+
+    def train_epoch(
+        self, stack: Stack, seeds: Seeds, minibatches: Minibatches, optimisation: Optimisation
+    ) -> EpochResult:
+        """See ``Backend.train_epoch``."""
+        torch.set_num_threads(self.threads)
+        rows, slots = seeds.alpha.shape
+        like = stack.host
+        nan = float("nan")
+        result = EpochResult(
+            like.new_zeros(rows),
+            like.new_zeros(rows),
+            like.new_zeros(rows),
+            like.new_full((rows, slots), nan),
+            [like.new_full((rows, slot.segment_count), nan) for slot in self.host.slots],
+        )
+        for n in range(rows):
+            self._train(n, stack, seeds, minibatches, optimisation, result)
+        torch.set_num_threads(1)
+        return result
+
+    def _train(
+        self,
+        n: int,
+        stack: Stack,
+        seeds: Seeds,
+        minibatches: Minibatches,
+        optimisation: Optimisation,
+        result: EpochResult,
+    ) -> None:
+        module, living = self._loaded(n, n, stack, seeds)
+        optimizers = self._optimizers(n, module, living, stack, optimisation)
+        module.train()
+        losses, hits = [], []
+        for drawn in minibatches.drawn[n]:
+            images = minibatches.images[drawn].permute(0, 3, 1, 2)
+            images = images.contiguous(memory_format=self.format)
+            labels = minibatches.labels[drawn]
+            for optimizer in optimizers.values():
+                optimizer.zero_grad(set_to_none=True)
+            logits = module(images, living)
+            loss = F.cross_entropy(logits, labels)
+            loss.backward()
+            for name, part in {"": module, **living}.items():
+                norm = nn.utils.clip_grad_norm_(part.parameters(), optimisation.max_gradient_norm)
+                if not name:
+                    result.host_gradient_norm[n] = norm
+                optimizers[name].step()
+            losses.append(loss.detach())
+            hits.append((logits.detach().argmax(1) == labels).float().mean())
+        result.loss[n] = torch.stack(losses).mean()
+        result.accuracy[n] = torch.stack(hits).mean()
+        for s, slot in enumerate(self.host.slots):
+            if slot.name in living:
+                gradients = [p.grad for p in living[slot.name].named().values()]
+                norms = torch.stack([torch.linalg.vector_norm(g) for g in gradients])
+                result.seed_tensor_norms[s][n, : len(norms)] = norms
+                result.seed_gradient_norm[n, s] = torch.linalg.vector_norm(norms)
+        self._stored(n, stack, module, living, len(losses))
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        stack: Stack,
+        seeds: Seeds,
+        held_back: HeldBack,
+        variants: list[Variant],
+        rows: Tensor | None = None,
+    ) -> tuple[Scores, list[Scores]]:
+        """See ``Backend.evaluate``."""
+        torch.set_num_threads(self.threads)
+        everyone = torch.arange(len(seeds.alpha))
+        found = []
+        for asked in (Variant(0, everyone, seeds.alpha), *variants):
+            varied = seeds.varied(asked.rows, asked.alpha)
+            scores = []
+            for i, r in enumerate(asked.rows.tolist()):
+                row = r if rows is None else int(rows[r])
+                data = int(held_back.dataset[r])
+                images = held_back.images[data].permute(0, 3, 1, 2)
+                module, living = self._loaded(row, i, stack, varied)
+                module.eval()
+                logits = module(images.contiguous(memory_format=self.format), living)
+                labels = held_back.labels[data]
+                log_likelihood = -F.cross_entropy(logits, labels, reduction="none")
+                hits = (logits.argmax(1) == labels).float()
+                scores.append(
+                    torch.stack([-log_likelihood.mean(), hits.mean(), log_likelihood.exp().mean()])
+                )
+            found.append(Scores(*torch.stack(scores).unbind(1)))
+        torch.set_num_threads(1)
+        return found[0], found[1:]
+
+    @torch.no_grad()
+    def _loaded(self, row: int, index: int, stack: Stack, seeds: Seeds) -> Modules:
+        """The modules of a row of the stack, with the seeds of ``seeds[index]``."""
+        alphas, kinds, styles = (
+            x[index].tolist() for x in (seeds.alpha, seeds.blueprint, seeds.style)
+        )
+        computed = seeds.computed[index].tolist()
+        alive = [s for s, here in enumerate(computed) if here]
+        key = (row, *((s, kinds[s], styles[s]) for s in alive))
+        if key not in self.modules:
+            module = naive_host(self.host).to(memory_format=self.format)
+            living = {
+                self.host.slots[s].name: Seed(
+                    BLUEPRINTS[kinds[s]], Style(styles[s]), self.host.slots[s].channels, 0.0, False
+                ).to(memory_format=self.format)
+                for s in alive
+            }
+            self.modules[key] = module, living
+        module, living = self.modules[key]
+        for s in alive:
+            living[self.host.slots[s].name].alpha = alphas[s]
+        for tensors, layout, store in self._places(row, stack, module, living):
+            for name, view in layout.views(store[row : row + 1]).items():
+                if name in tensors:
+                    tensors[name].copy_(view[0])
+        return module, living
+
+    @torch.no_grad()
+    def _stored(
+        self, row: int, stack: Stack, module: NaiveHost, living: dict[str, NaiveSeed], steps: int
+    ) -> None:
+        """Write what was learned into the stack."""
+        for tensors, layout, store in self._places(row, stack, module, living):
+            for name, view in layout.views(store[row : row + 1]).items():
+                if name in tensors:
+                    view[0].copy_(tensors[name])
+        stack.host_optimizer.step[row] += steps
+        for s, slot in enumerate(self.host.slots):
+            if slot.name in living:
+                stack.seed_optimizers[s].step[row] += steps
+
+    def _places(
+        self, row: int, stack: Stack, module: NaiveHost, living: dict[str, NaiveSeed]
+    ) -> list[tuple[dict[str, Tensor], Layout, Tensor]]:
+        """Named tensors of the modules, and where the stack has them."""
+        places: list[tuple[dict[str, Tensor], Layout, Tensor]] = [
+            (dict(module.named_parameters()), self.host.layout, stack.host),
+            (module.statistics(), self.host.buffers, stack.buffers),
+        ]
+        for s, slot in enumerate(self.host.slots):
+            if slot.name in living:
+                seed = living[slot.name]
+                layout = slot.layouts[BLUEPRINTS.index(seed.blueprint)]
+                places.append((dict(seed.named()), layout, stack.seeds[s]))
+        return places
+
+    def _optimizers(
+        self,
+        row: int,
+        module: NaiveHost,
+        living: dict[str, NaiveSeed],
+        stack: Stack,
+        optimisation: Optimisation,
+    ) -> Optimizers:
+        """Fused AdamW of the host and of each seed, by name; moments as long as the stack's."""
+        own = self.optimizers.setdefault(row, {})
+        rates = {"": float(optimisation.host_learning_rate[row])}
+        counts = {"": float(stack.host_optimizer.step[row])}
+        for s, slot in enumerate(self.host.slots):
+            rates[slot.name] = float(optimisation.seed_learning_rate[row, s])
+            counts[slot.name] = float(stack.seed_optimizers[s].step[row])
+        for name, part in {"": module, **living}.items():
+            parameters = list(part.parameters())
+            same = name in own and own[name].param_groups[0]["params"][0] is parameters[0]
+            if not same or counts[name] == 0:
+                decay = 0.0 if name else optimisation.weight_decay
+                fresh = torch.optim.AdamW(
+                    parameters, lr=rates[name], weight_decay=decay, fused=True
+                )
+                if counts[name] and name in own:
+                    before = own[name].param_groups[0]["params"]
+                    for old, new in zip(before, parameters, strict=True):
+                        fresh.state[new] = own[name].state[old]
+                own[name] = fresh
+        return own
+
+
+def choose_best(
+    backend: NaiveBackend, stack: Stack, seeds: Seeds, minibatches: Minibatches, rates: Optimisation
+) -> str:
+    """Put the backend into the fastest of {1, 2 threads} x {NCHW, NHWC}; says which."""
+    seconds = {}
+    few = min(8, len(seeds.alpha))
+    some = Seeds(*(getattr(seeds, name)[:few] for name in seeds.__slots__))
+    part = Minibatches(minibatches.images, minibatches.labels, minibatches.drawn[:few])
+    for threads, channels_last in itertools.product((1, 2), (False, True)):
+        backend.set(threads, channels_last)
+        taken = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            backend.train_epoch(stack, some, part, rates)
+            taken.append(time.perf_counter() - begin)
+        seconds[threads, channels_last] = min(taken)
+    threads, channels_last = min(seconds, key=lambda way: seconds[way])
+    backend.set(threads, channels_last)
+    backend.optimizers.clear()
+    return f"{threads} threads, {'NHWC' if channels_last else 'NCHW'}"

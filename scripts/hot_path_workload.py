@@ -1,0 +1,257 @@
+"""The standard workload of the hot-path scripts, and the loop that runs it.
+
+Actions are scripted: in every environment a ``conv_light`` (in an MLP the smallest blueprint)
+germinates in the first slot at step 5 and is blended in as soon as its gates allow. The policy is
+computed all the same, and learns from what it would have done.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.leyline.actions import BLUEPRINTS
+from esper.leyline.config import LearnerConfig
+from esper.nissa.hub import Hub, JsonLines
+from esper.runtime.data import Dataset
+from esper.runtime.registry import Task, find_all, task
+from esper.simic.environment import GrowthEnv
+from esper.simic.ppo import PPOAgent
+from esper.simic.rollout import Rollout
+from esper.simic.step import GrowthConfig, Step
+from esper.simic.training.recorder import Recorder
+from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.schedule import Schedule, ScheduleActor
+from esper.tolaria.backends import Backend
+from esper.tolaria.precision import Precision
+
+GERMINATION_STEP = 5
+SEED = 1
+
+
+def _pixels(validation: int) -> Dataset:
+    """Random images of the shape of CIFAR-10's; for speed alone, there is nothing to learn."""
+    generator = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> tuple[Tensor, Tensor]:
+        images = torch.randn(count, 32, 32, 3, generator=generator)
+        return images, torch.randint(10, (count,), generator=generator)
+
+    return Dataset(*split(1024), *split(validation), *split(32), classes=10)
+
+
+@task
+def pixels() -> Task:
+    """CIFAR-shaped pixels for a host of 8-16-32 channels."""
+    return Task(
+        name="pixels",
+        summary="random pixels of CIFAR-10's shape",
+        host=CnnHost((8, 16, 32), 10, (32, 32, 3), pools=3),
+        data=lambda: _pixels(256),
+    )
+
+
+@task
+def pixels_tiny() -> Task:
+    """CIFAR-shaped pixels for a host of 1-2-4 channels with 1x1 kernels."""
+    return Task(
+        name="pixels_tiny",
+        summary="random pixels of CIFAR-10's shape",
+        host=CnnHost((1, 2, 4), 10, (32, 32, 3), kernel=1, pools=3),
+        data=lambda: _pixels(32),
+        max_batches=2,
+        batch_size=32,
+    )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is run.
+
+    Attributes:
+        task: name of a task, ``pixels`` and ``pixels_tiny`` included.
+        envs: environments, twins not counted.
+        episode_length: steps.
+        max_batches, batch_size: of a step; the task's own when None.
+        device: where everything lives.
+        precision: of the hosts.
+        telemetry: level.
+        threads: of the CPU.
+        lstm_hidden, ppo_epochs: of the policy.
+        seeds: how many slots of every environment a seed lives in.
+    """
+
+    task: str = "digits_shift"
+    envs: int = 64
+    episode_length: int = 40
+    max_batches: int | None = None
+    batch_size: int | None = None
+    device: str = "cpu"
+    precision: Precision = field(default_factory=lambda: Precision("cpu"))
+    telemetry: str = "normal"
+    threads: int = 2
+    lstm_hidden: int = 128
+    ppo_epochs: int = 4
+    seeds: int = 1
+
+    @property
+    def found(self) -> Task:
+        """The task itself."""
+        (found,) = find_all([self.task])
+        return found
+
+    def growth(self, backend: str) -> GrowthConfig:
+        """Settings of the environment."""
+        return GrowthConfig(
+            seed=SEED,
+            episode_length=self.episode_length,
+            max_batches=self.max_batches or self.found.max_batches,
+            batch_size=self.batch_size or self.found.batch_size,
+            one_at_a_time=False,
+            backend=backend,
+            threads=self.threads,
+        )
+
+    def script(self, envs: int) -> ScheduleActor:
+        """The scripted actions."""
+        slots = self.found.host.slots
+        rows = Schedule.never(envs, len(slots))
+        for s, slot in enumerate(slots[: self.seeds]):
+            kind = BLUEPRINTS.index("conv_light")
+            rows.start[:, s] = min(GERMINATION_STEP, self.episode_length // 3)
+            rows.blueprint[:, s] = kind if kind in slot.kinds else slot.kinds[0]
+        return ScheduleActor(rows)
+
+
+class Timed:
+    """A backend whose calls are timed."""
+
+    def __init__(self, backend: Backend):
+        self.backend, self.seconds = backend, 0.0
+
+    def _timed(self, call: Callable, *arguments: object) -> object:
+        begin = time.perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - begin
+
+    def train_epoch(self, *arguments: object) -> object:
+        """See ``Backend.train_epoch``."""
+        return self._timed(self.backend.train_epoch, *arguments)
+
+    def evaluate(self, *arguments: object) -> object:
+        """See ``Backend.evaluate``."""
+        return self._timed(self.backend.evaluate, *arguments)
+
+
+class Loop:
+    """The whole training loop with one backend, step by step.
+
+    Args:
+        workload: what is run.
+        backend: its name.
+        instead: makes another backend for the host, which takes the place of the named one.
+    """
+
+    def __init__(
+        self, workload: Workload, backend: str, instead: Callable[..., Backend] | None = None
+    ):
+        self.workload = workload
+        device = torch.device(workload.device)
+        self.environment = GrowthEnv(
+            [workload.found],
+            torch.arange(workload.envs),
+            workload.growth(backend),
+            workload.precision,
+            device,
+        )
+        (key,) = self.environment.backends
+        if instead is not None:
+            self.environment.backends[key] = instead(workload.found.host)
+        self.backend_name = type(self.environment.backends[key]).__name__
+        learner = LearnerConfig(lstm_hidden=workload.lstm_hidden, ppo_epochs=workload.ppo_epochs)
+        self.agent = PPOAgent(learner, SEED, device)
+        self.device = device
+        self.folder = tempfile.TemporaryDirectory()
+        sinks = (
+            [] if workload.telemetry == "off" else [JsonLines(Path(self.folder.name) / "events")]
+        )
+        self.hub = Hub(sinks, workload.telemetry)
+        self.episode = 0
+        self.lanes = 1
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was timed."""
+        self.steps: list[float] = []
+        self.host, self.policy, self.update = 0.0, 0.0, 0.0
+
+    def begin(self) -> None:
+        """A new episode."""
+        self.observation: Observation = self.environment.reset(self.episode)
+        shards = self.environment.shards
+        self.lanes = len(shards)
+        for shard in shards:
+            if not isinstance(shard.engine.backend, Timed):
+                shard.engine.backend = Timed(shard.engine.backend)
+        self.script = self.workload.script(self.environment.count)
+        for actor in (self.agent, self.script):
+            actor.begin(self.environment.environments, self.episode)
+        self.recorder = Recorder(self.hub, self.environment, self.episode)
+        self.rollout: Rollout | None = None
+        self.t = 0
+
+    def step(self) -> Step:
+        """One environment step."""
+        before = self._host_seconds()
+        begin = time.perf_counter()
+        chosen, log_prob, value = self.agent.act(self.observation, self.t)
+        self._wait()
+        acted = time.perf_counter()
+        length = self.workload.episode_length
+        self.rollout = self.rollout or Rollout(length, self.observation, chosen)
+        self.rollout.write(self.t, self.observation, chosen, log_prob, value)
+        actions = self.script.act(self.observation, self.t)[0]
+        step = self.environment.step(actions)
+        self.rollout.outcome(self.t, step.reward, step.done)
+        self.recorder.step(self.t, actions, step)
+        self._wait()
+        self.steps.append(time.perf_counter() - begin)
+        self.policy += acted - begin
+        self.host += (self._host_seconds() - before) / self.lanes
+        self.observation = step.observation
+        self.t += 1
+        return step
+
+    def end(self) -> None:
+        """The update, and what is told of the round."""
+        assert self.rollout is not None
+        begin = time.perf_counter()
+        metrics = self.agent.update(self.rollout)
+        self.recorder.finish(0.0, metrics)
+        self.hub.flush()
+        self.update += time.perf_counter() - begin
+        self.episode += 1
+
+    def close(self) -> None:
+        """Stop the telemetry."""
+        self.hub.close()
+        self.folder.cleanup()
+
+    @property
+    def seconds(self) -> float:
+        """All that was timed."""
+        return sum(self.steps) + self.update
+
+    def _host_seconds(self) -> float:
+        return sum(shard.engine.backend.seconds for shard in self.environment.shards)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

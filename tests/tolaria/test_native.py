@@ -1,0 +1,288 @@
+"""What is the native backend's own: precision of float, threads, building, falling back."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.host import Host
+from esper.leyline.actions import Style
+from esper.tolaria.backends.choice import choose_backend
+from esper.tolaria.backends.native import build
+from esper.tolaria.backends.native.backend import NativeBackend
+from esper.tolaria.backends.native.build import Unavailable, library
+from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.plan import Seeds
+from esper.tolaria.precision import Precision
+from oracles import naive
+from support import (
+    CPU,
+    F64,
+    LIVES,
+    Garden,
+    Plant,
+    assert_identical,
+    copied,
+    minibatches,
+    mixed_gardens,
+    naive_environments,
+    optimisation,
+    random_batches,
+    random_stack,
+    row_of,
+    seed_state,
+    small_engine,
+    small_host,
+    small_mlp,
+    train_naively,
+)
+
+try:
+    library()
+except Unavailable as reason:
+    pytest.skip(f"no native backend: {reason}", allow_module_level=True)
+
+F32 = torch.float32
+NARROW_GAP = 1e-4
+
+
+# --- float ------------------------------------------------------------------------------------
+
+
+def narrowest_gap(host: Host, garden: Garden, seed: int) -> float:
+    """How near a pre-activation comes to 0, or a pixel to the largest of its pool."""
+    stack = random_stack(host, len(garden), seed=seed)
+    settings = optimisation(len(garden), len(host.slots))
+    environments = naive_environments(host, stack, garden, settings)
+    gaps: list[float] = []
+    relu, max_pool = F.relu, F.max_pool2d
+
+    def watched_relu(x: torch.Tensor) -> torch.Tensor:
+        gaps.append(x.detach().abs().min().item())
+        return relu(x)
+
+    def watched_pool(x: torch.Tensor, size: int) -> torch.Tensor:
+        pixels = F.unfold(x.detach().flatten(0, 1)[:, None], size, stride=size)
+        two = pixels.topk(2, 1).values
+        gaps.append((two[:, 0] - two[:, 1]).min().item())
+        return max_pool(x, size)
+
+    try:
+        naive.F.relu, naive.F.max_pool2d = watched_relu, watched_pool
+        train_naively(environments, random_batches(host, len(garden), count=1, seed=seed))
+    finally:
+        naive.F.relu, naive.F.max_pool2d = relu, max_pool
+    return min(gaps)
+
+
+def trained(host: Host, garden: Garden, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """Losses, gradients (in the first moments) and statistics after one minibatch."""
+    rows, slots = len(garden), len(host.slots)
+    stack = random_stack(host, rows, dtype, seed)
+    batches = random_batches(host, rows, count=1, dtype=dtype, seed=seed)
+    result = NativeBackend(host, dtype).train_epoch(
+        stack,
+        Seeds.training(seed_state(garden, slots)),
+        minibatches(batches),
+        optimisation(rows, slots, max_norm=1e9, dtype=dtype),
+    )
+    found = {"loss": result.loss}
+    for n in range(rows):
+        views = host.layout.views(stack.host_optimizer.first[n : n + 1])
+        found |= {f"{n} {name}": view for name, view in views.items()}
+        views = host.buffers.views(stack.buffers[n : n + 1])
+        found |= {f"{n} {name}": view for name, view in views.items()}
+        for s, norms in enumerate(result.seed_tensor_norms):
+            found[f"{n} {s} gradient norms"] = norms[n].nan_to_num()
+            found[f"{n} {s} gradient"] = stack.seed_optimizers[s].first[n]
+    return found
+
+
+@pytest.mark.parametrize("host", [small_host(), small_mlp()], ids=lambda h: type(h).__name__)
+def test_float_is_near_double_where_no_decision_is_near(host: Host):
+    """To 1e-5 of each tensor's norm, for every blueprint, on draws without a narrow gap."""
+    names = ("mlp", "mlp_small") if not isinstance(host, CnnHost) else tuple(naive.CONV_BRANCHES)
+    compared = 0
+    for number, name in enumerate(names * 3):
+        style = list(Style)[number % len(Style)]
+        garden: Garden = [{0: Plant(name, style, **LIVES["blending"])}]
+        for seed in range(100 * number, 100 * number + 40):
+            if narrowest_gap(host, garden, seed) > NARROW_GAP:
+                break
+        else:
+            continue
+        exact, found = (trained(host, garden, dtype, seed) for dtype in (F64, F32))
+        for what, expected in exact.items():
+            # A gradient that is nothing but rounding (of a bias before a norm) has no digits.
+            size = max(expected.norm().item(), 1e-4)
+            error = (found[what].to(F64) - expected).norm().item()
+            assert error <= 1e-5 * size, (name, style, what, error / size)
+        compared += 1
+    assert compared >= len(names)
+
+
+# --- threads ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("host", [small_host(), small_mlp()], ids=lambda h: type(h).__name__)
+def test_no_bit_depends_on_the_number_of_threads(host: Host, dtype: torch.dtype):
+    names = naive.MLP_BRANCHES if not isinstance(host, CnnHost) else naive.CONV_BRANCHES
+    garden = mixed_gardens(3, 16, tuple(names))[0]
+    batches = minibatches(random_batches(host, len(garden), dtype=dtype))
+    rates = optimisation(len(garden), 3, dtype=dtype)
+    found = []
+    for threads in (1, 2, 5):
+        stack = random_stack(host, len(garden), dtype)
+        backend = NativeBackend(host, dtype, threads)
+        state = seed_state(garden, 3)
+        result = backend.train_epoch(stack, Seeds.training(state), batches, rates)
+        engine = small_engine(host, len(garden), dtype)
+        engine.stack, engine.backend = stack, backend
+        measured = engine.measure(state, 0, committed=True)
+        rows = {f"{n} {k}": v for n in range(len(garden)) for k, v in row_of(stack, n).items()}
+        rows |= {"loss": result.loss, "validation": measured.scores.loss}
+        rows |= {"contribution": measured.contribution.nan_to_num()}
+        found.append(rows)
+    assert_identical(found[1], found[0])
+    assert_identical(found[2], found[0])
+
+
+def test_a_bad_number_in_one_environment_shows_there_and_nowhere_else():
+    host, rows = small_host(), 5
+    garden: Garden = [{0: Plant("conv_light")} for _ in range(rows)]
+    clean = random_stack(host, rows, F32)
+    batches = minibatches(random_batches(host, rows, dtype=F32))
+    rates = optimisation(rows, 3, dtype=F32)
+    seeds = Seeds.training(seed_state(garden, 3))
+    expected = copied(clean)
+    NativeBackend(host, F32, 2).train_epoch(expected, seeds, batches, rates)
+    for bad in (math.nan, math.inf):
+        for poison in ("host", "seed", "moment"):
+            stack = copied(clean)
+            if poison == "host":
+                stack.host[2, 3] = bad
+            elif poison == "seed":
+                stack.seeds[0][2, 9] = bad
+            else:
+                stack.host_optimizer.first[2, 0] = bad
+            result = NativeBackend(host, F32, 2).train_epoch(stack, seeds, batches, rates)
+            assert not bool(result.loss[2].isfinite()), (bad, poison)
+            for n in (0, 1, 3, 4):
+                assert_identical(row_of(stack, n), row_of(expected, n))
+
+
+# --- building and falling back ----------------------------------------------------------------
+
+
+def test_a_library_that_was_compiled_is_found_again(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
+    original, compiled = Path(library()._name), []
+
+    def compile_library(compiler: str, flags: list[str], path: Path) -> None:
+        compiled.append(path)
+        path.write_bytes(original.read_bytes())
+
+    monkeypatch.setattr(build, "compile_library", compile_library)
+    build.library.cache_clear()
+    first = build.library()
+    build.library.cache_clear()
+    assert build.library()._name == first._name == str(compiled[0])
+    monkeypatch.setenv(build.FLAGS_VARIABLE, "-DOTHER")
+    build.library.cache_clear()
+    assert build.library()._name != first._name
+    assert len(compiled) == 2
+    build.library.cache_clear()
+
+
+FALLBACK = """
+import torch
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.tolaria.backends.choice import choose_backend
+from esper.tolaria.precision import Precision
+for _ in range(2):
+    host = CnnHost((3,), 4, (6, 6, 2))
+    made = choose_backend("{name}", host, Precision("cpu"), torch.float32, torch.device("cpu"))
+    print(type(made).__name__)
+"""
+
+
+@pytest.mark.parametrize("name", ["auto", "native"])
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [("no-such-compiler", "there is no C++ compiler"), ("false", "failed; see ")],
+)
+def test_without_a_compiler_torch_computes_and_one_line_says_so(
+    name: str, compiler: str, said: str, tmp_path: Path
+):
+    run = subprocess.run(
+        [sys.executable, "-c", FALLBACK.format(name=name)],
+        env=os.environ | {"CXX": compiler, build.CACHE_VARIABLE: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split() == ["TorchBackend", "TorchBackend"]
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("native backend: ")
+    assert said in line
+    assert line.endswith("; using torch")
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_what_the_library_does_not_know_is_left_to_torch(caplog):
+    odd = small_host(classes=3)
+    half = choose_backend("auto", odd, Precision("cpu"), torch.float16, CPU)
+    assert isinstance(half, TorchBackend)
+    assert "float16" in caplog.text
+    mixed = Precision("cpu", torch.bfloat16)
+    assert isinstance(choose_backend("auto", odd, mixed, F32, CPU), TorchBackend)
+    assert isinstance(choose_backend("native", odd, mixed, F32, CPU), TorchBackend)
+    assert "full precision" in caplog.text
+    assert isinstance(choose_backend("torch", odd, Precision("cpu"), F32, CPU), TorchBackend)
+    assert isinstance(choose_backend("auto", odd, Precision("cpu"), F32, CPU), NativeBackend)
+
+
+# --- sanitisers -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_library_is_clean_under_sanitisers(tmp_path: Path):
+    """The oracle tests once more, with every access and every operation checked."""
+    runtimes = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    if not all(Path(path).is_absolute() for path in runtimes):
+        pytest.skip("this g++ comes without sanitisers")
+    here = Path(__file__).parent
+    flags = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
+    files = [here / "test_training_oracle.py", here / "test_measure_oracle.py"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "native"]
+        + [str(path) for path in files]
+        + ["--deselect", f"{files[0]}::test_seeds_of_slots_with_one_channel_or_pixel"],
+        env=os.environ
+        | {
+            build.FLAGS_VARIABLE: flags,
+            build.CACHE_VARIABLE: str(tmp_path),
+            "LD_PRELOAD": " ".join(runtimes),
+            # Python itself keeps memory until it ends.
+            "ASAN_OPTIONS": "detect_leaks=0",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, (run.stdout + run.stderr)[-4_000:]
+    assert list(tmp_path.glob("*.so"))
+    assert "passed" in run.stdout
+    assert "skipped" not in run.stdout
