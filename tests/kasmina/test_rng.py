@@ -150,3 +150,14 @@ def test_integers_are_roughly_uniform(high: int):
 def test_a_range_the_map_cannot_serve_is_refused(high: int):
     with pytest.raises(ValueError, match="high must lie in"):
         integers(0, torch.arange(2), Purpose.MINIBATCH, 0, 0, 4, high)
+
+
+def test_the_words_of_an_episodes_steps_are_those_of_each_step(monkeypatch):
+    """In whatever blocks they are drawn, and in whatever order they are asked for."""
+    streams = torch.tensor([3, 1 << 40, 7])
+    monkeypatch.setattr(rng, "_MOST_WORDS", 4 * len(streams) * 10)
+    bits = rng.StepBits(5, streams, Purpose.MINIBATCH, 2, 10)
+    assert bits.block == 4
+    for step in (0, 1, 5, 4, 11, 2):
+        expected = random_bits(5, streams, Purpose.MINIBATCH, 2, step, 10)
+        assert torch.equal(bits.at(step), expected), step

@@ -15,6 +15,9 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
+_MOST_WORDS = 1 << 18
+"""Words that ``StepBits`` draws in one go: they should stay in the cache."""
+
 
 class Purpose(IntEnum):
     """What a draw is for. Purposes never share random numbers."""
@@ -55,15 +58,23 @@ def random_bits(
     seed: int, streams: Tensor, purpose: int, episode: int, step: int, count: int
 ) -> Tensor:
     """``count`` random 32-bit words for each stream, as int64 ``[len(streams), count]``."""
+    return bits_of_steps(seed, streams, purpose, episode, range(step, step + 1), count)[0]
+
+
+def bits_of_steps(
+    seed: int, streams: Tensor, purpose: int, episode: int, steps: range, count: int
+) -> Tensor:
+    """``random_bits`` of several steps at once, int64 ``[len(steps), len(streams), count]``."""
     streams = streams.long()
     blocks = torch.arange((count + 3) // 4, device=streams.device)
     # Full shape from the first round on, so that the result never depends on broadcasting rules.
-    c0 = blocks.expand(len(streams), -1)
+    c0 = blocks.expand(len(steps), len(streams), -1)
+    c1 = torch.arange(steps.start, steps.stop, device=streams.device)[:, None, None].expand_as(c0)
     words = philox(
-        (c0, torch.full_like(c0, step), torch.full_like(c0, episode), torch.full_like(c0, purpose)),
+        (c0, c1, torch.full_like(c0, episode), torch.full_like(c0, purpose)),
         (torch.full_like(c0, seed & MASK_32), (streams & MASK_32)[:, None].expand_as(c0)),
     )
-    return torch.stack(words, -1).flatten(1)[:, :count]
+    return torch.stack(words, -1).flatten(2)[..., :count]
 
 
 def uniform(
@@ -79,8 +90,12 @@ def uniform(
 
     They are odd multiples of 2^-24, so they are exact in float32 and never 0 or 1.
     """
-    bits = random_bits(seed, streams, purpose, episode, step, count) >> 9
-    return (bits.to(dtype) + 0.5) * 2.0**-23
+    return to_uniform(random_bits(seed, streams, purpose, episode, step, count), dtype)
+
+
+def to_uniform(bits: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random words as numbers in (0, 1), see ``uniform``."""
+    return ((bits >> 9).to(dtype) + 0.5) * 2.0**-23
 
 
 def integers(
@@ -102,3 +117,27 @@ def integers(
     if isinstance(high, int) and not 1 <= high < 2**31:
         raise ValueError(f"high must lie in [1, 2^31), got {high}")
     return (random_bits(seed, streams, purpose, episode, step, count) * high) >> 32
+
+
+class StepBits:
+    """The random words of an episode's steps, drawn for many steps in one go.
+
+    A draw costs the same hundred operations for one step as for fifty.
+
+    Args:
+        seed, streams, purpose, episode, count: as for ``random_bits``.
+    """
+
+    def __init__(self, seed: int, streams: Tensor, purpose: int, episode: int, count: int):
+        self.key = seed, streams, purpose, episode
+        self.count = count
+        self.block = max(1, _MOST_WORDS // max(1, len(streams) * count))
+        self.begin, self.bits = 0, streams.new_empty(0, len(streams), count)
+
+    def at(self, step: int) -> Tensor:
+        """The words of ``step``, int64 ``[len(streams), count]``."""
+        if not self.begin <= step < self.begin + len(self.bits):
+            self.begin = step - step % self.block
+            steps = range(self.begin, self.begin + self.block)
+            self.bits = bits_of_steps(*self.key, steps, self.count)
+        return self.bits[step - self.begin]

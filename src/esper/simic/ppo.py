@@ -11,7 +11,7 @@ from esper.leyline.config import LearnerConfig
 from esper.simic.advantage import explained_variance, generalised_advantages
 from esper.simic.normalise import RunningMoments
 from esper.simic.rollout import Rollout
-from esper.tamiyo.policy.factored_lstm import FactoredLSTM, Hidden, action_noise
+from esper.tamiyo.policy.factored_lstm import EpisodeNoise, FactoredLSTM, Hidden
 from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
 
 ADVANTAGE_FLOOR = 0.1
@@ -44,6 +44,7 @@ class PPOAgent:
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``Actor.begin``."""
         self._environments, self._episode = environments, episode
+        self._noise: EpisodeNoise | None = None
         self._hidden: Hidden = self.policy.initial_hidden(len(environments))
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,7 +52,9 @@ class PPOAgent:
         noise = None
         if not self.greedy:
             widest = max(*HEAD_WIDTHS.values(), observation.slots.shape[-2])
-            noise = action_noise(self.seed, self._environments, self._episode, step, widest)
+            if self._noise is None or self._noise.shape[-1] != widest:
+                self._noise = EpisodeNoise(self.seed, self._environments, self._episode, widest)
+            noise = self._noise.at(step)
         actions, log_prob, value, self._hidden = self.policy.act(
             self.normalised(observation), self._hidden, noise
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.kasmina.rng import Purpose, uniform
+from esper.kasmina.rng import Purpose, StepBits, uniform
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import stack_tables
 from esper.kasmina.stack import Stack
@@ -124,6 +124,9 @@ class Engine:
         self.switch_step = self.bank.switch_steps(
             self.seed, groups, self.rows.group_task, episode, self.episode_length
         )
+        self.draws = StepBits(
+            self.seed, groups, Purpose.MINIBATCH, episode, self.max_batches * self.batch_size
+        )
         born = self._born(
             *self.host.layout.birth(self.host.layout.size), groups, Purpose.HOST_INIT, 0
         )
@@ -229,14 +232,7 @@ class Engine:
 
     def minibatches(self, step: int) -> Minibatches:
         """Those of an epoch, drawn with replacement, the same for all rows of a group."""
-        drawn = self.bank.samples(
-            self.seed,
-            self.rows.groups,
-            self.datasets(step),
-            self.episode,
-            step,
-            self.max_batches * self.batch_size,
-        )
+        drawn = self.bank.picked(self.draws.at(step), self.datasets(step))
         drawn = drawn[self.rows.group_index].unflatten(1, (self.max_batches, self.batch_size))
         return Minibatches(self.bank.train_images, self.bank.train_labels, drawn)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.kasmina.rng import Purpose
 from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, HEADS, RELEVANT_HEADS, Op
-from esper.tamiyo.policy.factored_lstm import FactoredLSTM, Hidden, action_noise
+from esper.tamiyo.policy.factored_lstm import EpisodeNoise, FactoredLSTM, Hidden, action_noise
 from esper.tamiyo.policy.features import Observation
 from synthetic import (
     canonical_action,
@@ -367,3 +367,10 @@ def test_a_new_policy_aims_at_alpha_one() -> None:
 
     share = probability(2) / sum(probability(target) for target in range(3))
     assert bool(((share > 0.7) & (share < 0.9)).all())
+
+
+def test_the_noise_of_an_episode_is_that_of_each_step():
+    streams = torch.tensor([4, 9])
+    noise = EpisodeNoise(3, streams, episode=5, widest=7)
+    for step in (0, 1, 30):
+        assert torch.equal(noise.at(step), action_noise(3, streams, 5, step, 7))

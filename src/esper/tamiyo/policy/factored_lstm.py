@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.rng import Purpose, uniform
+from esper.kasmina.constants import constant
+from esper.kasmina.rng import Purpose, StepBits, to_uniform, uniform
 from esper.leyline.actions import (
     ALPHA_TARGETS,
     BLUEPRINTS,
@@ -168,20 +169,28 @@ class FactoredLSTM(nn.Module):
         memory, hidden = self.lstm(features[None], hidden)
         memory = memory[0]
 
-        def choose(distribution: MaskedCategorical, head: int) -> Tensor:
+        def choose(distribution: MaskedCategorical, heads: slice) -> Tensor:
             if noise is None:
                 return distribution.mode
-            return distribution.sample(noise[:, head, : distribution.mask.shape[-1]])
+            own = noise[:, heads, : distribution.mask.shape[-1]]
+            return distribution.sample(own.reshape(distribution.mask.shape))
 
-        op = choose(self._op(memory, observation), 0)
-        slot = choose(self._slot(memory, slots, op, observation), 1)
+        masks = observation.masks
+        ops = MaskedCategorical(self.op_head(memory), masks.ops, validate=False)
+        op = choose(ops, slice(0, 1))
+        places = MaskedCategorical(
+            self._slot_logits(memory, slots, op), masks.slots_of(op), validate=False
+        )
+        slot = choose(places, slice(1, 2))
         slot = torch.where(op == Op.WAIT, CANONICAL_CHOICE["slot"], slot)
-        others = [
-            choose(MaskedCategorical(logits, legal, validate=False), 2 + i)
-            for i, (logits, legal) in enumerate(self._choices(memory, slots, op, slot, observation))
-        ]
-        actions = torch.stack([op, slot, *others], -1)
-        log_prob = self._evaluate(memory, slots, observation, actions)[0]
+        choices = MaskedCategorical(
+            *self._choices(memory, slots, op, slot, observation), validate=False
+        )
+        others = choose(choices, slice(2, None))
+        both = torch.stack([ops.log_prob(op), places.log_prob(slot)], -1)
+        log_probs = torch.cat([both, choices.log_prob(others)], -1)
+        log_prob = torch.where(relevance(op), log_probs, 0.0).sum(-1)
+        actions = torch.cat([torch.stack([op, slot], -1), others], -1)
         return actions, log_prob, self._value(memory, observation), hidden
 
     def evaluate_actions(
@@ -217,21 +226,18 @@ class FactoredLSTM(nn.Module):
         op, slot = actions[..., 0], actions[..., 1]
         masks = observation.masks
         parts: list[tuple[Tensor, Tensor]] = [
-            (self.op_head(memory), masks.ops),
-            (self._slot_logits(memory, slots, op), masks.slots_of(op)),
+            (self.op_head(memory)[..., None, :], masks.ops[..., None, :]),
+            (self._slot_logits(memory, slots, op)[..., None, :], masks.slots_of(op)[..., None, :]),
+            self._choices(memory, slots, op, slot, observation),
         ]
-        parts += self._choices(memory, slots, op, slot, observation)
         widest = max(logits.shape[-1] for logits, _ in parts)
-        logits = torch.stack([_widened(part, widest) for part, _ in parts], -2)
-        legal = torch.stack([_widened(mask, widest) for _, mask in parts], -2)
+        logits = torch.cat([_widened(part, widest) for part, _ in parts], -2)
+        legal = torch.cat([_widened(mask, widest) for _, mask in parts], -2)
         distribution = MaskedCategorical(logits, legal, validate=False)
         matters = relevance(op)
         log_probs = torch.where(matters, distribution.log_prob(actions), 0.0)
         entropy = torch.where(matters, distribution.entropy(), 0.0)
         return log_probs.sum(-1), entropy, matters & (legal.sum(-1) > 1)
-
-    def _op(self, memory: Tensor, observation: Observation) -> MaskedCategorical:
-        return MaskedCategorical(self.op_head(memory), observation.masks.ops, validate=False)
 
     def _slot_logits(self, memory: Tensor, slots: Tensor, op: Tensor) -> Tensor:
         """``[..., S]``: how well each slot fits memory and op."""
@@ -239,31 +245,43 @@ class FactoredLSTM(nn.Module):
         context = context[..., None, :].expand(*slots.shape[:-1], -1)
         return self.slot_head(torch.cat([context, slots], -1))[..., 0]
 
-    def _slot(
-        self, memory: Tensor, slots: Tensor, op: Tensor, observation: Observation
-    ) -> MaskedCategorical:
-        mask = observation.masks.slots_of(op)
-        return MaskedCategorical(self._slot_logits(memory, slots, op), mask, validate=False)
-
     def _choices(
         self, memory: Tensor, slots: Tensor, op: Tensor, slot: Tensor, observation: Observation
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Logits and legal options of the heads drawn last, given op and slot."""
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and legal options of the heads drawn last, given op and slot.
+
+        Both ``[..., choice heads, widest]``; the six linear maps are one.
+        """
         index = slot[..., None, None].expand(*slot.shape, 1, slots.shape[-1])
         chosen = slots.gather(-2, index).squeeze(-2)
         trunk = self.choice_trunk(torch.cat([memory, self.op_embedding(op), chosen], -1))
         options = observation.masks.choices_of(op, slot)
-        return [
-            (layer(trunk), options[..., i, : layer.out_features])
-            for i, layer in enumerate(self._choice_layers())
-        ]
+        weight, bias = (
+            torch.cat([getattr(layer, name) for layer in self._choice_layers()])
+            for name in ("weight", "bias")
+        )
+        widths = tuple(layer.out_features for layer in self._choice_layers())
+        logits = nn.functional.linear(trunk, weight, bias)
+        index = constant(_places(widths), logits.device)
+        return _widened(logits, logits.shape[-1] + 1)[..., index], options
 
     def _value(self, memory: Tensor, observation: Observation) -> Tensor:
         return self.value_head(torch.cat([memory, observation.critic], -1))[..., 0].float()
 
 
+def _places(widths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Where each option of each head stands in the row of all heads; one past it where none is."""
+    begins = [sum(widths[:i]) for i in range(len(widths))]
+    return tuple(
+        tuple(begin + i if i < width else sum(widths) for i in range(max(widths)))
+        for begin, width in zip(begins, widths, strict=True)
+    )
+
+
 def _widened(x: Tensor, width: int) -> Tensor:
     """``x`` with zeros (false) appended to its last axis."""
+    if x.shape[-1] == width:
+        return x
     return nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
@@ -278,3 +296,15 @@ def action_noise(
     """Uniform numbers for ``FactoredLSTM.act``, keyed by environment, ``[N, heads, widest]``."""
     drawn = uniform(seed, environments, purpose, episode, step, len(HEADS) * widest)
     return drawn.view(len(environments), len(HEADS), widest)
+
+
+class EpisodeNoise:
+    """``action_noise`` of an episode's steps, drawn for many steps in one go."""
+
+    def __init__(self, seed: int, environments: Tensor, episode: int, widest: int):
+        self.shape = len(environments), len(HEADS), widest
+        self.bits = StepBits(seed, environments, Purpose.ACTION, episode, len(HEADS) * widest)
+
+    def at(self, step: int) -> Tensor:
+        """That of ``step``, ``[N, heads, widest]``."""
+        return to_uniform(self.bits.at(step)).view(self.shape)
