@@ -205,7 +205,10 @@ class PPOAgent:
         """Take the round in; only now, so that rollout and update saw the same numbers."""
         self.host_moments.update(rollout.observation.host)
         seen = rollout.observation
-        self.slot_moments.update(seen.slots[seen.masks.exists])
+        # Rows that are not finite are left out; to index them would wait for the device.
+        self.slot_moments.update(
+            torch.where(seen.masks.exists[..., None], seen.slots, float("nan"))
+        )
         self.return_moments.update(targets)
 
     def _summary(

@@ -45,6 +45,9 @@ FULL_ALPHA_BIAS = 2.0
 kept: drawn uniformly, that was the fate of two seeds in three, and a policy in which growing costs
 more than it brings stops growing before it has learned what pays."""
 
+MOST_HEAD_WIDTH = 128
+"""Hidden units of a head: beside a wide LSTM, heads as wide would cost half as much again."""
+
 Hidden = tuple[Tensor, Tensor]
 """State of the LSTM, ``(h, c)``, each ``[1, N, lstm_hidden]``."""
 
@@ -106,15 +109,16 @@ class FactoredLSTM(nn.Module):
         )
         self.lstm = nn.LSTM(lstm_hidden, lstm_hidden)
         self.op_embedding = nn.Embedding(len(Op), 16)
-        self.op_head = Head(lstm_hidden, lstm_hidden, len(Op))
+        width = min(lstm_hidden, MOST_HEAD_WIDTH)
+        self.op_head = Head(lstm_hidden, width, len(Op))
         self.slot_head = Head(lstm_hidden + 16 + slot_width, 64, 1)
         self.choice_trunk = nn.Sequential(
-            nn.Linear(lstm_hidden + 16 + slot_width, lstm_hidden), nn.ReLU()
+            nn.Linear(lstm_hidden + 16 + slot_width, width), nn.ReLU()
         )
         self.choice_heads = nn.ModuleDict(
-            {head: nn.Linear(lstm_hidden, HEAD_WIDTHS[head]) for head in CHOICE_HEADS}
+            {head: nn.Linear(width, HEAD_WIDTHS[head]) for head in CHOICE_HEADS}
         )
-        self.value_head = Head(lstm_hidden + len(CRITIC_FEATURES), lstm_hidden, 1)
+        self.value_head = Head(lstm_hidden + len(CRITIC_FEATURES), width, 1)
         self._initialise()
 
     def _initialise(self) -> None:

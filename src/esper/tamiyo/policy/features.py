@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
+from esper.kasmina.constants import constant
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState, among
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op, Style
-from esper.leyline.stages import LIVING, STAGE_COUNT, Stage
+from esper.leyline.stages import LIVING, Stage
 from esper.tamiyo.policy.action_masks import ActionMasks
 
 HISTORY = 5
@@ -175,7 +175,7 @@ def host_features(
             share(Stage.BLENDING),
             share(Stage.HOLDING, Stage.FOSSILISED),
             column(progress.success),
-            one_hot(progress.last_op, len(Op)).float(),
+            _one_of(progress.last_op, tuple(Op)),
             column(host_parameters).log() / 10.0,
             (added / host_parameters).log1p(),
             1.0 - living / max(1, min(max_seeds, slots)),
@@ -185,6 +185,14 @@ def host_features(
     )
     assert features.shape[1] == len(HOST_FEATURES)
     return features
+
+
+def _one_of(x: Tensor, values: tuple[int, ...]) -> Tensor:
+    """1 where ``x [...]`` is each of ``values``, 0 elsewhere, ``[..., len(values)]``.
+
+    torch's one_hot looks at the largest number first, for which the host waits.
+    """
+    return (x[..., None] == constant(tuple(int(v) for v in values), x.device)).float()
 
 
 def slot_features(
@@ -201,7 +209,7 @@ def slot_features(
     def ages(x: Tensor) -> Tensor:
         return x.float() / episode_length
 
-    stages = one_hot(state.stage, STAGE_COUNT)[..., [int(stage) for stage in Stage]].float()
+    stages = _one_of(state.stage, tuple(Stage))
     of_seed = [
         state.alpha,
         state.alpha_velocity,
@@ -212,7 +220,7 @@ def slot_features(
         ages(state.ramp_steps),
         ages(state.ramp_done),
         ages(state.tempo),
-        *one_hot(state.style, len(Style)).float().unbind(-1),
+        *_one_of(state.style, tuple(Style)).unbind(-1),
         10.0 * signals.contribution.nan_to_num(0.0),
         10.0 * signals.contribution_velocity,
         signals.contribution.isfinite().float(),

@@ -1,0 +1,214 @@
+"""What do masks, autoregressive heads and telemetry cost? Ratios within one run.
+
+    python benchmarks/policy_update.py --write
+
+Update and rollout of the growth policy beside the plainest recurrent policy there is: one linear
+encoder, one ``nn.LSTM`` call over the whole sequence, one linear map to all heads, one padded
+log-softmax, one value, fused Adam. 150 steps of 16 environments, one epoch of the full batch, one
+thread; the two take turns. Then whole training loops at telemetry levels off, normal and debug.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.actions import HEAD_WIDTHS, HEADS
+from esper.leyline.config import LearnerConfig
+from esper.runtime.tasks import find
+from esper.simic.environment import GrowthEnv
+from esper.simic.ppo import PPOAgent
+from esper.simic.rollout import Rollout
+from esper.simic.run_directory import processor_name
+from esper.simic.step import GrowthConfig
+from esper.tamiyo.policy.features import Observation
+from esper.tolaria.precision import Precision
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+from hot_path_workload import Loop, Workload
+
+RESULTS = Path(__file__).parent / "results"
+STEPS, ENVS, INPUTS = 150, 16, 128
+CPU = torch.device("cpu")
+
+
+class PlainPolicy(nn.Module):
+    """The reference: no masks, no head that depends on another."""
+
+    def __init__(self, hidden: int, widths: list[int]):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(INPUTS, hidden), nn.ReLU())
+        self.lstm = nn.LSTM(hidden, hidden)
+        self.heads = nn.Linear(hidden, sum(widths))
+        self.value = nn.Linear(hidden, 1)
+        widest = max(widths)
+        place, index = 0, []
+        for width in widths:
+            index.append([place + i if i < width else sum(widths) for i in range(widest)])
+            place += width
+        self.index = torch.tensor(index)
+
+    def forward(self, x: Tensor, hidden: tuple[Tensor, Tensor] | None = None):
+        memory, hidden = self.lstm(self.encoder(x), hidden)
+        logits = nn.functional.pad(self.heads(memory), (0, 1), value=-1e9)
+        return logits[..., self.index].log_softmax(-1), self.value(memory)[..., 0], hidden
+
+
+class Plain:
+    """Rollout step and update of the reference."""
+
+    def __init__(self, hidden: int):
+        widths = [HEAD_WIDTHS.get(head, 2) for head in HEADS]
+        self.policy = PlainPolicy(hidden, widths)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=1e-4, eps=1e-5, fused=True)
+        self.x = torch.randn(STEPS, ENVS, INPUTS)
+        with torch.no_grad():
+            log_probs, _, _ = self.policy(self.x)
+            self.actions = log_probs.argmax(-1, keepdim=True)
+            self.old = log_probs.gather(-1, self.actions)[..., 0].sum(-1)
+        self.advantages, self.targets = torch.randn(2, STEPS, ENVS)
+
+    def update(self) -> None:
+        log_probs, value, _ = self.policy(self.x)
+        log_ratio = log_probs.gather(-1, self.actions)[..., 0].sum(-1) - self.old
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(0.8, 1.2)
+        loss = -torch.minimum(ratio * self.advantages, clipped * self.advantages).mean()
+        loss = loss + 0.25 * (value - self.targets).square().mean()
+        loss = loss + 0.01 * (log_probs.exp() * log_probs).sum((-1, -2)).mean()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.policy.parameters(), 0.5)
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def act(self) -> None:
+        hidden = None
+        for x in self.x:
+            log_probs, _, hidden = self.policy(x[None], hidden)
+            gumbel = -torch.log(-torch.log(torch.rand_like(log_probs)))
+            (log_probs + gumbel).argmax(-1)
+
+
+class Growth:
+    """The same of the growth policy, on observations of a real environment, repeated."""
+
+    def __init__(self, hidden: int):
+        config = LearnerConfig(lstm_hidden=hidden, ppo_epochs=1, minibatches=1, target_kl=1e9)
+        self.agent = PPOAgent(config, 1, CPU)
+        growth = GrowthConfig(seed=1, episode_length=STEPS, max_batches=1, batch_size=8)
+        task = find("digits_shift")
+        env = GrowthEnv([task], torch.arange(ENVS), growth, Precision("cpu"), CPU)
+        self.environments, self.observation = env.environments, env.reset(0)
+        self.agent.begin(self.environments, 0)
+        first = self.agent.act(self.observation, 0)
+        self.rollout = Rollout(STEPS, self.observation, first[0])
+        tensors = self.observation.tensors()
+        for t in range(STEPS):
+            seen = Observation.from_tensors(tensors)
+            self.rollout.write(t, seen, *self.agent.act(seen, t))
+            self.rollout.outcome(t, torch.randn(ENVS), t + 1 == STEPS)
+
+    def update(self) -> None:
+        self.agent.update(self.rollout)
+
+    def act(self) -> None:
+        self.agent.begin(self.environments, 0)
+        for t in range(STEPS):
+            self.agent.act(self.observation, t)
+
+
+def seconds(call: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def policies(hidden: int, repeats: int) -> list[str]:
+    """Medians of both policies, and ratios."""
+    plain, growth = Plain(hidden), Growth(hidden)
+    lines = []
+    for name in ("update", "act"):
+        times: dict[str, list[float]] = {"plain": [], "growth": []}
+        for _ in range(repeats + 2):
+            times["plain"].append(seconds(getattr(plain, name)))
+            times["growth"].append(seconds(getattr(growth, name)))
+        a, b = (1e3 * statistics.median(times[who][2:]) for who in ("plain", "growth"))
+        what = "update" if name == "update" else f"{STEPS} rollout steps"
+        lines.append(f"| {hidden} | {what} | {a:.1f} | {b:.1f} | {b / a:.2f} |")
+    return lines
+
+
+def telemetry(repeats: int) -> list[str]:
+    """Whole loops by level, each step taken in turns."""
+    levels = ("off", "normal", "debug")
+    workload = {"envs": 64, "episode_length": 20, "threads": os.cpu_count() or 1}
+    loops = {level: Loop(Workload(telemetry=level, **workload), "auto") for level in levels}
+    times: dict[str, list[float]] = {level: [] for level in levels}
+    for episode in range(repeats + 1):
+        for loop in loops.values():
+            loop.begin()
+        for _ in range(workload["episode_length"]):
+            for loop in loops.values():
+                loop.step()
+        for level, loop in loops.items():
+            loop.end()
+            if episode:
+                times[level].append(loop.seconds)
+            loop.clear()
+    base = statistics.median(times["off"])
+    return [
+        f"| {level} | {1e3 * statistics.median(times[level]) / workload['episode_length']:.1f} "
+        f"| {100 * (statistics.median(times[level]) / base - 1):+.1f} % |"
+        for level in levels
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = [
+        "# What masks, autoregressive heads and telemetry cost",
+        "",
+        "`python benchmarks/policy_update.py --write`",
+        "",
+        f"{STEPS} steps of {ENVS} environments, one epoch of the full batch, one thread; medians "
+        f"of {arguments.repeats} in turns. The plain policy has one linear encoder, one LSTM call, "
+        "one linear map to all heads and one padded log-softmax.",
+        "",
+        "| LSTM | what | plain, ms | growth policy, ms | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for hidden in (128, 512):
+        lines += policies(hidden, arguments.repeats)
+    lines += [
+        "",
+        "Whole training loops, `digits_shift`, 64 environments, in turns:",
+        "",
+        "| telemetry | ms a step | against off |",
+        "|---|---|---|",
+        *telemetry(arguments.repeats),
+        "",
+        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, "
+        f"{time.strftime('%Y-%m-%d')}.",
+        "",
+    ]
+    text = "\n".join(lines)
+    print(text)
+    if arguments.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "policy_update.md").write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

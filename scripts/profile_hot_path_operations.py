@@ -1,0 +1,193 @@
+"""What do a step and an update consist of? Time, operations and Python's share, stage by stage.
+
+    python scripts/profile_hot_path_operations.py
+    python scripts/profile_hot_path_operations.py --task digits_mlp --envs 256 --backend torch
+
+Three passes over one episode each: one for the time, one for the operations that reach torch's
+dispatcher, one for the time spent inside of them and inside the native library. What a stage takes
+beyond that is Python's (and the dispatcher's) share. Stages are counted without the stages within.
+"""
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+
+import torch
+from hot_path_workload import Loop, Workload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from esper.simic import shard
+from esper.simic.ppo import PPOAgent
+from esper.simic.rollout import Rollout
+from esper.simic.training.recorder import Recorder
+from esper.tamiyo.policy.factored_lstm import FactoredLSTM
+from esper.tolaria.engine import Engine
+from esper.tolaria.governor import Governor
+
+STEP_STAGES: tuple[tuple[object, str, str], ...] = (
+    (Loop, "step", "the rest of a step"),
+    (PPOAgent, "act", "policy"),
+    (Rollout, "write", "rollout"),
+    (shard, "apply", "actions"),
+    (shard.Shard, "_germinate", "germinate"),
+    (Engine, "minibatches", "draw minibatches"),
+    (Engine, "train", "train"),
+    (Engine, "measure", "validate and ablate"),
+    (Engine, "coalitions", "coalitions (last step)"),
+    (Governor, "judge", "governor"),
+    (Governor, "snapshot", "snapshots"),
+    (shard.Shard, "_pass_time", "time, signals, gates"),
+    (shard.Shard, "_reward", "reward"),
+    (shard.Shard, "_observe", "observation"),
+    (Recorder, "step", "telemetry"),
+)
+UPDATE_STAGES: tuple[tuple[object, str, str], ...] = (
+    (Loop, "end", "the rest of an update"),
+    (PPOAgent, "_advantages", "advantages"),
+    (FactoredLSTM, "evaluate_actions", "forward"),
+    (torch.Tensor, "backward", "backward"),
+    (torch.nn.utils, "clip_grad_norm_", "clipping"),
+    (PPOAgent, "_head_norm", "gradient norms of heads"),
+    (PPOAgent, "_step_unless", "optimizer"),
+    (PPOAgent, "_update_moments", "normalisers"),
+    (PPOAgent, "_summary", "summary"),
+    (Recorder, "finish", "telemetry of the round"),
+)
+
+
+class Ledger:
+    """Amounts by stage; what a stage within has taken is not its caller's."""
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self.operations: dict[str, int] = defaultdict(int)
+        self.inside: dict[str, float] = defaultdict(float)
+        self.since = 0.0
+
+    def enter(self, stage: str) -> None:
+        now = time.perf_counter()
+        if self.stack:
+            self.seconds[self.stack[-1]] += now - self.since
+        self.stack.append(stage)
+        self.calls[stage] += 1
+        self.since = time.perf_counter()
+
+    def leave(self) -> None:
+        now = time.perf_counter()
+        self.seconds[self.stack.pop()] += now - self.since
+        self.since = time.perf_counter()
+
+
+@contextmanager
+def watched(ledger: Ledger) -> Iterator[None]:
+    """Every stage's function tells the ledger."""
+
+    def telling(function: Callable, stage: str) -> Callable:
+        @wraps(function)
+        def told(*arguments: object, **options: object) -> object:
+            ledger.enter(stage)
+            try:
+                return function(*arguments, **options)
+            finally:
+                ledger.leave()
+
+        return told
+
+    stages = STEP_STAGES + UPDATE_STAGES
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in stages]
+    for (owner, name, stage), (_, _, function) in zip(stages, before, strict=True):
+        setattr(owner, name, telling(function, stage))
+    try:
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by stage, and the time inside of them."""
+
+    def __init__(self, ledger: Ledger):
+        super().__init__()
+        self.ledger = ledger
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        stage = self.ledger.stack[-1] if self.ledger.stack else ""
+        begin = time.perf_counter()
+        try:
+            return function(*args, **(kwargs or {}))
+        finally:
+            self.ledger.inside[stage] += time.perf_counter() - begin
+            self.ledger.operations[stage] += 1
+
+
+def play(loop: Loop, ledger: Ledger) -> None:
+    """One episode and its update."""
+    loop.begin()
+    loop.clear()
+    with watched(ledger):
+        for _ in range(loop.workload.episode_length):
+            loop.step()
+        loop.end()
+
+
+def table(title: str, stages: tuple, timed: Ledger, seen: Ledger, native: float, per: int) -> str:
+    """One line a stage, the longest first."""
+    names = dict.fromkeys(stage for _, _, stage in stages)
+    total = sum(timed.seconds[name] for name in names)
+    lines = [
+        f"\n{title}: {1e3 * total / per:.2f} ms\n",
+        "| stage | ms | share | operations | Python |",
+        "|---|---|---|---|---|",
+    ]
+    library = {"train": native, "validate and ablate": native}
+    for name in sorted(names, key=lambda n: -timed.seconds[n]):
+        seconds = timed.seconds[name]
+        if not timed.calls[name]:
+            continue
+        within = min(seconds, seen.inside[name])
+        python = "-" if library.get(name) else f"{100 * (1 - within / seconds):.0f} %"
+        lines.append(
+            f"| {name} | {1e3 * seconds / per:.2f} | {100 * seconds / total:.0f} % "
+            f"| {seen.operations[name] / per:.0f} | {python} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", default="digits_shift")
+    parser.add_argument("--envs", type=int, default=64)
+    parser.add_argument("--episode-length", type=int, default=40)
+    parser.add_argument("--backend", default="auto", choices=["auto", "torch", "native"])
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    workload = Workload(
+        task=arguments.task,
+        envs=arguments.envs,
+        episode_length=arguments.episode_length,
+        threads=arguments.threads,
+    )
+    loop = Loop(workload, arguments.backend)
+    play(loop, Ledger())  # tables are made on first use
+    timed, seen = Ledger(), Ledger()
+    play(loop, timed)
+    with Operations(seen):
+        play(loop, seen)
+    native = loop.host if loop.backend_name == "NativeBackend" else 0.0
+    print(f"{workload.task}, {workload.envs} environments, {loop.backend_name}")
+    steps = workload.episode_length
+    print(table("an environment step", STEP_STAGES, timed, seen, native, steps))
+    print(table("an update", UPDATE_STAGES, timed, seen, native, 1))
+    loop.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
