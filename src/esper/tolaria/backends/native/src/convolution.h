@@ -86,21 +86,11 @@ void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y) {
     for (int column = 0; column < x.width; ++column) {
       const int count = taps_at(x, kernel, row, column, taps);
       const ptrdiff_t pixel = row * x.row() + ptrdiff_t(column) * x.lanes;
-      for (int r = 0; r < registers;) {
-        const T* from = x.data + pixel + r * kLanes<T>;
-        T* to = y.data + pixel + r * kLanes<T>;
-        const int left = registers - r;
-        if (left >= 4) {
-          convolve_pixel<T, 4>(from, x, taps, count, weight, kernel_size, to, y);
-          r += 4;
-        } else if (left >= 2) {
-          convolve_pixel<T, 2>(from, x, taps, count, weight, kernel_size, to, y);
-          r += 2;
-        } else {
-          convolve_pixel<T, 1>(from, x, taps, count, weight, kernel_size, to, y);
-          r += 1;
-        }
-      }
+      in_registers(registers, [&](auto block, int first) {
+        const ptrdiff_t place = pixel + ptrdiff_t(first) * kLanes<T>;
+        convolve_pixel<T, block()>(x.data + place, x, taps, count, weight, kernel_size,
+                                   y.data + place, y);
+      });
     }
   }
 }

@@ -41,6 +41,9 @@ class Layer {
   // layer whose input needs no gradient may return empty maps.
   virtual Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) = 0;
 
+  // Whether `backward` leaves dy as it is.
+  virtual bool keeps_gradient() const { return false; }
+
   int parameters() const {
     int total = 0;
     for (int size : fields()) total += size;
@@ -73,6 +76,8 @@ class Convolution : public Layer<T> {
     if (rectify_) transform(y_, [](Vector<T> value) { return rectified<T>(value); });
     return y_;
   }
+
+  bool keeps_gradient() const override { return !rectify_; }
 
   Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) override {
     if (rectify_)
@@ -296,6 +301,8 @@ class Chain : public Layer<T> {
     for (const auto& layer : layers_) x = layer->evaluate(x, arena);
     return x;
   }
+
+  bool keeps_gradient() const override { return layers_.back()->keeps_gradient(); }
 
   Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) override {
     for (size_t i = layers_.size(); i-- > 0;)

@@ -92,6 +92,19 @@ class Arena {
   size_t block_ = 0, used_ = 0;
 };
 
+// f(how many, first) for blocks of 4, 2 and 1 registers that make up a row of `registers`. The number
+// is a type, so that sums for all of a block can stay in registers.
+template <class Function>
+inline void in_registers(int registers, Function f) {
+  int first = 0;
+  for (; registers - first >= 4; first += 4) f(std::integral_constant<int, 4>{}, first);
+  if (registers - first >= 2) {
+    f(std::integral_constant<int, 2>{}, first);
+    first += 2;
+  }
+  if (registers > first) f(std::integral_constant<int, 1>{}, first);
+}
+
 // Put 0 into the lanes beyond the images.
 template <class T>
 inline void clear_tail(Maps<T> x) {

@@ -22,27 +22,31 @@ inline Vector<T> image_mask(const Maps<T>& x, int lane) {
   return mask;
 }
 
-// Mean and biased variance of a channel, in two passes. Lanes beyond the images hold 0, so only the
-// variance has to leave them out.
+// Mean and biased variance of a channel, in one pass over the differences to a number near them: the
+// mean of the first pixel. (Without it a large mean would eat the digits of a small variance.)
 template <class T>
 inline std::pair<T, T> channel_moments(const Maps<T>& x, int c) {
   const T count = T(x.pixels()) * T(x.images);
   const T* values = x.channel(c);
-  Vector<T> total = {};
-  for (ptrdiff_t i = 0; i < x.plane(); i += kLanes<T>) total += load(values + i);
-  const T mean = sum<T>(total) / count;
-  Vector<T> squares = {};
+  Vector<T> first = {};
+  for (int lane = 0; lane < x.lanes; lane += kLanes<T>) first += load(values + lane);
+  const T near = sum<T>(first) / T(x.images);
+  Vector<T> total = {}, squares = {};
   const int last = x.lanes - kLanes<T>;
   const Vector<T> mask = image_mask(x, last);
   for (ptrdiff_t pixel = 0; pixel < x.plane(); pixel += x.lanes) {
     for (int lane = 0; lane < last; lane += kLanes<T>) {
-      const Vector<T> d = load(values + pixel + lane) - mean;
+      const Vector<T> d = load(values + pixel + lane) - near;
+      total += d;
       squares += d * d;
     }
-    const Vector<T> d = (load(values + pixel + last) - mean) * mask;
+    const Vector<T> d = (load(values + pixel + last) - near) * mask;
+    total += d;
     squares += d * d;
   }
-  return {mean, sum<T>(squares) / count};
+  const T shift = sum<T>(total) / count;
+  const T variance = sum<T>(squares) / count - shift * shift;
+  return {near + shift, variance < T(0) ? T(0) : variance};
 }
 
 // y = max(0, (x - mean) factor + bias) for a channel; y may be x.
@@ -126,6 +130,30 @@ inline int norm_groups(int channels) {
   return 1;
 }
 
+// Mean and inverse deviation of some registers of images over `size` numbers; the second is stored
+// one row of lanes behind the first. In one pass, as channel_moments.
+template <class T, int REGISTERS>
+inline void image_moments(const T* values, ptrdiff_t size, int lanes, T count, T* moments) {
+  Vector<T> near[REGISTERS], total[REGISTERS] = {}, squares[REGISTERS] = {};
+  for (int r = 0; r < REGISTERS; ++r) near[r] = load(values + r * kLanes<T>);
+  for (ptrdiff_t i = 0; i < size; i += lanes) {
+    for (int r = 0; r < REGISTERS; ++r) {
+      const Vector<T> d = load(values + i + r * kLanes<T>) - near[r];
+      total[r] += d;
+      squares[r] += d * d;
+    }
+  }
+  for (int r = 0; r < REGISTERS; ++r) {
+    const Vector<T> shift = total[r] / count;
+    Vector<T> variance = squares[r] / count - shift * shift;
+    variance = (variance < T(0) ? Vector<T>{} : variance) + T(kNormEpsilon);
+    Vector<T> inverse;
+    for (int i = 0; i < kLanes<T>; ++i) inverse[i] = T(1) / std::sqrt(variance[i]);
+    store(moments + r * kLanes<T>, near[r] + shift);
+    store(moments + lanes + r * kLanes<T>, inverse);
+  }
+}
+
 // GroupNorm. `moments` keeps mean and inverse deviation, [groups, 2, lanes].
 template <class T>
 void group_norm(Maps<T> x, int groups, const T* weight, const T* bias, bool rectify, T* moments,
@@ -135,20 +163,11 @@ void group_norm(Maps<T> x, int groups, const T* weight, const T* bias, bool rect
   for (int g = 0; g < groups; ++g) {
     const T* values = x.channel(g * channels);
     const ptrdiff_t size = channels * x.plane();
-    for (int lane = 0; lane < x.lanes; lane += kLanes<T>) {
-      Vector<T> total = {}, squares = {};
-      for (ptrdiff_t i = lane; i < size; i += x.lanes) total += load(values + i);
-      const Vector<T> mean = total / count;
-      for (ptrdiff_t i = lane; i < size; i += x.lanes) {
-        const Vector<T> d = load(values + i) - mean;
-        squares += d * d;
-      }
-      const Vector<T> variance = squares / count + T(kNormEpsilon);
-      Vector<T> inverse;
-      for (int i = 0; i < kLanes<T>; ++i) inverse[i] = T(1) / std::sqrt(variance[i]);
-      store(moments + 2 * g * x.lanes + lane, mean);
-      store(moments + (2 * g + 1) * x.lanes + lane, inverse);
-    }
+    in_registers(x.lanes / kLanes<T>, [&](auto registers, int begin) {
+      const ptrdiff_t lane = ptrdiff_t(begin) * kLanes<T>;
+      image_moments<T, registers()>(values + lane, size, x.lanes, count,
+                                    moments + 2 * g * x.lanes + lane);
+    });
     const T *means = moments + 2 * g * x.lanes, *inverses = means + x.lanes;
     for (int c = g * channels; c < (g + 1) * channels; ++c) {
       const T* in = x.channel(c);
@@ -182,23 +201,31 @@ void group_norm_back(Maps<T> x, Maps<T> y, int groups, const T* weight, bool rec
       const T* out = y.channel(c);
       T* gradient = dy.channel(c);
       Vector<T> bias_sum = {}, weight_sum = {};
-      for (int lane = 0; lane < x.lanes; lane += kLanes<T>) {
-        const Vector<T> mean = load(means + lane), inverse = load(inverses + lane);
-        Vector<T> own_bias = {}, own_weight = {};
+      in_registers(x.lanes / kLanes<T>, [&](auto registers, int begin) {
+        constexpr int count_of = registers();
+        const ptrdiff_t lane = ptrdiff_t(begin) * kLanes<T>;
+        Vector<T> own_bias[count_of] = {}, own_weight[count_of] = {};
         for (ptrdiff_t i = lane; i < x.plane(); i += x.lanes) {
-          Vector<T> value = load(gradient + i);
-          if (rectify) {
-            value = where_active<T>(load(out + i), value);
-            store(gradient + i, value);
+          for (int r = 0; r < count_of; ++r) {
+            const ptrdiff_t k = i + r * kLanes<T>;
+            Vector<T> value = load(gradient + k);
+            if (rectify) {
+              value = where_active<T>(load(out + k), value);
+              store(gradient + k, value);
+            }
+            own_bias[r] += value;
+            own_weight[r] += value * (load(in + k) - load(means + lane + r * kLanes<T>));
           }
-          own_bias += value;
-          own_weight += value * ((load(in + i) - mean) * inverse);
         }
-        bias_sum += own_bias;
-        weight_sum += own_weight;
-        store(sums + lane, load(sums + lane) + own_bias * weight[c]);
-        store(sums + x.lanes + lane, load(sums + x.lanes + lane) + own_weight * weight[c]);
-      }
+        for (int r = 0; r < count_of; ++r) {
+          const ptrdiff_t k = lane + r * kLanes<T>;
+          own_weight[r] *= load(inverses + k);
+          bias_sum += own_bias[r];
+          weight_sum += own_weight[r];
+          store(sums + k, load(sums + k) + own_bias[r] * weight[c]);
+          store(sums + x.lanes + k, load(sums + x.lanes + k) + own_weight[r] * weight[c]);
+        }
+      });
       bias_gradient[c] = sum<T>(bias_sum);
       weight_gradient[c] = sum<T>(weight_sum);
     }

@@ -73,8 +73,10 @@ class Slot {
   Maps<T> backward(Maps<T> dy, Arena<T>& arena) {
     if (seed_.kind < 0) return dy;
     const T factor = isolated() ? T(1) : seed_.alpha;
-    const Maps<T> df = arena.maps(dy);
-    combine(df, dy, dy, [factor](Vector<T> d, Vector<T>) { return d * factor; });
+    const bool as_it_is =
+        factor == T(1) && seed_.form == Form::add && branch(seed_.kind).keeps_gradient();
+    const Maps<T> df = as_it_is ? dy : arena.maps(dy);
+    if (!as_it_is) combine(df, dy, dy, [factor](Vector<T> d, Vector<T>) { return d * factor; });
     const bool flows = !isolated();
     if (seed_.form == Form::multiply) multiply_back(dy, df, flows);
     Maps<T> through_gate;
@@ -96,9 +98,9 @@ class Slot {
     return *made;
   }
 
-  // x + alpha m, where m is f, x f or g f.
+  // x + alpha m, where m is f, x f or g f. f itself is not needed again where it is added.
   Maps<T> attached(Arena<T>& arena) {
-    const Maps<T> y = arena.maps(x_);
+    const Maps<T> y = seed_.form == Form::add ? f_ : arena.maps(x_);
     const T alpha = seed_.alpha;
     if (seed_.form == Form::add)
       combine(y, x_, f_, [alpha](Vector<T> x, Vector<T> f) { return x + f * alpha; });

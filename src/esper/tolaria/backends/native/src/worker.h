@@ -136,9 +136,16 @@ Maps<T> Worker<T>::gather(const T* images, const int64_t* drawn, int count) {
   Maps<T> x = input_maps(count, rounded_up(count, kLanes<T>));
   x.data = arena_.take(x.size());
   const size_t numbers = destination_.size();
-  for (int i = 0; i < count; ++i) {
-    const T* image = images + drawn[i] * ptrdiff_t(numbers);
-    for (size_t k = 0; k < numbers; ++k) x.data[destination_[k] * x.lanes + i] = image[k];
+  for (int first = 0; first < x.lanes; first += kLanes<T>) {
+    // Lanes beyond the images repeat one of them, and are cleared below.
+    const T* image[kLanes<T>];
+    for (int i = 0; i < kLanes<T>; ++i)
+      image[i] = images + drawn[std::min(first + i, count - 1)] * ptrdiff_t(numbers);
+    for (size_t k = 0; k < numbers; ++k) {
+      Vector<T> values = {};
+      for (int i = 0; i < kLanes<T>; ++i) values[i] = image[i][k];
+      store(x.data + destination_[k] * x.lanes + first, values);
+    }
   }
   clear_tail(x);
   return x;
