@@ -44,7 +44,7 @@ KINDS = (
 
 EVALUATION_LANES = 64
 """Images that are scored at once, where activations are small."""
-_ACTIVATION_BYTES = 1 << 19
+_ACTIVATION_BYTES = 1 << 20
 """The largest activation of a chunk: it should stay in the second-level cache."""
 
 
@@ -209,9 +209,8 @@ class NativeBackend:
         return packed
 
     def _evaluation_lanes(self) -> int:
-        height, width, _ = self.host.image
-        widest = max(slot.channels for slot in self.host.all_slots)
-        image = widest * height * width * torch.finfo(self.dtype).bits // 8
+        sizes = [slot.channels * slot.size[0] * slot.size[1] for slot in self.host.all_slots]
+        image = max(sizes) * torch.finfo(self.dtype).bits // 8
         registers = max(1, _ACTIVATION_BYTES // (image * self.library.lanes))
         return min(EVALUATION_LANES, registers * self.library.lanes)
 

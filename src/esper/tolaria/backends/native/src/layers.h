@@ -305,8 +305,12 @@ class Chain : public Layer<T> {
   bool keeps_gradient() const override { return layers_.back()->keeps_gradient(); }
 
   Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) override {
-    for (size_t i = layers_.size(); i-- > 0;)
-      dy = layers_[i]->backward(dy, i > 0 || input_needs_gradient, arena);
+    for (size_t i = layers_.size(); i-- > 0;) {
+      const Maps<T> dx = layers_[i]->backward(dy, i > 0 || input_needs_gradient, arena);
+      // The first dy is the caller's.
+      if (i + 1 < layers_.size() && dx.data != dy.data) arena.give_back(dy);
+      dy = dx;
+    }
     return dy;
   }
 

@@ -41,6 +41,13 @@ class Arena {
 
   T* take(ptrdiff_t count) {
     const size_t wanted = rounded(count);
+    for (size_t i = spare_.size(); i-- > 0;) {
+      if (spare_[i].size == wanted) {
+        T* piece = spare_[i].memory;
+        spare_.erase(spare_.begin() + ptrdiff_t(i));
+        return piece;
+      }
+    }
     while (block_ < blocks_.size() && used_ + wanted > blocks_[block_].size) {
       ++block_;
       used_ = 0;
@@ -66,11 +73,17 @@ class Arena {
 
   Maps<T> maps(Maps<T> like) { return maps(like, like.channels); }
 
+  // These maps are not needed again; what is taken next may lie there, where the cache still is warm.
+  void give_back(const Maps<T>& maps) {
+    if (maps.data != nullptr) spare_.push_back({maps.data, rounded(maps.size())});
+  }
+
   Mark mark() const { return {block_, used_}; }
 
   void release(Mark mark) {
     block_ = mark.block;
     used_ = mark.used;
+    spare_.clear();
   }
 
  private:
@@ -88,7 +101,13 @@ class Arena {
     return (size_t(count) + unit - 1) / unit * unit;
   }
 
+  struct Piece {
+    T* memory;
+    size_t size;
+  };
+
   std::vector<Block> blocks_;
+  std::vector<Piece> spare_;
   size_t block_ = 0, used_ = 0;
 };
 

@@ -82,9 +82,11 @@ class Slot {
     Maps<T> through_gate;
     if (seed_.form == Form::gate) through_gate = gate_back(df, flows, arena);
     const Maps<T> dx = branch(seed_.kind).backward(df, flows, arena);
+    if (!as_it_is && df.data != dx.data) arena.give_back(df);
     if (!flows) return dy;
     const auto add = [](Vector<T> a, Vector<T> b) { return a + b; };
     combine(dy, dy, dx, add);
+    arena.give_back(dx);
     if (seed_.form == Form::gate) combine(dy, dy, through_gate, add);
     return dy;
   }

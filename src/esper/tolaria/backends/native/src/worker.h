@@ -185,9 +185,12 @@ void Worker<T>::train(const TrainCall<T>& call, int64_t n) {
 
 template <class T>
 void Worker<T>::backward(Maps<T> dy) {
-  for (size_t i = stages_.size(); i-- > 0;)
-    dy = stages_[i].layer ? stages_[i].layer->backward(dy, i > 0, arena_)
-                          : slots_[size_t(stages_[i].slot)].backward(dy, arena_);
+  for (size_t i = stages_.size(); i-- > 0;) {
+    const Maps<T> dx = stages_[i].layer ? stages_[i].layer->backward(dy, i > 0, arena_)
+                                        : slots_[size_t(stages_[i].slot)].backward(dy, arena_);
+    if (dx.data != dy.data) arena_.give_back(dy);
+    dy = dx;
+  }
 }
 
 template <class T>
