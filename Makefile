@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory clean
+.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling clean
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -29,6 +29,15 @@ bench-learning: $(READY)
 
 bench-suite: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/suite.py --write
+
+bench-hot-path: $(READY)
+	$(BIN)/python scripts/benchmark_hot_path.py --json benchmarks/results/hot_path_digits.json
+	$(BIN)/python scripts/benchmark_hot_path.py --task pixels --envs 16 --episode-length 10 --json benchmarks/results/hot_path_pixels.json
+	$(BIN)/python scripts/benchmark_hot_path.py --task pixels_tiny --episode-length 40 --json benchmarks/results/hot_path_pixels_tiny.json
+
+bench-scaling: $(READY)
+	$(BIN)/python benchmarks/scaling.py --write
+	$(BIN)/python benchmarks/policy_update.py --write
 
 bench-memory: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py --write

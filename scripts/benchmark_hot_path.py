@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--backend", nargs="+", default=["native", "torch"])
     parser.add_argument("--telemetry", default="normal")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--json", type=Path, help="where to write the rows; a table lies beside")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("A", "B"))
     arguments = parser.parse_args()
     if arguments.compare:
@@ -283,6 +283,14 @@ def main() -> int:
     print(table(rows))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+        row = rows[0]
+        page = (
+            f"`python scripts/benchmark_hot_path.py {' '.join(sys.argv[1:])}`\n\n{table(rows)}\n\n"
+            f"Whole loops in turns, {arguments.episodes} timed episodes of "
+            f"{arguments.episode_length} steps. torch {row['torch']}, {row['device_name']}, "
+            f"{row['threads']} threads, {time.strftime('%Y-%m-%d')}.\n"
+        )
+        arguments.json.with_suffix(".md").write_text(page)
     return 0
 
 
