@@ -7,8 +7,8 @@
 A loop trains, validates and ablates the hosts, runs the policy, learns from the episode (PPO) and
 writes telemetry. Next to it runs a ``naive`` loop in which the hosts are ordinary modules, one an
 environment, in a Python loop: same minibatches and same numbers, which is checked first, in the
-best of {1, 2 threads} x {NCHW, NHWC} with fused AdamW and the same allocator settings. Steps of
-both are taken in turns, so that drift of the machine falls on both. For the workload see
+best of {1, 2, all threads} x {NCHW, NHWC} with fused AdamW and the same allocator settings. Steps
+of both are taken in turns, so that drift of the machine falls on both. For the workload see
 ``hot_path_workload.py``.
 """
 
@@ -32,7 +32,7 @@ from esper.simic.run_directory import processor_name
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import resolve_precision
 
-CHECKED_STEPS = 4
+CHECKED_STEPS = 12
 
 
 def build(workload: Workload, backend: str) -> Loop:
@@ -53,7 +53,12 @@ def prepare(loop: Loop) -> str:
     assert isinstance(backend, NaiveBackend)
     state = SeedState.dormant((len(engine.rows), len(engine.slots)), engine.device)
     return choose_best(
-        backend, engine.stack, Seeds.training(state), engine.minibatches(0), engine.optimisation
+        backend,
+        engine.stack,
+        Seeds.training(state),
+        engine.minibatches(0),
+        engine.optimisation,
+        loop.workload.threads,
     )
 
 
@@ -69,10 +74,10 @@ def check_same_numbers(workload: Workload, backend: str) -> None:
         loop.begin()
     for _ in range(CHECKED_STEPS):
         ours, naive = (loop.step().report for loop in loops)
-        for name in ("train_loss", "scores"):
-            a, b = getattr(ours, name), getattr(naive, name)
-            a, b = (a, b) if name == "train_loss" else (a.loss, b.loss)
-            torch.testing.assert_close(a.cpu(), b.cpu(), rtol=2e-3, atol=2e-3)
+        pairs = [(r.train_loss, r.scores.loss, r.signals.contribution) for r in (ours, naive)]
+        for a, b in zip(*pairs, strict=True):
+            torch.testing.assert_close(a.cpu(), b.cpu(), rtol=5e-3, atol=5e-3, equal_nan=True)
+    assert bool(ours.signals.contribution.isfinite().any()), "a seed should act by now"
     for loop in loops:
         loop.close()
 
@@ -101,7 +106,8 @@ def measure(workload: Workload, backend: str, compiled: str, episodes: int, use_
     total, peak = ours.seconds, peak_gflops(workload.threads)
     milliseconds = 1e3 * np.array(ours.steps)
     rest = total - ours.host - ours.policy - ours.update
-    flops = host_flops(workload, len(ours.environment.shards[0].engine.rows))
+    rows = sum(len(shard.engine.rows) for shard in ours.environment.shards)
+    flops = host_flops(workload, rows)
     row = {
         "task": workload.task,
         "envs": workload.envs,

@@ -247,14 +247,19 @@ class NaiveBackend:
 
 
 def choose_best(
-    backend: NaiveBackend, stack: Stack, seeds: Seeds, minibatches: Minibatches, rates: Optimisation
+    backend: NaiveBackend,
+    stack: Stack,
+    seeds: Seeds,
+    minibatches: Minibatches,
+    rates: Optimisation,
+    most: int,
 ) -> str:
-    """Put the backend into the fastest of {1, 2 threads} x {NCHW, NHWC}; says which."""
+    """Put the backend into the fastest of {1, 2, most threads} x {NCHW, NHWC}; says which."""
     seconds = {}
     few = min(8, len(seeds.alpha))
     some = Seeds(*(getattr(seeds, name)[:few] for name in seeds.__slots__))
     part = Minibatches(minibatches.images, minibatches.labels, minibatches.drawn[:few])
-    for threads, channels_last in itertools.product((1, 2), (False, True)):
+    for threads, channels_last in itertools.product(sorted({1, min(2, most), most}), (False, True)):
         backend.set(threads, channels_last)
         taken = []
         for _ in range(3):

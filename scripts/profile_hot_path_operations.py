@@ -3,9 +3,10 @@
     python scripts/profile_hot_path_operations.py
     python scripts/profile_hot_path_operations.py --task digits_mlp --envs 256 --backend torch
 
-Three passes over one episode each: one for the time, one for the operations that reach torch's
-dispatcher, one for the time spent inside of them and inside the native library. What a stage takes
-beyond that is Python's (and the dispatcher's) share. Stages are counted without the stages within.
+Two passes over one episode each: one for the time, one for the operations that reach torch's
+dispatcher and the time spent inside of them. What a stage takes beyond that is Python's share;
+there is none to tell where the native library computes. Stages are counted without the stages
+within.
 """
 
 import argparse
@@ -167,6 +168,8 @@ def main() -> int:
     parser.add_argument("--backend", default="auto", choices=["auto", "torch", "native"])
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.threads > 1 and arguments.backend == "torch":
+        parser.error("--threads: shards of the torch backend run side by side; profile one thread")
     torch.set_num_threads(1)
     workload = Workload(
         task=arguments.task,

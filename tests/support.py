@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
 from esper.tolaria.backends import Backend, EpochResult, Minibatches, Optimisation
 from esper.tolaria.backends.native.backend import NativeBackend
+from esper.tolaria.backends.native.build import NoCompiler, library
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
@@ -176,6 +178,17 @@ def optimisation(
     rates = rates.to(dtype)
     return Optimisation(rates[:, 0], rates[:, 1:], 0.05, max_norm, momentum)
 
+
+def _has_compiler() -> bool:
+    """A compiler that is there and fails is no reason to skip anything."""
+    try:
+        library()
+    except NoCompiler:
+        return False
+    return True
+
+
+needs_native = pytest.mark.skipif(not _has_compiler(), reason="there is no C++ compiler")
 
 backend_name = "torch"
 """What ``backend_of`` makes; the fixture ``backend`` sets it."""

@@ -20,6 +20,7 @@ from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observati
 from esper.tolaria.plan import CHUNK
 from esper.tolaria.precision import Precision
 from oracles.lifecycle import seed_parameters
+from support import needs_native
 from synthetic import CPU, canonical_action
 
 LENGTH = 16
@@ -483,6 +484,7 @@ def test_operations_of_a_step_do_not_depend_on_the_number_of_environments() -> N
     assert len(set(alone)) > 2  # the seed is seen at all
 
 
+@needs_native
 def test_operations_of_a_step_do_not_depend_on_environments_with_the_native_backend() -> None:
     """Nor on how many seeds there are: nothing is cut into chunks."""
     dispatched(4, range(4), backend="native")

@@ -3,16 +3,10 @@
 import pytest
 
 import support
-from esper.tolaria.backends.native.build import Unavailable, library
 
 
-@pytest.fixture(params=["torch", "native"])
+@pytest.fixture(params=["torch", pytest.param("native", marks=support.needs_native)])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of the backend that ``support`` makes."""
-    if request.param == "native":
-        try:
-            library()
-        except Unavailable as reason:
-            pytest.skip(f"no native backend: {reason}")
     monkeypatch.setattr(support, "backend_name", request.param)
     return request.param

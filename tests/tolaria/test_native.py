@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from esper.leyline.actions import Style
 from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.backends.native import build
 from esper.tolaria.backends.native.backend import NativeBackend
-from esper.tolaria.backends.native.build import Unavailable, library
+from esper.tolaria.backends.native.build import library
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
@@ -32,6 +33,7 @@ from support import (
     minibatches,
     mixed_gardens,
     naive_environments,
+    needs_native,
     optimisation,
     random_batches,
     random_stack,
@@ -43,10 +45,7 @@ from support import (
     train_naively,
 )
 
-try:
-    library()
-except Unavailable as reason:
-    pytest.skip(f"no native backend: {reason}", allow_module_level=True)
+pytestmark = needs_native
 
 F32 = torch.float32
 NARROW_GAP = 1e-4
@@ -185,20 +184,28 @@ def test_a_library_that_was_compiled_is_found_again(tmp_path: Path, monkeypatch)
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
     original, compiled = Path(library()._name), []
 
-    def compile_library(compiler: str, flags: list[str], path: Path) -> None:
+    def compile_library(command: list[str], path: Path) -> None:
         compiled.append(path)
         path.write_bytes(original.read_bytes())
 
+    def found() -> str:
+        build._found.cache_clear()
+        return build.library()._name
+
     monkeypatch.setattr(build, "compile_library", compile_library)
-    build.library.cache_clear()
-    first = build.library()
-    build.library.cache_clear()
-    assert build.library()._name == first._name == str(compiled[0])
+    first = found()
+    assert found() == first == str(compiled[0])
     monkeypatch.setenv(build.FLAGS_VARIABLE, "-DOTHER")
-    build.library.cache_clear()
-    assert build.library()._name != first._name
+    second = found()
+    assert second != first
     assert len(compiled) == 2
-    build.library.cache_clear()
+    # What was damaged in the cache is made anew.
+    damaged = tmp_path / "esper-damaged.so"
+    damaged.write_bytes(b"no library at all")
+    monkeypatch.setattr(build, "_key", lambda command: "damaged")
+    assert found() == str(damaged)
+    assert compiled[2:] == [damaged]
+    build._found.cache_clear()
 
 
 FALLBACK = """
@@ -216,7 +223,11 @@ for _ in range(2):
 @pytest.mark.parametrize("name", ["auto", "native"])
 @pytest.mark.parametrize(
     ("compiler", "said"),
-    [("no-such-compiler", "there is no C++ compiler"), ("false", "failed; see ")],
+    [
+        ("no-such-compiler -m64", "there is no C++ compiler 'no-such-compiler'"),
+        ("false", "false failed; see "),
+        (__file__, "there is no C++ compiler"),
+    ],
 )
 def test_without_a_compiler_torch_computes_and_one_line_says_so(
     name: str, compiler: str, said: str, tmp_path: Path
@@ -247,6 +258,19 @@ def test_what_the_library_does_not_know_is_left_to_torch(caplog):
     assert "full precision" in caplog.text
     assert isinstance(choose_backend("torch", odd, Precision("cpu"), F32, CPU), TorchBackend)
     assert isinstance(choose_backend("auto", odd, Precision("cpu"), F32, CPU), NativeBackend)
+
+
+def test_a_host_of_another_kind_is_left_to_torch(caplog):
+    """A subclass may compute something else with the same parameters."""
+
+    @dataclass(frozen=True)
+    class Halved(CnnHost):
+        def block(self, parameters, buffers, index, x, training):
+            return 0.5 * super().block(parameters, buffers, index, x, training)
+
+    host = Halved((3,), 4, (6, 6, 2))
+    assert isinstance(choose_backend("auto", host, Precision("cpu"), F32, CPU), TorchBackend)
+    assert "Halved" in caplog.text
 
 
 # --- sanitisers -------------------------------------------------------------------------------

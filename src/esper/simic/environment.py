@@ -28,6 +28,10 @@ from esper.tolaria.precision import Precision
 
 _T = TypeVar("_T")
 
+MOST_ROWS = 300
+"""Environments of a shard of the torch backend on a CPU: with more, what all of them have in
+flight at once no longer fits into the cache, and each costs half as much again."""
+
 
 class GrowthEnv:
     """N environments of one or more tasks.
@@ -143,8 +147,7 @@ class GrowthEnv:
             rows = rows[self.groups[rows].argsort(stable=True)]
             runs = torch.unique_consecutive(self.groups[rows], return_counts=True)[1].tolist()
             backend = self.backends[key]
-            lanes = 1 if isinstance(backend, NativeBackend) else self.config.threads
-            for mine in rows.split(_cut(runs, lanes)):
+            for mine in rows.split(_cut(runs, self._parts(backend, len(rows)))):
                 place = self._place[self.task_of[mine]]
                 self.shards.append(
                     Shard(bank, self.environments[mine], place, self.config, backend)
@@ -154,14 +157,24 @@ class GrowthEnv:
         self._order = together.argsort()
         self._in_order = torch.equal(self._order, torch.arange(self.count, device=self.device))
 
+    def _parts(self, backend: Backend, rows: int) -> int:
+        """Into how many shards so many environments of a bank are cut."""
+        if isinstance(backend, NativeBackend) or self.device.type != "cpu":
+            return 1
+        return max(self.config.threads, -(-rows // MOST_ROWS))
+
     def _each(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Every call, the longest first, in the lanes."""
+        """Every call, the longest first, in the lanes.
+
+        Native shards, which use all threads by themselves, one after another.
+        """
         if self._pool is None or len(calls) == 1:
             return [call() for call in calls]
+        native = [isinstance(shard.engine.backend, NativeBackend) for shard in self.shards]
         longest_first = sorted(range(len(calls)), key=lambda i: -self.shards[i].cost)
-        futures = {i: self._pool.submit(calls[i]) for i in longest_first}
+        futures = {i: self._pool.submit(calls[i]) for i in longest_first if not native[i]}
         wait(futures.values())  # so that nothing still moves when one of them has failed
-        return [futures[i].result() for i in range(len(calls))]
+        return [call() if native[i] else futures[i].result() for i, call in enumerate(calls)]
 
     def _merge(self, parts: list[_T]) -> _T:
         """One answer in the order of the environments."""

@@ -1,6 +1,7 @@
 """Hands stacks over to the native library, and says which it can take."""
 
 import ctypes
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -64,7 +65,10 @@ class NativeBackend:
     def __init__(self, host: Host, dtype: torch.dtype, threads: int = 1):
         if dtype not in SUFFIXES:
             raise Unavailable(f"it knows float32 and float64, not {dtype}")
-        if not isinstance(host, CnnHost | MlpHost):
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        # A subclass may compute something else.
+        if type(host) not in (CnnHost, MlpHost):
             raise Unavailable(f"it does not know hosts of the kind {type(host).__name__}")
         for slot in host.slots:
             unknown = [BLUEPRINTS[k] for k in slot.kinds if BLUEPRINTS[k] not in KINDS]
@@ -72,7 +76,11 @@ class NativeBackend:
                 raise Unavailable(f"it does not know the blueprint {unknown[0]!r}")
         self.host, self.dtype = host, dtype
         self.library = Library(dtype)
+        assert isinstance(host, CnnHost | MlpHost)
         self.network = self.library.create(ctypes.byref(host_spec(host)), threads)
+        if not self.network:
+            raise MemoryError("there is no memory for the native backend")
+        self.lock = Lock()
         self.kind_of = torch.tensor([KINDS.index(b) if b in KINDS else -1 for b in BLUEPRINTS])
         self.tensor_counts = torch.tensor([slot.segment_count for slot in host.slots])
         self.lanes = self._evaluation_lanes()
@@ -110,7 +118,7 @@ class NativeBackend:
             buffers=at.into(stack.buffers),
             seed=at.of_each(stack.seeds),
             **_state("seed", stack.seed_optimizers, at, single=False),
-            **self._seeds(seeds, at),
+            **self._seeds(seeds, seeds.computed, at),
             frozen=at.to(seeds.frozen, torch.uint8),
             images=at.to(minibatches.images, self.dtype),
             labels=at.to(minibatches.labels),
@@ -128,7 +136,8 @@ class NativeBackend:
             seed_norm=at.into(result.seed_gradient_norm),
             tensor_norms=at.of_each(result.seed_tensor_norms),
         )
-        self.library.train(self.network, ctypes.byref(call))
+        with self.lock:
+            self.library.train(self.network, ctypes.byref(call))
         return result
 
     def evaluate(
@@ -162,7 +171,8 @@ class NativeBackend:
             buffers=at.into(stack.buffers),
             seed=at.of_each(stack.seeds),
             row=at.to(torch.arange(count) if rows is None else rows),
-            **self._seeds(seeds, at),
+            # Alpha 0 takes a seed out; a variant may put in one that the row itself leaves out.
+            **self._seeds(seeds, torch.ones_like(seeds.computed), at),
             packed=at.into(packed),
             labels=at.to(held_back.labels),
             dataset=at.to(held_back.dataset),
@@ -172,14 +182,15 @@ class NativeBackend:
             scores=at.into(scores),
             variant_scores=at.into(others),
         )
-        self.library.evaluate(self.network, ctypes.byref(call))
+        with self.lock:
+            self.library.evaluate(self.network, ctypes.byref(call))
         unsorted = torch.empty_like(others)
         unsorted[order] = others
         parts = unsorted.split([len(v.rows) for v in variants]) if variants else []
         return _scores(scores), [_scores(part) for part in parts]
 
-    def _seeds(self, seeds: Seeds, at: Pointers) -> dict[str, int]:
-        kind = torch.where(seeds.computed, self.kind_of[seeds.blueprint], -1)
+    def _seeds(self, seeds: Seeds, wanted: Tensor, at: Pointers) -> dict[str, int]:
+        kind = torch.where(wanted, self.kind_of[seeds.blueprint], -1)
         return {
             "kind": at.to(kind, torch.int32),
             "form": at.to(seeds.form, torch.int32),

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -25,38 +26,63 @@ FLAGS = (
     "-shared",
     "-pthread",
 )
-_LEVELS = (
-    ("x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
-    ("x86-64-v3", {"avx2", "fma", "bmi1", "bmi2", "f16c"}),
+_FEATURES = (
+    ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"),
+    ("avx2", "fma"),
 )
+"""Instruction sets, the best first; a compiler option has the name of each."""
+_SECONDS_TO_COMPILE = 600
 
 
 class Unavailable(Exception):
     """The native backend cannot be had here; the message says why in one line."""
 
 
-@cache
+class NoCompiler(Unavailable):
+    """There is no C++ compiler."""
+
+
 def library() -> ctypes.CDLL:
     """The library, compiled if the cache has none for these sources, this compiler and this CPU.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        raise Unavailable("there is no C++ compiler (g++)")
-    flags = [*FLAGS, *instruction_set(), *os.environ.get(FLAGS_VARIABLE, "").split()]
-    path = cache_directory() / f"esper-{_key(compiler, flags)}.so"
-    if not path.exists():
-        logging.getLogger(__name__).info("native backend: compiling, once for this machine")
-        compile_library(compiler, flags, path)
+    found = _found()
+    if isinstance(found, Unavailable):
+        raise found
+    return found
+
+
+@cache
+def _found() -> ctypes.CDLL | Unavailable:
+    """The library, or why there is none; a failure is not tried again in this process."""
     try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise Unavailable(f"{path} cannot be loaded ({error})") from error
+        return _load()
+    except Unavailable as reason:
+        return reason
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        return Unavailable(f"building it failed ({error})")
 
 
-def compile_library(compiler: str, flags: list[str], path: Path) -> None:
+def _load() -> ctypes.CDLL:
+    command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    if shutil.which(command[0]) is None:
+        raise NoCompiler(f"there is no C++ compiler {command[0]!r} (CXX names another)")
+    extra = os.environ.get(FLAGS_VARIABLE, "").split()
+    command += [*FLAGS, *instruction_set(), *extra]
+    path = cache_directory() / f"esper-{_key(command)}.so"
+    if path.exists():
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            path.unlink()  # damaged; it is made anew
+    logging.getLogger(__name__).info("native backend: compiling, once for this machine")
+    compile_library(command, path)
+    return ctypes.CDLL(str(path))
+
+
+def compile_library(command: list[str], path: Path) -> None:
     """Compile ``library.cpp`` to ``path``, which appears whole or not at all.
 
     Raises:
@@ -69,12 +95,17 @@ def compile_library(compiler: str, flags: list[str], path: Path) -> None:
     except OSError as error:
         raise Unavailable(f"{path.parent} cannot be written; set {CACHE_VARIABLE}") from error
     try:
-        command = [compiler, *flags, str(SOURCE / "library.cpp"), "-o", name]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            [*command, str(SOURCE / "library.cpp"), "-o", name],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS_TO_COMPILE,
+        )
         if run.returncode:
             log = path.with_suffix(".log")
             log.write_text(f"{' '.join(command)}\n{run.stderr}")
-            raise Unavailable(f"{compiler} failed; see {log}")
+            raise Unavailable(f"{command[0]} failed; see {log}")
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -82,10 +113,10 @@ def compile_library(compiler: str, flags: list[str], path: Path) -> None:
 
 def cache_directory() -> Path:
     """Where libraries are kept: ``ESPER_CACHE_DIR``, or the user's cache."""
-    if CACHE_VARIABLE in os.environ:
-        return Path(os.environ[CACHE_VARIABLE])
+    if os.environ.get(CACHE_VARIABLE):
+        return Path(os.environ[CACHE_VARIABLE]).expanduser().resolve()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "esper"
+    return Path(base).resolve() / "esper"
 
 
 def instruction_set() -> list[str]:
@@ -93,9 +124,9 @@ def instruction_set() -> list[str]:
     if platform.machine() not in ("x86_64", "AMD64"):
         return []
     features = cpu_features()
-    for level, needed in _LEVELS:
-        if needed <= features:
-            return [f"-march={level}", "-mprefer-vector-width=512"]
+    for needed in _FEATURES:
+        if features.issuperset(needed):
+            return [*(f"-m{name}" for name in needed), "-mprefer-vector-width=512"]
     return []
 
 
@@ -110,10 +141,12 @@ def cpu_features() -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
-def _key(compiler: str, flags: list[str]) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+def _key(command: list[str]) -> str:
+    version = subprocess.run(
+        [command[0], "--version"], capture_output=True, text=True, check=False, timeout=60
+    )
     digest = hashlib.sha256()
-    for part in (compiler, version.stdout, *flags):
+    for part in (*command, version.stdout, platform.machine()):
         digest.update(part.encode())
     for path in sorted(SOURCE.glob("*")):
         digest.update(path.name.encode())

@@ -14,7 +14,7 @@ from esper.tolaria.backends.native.build import library
 
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 STEPS = ("input", "block", "slot", "pool", "head")
-_OUT_OF_MEMORY = 1
+_OUT_OF_MEMORY, _FAILED = 1, 2
 
 
 class HostSpec(ctypes.Structure):
@@ -85,6 +85,8 @@ def _checked(function: "ctypes._FuncPointer") -> "ctypes._FuncPointer":
     def check(result: Any, _: Any, __: Any) -> Any:
         if result == _OUT_OF_MEMORY:
             raise MemoryError("the native backend ran out of memory")
+        if result == _FAILED:
+            raise RuntimeError("the native backend failed")
         return result
 
     function.errcheck = check

@@ -10,7 +10,7 @@
 namespace esper {
 namespace {
 
-constexpr int kDone = 0, kOutOfMemory = 1;
+constexpr int kDone = 0, kOutOfMemory = 1, kFailed = 2;
 
 template <class T>
 struct Network {
@@ -26,12 +26,24 @@ struct Network {
       in_parallel(rows, threads, [&](int w, int64_t row) { work(*workers[size_t(w)], row); });
     } catch (const std::bad_alloc&) {
       return kOutOfMemory;
+    } catch (...) {
+      return kFailed;
     }
     return kDone;
   }
 
   std::vector<std::unique_ptr<Worker<T>>> workers;
 };
+
+// Null where there is no memory for it.
+template <class T>
+void* create(const HostSpec* spec, int threads) {
+  try {
+    return new Network<T>(*spec, threads);
+  } catch (...) {
+    return nullptr;
+  }
+}
 
 template <class T>
 int train(void* network, const TrainCall<T>* call) {
@@ -68,10 +80,10 @@ int esper_lanes_f32() { return esper::kLanes<float>; }
 int esper_lanes_f64() { return esper::kLanes<double>; }
 
 void* esper_create_f32(const esper::HostSpec* spec, int threads) {
-  return new esper::Network<float>(*spec, threads);
+  return esper::create<float>(spec, threads);
 }
 void* esper_create_f64(const esper::HostSpec* spec, int threads) {
-  return new esper::Network<double>(*spec, threads);
+  return esper::create<double>(spec, threads);
 }
 
 void esper_destroy_f32(void* network) { delete static_cast<esper::Network<float>*>(network); }

@@ -37,7 +37,9 @@ Score<T> score_batch(Maps<T> logits, const int64_t* labels) {
       const T* mine = logits.data + lane + i;
       truth[i] = mine[labels[lane + i] * lanes] - most[i];
       int best = 0;
-      while (best < classes && mine[ptrdiff_t(best) * lanes] != most[i]) ++best;
+      // The first of the largest, NaN being larger than any number.
+      const auto is_most = [&](T logit) { return logit == most[i] || logit != logit; };
+      while (best < classes && !is_most(mine[ptrdiff_t(best) * lanes])) ++best;
       score.hits += best == labels[lane + i] ? T(1) : T(0);
     }
     Vector<T> total = {};

@@ -8,6 +8,10 @@
 #include <new>
 #include <vector>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 #include "vector.h"
 
 namespace esper {
@@ -30,6 +34,16 @@ struct Maps {
 
 inline int rounded_up(int count, int unit) { return (count + unit - 1) / unit * unit; }
 
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t kRedZone = 256;  // numbers between two pieces that nobody may touch
+inline void forbid(const void* memory, size_t bytes) { ASAN_POISON_MEMORY_REGION(memory, bytes); }
+inline void allow(const void* memory, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(memory, bytes); }
+#else
+constexpr size_t kRedZone = 0;
+inline void forbid(const void*, size_t) {}
+inline void allow(const void*, size_t) {}
+#endif
+
 // Memory that is handed out piece by piece and taken back all at once; it is never returned to the
 // system, so that after the first minibatch nothing is allocated.
 template <class T>
@@ -45,6 +59,7 @@ class Arena {
       if (spare_[i].size == wanted) {
         T* piece = spare_[i].memory;
         spare_.erase(spare_.begin() + ptrdiff_t(i));
+        allow(piece, wanted * sizeof(T));
         return piece;
       }
     }
@@ -57,10 +72,12 @@ class Arena {
       void* memory = std::aligned_alloc(kVectorBytes, size * sizeof(T));
       if (memory == nullptr) throw std::bad_alloc();
       blocks_.push_back({std::unique_ptr<T, Free>(static_cast<T*>(memory)), size});
+      forbid(memory, size * sizeof(T));
       used_ = 0;
     }
     T* piece = blocks_[block_].memory.get() + used_;
-    used_ += wanted;
+    used_ += wanted + kRedZone;
+    allow(piece, wanted * sizeof(T));
     return piece;
   }
 
@@ -75,7 +92,9 @@ class Arena {
 
   // These maps are not needed again; what is taken next may lie there, where the cache still is warm.
   void give_back(const Maps<T>& maps) {
-    if (maps.data != nullptr) spare_.push_back({maps.data, rounded(maps.size())});
+    if (maps.data == nullptr) return;
+    spare_.push_back({maps.data, rounded(maps.size())});
+    forbid(maps.data, rounded(maps.size()) * sizeof(T));
   }
 
   Mark mark() const { return {block_, used_}; }
@@ -84,6 +103,11 @@ class Arena {
     block_ = mark.block;
     used_ = mark.used;
     spare_.clear();
+    for (size_t i = block_; i < blocks_.size() && kRedZone > 0; ++i) {
+      const size_t kept = i == block_ ? used_ : 0;
+      if (kept < blocks_[i].size)
+        forbid(blocks_[i].memory.get() + kept, (blocks_[i].size - kept) * sizeof(T));
+    }
   }
 
  private:

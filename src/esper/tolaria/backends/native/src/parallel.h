@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -25,7 +26,11 @@ void in_parallel(int64_t count, int threads, Work work) {
     }
   };
   std::vector<std::thread> others;
-  for (int worker = 1; worker < threads; ++worker) others.emplace_back(run, worker);
+  try {
+    for (int worker = 1; worker < threads; ++worker) others.emplace_back(run, worker);
+  } catch (const std::system_error&) {
+    // The system gives no more threads: those there are share the work.
+  }
   run(0);
   for (std::thread& other : others) other.join();
   for (const std::exception_ptr& failure : failures)
