@@ -39,10 +39,7 @@ def build(workload: Workload, backend: str) -> Loop:
     """The loop of one mode. The naive one is put into its best way."""
     if backend != "naive":
         return Loop(workload, backend)
-    loop = Loop(workload, "torch", instead=NaiveBackend)
-    # One shard: the naive loop uses its threads within operations.
-    loop.environment.config = replace(loop.environment.config, threads=1)
-    return loop
+    return Loop(workload, "torch", instead=NaiveBackend)
 
 
 def prepare(loop: Loop) -> str:

@@ -56,6 +56,8 @@ class NaiveBackend:
         channels_last: memory order of images and kernels.
     """
 
+    threaded = True
+
     def __init__(self, host: Host, threads: int = 1, channels_last: bool = False):
         self.host = host
         self.set(threads, channels_last)

@@ -132,7 +132,7 @@ class Timed:
     """A backend whose calls are timed."""
 
     def __init__(self, backend: Backend):
-        self.backend, self.seconds = backend, 0.0
+        self.backend, self.seconds, self.threaded = backend, 0.0, backend.threaded
 
     def _timed(self, call: Callable, *arguments: object) -> object:
         begin = time.perf_counter()

@@ -19,12 +19,11 @@ KEYS = {
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, str(SCRIPTS / script), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(str(SCRIPTS / script), *arguments)
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
 
 
 @needs_native
@@ -62,12 +61,7 @@ def test_a_backend_that_computes_something_else_is_not_timed(tmp_path: Path):
         "sys.argv = ['x', '--envs', '4', '--episode-length', '6', '--episodes', '1']\n"
         "script.main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", broken.format(scripts=str(SCRIPTS))],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", broken.format(scripts=str(SCRIPTS)))
     assert done.returncode != 0
     assert "Tensor-likes are not close" in done.stderr
 
@@ -87,12 +81,7 @@ def test_a_synchronisation_that_is_not_documented_fails():
         "sys.argv = ['x']\n"
         "sys.exit(script.main())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", undocumented.format(scripts=str(SCRIPTS))],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", undocumented.format(scripts=str(SCRIPTS)))
     assert done.returncode == 1
     assert "NOT DOCUMENTED" in done.stdout
 

@@ -116,7 +116,12 @@ def integers(
     """
     if isinstance(high, int) and not 1 <= high < 2**31:
         raise ValueError(f"high must lie in [1, 2^31), got {high}")
-    return (random_bits(seed, streams, purpose, episode, step, count) * high) >> 32
+    return to_integers(random_bits(seed, streams, purpose, episode, step, count), high)
+
+
+def to_integers(bits: Tensor, high: int | Tensor) -> Tensor:
+    """Random words as integers in [0, high), see ``integers``; ``high`` is not checked."""
+    return (bits * high) >> 32
 
 
 class StepBits:

@@ -22,7 +22,6 @@ from esper.simic.step import GrowthConfig, Step
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends import Backend
 from esper.tolaria.backends.choice import choose_backend
-from esper.tolaria.backends.native.backend import NativeBackend
 from esper.tolaria.bank import DataBank, StackKey
 from esper.tolaria.precision import Precision
 
@@ -64,7 +63,6 @@ class GrowthEnv:
         if not tasks:
             raise ValueError("there must be a task")
         self.tasks, self.config, self.device = tuple(tasks), config, device
-        self.precision = precision
         self.environments = environments.to(device)
         self.count: int = len(environments)
         self.groups = self.environments // config.group_size
@@ -132,10 +130,7 @@ class GrowthEnv:
         return bits[0].argsort()[self.groups % len(self.tasks)]
 
     def _deal(self) -> None:
-        """Cut the environments into shards: by bank, and each bank's groups over the threads.
-
-        The native backend deals environments over threads by itself, and better.
-        """
+        """Cut the environments into shards: by bank, and each bank's groups over the threads."""
         self._dealt = self.task_of
         banks = self._bank_of[self.task_of]
         self.shards: list[Shard] = []
@@ -159,22 +154,22 @@ class GrowthEnv:
 
     def _parts(self, backend: Backend, rows: int) -> int:
         """Into how many shards so many environments of a bank are cut."""
-        if isinstance(backend, NativeBackend) or self.device.type != "cpu":
+        if backend.threaded or self.device.type != "cpu":
             return 1
         return max(self.config.threads, -(-rows // MOST_ROWS))
 
     def _each(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         """Every call, the longest first, in the lanes.
 
-        Native shards, which use all threads by themselves, one after another.
+        Shards that use all threads by themselves one after another.
         """
         if self._pool is None or len(calls) == 1:
             return [call() for call in calls]
-        native = [isinstance(shard.engine.backend, NativeBackend) for shard in self.shards]
+        threaded = [shard.engine.backend.threaded for shard in self.shards]
         longest_first = sorted(range(len(calls)), key=lambda i: -self.shards[i].cost)
-        futures = {i: self._pool.submit(calls[i]) for i in longest_first if not native[i]}
+        futures = {i: self._pool.submit(calls[i]) for i in longest_first if not threaded[i]}
         wait(futures.values())  # so that nothing still moves when one of them has failed
-        return [call() if native[i] else futures[i].result() for i, call in enumerate(calls)]
+        return [call() if threaded[i] else futures[i].result() for i, call in enumerate(calls)]
 
     def _merge(self, parts: list[_T]) -> _T:
         """One answer in the order of the environments."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.rng import Purpose, random_bits, uniform
+from esper.kasmina.rng import Purpose, to_integers, uniform
 from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
@@ -104,16 +104,13 @@ class DataBank:
         step = ((earliest + (latest - earliest) * drawn[:, 1]) * length).long()
         return torch.where(drawn[:, 0] < never, length, step)
 
-    def samples(
-        self, seed: int, groups: Tensor, dataset: Tensor, episode: int, step: int, count: int
-    ) -> Tensor:
-        """Indices into ``train_images``, drawn with replacement, int64 ``[G, count]``."""
-        bits = random_bits(seed, groups, Purpose.MINIBATCH, episode, step, count)
-        return self.picked(bits, dataset)
-
     def picked(self, bits: Tensor, dataset: Tensor) -> Tensor:
-        """What random words ``[G, count]`` pick of each group's data set, as ``samples`` does."""
-        return (bits * self.sizes[dataset][:, None] >> 32) + self.offsets[dataset][:, None]
+        """Indices into ``train_images`` that random words pick of each group's data set.
+
+        With replacement; words and indices are int64 ``[G, count]``.
+        """
+        drawn = to_integers(bits, self.sizes[dataset][:, None])
+        return drawn + self.offsets[dataset][:, None]
 
     def held_back(self, split: str, dataset: Tensor) -> HeldBack:
         """A split for rows of ``dataset``, int64 ``[R]``."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.constants import constant
 from esper.kasmina.rng import Purpose, StepBits, to_uniform, uniform
 from esper.leyline.actions import (
     ALPHA_TARGETS,
@@ -119,6 +118,8 @@ class FactoredLSTM(nn.Module):
             {head: nn.Linear(width, HEAD_WIDTHS[head]) for head in CHOICE_HEADS}
         )
         self.value_head = Head(lstm_hidden + len(CRITIC_FEATURES), width, 1)
+        places = torch.tensor(_places([layer.out_features for layer in self._choice_layers()]))
+        self.register_buffer("choice_places", places, persistent=False)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -264,22 +265,21 @@ class FactoredLSTM(nn.Module):
             torch.cat([getattr(layer, name) for layer in self._choice_layers()])
             for name in ("weight", "bias")
         )
-        widths = tuple(layer.out_features for layer in self._choice_layers())
         logits = nn.functional.linear(trunk, weight, bias)
-        index = constant(_places(widths), logits.device)
-        return _widened(logits, logits.shape[-1] + 1)[..., index], options
+        places = self.get_buffer("choice_places")
+        return _widened(logits, logits.shape[-1] + 1)[..., places], options
 
     def _value(self, memory: Tensor, observation: Observation) -> Tensor:
         return self.value_head(torch.cat([memory, observation.critic], -1))[..., 0].float()
 
 
-def _places(widths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _places(widths: list[int]) -> list[list[int]]:
     """Where each option of each head stands in the row of all heads; one past it where none is."""
     begins = [sum(widths[:i]) for i in range(len(widths))]
-    return tuple(
-        tuple(begin + i if i < width else sum(widths) for i in range(max(widths)))
+    return [
+        [begin + i if i < width else sum(widths) for i in range(max(widths))]
         for begin, width in zip(begins, widths, strict=True)
-    )
+    ]
 
 
 def _widened(x: Tensor, width: int) -> Tensor:

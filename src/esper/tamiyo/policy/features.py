@@ -192,7 +192,7 @@ def _one_of(x: Tensor, values: tuple[int, ...]) -> Tensor:
 
     torch's one_hot looks at the largest number first, for which the host waits.
     """
-    return (x[..., None] == constant(tuple(int(v) for v in values), x.device)).float()
+    return (x[..., None] == constant(values, x.device)).float()
 
 
 def slot_features(

@@ -146,7 +146,14 @@ class Variant:
 
 
 class Backend(Protocol):
-    """The arithmetic of N hosts. No result of one environment depends on another's numbers."""
+    """The arithmetic of N hosts. No result of one environment depends on another's numbers.
+
+    Attributes:
+        threaded: whether a call uses all threads by itself; otherwise the caller deals environments
+            over threads.
+    """
+
+    threaded: bool
 
     def train_epoch(
         self,

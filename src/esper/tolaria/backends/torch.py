@@ -33,6 +33,8 @@ EVALUATION_BATCH = 100
 class TorchBackend:
     """Implements ``tolaria.backends.Backend`` for any ``Host``."""
 
+    threaded = False
+
     def __init__(self, host: Host, precision: Precision):
         self.host = host
         self.precision = precision

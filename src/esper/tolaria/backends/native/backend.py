@@ -62,6 +62,8 @@ class NativeBackend:
             dtype not.
     """
 
+    threaded = True
+
     def __init__(self, host: Host, dtype: torch.dtype, threads: int = 1):
         if dtype not in SUFFIXES:
             raise Unavailable(f"it knows float32 and float64, not {dtype}")

@@ -38,7 +38,8 @@ class Slot {
   }
 
   // Sizes of the parameter tensors of a branch.
-  std::vector<int> fields(int kind) { return branch(kind).fields(); }
+  const std::vector<int>& fields(int kind) { return made(kind).fields; }
+  int parameters(int kind) { return made(kind).parameters; }
 
   int gate_offset() const { return gate_offset_; }
   int gate_parameters() const { return gate_->parameters(); }
@@ -94,11 +95,24 @@ class Slot {
  private:
   bool isolated() const { return seed_.alpha == T(0); }
 
-  Layer<T>& branch(int kind) {
-    auto& made = branches_[size_t(kind)];
-    if (made == nullptr) made = make_branch<T>(Kind(kind), channels_);
-    return *made;
+  // A blueprint's layers, made when they are first needed, and the sizes of their tensors.
+  struct Branch {
+    std::unique_ptr<Layer<T>> layers;
+    std::vector<int> fields;
+    int parameters = 0;
+  };
+
+  Branch& made(int kind) {
+    Branch& found = branches_[size_t(kind)];
+    if (found.layers == nullptr) {
+      found.layers = make_branch<T>(Kind(kind), channels_);
+      found.fields = found.layers->fields();
+      found.parameters = found.layers->parameters();
+    }
+    return found;
   }
+
+  Layer<T>& branch(int kind) { return *made(kind).layers; }
 
   // x + alpha m, where m is f, x f or g f. f itself is not needed again where it is added.
   Maps<T> attached(Arena<T>& arena) {
@@ -152,7 +166,7 @@ class Slot {
   }
 
   int channels_, gate_offset_;
-  std::vector<std::unique_ptr<Layer<T>>> branches_;
+  std::vector<Branch> branches_;
   std::unique_ptr<Chain<T>> gate_;
   Seed<T> seed_;
   Maps<T> x_, f_, gates_;

@@ -22,7 +22,7 @@ class Worker {
 
   int parameters() const { return parameters_; }
   int buffers() const { return buffers_; }
-  std::vector<int> seed_fields(int slot, int kind) { return slots_[slot].fields(kind); }
+  const std::vector<int>& seed_fields(int slot, int kind) { return slots_[slot].fields(kind); }
 
   void train(const TrainCall<T>& call, int64_t n);
   void evaluate(const EvaluateCall<T>& call, int64_t r);
@@ -36,6 +36,8 @@ class Worker {
 
   void add(std::unique_ptr<Layer<T>> layer);
   void bind_host(const T* parameters, T* gradient, T* buffers);
+  template <class Call>
+  void bind_seeds(const Call& call, int64_t row, int64_t n);
   Maps<T> gather(const T* images, const int64_t* drawn, int count);
   Maps<T> input_maps(int images, int lanes) const;
   void backward(Maps<T> dy);
@@ -118,6 +120,18 @@ void Worker<T>::bind_host(const T* parameters, T* gradient, T* buffers) {
   }
 }
 
+// What the call says lives in its row `row`, with the parameters of environment n.
+template <class T>
+template <class Call>
+void Worker<T>::bind_seeds(const Call& call, int64_t row, int64_t n) {
+  for (int s = 0; s < slot_count(); ++s) {
+    const int64_t cell = row * slot_count() + s;
+    std::vector<T>& gradient = seed_gradient_[size_t(s)];
+    slots_[size_t(s)].bind({call.kind[cell], Form(call.form[cell]), call.alpha[cell],
+                            call.seed[s] + n * ptrdiff_t(gradient.size()), gradient.data()});
+  }
+}
+
 template <class T>
 Maps<T> Worker<T>::input_maps(int images, int lanes) const {
   Maps<T> x;
@@ -153,15 +167,9 @@ Maps<T> Worker<T>::gather(const T* images, const int64_t* drawn, int count) {
 
 template <class T>
 void Worker<T>::train(const TrainCall<T>& call, int64_t n) {
-  const int count = slot_count(), size = int(call.batch_size);
+  const int size = int(call.batch_size);
   bind_host(call.host + n * parameters_, host_gradient_.data(), call.buffers + n * buffers_);
-  for (int s = 0; s < count; ++s) {
-    const int64_t cell = n * count + s;
-    T* gradient = seed_gradient_[size_t(s)].data();
-    const ptrdiff_t width = ptrdiff_t(seed_gradient_[size_t(s)].size());
-    slots_[size_t(s)].bind({call.kind[cell], Form(call.form[cell]), call.alpha[cell],
-                            call.seed[s] + n * width, gradient});
-  }
+  bind_seeds(call, n, n);
   Score<T> total;
   std::vector<int64_t> labels(static_cast<size_t>(size));
   for (int64_t batch = 0; batch < call.batches; ++batch) {
@@ -212,9 +220,7 @@ void Worker<T>::update_seeds(const TrainCall<T>& call, int64_t n) {
     Slot<T>& slot = slots_[size_t(s)];
     const Seed<T>& seed = slot.seed();
     if (seed.kind < 0) continue;
-    const std::vector<int> fields = slot.fields(seed.kind);
-    int branch = 0;
-    for (int size : fields) branch += size;
+    const int branch = slot.parameters(seed.kind);
     const int gate = seed.form == Form::gate ? slot.gate_parameters() : 0;
     const T own = norm(seed.gradient, branch), gates = norm(seed.gradient + slot.gate_offset(), gate);
     const T length = std::sqrt(own * own + gates * gates);
@@ -270,12 +276,7 @@ void Worker<T>::evaluate(const EvaluateCall<T>& call, int64_t r) {
   // Nothing is written to what is bound here: evaluation has no gradient and moves no statistics.
   bind_host(call.host + n * parameters_, host_gradient_.data(),
             const_cast<T*>(call.buffers) + n * buffers_);
-  for (int s = 0; s < count; ++s) {
-    const int64_t cell = r * count + s;
-    const ptrdiff_t width = ptrdiff_t(seed_gradient_[size_t(s)].size());
-    slots_[size_t(s)].bind({call.kind[cell], Form(call.form[cell]), call.alpha[cell],
-                            call.seed[s] + n * width, seed_gradient_[size_t(s)].data()});
-  }
+  bind_seeds(call, r, n);
   std::vector<Score<T>> totals(size_t(1 + last - first));
   std::vector<Maps<T>> before(slots_.size());
   for (int64_t chunk = 0; chunk < call.chunks; ++chunk) {
