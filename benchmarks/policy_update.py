@@ -23,7 +23,7 @@ from esper.leyline.actions import HEAD_WIDTHS, HEADS
 from esper.leyline.config import LearnerConfig
 from esper.runtime.tasks import find
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import PPOAgent
+from esper.simic.ppo import growth_agent
 from esper.simic.rollout import Rollout
 from esper.simic.run_directory import processor_name
 from esper.simic.step import GrowthConfig
@@ -101,7 +101,7 @@ class Growth:
 
     def __init__(self, hidden: int):
         config = LearnerConfig(lstm_hidden=hidden, ppo_epochs=1, minibatches=1, target_kl=1e9)
-        self.agent = PPOAgent(config, 1, CPU)
+        self.agent = growth_agent(config, 1, CPU)
         growth = GrowthConfig(seed=1, episode_length=STEPS, max_batches=1, batch_size=8)
         task = find("digits_shift")
         env = GrowthEnv([task], torch.arange(ENVS), growth, Precision("cpu"), CPU)

@@ -21,7 +21,7 @@ from esper.nissa.hub import Hub, JsonLines
 from esper.runtime.data import Dataset
 from esper.runtime.registry import Task, find_all, task
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import PPOAgent
+from esper.simic.ppo import growth_agent
 from esper.simic.rollout import Rollout
 from esper.simic.step import GrowthConfig, Step
 from esper.simic.training.recorder import Recorder
@@ -176,7 +176,7 @@ class Loop:
             self.environment.backends[key] = instead(workload.found.host)
         self.backend_name = type(self.environment.backends[key]).__name__
         learner = LearnerConfig(lstm_hidden=workload.lstm_hidden, ppo_epochs=workload.ppo_epochs)
-        self.agent = PPOAgent(learner, SEED, device)
+        self.agent = growth_agent(learner, SEED, device)
         self.device = device
         self.folder = tempfile.TemporaryDirectory()
         sinks = (

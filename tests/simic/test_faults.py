@@ -33,7 +33,7 @@ from esper.leyline.config import LearnerConfig, unflatten
 from esper.leyline.events import EpisodeOutcome, GovernorRollback, PPOUpdateCompleted
 from esper.leyline.stages import Stage
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import PPOAgent
+from esper.simic.ppo import growth_agent
 from esper.simic.rollout import collect
 from esper.simic.shard import Shard
 from esper.simic.step import GrowthConfig, Step
@@ -516,7 +516,7 @@ def test_rollout_and_update_run_through_a_fault():
     """LSTM and rollout go on; what other environments saw and did is the same to the bit."""
     rollouts, updates = [], []
     for fault in (None, in_loss(FAULTY, NAN)):
-        env, agent = growth(F64), PPOAgent(LearnerConfig(lstm_hidden=16), 0, CPU)
+        env, agent = growth(F64), growth_agent(LearnerConfig(lstm_hidden=16), 0, CPU)
         with torch.no_grad():
             agent.policy.op_head.out.bias[Op.GERMINATE] = 4.0
         step = env.step

@@ -19,7 +19,7 @@ from esper.leyline.stages import Stage
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Drift, Task
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import PPOAgent
+from esper.simic.ppo import PPOAgent, growth_agent
 from esper.simic.rollout import Rollout, collect
 from esper.simic.step import GrowthConfig, Step
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -89,7 +89,7 @@ def growth(
 
 def gardener() -> PPOAgent:
     """A policy that has not learned anything but to germinate often."""
-    agent = PPOAgent(LearnerConfig(lstm_hidden=16), 3, CPU)
+    agent = growth_agent(LearnerConfig(lstm_hidden=16), 3, CPU)
     with torch.no_grad():
         agent.policy.op_head.out.bias[Op.GERMINATE] = 4.0
     return agent
@@ -295,10 +295,10 @@ def test_a_policy_learns_from_padded_rollouts_and_its_moments_see_no_padding():
         [rollout.observation.slots[:, n, : SLOTS[task]].flatten(0, 1)
          for n, task in enumerate(together().task_of.tolist())]
     ).double()  # fmt: skip
-    assert agent.slot_moments.count.item() == len(real) < rollout.observation.slots[..., 0].numel()
-    torch.testing.assert_close(agent.slot_moments.mean, real.mean(0))
+    assert agent.moments.slots.count.item() == len(real) < rollout.observation.slots[..., 0].numel()
+    torch.testing.assert_close(agent.moments.slots.mean, real.mean(0))
     deviation = (real.var(0, correction=0) + 1e-4).sqrt()
-    torch.testing.assert_close(agent.slot_moments.deviation, deviation)
+    torch.testing.assert_close(agent.moments.slots.deviation, deviation)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4])
@@ -323,7 +323,7 @@ def test_a_policy_acts_alike_on_a_host_that_is_padded(slots: int):
             taken.append(agent.act(Observation.from_tensors(now), t))
         actions = torch.stack([action for action, _, _ in taken])
         hidden = agent.policy.initial_hidden(30)
-        said = agent.policy.evaluate_actions(agent.normalised(observation), actions, hidden)
+        said = agent.policy.evaluate_actions(agent.moments.normalise(observation), actions, hidden)
         heard = [torch.stack(part) for part in list(zip(*taken, strict=True))[1:]]
         outcomes.append((actions, *heard, said.log_prob, said.head_entropy, said.value))
         assert torch.equal(said.head_choice.any(), torch.tensor(True))

@@ -5,7 +5,7 @@ import torch
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import LearnerConfig
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import PPOAgent
+from esper.simic.ppo import growth_agent
 from esper.simic.rollout import collect
 from esper.simic.step import GrowthConfig
 from esper.tamiyo.baselines import RandomActor
@@ -57,7 +57,7 @@ def test_recorded_actions_replay_alone_in_an_mlp() -> None:
 
 def test_a_policy_learns_from_rollouts_of_mlps() -> None:
     environment = growth(list(range(8)))
-    agent = PPOAgent(LearnerConfig(lstm_hidden=16), 0, CPU)
+    agent = growth_agent(LearnerConfig(lstm_hidden=16), 0, CPU)
     before = [p.detach().clone() for p in agent.policy.parameters()]
     metrics = agent.update(collect(environment, agent, 0))
     assert all(torch.tensor(value).isfinite() for value in metrics.values())

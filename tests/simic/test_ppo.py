@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEADS, Op
 from esper.leyline.config import LearnerConfig
-from esper.simic.ppo import PPOAgent
+from esper.simic.ppo import PPOAgent, growth_agent
 from esper.simic.rollout import Rollout
 from synthetic import CPU, changed, picked, random_observation, synthetic_rollout
 
@@ -17,7 +17,9 @@ LENGTH, ENVIRONMENTS, SLOTS = 6, 12, 3
 
 
 def agent_with(seed: int = 0, **settings) -> PPOAgent:
-    return PPOAgent(LearnerConfig(**({"lstm_hidden": 16, "minibatches": 2} | settings)), seed, CPU)
+    return growth_agent(
+        LearnerConfig(**({"lstm_hidden": 16, "minibatches": 2} | settings)), seed, CPU
+    )
 
 
 def rollout_of(agent: PPOAgent, seed: int = 1, episode: int = 0) -> Rollout:
@@ -30,8 +32,8 @@ def weights(agent: PPOAgent) -> dict[str, Tensor]:
 
 def everything(agent: PPOAgent) -> list[Tensor]:
     """Weights, optimizer state and moments."""
-    optimizer = agent.optimizer.state_dict()["state"]
-    moments = (agent.host_moments, agent.slot_moments, agent.return_moments)
+    optimizer = agent.optimizer.state()
+    moments = (agent.moments.host, agent.moments.slots, agent.return_moments)
     parts = [*agent.policy.state_dict().values()]
     parts += [t for state in optimizer.values() for t in state.values()]
     parts += [t for moment in moments for t in moment.state().values()]
@@ -164,7 +166,7 @@ def test_the_same_seed_learns_the_same_bits() -> None:
         torch.rand(7)
     assert same_bits(everything(first), everything(second))
     assert not same_bits(weights(first), weights(other))
-    assert summary["learning_rate"] == LearnerConfig().learning_rate
+    assert summary["learning_rate"] == pytest.approx(LearnerConfig().learning_rate)
 
 
 def test_building_an_agent_leaves_the_global_generator() -> None:
@@ -179,12 +181,12 @@ def test_building_an_agent_leaves_the_global_generator() -> None:
 def test_a_round_is_normalised_by_the_rounds_before_it() -> None:
     agent = agent_with()
     rollout = rollout_of(agent)
-    seen = agent.normalised(rollout.observation)
+    seen = agent.moments.normalise(rollout.observation)
     assert torch.equal(seen.host, rollout.observation.host)  # nothing seen yet
     agent.update(rollout)
     flat = rollout.observation.host.double().flatten(0, 1)
     expected = (flat - flat.mean(0)) / (flat.var(0, correction=0) + 1e-4).sqrt()
-    seen = agent.normalised(rollout.observation)
+    seen = agent.moments.normalise(rollout.observation)
     torch.testing.assert_close(seen.host.flatten(0, 1), expected.clamp(-10, 10).float())
     kept = ("blueprints", "critic", "mask_slots", "mask_kinds")
     for name in kept:
@@ -195,17 +197,17 @@ def test_minibatches_hold_whole_episodes_and_every_environment_once_an_epoch() -
     """Seen from outside: environments with a marked critic feature, one batch an epoch or many."""
     marks: list[list[int]] = []
     agent = agent_with(ppo_epochs=3, minibatches=5)
-    evaluate = agent.policy.evaluate_actions
+    encode = agent.policy.encode
 
-    def spy(observation, actions, hidden):
-        assert actions.shape[0] == LENGTH
+    def spy(observation):
+        assert len(observation.critic) == LENGTH
         assert bool((observation.critic[:, :, 0] == observation.critic[:1, :, 0]).all())
         marks.append(observation.critic[0, :, 0].long().tolist())
-        return evaluate(observation, actions, hidden)
+        return encode(observation)
 
     rollout = rollout_of(agent)
     rollout.observation.critic[..., 0] = torch.arange(ENVIRONMENTS)
-    agent.policy.evaluate_actions = spy
+    agent.compiled.encode = spy
     agent.update(rollout)
     assert len(marks) == 15
     epochs = [[mark for part in marks[i : i + 5] for mark in part] for i in (0, 5, 10)]
@@ -317,7 +319,7 @@ def test_the_gradient_of_a_step_is_clipped() -> None:
     agent = agent_with(ppo_epochs=1, minibatches=1, max_gradient_norm=0.01)
     summary = agent.update(rollout_of(agent))
     assert summary["grad_norm"] > 0.01
-    moments = [state["exp_avg"] for state in agent.optimizer.state.values()]
+    moments = [state["exp_avg"] for state in agent.optimizer.state().values()]
     norm = torch.cat([m.flatten() for m in moments]).norm().item()
     assert norm == pytest.approx(0.1 * 0.01, rel=1e-3)
 
@@ -342,11 +344,11 @@ def about_to_learn_from(where: str, nonsense: float) -> tuple[PPOAgent, Rollout]
 def test_one_number_that_is_not_finite_leaves_every_weight(where, nonsense) -> None:
     agent, rollout = about_to_learn_from(where, nonsense)
     before = weights(agent)
-    optimizer = copy.deepcopy(agent.optimizer.state_dict()["state"])
+    optimizer = copy.deepcopy(agent.optimizer.state())
     summary = agent.update(rollout)
     assert summary["refused"] > 0.0
     assert same_bits(weights(agent), before)
-    after = agent.optimizer.state_dict()["state"]
+    after = agent.optimizer.state()
     assert all(same_bits(optimizer[i], after[i]) for i in optimizer)
 
 
@@ -373,12 +375,85 @@ def test_a_log_prob_that_is_not_finite_leaves_every_weight(nonsense) -> None:
     assert same_bits(weights(agent), before)
 
 
-def test_only_the_minibatch_that_is_not_finite_is_refused() -> None:
-    agent = agent_with(ppo_epochs=1, minibatches=4)
+def bad_gradient(agent: PPOAgent, calls: int) -> None:
+    """From backward pass number ``calls`` on, one weight's gradient is not a number."""
+    seen = []
+
+    def spoil(gradient: Tensor) -> Tensor:
+        seen.append(1)
+        return gradient * math.nan if len(seen) >= calls else gradient
+
+    agent.policy.op_head.out.weight.register_hook(spoil)
+
+
+def test_a_refused_step_ends_the_learning_of_its_round() -> None:
+    """The minibatches before it were learned from; those behind it are not."""
+    agent, reference = (
+        agent_with(ppo_epochs=1, minibatches=4),
+        agent_with(ppo_epochs=1, minibatches=4),
+    )
     rollout = rollout_of(agent)
-    rollout.observation.critic[2, 5] = math.nan
+    bad_gradient(agent, calls=3)
+    assert agent.update(rollout)["refused"] == 1.0
+    learn, count = reference._learn, []
+
+    def only_two(part, stopped):
+        count.append(1)
+        return learn(part, torch.ones(()) if len(count) > 2 else stopped)
+
+    reference._learn = only_two
+    reference.update(rollout)
+    assert same_bits(weights(agent), weights(reference))
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("rewards", "reward"),
+        ("values", "value"),
+        ("log_prob", "log_prob"),
+        ("host", "observation/host"),
+        ("critic", "observation/critic"),
+    ],
+)
+def test_the_first_tensor_that_is_not_finite_is_named(where, name) -> None:
+    agent, rollout = about_to_learn_from(where, math.nan)
+    agent.update(rollout)
+    assert agent.refusal.tensor == name
+    agent.update(rollout_of(agent, seed=10, episode=2))
+    assert agent.refusal is None
+
+
+def test_a_gradient_and_a_moment_of_the_optimizer_are_named() -> None:
+    agent = agent_with()
+    agent.update(rollout_of(agent))
+    bad_gradient(agent, calls=1)
+    agent.update(rollout_of(agent))
+    assert agent.refusal.tensor == "gradient/op_head.out.weight"
+    agent = agent_with()
+    agent.update(rollout_of(agent))
+    agent.optimizer.adam.state[agent.policy.op_head.out.bias]["exp_avg_sq"][0] = math.inf
     before = weights(agent)
-    summary = agent.update(rollout)
-    assert summary["refused"] == pytest.approx(0.25)
-    assert not same_bits(weights(agent), before)
-    assert all(bool(value.isfinite().all()) for value in weights(agent).values())
+    assert agent.update(rollout_of(agent))["refused"] == 1.0
+    assert agent.refusal.tensor == "optimizer/op_head.out.bias/exp_avg_sq"
+    assert same_bits(weights(agent), before)
+
+
+def test_a_weight_that_is_not_finite_is_named_before_what_it_spoils() -> None:
+    agent = agent_with()
+    with torch.no_grad():
+        agent.policy.value_head.out.bias[0] = math.nan
+    rollout = rollout_of(agent_with())
+    agent.update(rollout)
+    assert agent.refusal.tensor == "policy/value_head.out.bias"
+
+
+def test_an_advantage_that_overflows_is_named() -> None:
+    """Rewards that are finite, whose sum is not."""
+    agent = agent_with()
+    rollout = rollout_of(agent)
+    rollout.rewards[:] = 3e38
+    before = weights(agent)
+    assert agent.update(rollout)["refused"] == 1.0
+    assert agent.refusal.tensor == "advantage"
+    assert same_bits(weights(agent), before)

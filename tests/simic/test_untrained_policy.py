@@ -10,7 +10,7 @@ from esper.leyline.config import LearnerConfig
 from esper.runtime import data
 from esper.runtime.tasks import Task
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import PPOAgent
+from esper.simic.ppo import growth_agent
 from esper.simic.rollout import collect
 from esper.simic.step import GrowthConfig
 from esper.tolaria.precision import Precision
@@ -29,7 +29,7 @@ def test_an_untrained_policy_fossilises_a_tenth_of_what_it_germinates() -> None:
         assert bool(step.report.success.all())
         done.update(actions[:, 0].tolist())
 
-    collect(env, PPOAgent(LearnerConfig(), 1, CPU), 0, on_step)
+    collect(env, growth_agent(LearnerConfig(), 1, CPU), 0, on_step)
     assert done[Op.GERMINATE] >= 20
     assert done[Op.FOSSILISE] >= 0.1 * done[Op.GERMINATE]
     assert done[Op.WAIT] > done[Op.PRUNE]

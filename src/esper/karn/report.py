@@ -141,7 +141,8 @@ def _hosts(started: TrainingStarted) -> str:
 
 
 def _metric(updates: list[PPOUpdateCompleted], name: str) -> Curve:
-    values = [float(u.metrics[name]) for u in updates]
+    found = [u.metrics[name] for u in updates]
+    values = [math.nan if value is None else float(value) for value in found]
     return Curve(name.replace("_", " "), values, [0.0] * len(values))
 
 

@@ -83,18 +83,55 @@ class LearnerConfig:
 
     learning_rate: float = 1e-3
     """Step size of Adam, for policy and critic (also --lr)."""
+    value_learning_rate: float | None = None
+    """Step size for the critic's own layers; as for the policy when not given. The schedule below
+    is that of both."""
+    lr_warmup_frac: float = 0.0
+    """Share of --lr-decay-steps over which step sizes rise linearly."""
+    lr_warmup_steps: int = 0
+    """The same as a number of updates; give one of the two."""
+    lr_decay: Literal["none", "linear", "cosine", "step"] = "none"
+    """How step sizes fall after the warmup. ESPER_DISABLE_LR_SCHEDULE=1 keeps them constant."""
+    lr_decay_steps: int = 30
+    """Update from which their end value holds, counted from the start of the run; it does not
+    follow --rounds, so that a run that goes on later keeps its schedule."""
+    lr_end_factor: float = 0.1
+    """Their end value as a share of the step size."""
+    lr_step_size: int = 10
+    """Updates of a stair of --lr-decay step."""
+    lr_adaptive_kl: float | None = None
+    """Approximate KL in nats that an update should have: step sizes follow it. Not with
+    --lr-decay."""
     ppo_epochs: int = 4
     """Passes over each round's episodes."""
     minibatches: int = 4
     """Parts of a pass, each a set of whole episodes."""
     clip: float = 0.2
     """Trust region of the importance ratio, 1 plus or minus this."""
+    clip_decay: Literal["none", "linear", "cosine", "step"] = "none"
+    """How the clip falls; clip_decay_steps, clip_end_factor and clip_step_size are as for the step
+    size."""
+    clip_decay_steps: int = 30
+    """Update from which its end value holds."""
+    clip_end_factor: float = 0.1
+    """Its end value as a share of the clip."""
+    clip_step_size: int = 10
+    """Updates of a stair of --clip-decay step."""
     discount: float = 1.0
     """Gamma, a factor a step."""
     trace_decay: float = 0.95
     """Lambda of generalised advantage estimation."""
     entropy: float = 0.01
     """Weight of the entropy bonus, reward a nat."""
+    entropy_decay: Literal["none", "linear", "cosine", "step"] = "none"
+    """How the entropy weight falls; entropy_decay_steps, entropy_end_factor and entropy_step_size
+    are as for the step size."""
+    entropy_decay_steps: int = 30
+    """Update from which its end value holds."""
+    entropy_end_factor: float = 0.1
+    """Its end value as a share of the entropy weight."""
+    entropy_step_size: int = 10
+    """Updates of a stair of --entropy-decay step."""
     value_weight: float = 0.5
     """Weight of the value loss."""
     max_gradient_norm: float = 0.5
@@ -103,6 +140,9 @@ class LearnerConfig:
     """A round stops learning once approximate KL, in nats, is above 1.5 times this."""
     lstm_hidden: int = 128
     """Width of the LSTM."""
+    amp_policy: bool = False
+    """Compute the policy's encoder and LSTM in half precision (--amp-dtype), when acting and when
+    learning; heads, log-probs and losses stay in float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +151,9 @@ class MachineConfig:
 
     device: str = "cpu"
     """cpu, or cuda:0 and so on."""
+    compile: Literal["auto", "off", "default", "reduce-overhead", "max-autotune"] = "auto"
+    """Compile what surrounds the policy's LSTM, in one of torch.compile's modes; auto does it on
+    CUDA, where steps are captured as CUDA graphs too, and not on a CPU, where it was slower."""
     threads: int | None = None
     """CPU threads; the environments are dealt over them. As torch chooses when not given."""
     backend: Literal["auto", "torch", "native"] = "auto"
@@ -119,6 +162,8 @@ class MachineConfig:
     use_amp: bool = False
     """Mixed precision for the hosts where the device gains from it (also --amp);
     ESPER_DISABLE_AMP=1 forbids it."""
+    amp_dtype: Literal["auto", "bfloat16", "float16"] = "auto"
+    """Dtype of mixed precision; auto is bfloat16 where the device has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,13 +313,27 @@ _COUNTS = {
     "ppo_epochs": 1_000,
     "minibatches": 1_000_000,
     "lstm_hidden": 16_384,
+    "lr_decay_steps": 10_000_000,
+    "lr_step_size": 10_000_000,
+    "clip_decay_steps": 10_000_000,
+    "clip_step_size": 10_000_000,
+    "entropy_decay_steps": 10_000_000,
+    "entropy_step_size": 10_000_000,
     "threads": os.cpu_count() or 1,
     "checkpoint_every": 10_000_000,
     "keep_checkpoints": 10_000_000,
 }
 """Whole numbers from 1 on, with the most that makes sense."""
-_POSITIVE = ("learning_rate", "clip", "max_gradient_norm", "target_kl")
-_FRACTION = ("discount", "trace_decay")
+_POSITIVE = (
+    "learning_rate",
+    "value_learning_rate",
+    "lr_adaptive_kl",
+    "clip",
+    "max_gradient_norm",
+    "target_kl",
+)
+_FRACTION = ("discount", "trace_decay", "lr_warmup_frac")
+_SHARE = ("lr_end_factor", "clip_end_factor", "entropy_end_factor")
 _NOT_NEGATIVE = ("entropy", "value_weight", "stage_shaping", "rollback_penalty")
 
 
@@ -288,6 +347,7 @@ def check(config: TrainConfig) -> None:
     ranges: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
         (_POSITIVE, "above 0 and at most 1e30", lambda v: 0.0 < v <= 1e30),
         (_FRACTION, "between 0 and 1", lambda v: 0.0 <= v <= 1.0),
+        (_SHARE, "above 0 and at most 1", lambda v: 0.0 < v <= 1.0),
         (_NOT_NEGATIVE, "between 0 and 1e30", lambda v: 0.0 <= v <= 1e30),
         (("seed",), "between 0 and 4294967295", lambda v: 0 <= v < 2**32),
     )
@@ -298,5 +358,14 @@ def check(config: TrainConfig) -> None:
         for name in names:
             if flat[name] is not None and not holds(flat[name]):
                 raise UsageError(f"{name}: must be {wanted}, got {flat[name]}")
+    if not 0 <= config.learner.lr_warmup_steps <= 10_000_000:
+        raise UsageError(
+            "lr_warmup_steps: must lie between 0 and 10000000, "
+            f"got {config.learner.lr_warmup_steps}"
+        )
+    if config.learner.lr_warmup_steps and config.learner.lr_warmup_frac:
+        raise UsageError("lr_warmup_steps: lr_warmup_frac says the same; give one of them")
+    if config.learner.lr_adaptive_kl is not None and config.learner.lr_decay != "none":
+        raise UsageError("lr_adaptive_kl: it sets the step size itself; leave lr_decay out")
     if config.world.batch_size == 1:
         raise UsageError("batch_size: must be at least 2, for BatchNorm needs more than one image")

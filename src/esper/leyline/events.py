@@ -156,15 +156,35 @@ class EpisodeOutcome(Event, tag="EPISODE_OUTCOME"):
 
 
 class PPOUpdateCompleted(Event, tag="PPO_UPDATE_COMPLETED"):
-    """One update of the policy; ``metrics`` by name, such as ``head_grad_norms/op``."""
+    """One update of the policy; ``metrics`` by name, such as ``head_grad_norms/op``.
+
+    A metric that is null is missing: the norm of a gradient that does not exist.
+    """
 
     round: int
     update: int
-    metrics: dict[str, Number]
+    metrics: dict[str, Number | None]
+
+
+class UpdateRefused(Event, tag="UPDATE_REFUSED"):
+    """An update met a number that is not finite and left the weights as they were.
+
+    ``tensor`` is the first that held one; ``file``, relative to the run directory, replays it;
+    ``in_a_row`` counts the updates in a row to which it happened.
+    """
+
+    round: int
+    tensor: str
+    file: str
+    in_a_row: int
 
 
 class AnalyticsSnapshot(Event, tag="ANALYTICS_SNAPSHOT"):
-    """Throughput and precision of a round; seconds are wall time."""
+    """Throughput and precision of a round; seconds are wall time.
+
+    ``learning_rates`` holds the step size of each group of parameters; ``amp_scale`` the loss
+    scale where half precision needs one.
+    """
 
     round: int
     amp_enabled: bool
@@ -173,6 +193,9 @@ class AnalyticsSnapshot(Event, tag="ANALYTICS_SNAPSHOT"):
     environment_steps_per_second: float
     rollout_seconds: float
     update_seconds: float
+    learning_rates: dict[str, float] = {}
+    amp_policy: bool = False
+    amp_scale: float | None = None
 
 
 class CheckpointSaved(Event, tag="CHECKPOINT_SAVED"):
@@ -183,7 +206,7 @@ class CheckpointSaved(Event, tag="CHECKPOINT_SAVED"):
 
 
 class TrainingFinished(Event, tag="TRAINING_FINISHED"):
-    """The process ended as ``finished`` or ``interrupted``."""
+    """The process ended as ``finished``, ``interrupted`` or ``failed``."""
 
     round: int
     status: str
@@ -201,6 +224,7 @@ AnyEvent = (
     | CounterfactualMatrixComputed
     | EpisodeOutcome
     | PPOUpdateCompleted
+    | UpdateRefused
     | AnalyticsSnapshot
     | CheckpointSaved
     | TrainingFinished
@@ -213,6 +237,7 @@ LEVELS: dict[str, tuple[type[Event], ...]] = {
         GovernorRollback,
         EpisodeOutcome,
         PPOUpdateCompleted,
+        UpdateRefused,
         AnalyticsSnapshot,
         CheckpointSaved,
         TrainingFinished,

@@ -3,10 +3,11 @@
 import sys
 
 from esper.scripts.entry import dispatch, guarded
+from esper.scripts.replay import replay
 from esper.scripts.tasks import tasks
 from esper.scripts.train import train
 
-COMMANDS = {"train": train, "tasks": tasks}
+COMMANDS = {"train": train, "tasks": tasks, "replay": replay}
 
 
 def esper(arguments: list[str]) -> int:

@@ -11,26 +11,30 @@ def generalised_advantages(
     terminated: Tensor,
     discount: float,
     trace_decay: float,
+    truncated: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and the returns the critic learns, equations 11 to 16 of the paper.
 
     ``delta_t = r_t + discount V(s_{t+1}) - V(s_t)``, and
     ``A_t = delta_t + discount trace_decay A_{t+1}``; both V and A are 0 behind a terminated step.
+    Behind a truncated one A is 0 and V is that of the state in which the episode was cut off.
 
     Args:
         rewards: ``[T, N]``.
         values: of the states the rewards followed, ``[T, N]``.
         last_value: of the state after the last step, ``[N]``; unused where that step terminated.
         terminated: bool ``[T, N]``.
+        truncated: bool ``[T, N]``; the value after such a step must be of its final state.
         discount: gamma, in [0, 1].
         trace_decay: lambda, in [0, 1].
 
     Returns:
         advantages ``[T, N]``, returns (advantages plus values) ``[T, N]``.
     """
-    going_on = (~terminated).to(values.dtype)
+    not_over = (~terminated).to(values.dtype)
+    going_on = not_over if truncated is None else (~(terminated | truncated)).to(values.dtype)
     next_values = torch.cat([values[1:], last_value[None]])
-    deltas = rewards + discount * next_values * going_on - values
+    deltas = rewards + discount * next_values * not_over - values
     advantages = torch.empty_like(deltas)
     following = torch.zeros_like(last_value)
     for t in reversed(range(len(rewards))):

@@ -56,39 +56,19 @@ class Checkpoint:
     parts: dict[str, dict[str, Any]]
 
 
-def agent_parts(agent: PPOAgent) -> dict[str, dict[str, Any]]:
+def agent_parts(agent: PPOAgent[Any]) -> dict[str, dict[str, Any]]:
     """Everything an agent has to remember, by part; optimizer state by parameter name."""
-    names = [name for name, _ in agent.policy.named_parameters()]
-    state = agent.optimizer.state_dict()["state"]
-    return {
-        "policy": dict(agent.policy.state_dict()),
-        "optimizer": {names[index]: dict(values) for index, values in state.items()},
-        "moments": {
-            "host": agent.host_moments.state(),
-            "slot": agent.slot_moments.state(),
-            "return": agent.return_moments.state(),
-        },
-        "counters": {"updates": torch.tensor(agent.updates)},
-    }
+    return agent.state()
 
 
-def restore_agent(agent: PPOAgent, parts: dict[str, dict[str, Any]]) -> None:
+def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> None:
     """Give an agent back what ``agent_parts`` took.
 
     Raises:
         UsageError: the checkpoint belongs to another network.
     """
     try:
-        agent.policy.load_state_dict(parts["policy"])
-        agent.host_moments.load(parts["moments"]["host"])
-        agent.slot_moments.load(parts["moments"]["slot"])
-        agent.return_moments.load(parts["moments"]["return"])
-        names = [name for name, _ in agent.policy.named_parameters()]
-        stored = parts["optimizer"]
-        state = {index: stored[name] for index, name in enumerate(names) if name in stored}
-        template = agent.optimizer.state_dict()
-        agent.optimizer.load_state_dict({**template, "state": state})
-        agent.updates = int(parts["counters"]["updates"])
+        agent.load_state(parts)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"resume: the checkpoint is of another network ({reason})") from error

@@ -16,7 +16,7 @@ from esper.leyline.config import LearnerConfig
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Task
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import PPOAgent
+from esper.simic.ppo import growth_agent
 from esper.simic.rewards import utility
 from esper.simic.rollout import Actor, collect
 from esper.simic.step import GrowthConfig, Step
@@ -122,7 +122,7 @@ def diagnose(
         "random": SharedStreams(RandomActor(config.seed), size),
         "heuristic": HeuristicActor(config.episode_length),
         "everything": ScheduleActor(Schedule.everything(count, task.host.slots)),
-        "untrained": SharedStreams(PPOAgent(LearnerConfig(), config.seed, CPU), size),
+        "untrained": SharedStreams(growth_agent(LearnerConfig(), config.seed, CPU), size),
     }
     played = {}
     for name, actor in actors.items():

@@ -39,9 +39,10 @@ class RunningMoments:
         squares = torch.where(finite, rows - mean, 0.0).square().sum(0)
         total = (self.count + count).clamp(min=1.0)
         shift = mean - self.mean
-        self.squares = self.squares + squares + shift.square() * self.count * count / total
-        self.mean = self.mean + shift * count / total
-        self.count = self.count + count
+        # In place: a captured rollout step reads these very tensors.
+        self.squares += squares + shift.square() * self.count * count / total
+        self.mean += shift * count / total
+        self.count += count
 
     @property
     def deviation(self) -> Tensor:
@@ -64,7 +65,7 @@ class RunningMoments:
 
     def state(self) -> dict[str, Tensor]:
         """For the checkpoint."""
-        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+        return {name: x.clone() for name, x in self._tensors().items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """From the checkpoint.
@@ -74,6 +75,8 @@ class RunningMoments:
         """
         if state["mean"].shape != self.mean.shape:
             raise ValueError(f"moments of {tuple(state['mean'].shape)}, not {self.mean.shape}")
-        device = self.mean.device
-        self.count = state["count"].to(device)
-        self.mean, self.squares = state["mean"].to(device), state["squares"].to(device)
+        for name, mine in self._tensors().items():
+            mine.copy_(state[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"count": self.count, "mean": self.mean, "squares": self.squares}

@@ -1,229 +1,407 @@
-"""Proximal policy optimisation of the recurrent policy (Schulman et al., 2017)."""
+"""Proximal policy optimisation of a recurrent policy (Schulman et al., 2017)."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.kasmina.rng import Purpose, random_bits
-from esper.leyline.actions import HEAD_WIDTHS, HEADS
 from esper.leyline.config import LearnerConfig
 from esper.simic.advantage import explained_variance, generalised_advantages
+from esper.simic.compiled import Compiled
+from esper.simic.gradients import GradientNorms
+from esper.simic.loss import weighted_mean
+from esper.simic.moments import GrowthMoments, ObservationMoments
+from esper.simic.nonfinite import Refusal, all_finite, first_not_finite
 from esper.simic.normalise import RunningMoments
+from esper.simic.optimiser import PolicyOptimizer
 from esper.simic.rollout import Rollout
-from esper.tamiyo.policy.factored_lstm import EpisodeNoise, FactoredLSTM, Hidden
-from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
+from esper.simic.scaler import LossScaler
+from esper.simic.schedules import AdaptiveRate, Schedules
+from esper.simic.sequences import Sequences, cut
+from esper.tamiyo.policy.base import Hidden, Policy, Seen, full_precision
+from esper.tamiyo.policy.factored_lstm import EpisodeNoise, FactoredLSTM
+from esper.tamiyo.policy.features import Observation
 
 ADVANTAGE_FLOOR = 0.1
 """Advantages are divided by at least this, so that noise is not blown up into a signal."""
 
+LOSSES = ("policy_loss", "value_loss", "entropy", "loss")
+"""Parts of the loss, in the order in which they are looked at for numbers that are not finite."""
 
-class PPOAgent:
+Record = dict[str, Any]
+"""Tensors that tell what happened in a minibatch, by name; None is a gradient that is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learning(Generic[Seen]):
+    """What an update learns from, made of a rollout.
+
+    Attributes:
+        sequences: what the policy is run over.
+        values, returns: of the critic and as they came about, ``[T, N]``.
+        targets: what the critic learns, before it is scaled, ``[T, N]``.
+    """
+
+    sequences: Sequences[Seen]
+    values: Tensor
+    returns: Tensor
+    targets: Tensor
+
+
+class PPOAgent(Generic[Seen]):
     """Policy, critic, optimizer and normalisers; acts and learns.
 
     Args:
         config: see ``leyline.config.LearnerConfig``.
         seed: of initial weights, action sampling and shuffling.
         device: where the networks live.
+        network: makes the policy, called once with the global generator seeded.
+        moments: normalise what the policy sees.
+        compile_mode: see ``simic.compiled.Compiled``.
+
+    Attributes:
+        refusal: why the last update stopped learning, None where it did not.
     """
 
-    def __init__(self, config: LearnerConfig, seed: int, device: torch.device):
+    def __init__(
+        self,
+        config: LearnerConfig,
+        seed: int,
+        device: torch.device,
+        network: Callable[[], Policy[Seen]],
+        moments: ObservationMoments[Seen],
+        compile_mode: str = "off",
+    ):
         self.config, self.seed, self.device = config, seed, device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.policy = FactoredLSTM(config.lstm_hidden).to(device)
-        self.optimizer = torch.optim.Adam(
-            self.policy.parameters(), lr=config.learning_rate, eps=1e-5, fused=True
-        )
-        self.host_moments = RunningMoments((len(HOST_FEATURES),), device)
-        self.slot_moments = RunningMoments((len(SLOT_FEATURES),), device)
+            self.policy = network().to(device)
+        self.optimizer = PolicyOptimizer(self.policy, device)
+        self.moments = moments
         self.return_moments = RunningMoments((), device)
+        self.schedules = Schedules.of(config)
+        target = config.lr_adaptive_kl
+        self.adaptive = AdaptiveRate(target, device) if target is not None else None
+        half = self.policy.amp_dtype == torch.float16
+        self.scaler = LossScaler(device) if half else None
+        self.norms = GradientNorms(self.policy, device)
+        self.scalars = {name: torch.zeros((), device=device) for name in ("clip", "entropy")}
+        self.compiled = Compiled(self.policy, compile_mode)
         self.updates = 0
         self.greedy = False
+        self.refusal: Refusal | None = None
+
+    # --- acting -------------------------------------------------------------------------------
 
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``Actor.begin``."""
         self._environments, self._episode = environments, episode
         self._noise: EpisodeNoise | None = None
-        self._hidden: Hidden = self.policy.initial_hidden(len(environments))
+        self.hidden: Hidden = self.policy.initial_hidden(len(environments))
 
-    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def act(self, observation: Seen, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``Actor.act``. Draws from the policy, or takes its mode when ``greedy``."""
-        noise = None
-        if not self.greedy:
-            widest = max(*HEAD_WIDTHS.values(), observation.slots.shape[-2])
-            if self._noise is None or self._noise.shape[-1] != widest:
-                self._noise = EpisodeNoise(self.seed, self._environments, self._episode, widest)
-            noise = self._noise.at(step)
-        actions, log_prob, value, self._hidden = self.policy.act(
-            self.normalised(observation), self._hidden, noise
+        noise = None if self.greedy else self._drawn(observation, step)
+        actions, log_prob, value, self.hidden = self.policy.act(
+            self.moments.normalise(observation), self.hidden, noise
         )
         return actions, log_prob, value
 
-    def normalised(self, observation: Observation) -> Observation:
-        """The observation as the network sees it."""
-        return replace(
-            observation,
-            host=self.host_moments.normalise(observation.host),
-            slots=self.slot_moments.normalise(observation.slots),
-        )
+    def value(self, observation: Seen) -> Tensor:
+        """The critic's opinion, normalised, ``[N]``; what is remembered stays as it is."""
+        return self.policy.act(self.moments.normalise(observation), self.hidden, None)[2]
 
-    def update(self, rollout: Rollout) -> dict[str, float]:
+    def forget(self, rows: Tensor) -> None:
+        """Begin anew with the environments ``rows``, bool ``[N]``."""
+        self.hidden = tuple(torch.where(rows[:, None], 0.0, state) for state in self.hidden)
+
+    def _drawn(self, observation: Seen, step: int) -> Tensor:
+        heads, widest = self.policy.noise_shape(observation)
+        if self._noise is None or self._noise.shape[-1] != widest:
+            self._noise = EpisodeNoise(self.seed, self._environments, self._episode, widest, heads)
+        return self._noise.at(step)
+
+    # --- learning -----------------------------------------------------------------------------
+
+    def update(self, rollout: Rollout[Seen]) -> dict[str, float | None]:
         """Learn from one rollout. Returns what happened, by name; one host transfer.
 
-        A minibatch whose loss or gradient is not finite, and every minibatch after the KL bound
-        was passed, leaves weights and optimizer as they are.
+        A number that is not finite, in the rollout, a loss, a gradient or the optimizer, ends the
+        learning of the round before it touches a weight; see ``refusal``. So does a KL divergence
+        above its bound. A norm is None where a gradient is missing.
         """
-        observation = self.normalised(rollout.observation)
-        values = self.return_moments.restore(rollout.values)
-        advantages, targets = self._advantages(rollout, values, self.config.trace_decay)
-        _, returns = self._advantages(rollout, values, 1.0)
-        scaled_targets = self.return_moments.scale(targets)
-        advantages = advantages - advantages.mean()
-        advantages = advantages / advantages.std(correction=0).clamp(min=ADVANTAGE_FLOOR)
-        stopped = torch.zeros((), device=self.device)
+        before = _copied(self.state())
+        self._set_schedules()
+        learning = self._learning(rollout)
+        refused = stopped = self._refused_before(rollout)
+        minibatches = self._minibatches(learning.sequences.count)
         records = []
-        for chosen in self._minibatches(rollout.actions.shape[1]):
-            part = Observation.from_tensors(
-                {name: tensor[:, chosen] for name, tensor in observation.tensors().items()}
-            )
-            record, stopped = self._learn(
-                part,
-                rollout.actions[:, chosen],
-                rollout.log_prob[:, chosen],
-                advantages[:, chosen],
-                scaled_targets[:, chosen],
-                stopped,
-            )
+        for chosen in minibatches:
+            record, stopped = self._learn(learning.sequences.pick(chosen), stopped)
             records.append(record)
+        records[0] |= {"refused": torch.maximum(records[0]["refused"], refused)}
+        self._follow_kl(records)
+        summary, first_refused = self._summary(records, self._overview(learning))
+        self.refusal = None
+        if first_refused is not None:
+            part = learning.sequences.pick(minibatches[first_refused])
+            self.refusal = Refusal(self._first_bad(rollout, part), before, rollout.state())
         self.updates += 1
-        overall, within = explained_variance(values, returns)
-        self._update_moments(rollout, targets)
-        return self._summary(
-            records,
-            {
-                "explained_variance": overall,
-                "explained_variance_within_step": within,
-                "return_mean": returns[0].mean(),
-                "value_mean": values[0].mean(),
-            },
-        )
+        self._take_in(rollout, learning.targets)
+        return summary
 
-    def _advantages(
-        self, rollout: Rollout, values: Tensor, trace_decay: float
-    ) -> tuple[Tensor, Tensor]:
-        """Advantages and returns of whole episodes; there is nothing behind the last step."""
-        return generalised_advantages(
-            rollout.rewards,
-            values,
-            torch.zeros_like(values[0]),
-            rollout.terminated,
-            self.config.discount,
-            trace_decay,
-        )
+    def _set_schedules(self) -> None:
+        """Put this update's step sizes, clip and entropy weight where the device reads them."""
+        schedules, update = self.schedules, self.updates
+        factor = 1.0 if self.adaptive is None else self.adaptive.factor
+        rates = {"policy": schedules.policy_rate, "value": schedules.value_rate}
+        self.optimizer.set_rates({name: rate.at(update) * factor for name, rate in rates.items()})
+        self.scalars["clip"].fill_(schedules.clip.at(update))
+        self.scalars["entropy"].fill_(schedules.entropy.at(update))
 
-    def _minibatches(self, environments: int) -> list[Tensor]:
-        """Environments of each minibatch of each epoch, shuffled by a keyed draw."""
-        streams = torch.arange(self.config.ppo_epochs, device=self.device)
-        drawn = random_bits(
-            self.seed, streams, Purpose.POLICY_SHUFFLE, self.updates, 0, environments
+    def _learning(self, rollout: Rollout[Seen]) -> Learning[Seen]:
+        """Advantages, returns and sequences."""
+        values = self.return_moments.restore(rollout.values)
+        last_value = self.return_moments.restore(rollout.last_value)
+
+        def estimated(trace_decay: float) -> tuple[Tensor, Tensor]:
+            return generalised_advantages(
+                rollout.rewards,
+                values,
+                last_value,
+                rollout.terminated,
+                self.config.discount,
+                trace_decay,
+                None if rollout.valid is None else rollout.truncated,
+            )
+
+        advantages, targets = estimated(self.config.trace_decay)
+        weight = None if rollout.valid is None else rollout.valid.to(self.device, values.dtype)
+        advantages = advantages - weighted_mean(advantages, weight)
+        deviation = weighted_mean(advantages.square(), weight).sqrt()
+        advantages = advantages / deviation.clamp(min=ADVANTAGE_FLOOR)
+        seen, scaled = (
+            self.moments.normalise(rollout.observation),
+            self.return_moments.scale(targets),
         )
-        count = min(self.config.minibatches, environments)
+        sequences = cut(rollout, seen, advantages, scaled)
+        if not sequences.hidden:
+            hidden = self.policy.initial_hidden(sequences.count)
+            sequences = replace(sequences, hidden=hidden)
+        return Learning(sequences, values, estimated(1.0)[1], targets)
+
+    def _refused_before(self, rollout: Rollout[Seen]) -> Tensor:
+        """1 where rollout or optimizer hold a number that is not finite, 0 otherwise."""
+        finite = all_finite(rollout.tensors().values()) & self.optimizer.finite()
+        return (~finite).float()
+
+    def _minibatches(self, sequences: int) -> list[Tensor]:
+        """Sequences of each minibatch of each epoch, shuffled by a keyed draw; on the CPU."""
+        streams = torch.arange(self.config.ppo_epochs)
+        drawn = random_bits(self.seed, streams, Purpose.POLICY_SHUFFLE, self.updates, 0, sequences)
+        count = min(self.config.minibatches, sequences)
         return [part for order in drawn.argsort(1) for part in order.tensor_split(count)]
 
-    def _learn(
-        self,
-        observation: Observation,
-        actions: Tensor,
-        old_log_prob: Tensor,
-        advantages: Tensor,
-        targets: Tensor,
-        stopped: Tensor,
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """One optimizer step on whole episodes ``[T, n]``."""
-        config = self.config
-        hidden = self.policy.initial_hidden(actions.shape[1])
-        said = self.policy.evaluate_actions(observation, actions, hidden)
+    def _learn(self, part: Sequences[Seen], stopped: Tensor) -> tuple[Record, Tensor]:
+        """One optimizer step, left out by the device where it must not be taken."""
+        loss, record = self._gradients(part)
+        norm, heads = self.norms.measure()
+        self.norms.clip(norm, self.config.max_gradient_norm)
+        finite = loss.isfinite() & norm.isfinite()
+        overflowed = self._overflowed(loss, norm)
+        refused = (~(finite | overflowed)).float()
+        passed = (record["approx_kl"] > 1.5 * self.config.target_kl).float()
+        stopped = torch.maximum(stopped, torch.maximum(refused, passed))
+        self.optimizer.step_unless(torch.maximum(stopped, overflowed.float()))
+        flags = {"grad_norm": norm, "refused": refused, "stopped": stopped}
+        named = {f"head_grad_norms/{head}": value for head, value in heads.items()}
+        return record | flags | named, stopped
 
-        log_ratio = said.log_prob - old_log_prob
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
-        policy_loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
-        value_loss = 0.5 * (said.value - targets).square().mean()
-        entropy = said.head_entropy.sum(-1).mean()
-        loss = policy_loss + config.value_weight * value_loss - config.entropy * entropy
+    def _gradients(self, part: Sequences[Seen]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and gradients of a minibatch, backward outside of autocast."""
+        with full_precision(self.device):
+            try:
+                return self._backward(part)
+            except Exception as error:
+                # The first call compiles, the backward pass in its own time.
+                if not self.compiled.give_up(error):
+                    raise
+                return self._backward(part)
 
-        # k3 estimator (Schulman, "Approximating KL divergence", 2020); expm1 keeps its digits.
-        kl = (torch.expm1(log_ratio) - log_ratio).mean().detach()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        head_norms = {
-            f"head_grad_norms/{head}": self._head_norm(head) for head in (*HEADS, "value")
-        }
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_gradient_norm)
-        refused = (~(loss.isfinite() & norm.isfinite())).float()
-        stopped = torch.maximum(stopped, (kl > 1.5 * config.target_kl).float())
-        self._step_unless(torch.maximum(refused, stopped))
-
-        chosen = said.head_choice.float()
-        head_entropy = said.head_entropy.detach().sum((0, 1)) / chosen.sum((0, 1)).clamp(min=1.0)
-        record = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "approx_kl": kl,
-            "clip_fraction": ((ratio - 1.0).abs() > config.clip).float().mean(),
-            "ratio_max": ratio.max(),
-            "grad_norm": norm,
-            "refused": refused,
-            "stopped": stopped,
-            **head_norms,
-            **{f"head_entropy/{h}": e for h, e in zip(HEADS, head_entropy, strict=True)},
-        }
-        return {name: value.detach() for name, value in record.items()}, stopped
-
-    def _step_unless(self, skip: Tensor) -> None:
-        """An optimizer step that the device itself leaves out where ``skip`` is 1.
-
-        Fused Adam skips parameters, moments and step count when ``found_inf`` is set; this is how
-        a GradScaler does it, and it needs no host transfer.
-        """
-        self.optimizer.found_inf = skip  # type: ignore[attr-defined]
-        self.optimizer.grad_scale = None  # type: ignore[attr-defined]
-        self.optimizer.step()
-
-    def _head_norm(self, head: str) -> Tensor:
-        """Gradient norm of a head's own parameters; NaN where a gradient is missing."""
-        gradients = [p.grad for p in self.policy.head_parameters(head)]
-        if any(gradient is None for gradient in gradients):
-            return torch.full((), float("nan"), device=self.device)
-        return torch.linalg.vector_norm(
-            torch.cat([g.flatten() for g in gradients if g is not None])
+    def _backward(self, part: Sequences[Seen]) -> tuple[Tensor, dict[str, Tensor]]:
+        self.optimizer.zero_grad()
+        encoded = self.compiled.encode(part.observation)
+        memory, _ = self.policy.remember(encoded[0], part.hidden)
+        loss, record = self.compiled.loss(
+            memory,
+            encoded,
+            part.observation,
+            part.actions,
+            part.log_prob,
+            part.advantages,
+            part.targets,
+            part.weight,
+            self.scalars["clip"],
+            self.scalars["entropy"],
+            self.config.value_weight,
         )
+        if self.scaler is None:
+            loss.backward()
+        else:
+            self.scaler.scaled(loss).backward()
+            self.scaler.unscale([p.grad for p in self.policy.parameters() if p.grad is not None])
+        return loss.detach(), record
 
-    def _update_moments(self, rollout: Rollout, targets: Tensor) -> None:
-        """Take the round in; only now, so that rollout and update saw the same numbers."""
-        self.host_moments.update(rollout.observation.host)
-        seen = rollout.observation
-        # Rows that are not finite are left out; to index them would wait for the device.
-        self.slot_moments.update(
-            torch.where(seen.masks.exists[..., None], seen.slots, float("nan"))
-        )
+    def _overflowed(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Whether half precision ran over: no error, the scaler takes it back."""
+        if self.scaler is None:
+            return torch.zeros_like(loss, dtype=torch.bool)
+        overflowed = loss.isfinite() & ~norm.isfinite() & self.scaler.may_overflow()
+        self.scaler.follow(overflowed)
+        return overflowed
+
+    def _follow_kl(self, records: list[Record]) -> None:
+        if self.adaptive is not None:
+            last = records[-len(records) // self.config.ppo_epochs :]
+            self.adaptive.follow(torch.stack([record["approx_kl"] for record in last]).mean())
+
+    def _take_in(self, rollout: Rollout[Seen], targets: Tensor) -> None:
+        """The round goes into the moments only now: rollout and update saw the same numbers."""
+        self.moments.update(rollout.observation, rollout.valid)
+        if rollout.valid is not None:
+            targets = torch.where(rollout.valid.to(self.device), targets, float("nan"))
         self.return_moments.update(targets)
 
-    def _summary(
-        self, records: list[dict[str, Tensor]], extra: dict[str, Tensor]
-    ) -> dict[str, float]:
-        names = list(records[0])
-        table = torch.stack([torch.stack([r[name].float() for name in names]) for r in records])
-        last = {"stopped": table[-1, names.index("stopped")]}
-        peak = {"ratio_max": table[:, names.index("ratio_max")].max()}
-        first = {
-            "first_kl": table[0, names.index("approx_kl")],
-            "first_ratio_max": table[0, names.index("ratio_max")],
+    # --- telling ------------------------------------------------------------------------------
+
+    def _overview(self, learning: Learning[Seen]) -> dict[str, Tensor]:
+        """What is told of an update besides its minibatches."""
+        overall, within = explained_variance(learning.values, learning.returns)
+        overview = {
+            "explained_variance": overall,
+            "explained_variance_within_step": within,
+            "return_mean": learning.returns[0].mean(),
+            "value_mean": learning.values[0].mean(),
+            "clip": self.scalars["clip"],
+            "entropy_weight": self.scalars["entropy"],
+            "learning_rate": self.optimizer.rates["policy"],
+            **{f"learning_rate/{name}": rate for name, rate in self.optimizer.rates.items()},
         }
-        mean = dict(zip(names, table.mean(0), strict=True))
-        everything = mean | last | peak | first | extra
-        numbers = torch.stack([value.float() for value in everything.values()]).tolist()
-        summary = dict(zip(everything, numbers, strict=True))
-        return summary | {"learning_rate": self.config.learning_rate}
+        if self.scaler is not None:
+            overview["amp_scale"] = self.scaler.scale
+        return overview
+
+    def _summary(
+        self, records: list[Record], overview: dict[str, Tensor]
+    ) -> tuple[dict[str, float | None], int | None]:
+        """Everything by name, and the first minibatch that was refused; one host transfer."""
+        flat = [_flattened(record, self.policy.heads) for record in records]
+        missing = {name for record in flat for name, value in record.items() if value is None}
+        names = [name for name in flat[0] if name not in missing]
+        table = torch.stack([torch.stack([r[name].float() for name in names]) for r in flat])
+        extra = torch.stack([value.float() for value in overview.values()])
+        numbers = torch.cat([table.flatten(), extra]).tolist()
+        columns = {name: numbers[i : table.numel() : len(names)] for i, name in enumerate(names)}
+        summary: dict[str, float | None] = dict.fromkeys(missing)
+        summary |= {name: sum(column) / len(column) for name, column in columns.items()}
+        for name, reduce in (("ratio_max", max), ("ratio_min", min), ("refused", max)):
+            summary[name] = reduce(columns[name])
+        summary["stopped"] = columns["stopped"][-1]
+        summary["first_kl"] = columns["approx_kl"][0]
+        summary["first_ratio_max"] = columns["ratio_max"][0]
+        summary |= dict(zip(overview, numbers[table.numel() :], strict=True))
+        refused = columns["refused"]
+        return summary, refused.index(1.0) if 1.0 in refused else None
+
+    def _first_bad(self, rollout: Rollout[Seen], part: Sequences[Seen]) -> str:
+        """The first tensor with a number that is not finite; waits for the device.
+
+        Weights are those of the refused step, so its minibatch can be computed once more.
+        """
+        parts = self.optimizer.state()
+        moments = {f"optimizer/{n}/{k}": x for n, part in parts.items() for k, x in part.items()}
+        weights = {f"policy/{n}": p for n, p in self.policy.named_parameters()}
+        found = first_not_finite(rollout.tensors() | moments | weights | part.tensors())
+        if found is not None:
+            return found
+        _, record = self._gradients(part)
+        losses = {f"loss/{name}": record[name] for name in LOSSES}
+        gradients = {f"gradient/{n}": p.grad for n, p in self.policy.named_parameters()}
+        return first_not_finite(losses | gradients) or "nothing that is still there"
+
+    # --- remembering --------------------------------------------------------------------------
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Everything an agent has to remember, by part; optimizer state by parameter name."""
+        counters: dict[str, Any] = {"updates": torch.tensor(self.updates)}
+        if self.adaptive is not None:
+            counters["rate_factor"] = self.adaptive.factor
+        return {
+            "policy": dict(self.policy.state_dict()),
+            "optimizer": self.optimizer.state(),
+            "moments": {name: m.state() for name, m in self._moments().items()},
+            "scaler": self.scaler.state() if self.scaler is not None else {},
+            "counters": counters,
+        }
+
+    def load_state(self, parts: dict[str, dict[str, Any]]) -> None:
+        """Take back what ``state`` gave.
+
+        Raises:
+            RuntimeError, ValueError, KeyError, TypeError: it is another network's.
+        """
+        self.policy.load_state_dict(parts["policy"])
+        self.optimizer.load(parts["optimizer"])
+        for name, moments in self._moments().items():
+            moments.load(parts["moments"][name])
+        if self.scaler is not None:
+            self.scaler.load(parts["scaler"])
+        if self.adaptive is not None:
+            self.adaptive.factor.copy_(parts["counters"]["rate_factor"])
+        self.updates = int(parts["counters"]["updates"])
+
+    def _moments(self) -> dict[str, RunningMoments]:
+        return {**self.moments.parts(), "return": self.return_moments}
+
+
+def growth_agent(
+    config: LearnerConfig,
+    seed: int,
+    device: torch.device,
+    amp_dtype: torch.dtype | None = None,
+    compile_mode: str = "off",
+) -> PPOAgent[Observation]:
+    """A learner of growth policies.
+
+    Args:
+        config, seed, device, compile_mode: see ``PPOAgent``.
+        amp_dtype: of the policy's trunk, see ``Policy.amp_dtype``.
+    """
+
+    def network() -> FactoredLSTM:
+        policy = FactoredLSTM(config.lstm_hidden)
+        policy.amp_dtype = amp_dtype
+        return policy
+
+    return PPOAgent(config, seed, device, network, GrowthMoments(device), compile_mode)
+
+
+def _copied(parts: Any) -> Any:
+    """Nested dictionaries of tensors with tensors of their own."""
+    if isinstance(parts, dict):
+        return {name: _copied(value) for name, value in parts.items()}
+    return parts.detach().clone() if isinstance(parts, Tensor) else parts
+
+
+def _flattened(record: Record, heads: tuple[str, ...]) -> Record:
+    """A record with one scalar a head where it had a tensor ``[heads]``."""
+    flat: Record = {}
+    for name, value in record.items():
+        if value is not None and value.ndim:
+            flat |= {f"{name}/{head}": value[i] for i, head in enumerate(heads)}
+        else:
+            flat[name] = value
+    return flat

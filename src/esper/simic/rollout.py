@@ -1,18 +1,19 @@
 """Collecting whole episodes of N environments into one buffer ``[T, N, ...]``."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Generic, Protocol
 
 import torch
 from torch import Tensor
 
 from esper.simic.environment import GrowthEnv
 from esper.simic.step import Step
+from esper.tamiyo.policy.base import Hidden, Seen
 from esper.tamiyo.policy.features import Observation
 
 
-class Rollout:
-    """One episode of each of N environments, preallocated and written in place.
+class Rollout(Generic[Seen]):
+    """T steps of each of N environments, preallocated and written in place.
 
     Attributes:
         observation: what was seen before each action, raw, leading axes ``[T, N]``.
@@ -20,23 +21,61 @@ class Rollout:
         log_prob: of the actions when they were taken, ``[T, N]``.
         values: the critic's, normalised, ``[T, N]``.
         rewards: ``[T, N]``.
-        terminated: bool ``[T, N]``.
+        terminated: whether the episode ended with this step, bool ``[T, N]``.
+        truncated: whether it was cut off there, so that its return is estimated, bool ``[T, N]``.
+        last_value: the critic's opinion of the state after the last step, normalised, ``[N]``.
+        hidden: of the memory before the first step; empty stands for the start of an episode.
+        valid: bool ``[T, N]`` on the CPU, false where a step only reset an environment; None where
+            every environment's steps are one whole episode.
     """
 
-    def __init__(self, length: int, first: Observation, actions: Tensor):
+    def __init__(self, length: int, first: Seen, actions: Tensor):
         def space(like: Tensor) -> Tensor:
             return torch.zeros(length, *like.shape, dtype=like.dtype, device=like.device)
 
-        tensors = {name: space(tensor) for name, tensor in first.tensors().items()}
-        self.observation = Observation.from_tensors(tensors)
+        seen = first.tensors()
+        self.observation: Seen = type(first).from_tensors({n: space(x) for n, x in seen.items()})
+        number = torch.zeros(len(actions), device=actions.device)
         self.actions = space(actions)
-        self.log_prob = space(first.host[:, 0])
-        self.values = space(first.host[:, 0])
-        self.rewards = space(first.host[:, 0])
-        self.terminated = space(first.host[:, 0].bool())
+        self.log_prob = space(number)
+        self.values = space(number)
+        self.rewards = space(number)
+        self.terminated = space(number.bool())
+        self.truncated = space(number.bool())
+        self.last_value = number
+        self.hidden: Hidden = ()
+        self.valid: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The floating-point tensors by name."""
+        named = {f"observation/{name}": x for name, x in self.observation.tensors().items()}
+        named |= {
+            "reward": self.rewards,
+            "log_prob": self.log_prob,
+            "value": self.values,
+            "last_value": self.last_value,
+        }
+        named |= {f"hidden/{i}": state for i, state in enumerate(self.hidden)}
+        return {name: x for name, x in named.items() if x.is_floating_point()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything in it, for a file."""
+        names = ("actions", "log_prob", "values", "rewards", "terminated", "truncated")
+        own = {name: getattr(self, name) for name in (*names, "last_value", "hidden", "valid")}
+        return {"observation": self.observation.tensors(), **own}
+
+    @classmethod
+    def from_state(cls, kind: type[Seen], state: dict[str, Any]) -> "Rollout[Seen]":
+        """The inverse of ``state``; ``kind`` is that of the observations."""
+        rollout = cls.__new__(cls)
+        rollout.observation = kind.from_tensors(state["observation"])
+        for name, value in state.items():
+            if name != "observation":
+                setattr(rollout, name, value)
+        return rollout
 
     def write(
-        self, t: int, observation: Observation, actions: Tensor, log_prob: Tensor, value: Tensor
+        self, t: int, observation: Seen, actions: Tensor, log_prob: Tensor, value: Tensor
     ) -> None:
         """What was seen and done at step ``t``."""
         mine = self.observation.tensors()
@@ -69,7 +108,7 @@ def collect(
     actor: Actor,
     episode: int,
     on_step: Callable[[int, Tensor, Step], None] | None = None,
-) -> Rollout:
+) -> Rollout[Observation]:
     """Run one episode of every environment.
 
     Args:
@@ -81,7 +120,7 @@ def collect(
     length = environment.config.episode_length
     actor.begin(environment.environments, episode)
     observation = environment.reset(episode)
-    rollout: Rollout | None = None
+    rollout: Rollout[Observation] | None = None
     for t in range(length):
         actions, log_prob, value = actor.act(observation, t)
         rollout = rollout or Rollout(length, observation, actions)

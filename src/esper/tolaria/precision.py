@@ -41,10 +41,15 @@ def resolve_precision(use_amp: bool, device: torch.device) -> Precision:
     """
     if not use_amp:
         return Precision(device.type)
-    if os.environ.get(DISABLE_VARIABLE, "0") not in ("", "0"):
+    if disabled():
         return Precision(device.type, reason=f"{DISABLE_VARIABLE} is set")
     if device.type != "cuda":
         return Precision(device.type, reason=f"mixed precision gains nothing on {device}")
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         return Precision(device.type, reason=f"{device} has no bfloat16")
     return Precision(device.type, torch.bfloat16)
+
+
+def disabled() -> bool:
+    """Whether the environment forbids mixed precision."""
+    return os.environ.get(DISABLE_VARIABLE, "0") not in ("", "0")

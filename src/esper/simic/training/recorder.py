@@ -51,7 +51,7 @@ class RoundSummary:
     pruned: float
     rolled_back: float
     steps_per_second: float
-    metrics: dict[str, float]
+    metrics: dict[str, float | None]
 
     @property
     def gain(self) -> float:
@@ -106,7 +106,7 @@ class Recorder:
             )
         )
 
-    def finish(self, steps_per_second: float, metrics: dict[str, float]) -> RoundSummary:
+    def finish(self, steps_per_second: float, metrics: dict[str, float | None]) -> RoundSummary:
         """The round is over: its outcome as an event and as a summary."""
         assert self.last is not None, "no step was recorded"
         report = self.last.report

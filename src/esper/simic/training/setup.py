@@ -10,12 +10,15 @@ from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import Task, agree, find_all
+from esper.simic.compiled import resolve_mode
 from esper.simic.environment import GrowthEnv
+from esper.simic.ppo import PPOAgent, growth_agent
 from esper.simic.rollout import Actor
 from esper.simic.step import GrowthConfig
 from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
-from esper.tolaria.precision import Precision
+from esper.tamiyo.policy.features import Observation
+from esper.tolaria.precision import Precision, disabled
 
 
 def resolve_device(name: str) -> torch.device:
@@ -92,6 +95,32 @@ def build_environment(config: TrainConfig, precision: Precision, device: torch.d
         raise UsageError(
             f"envs: {world.envs} do not fit into memory ({str(error).splitlines()[0]}); take fewer"
         ) from error
+
+
+def build_agent(config: TrainConfig, device: torch.device) -> PPOAgent[Observation]:
+    """The learner that ``config`` describes."""
+    return growth_agent(
+        config.learner,
+        config.world.seed,
+        device,
+        policy_dtype(config, device),
+        resolve_mode(config.machine.compile, device),
+    )
+
+
+def policy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | None:
+    """The dtype of the policy's trunk, None for full precision.
+
+    Raises:
+        UsageError: it needs CUDA and there is none.
+    """
+    if not config.learner.amp_policy or disabled():
+        return None
+    if config.machine.amp_dtype != "float16":
+        return torch.bfloat16
+    if device.type != "cuda":
+        raise UsageError("amp_policy: float16 needs a CUDA device; take --amp-dtype bfloat16")
+    return torch.float16
 
 
 def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:

@@ -24,13 +24,16 @@ from esper.leyline.events import (
     PPOUpdateCompleted,
     TrainingFinished,
     TrainingStarted,
+    UpdateRefused,
     number,
 )
 from esper.nissa.hub import Hub, JsonLines
 from esper.nissa.parquet import write_parquet
 from esper.simic.checkpoint import agent_parts, load_latest, restore_agent, save, sync
 from esper.simic.environment import GrowthEnv
+from esper.simic.optimiser import GROUPS
 from esper.simic.ppo import PPOAgent
+from esper.simic.replay import write_refusal
 from esper.simic.rollout import Actor, collect
 from esper.simic.run_directory import (
     RunDirectory,
@@ -40,7 +43,14 @@ from esper.simic.run_directory import (
 )
 from esper.simic.step import Step
 from esper.simic.training.recorder import Recorder, RoundSummary
-from esper.simic.training.setup import build_environment, control, resolve_device, resolved
+from esper.simic.training.setup import (
+    build_agent,
+    build_environment,
+    control,
+    resolve_device,
+    resolved,
+)
+from esper.tamiyo.policy.features import Observation
 from esper.tolaria.precision import Precision, resolve_precision
 
 MAY_CHANGE_ON_RESUME = frozenset(
@@ -58,14 +68,18 @@ MAY_CHANGE_ON_RESUME = frozenset(
 """Settings that a resumed run may give anew."""
 
 
+MOST_REFUSALS = 3
+"""Updates in a row that may meet numbers that are not finite before the run stops."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """What a run ended with.
 
     Attributes:
         path: its directory.
-        status: ``finished`` or ``interrupted``.
-        exit_code: 0, or 128 plus the signal that ended it.
+        status: ``finished``, ``interrupted`` or ``failed``.
+        exit_code: 0, 128 plus the signal that ended it, or 1 where it failed.
         rounds: those of this process.
         wall_seconds: of this process.
     """
@@ -172,7 +186,7 @@ def run_training(
         print(f"warning: use_amp: {precision.reason}; running in float32", file=sys.stderr)
     environment = build_environment(config, precision, device)
     config = resolved(config, environment)
-    agent = PPOAgent(config.learner, config.world.seed, device) if policy == "ppo" else None
+    agent = build_agent(config, device) if policy == "ppo" else None
     actor = agent or control(policy, environment)
     directory, done = _open(config, resume, agent, device)
     session = _Session(
@@ -206,7 +220,10 @@ def _single_threaded(device: torch.device) -> Iterator[None]:
 
 
 def _open(
-    config: TrainConfig, resume: Path | None, agent: PPOAgent | None, device: torch.device
+    config: TrainConfig,
+    resume: Path | None,
+    agent: PPOAgent[Observation] | None,
+    device: torch.device,
 ) -> tuple[RunDirectory, int]:
     """A new run directory, or the one to go on with; and the rounds it has done."""
     fingerprint = machine_fingerprint(device, config)
@@ -236,6 +253,16 @@ class _Stopped(Exception):
     """A signal asked the run to end."""
 
 
+class _Refused(Exception):
+    """Too many updates in a row met numbers that are not finite."""
+
+    def __str__(self) -> str:
+        return (
+            f"{MOST_REFUSALS} updates in a row met numbers that are not finite; the run stops, "
+            "its checkpoint and the files under refused/ are kept"
+        )
+
+
 @dataclass(slots=True)
 class _Session:
     """One process of a run."""
@@ -244,12 +271,13 @@ class _Session:
     directory: RunDirectory
     environment: GrowthEnv
     actor: Actor
-    agent: PPOAgent | None
+    agent: PPOAgent[Observation] | None
     precision: Precision
     observer: Observer
     saved: int | None = None
     events_bytes: int = 0
     stop_signal: int | None = None
+    refusals: int = 0
 
     def run(self, done: int, policy: str) -> tuple[str, int, list[RoundSummary]]:
         """Rounds ``done + 1`` to the total. Returns status, exit code and summaries."""
@@ -267,12 +295,18 @@ class _Session:
                         summaries.append(self._round(hub, number))
                         if number % self.config.output.checkpoint_every == 0 or number == total:
                             self._save(hub, number)
+                        if self.refusals == MOST_REFUSALS:
+                            raise _Refused
                         if self.stop_signal is not None and number < total:
                             raise _Stopped
                 except _Stopped:
                     assert self.stop_signal is not None
                     status, code = "interrupted", 128 + self.stop_signal
                     # Only a rollout was cut short: the weights are those of the last whole round.
+                    self._save(hub, done + len(summaries))
+                except _Refused as error:
+                    print(f"esper: {error}", file=sys.stderr)
+                    status, code = "failed", 1
                     self._save(hub, done + len(summaries))
             hub.emit(TrainingFinished(time=time.time(), round=done + len(summaries), status=status))
         finally:
@@ -328,7 +362,7 @@ class _Session:
         begin = time.perf_counter()
         rollout = collect(self.environment, self.actor, index, on_step)
         collected = time.perf_counter()
-        metrics = self.agent.update(rollout) if self.agent else {}
+        metrics: dict[str, float | None] = self.agent.update(rollout) if self.agent else {}
         end = time.perf_counter()
 
         steps = self.environment.count * self.environment.config.episode_length
@@ -337,9 +371,10 @@ class _Session:
                 time=time.time(),
                 round=index,
                 update=self.agent.updates,
-                metrics={name: number(value) for name, value in metrics.items()},
+                metrics={n: None if v is None else number(v) for n, v in metrics.items()},
             )
             hub.emit(event)
+            self._note_refusal(hub, index)
         amp_dtype = self.precision.amp_dtype
         hub.emit(
             AnalyticsSnapshot(
@@ -348,6 +383,13 @@ class _Session:
                 amp_enabled=self.precision.enabled,
                 amp_dtype=str(amp_dtype).removeprefix("torch.") if amp_dtype else None,
                 learning_rate=metrics.get("learning_rate"),
+                learning_rates={
+                    group: rate
+                    for group in GROUPS
+                    if (rate := metrics.get(f"learning_rate/{group}")) is not None
+                },
+                amp_policy=self.agent is not None and self.agent.policy.amp_dtype is not None,
+                amp_scale=metrics.get("amp_scale"),
                 environment_steps_per_second=steps / (end - begin),
                 rollout_seconds=collected - begin,
                 update_seconds=end - collected,
@@ -357,6 +399,31 @@ class _Session:
         self._note_events(hub)
         self.observer.round_done(summary)
         return summary
+
+    def _note_refusal(self, hub: Hub, index: int) -> None:
+        """Tell of an update that was refused, and keep what is needed to replay it."""
+        assert self.agent is not None
+        if self.agent.refusal is None:
+            self.refusals = 0
+            return
+        self.refusals += 1
+        path = write_refusal(self.directory.path, index, self.agent, flatten(self.config))
+        relative = str(path.relative_to(self.directory.path))
+        tensor = self.agent.refusal.tensor
+        hub.emit(
+            UpdateRefused(
+                time=time.time(),
+                round=index,
+                tensor=tensor,
+                file=relative,
+                in_a_row=self.refusals,
+            )
+        )
+        print(
+            f"warning: round {index} taught nothing, {tensor} is not finite; "
+            f"esper replay {path} shows it again",
+            file=sys.stderr,
+        )
 
     def _save(self, hub: Hub, number: int) -> None:
         """A checkpoint of round ``number``, unless it has one."""

@@ -4,8 +4,6 @@ No parameter depends on the number of slots, so one set of weights acts on hosts
 slots, and permuting the slots permutes the slot head and nothing else.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +18,7 @@ from esper.leyline.actions import (
     Op,
 )
 from esper.tamiyo.policy.action_masks import MaskedCategorical, relevance
+from esper.tamiyo.policy.base import Evaluation, Hidden, Policy, full_precision, upcast
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
     HOST_FEATURES,
@@ -47,26 +46,6 @@ more than it brings stops growing before it has learned what pays."""
 MOST_HEAD_WIDTH = 128
 """Hidden units of a head: beside a wide LSTM, heads as wide would cost half as much again."""
 
-Hidden = tuple[Tensor, Tensor]
-"""State of the LSTM, ``(h, c)``, each ``[1, N, lstm_hidden]``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What the policy says about actions that were taken; leading axes ``[T, N]``.
-
-    Attributes:
-        log_prob: of the whole action, the sum over the heads that matter, ``[T, N]``.
-        head_entropy: nats, 0 where a head does not matter, ``[T, N, heads]``.
-        head_choice: whether a head mattered and had more than one option, bool ``[T, N, heads]``.
-        value: normalised value of the state, ``[T, N]``.
-    """
-
-    log_prob: Tensor
-    head_entropy: Tensor
-    head_choice: Tensor
-    value: Tensor
-
 
 class Head(nn.Module):
     """Linear, ReLU, linear."""
@@ -80,7 +59,7 @@ class Head(nn.Module):
         return self.out(self.hidden(x).relu())
 
 
-class FactoredLSTM(nn.Module):
+class FactoredLSTM(Policy[Observation]):
     """Policy and critic over ``Observation``.
 
     The op is drawn from the LSTM's output, the slot given the op by pointing at slot embeddings,
@@ -90,6 +69,8 @@ class FactoredLSTM(nn.Module):
         lstm_hidden: width of the LSTM.
         slot_width: width of a slot's embedding.
     """
+
+    heads = HEADS
 
     def __init__(self, lstm_hidden: int = 128, slot_width: int = 32):
         super().__init__()
@@ -146,33 +127,35 @@ class FactoredLSTM(nn.Module):
         return [layer for layer in self.choice_heads.values() if isinstance(layer, nn.Linear)]
 
     def initial_hidden(self, environments: int) -> Hidden:
-        """Zeros for the start of an episode."""
+        """See ``Policy.initial_hidden``."""
         zeros = self.op_embedding.weight.new_zeros(1, environments, self.lstm_hidden)
         return zeros, zeros.clone()
 
     def head_parameters(self, head: str) -> list[nn.Parameter]:
-        """Parameters that belong to one head alone; ``value`` is the critic's."""
+        """See ``Policy.head_parameters``."""
         own = {"op": self.op_head, "slot": self.slot_head, "value": self.value_head}
         module = own[head] if head in own else self.choice_heads[head]
         return list(module.parameters())
+
+    def noise_shape(self, observation: Observation) -> tuple[int, int]:
+        """See ``Policy.noise_shape``."""
+        return len(HEADS), max(*HEAD_WIDTHS.values(), observation.slots.shape[-2])
 
     @torch.no_grad()
     def act(
         self, observation: Observation, hidden: Hidden, noise: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
-        """Choose one action for each environment.
+        """See ``Policy.act``."""
+        features, slots = self.encode(observation)
+        memory, hidden = self.remember(features[None], hidden)
+        with full_precision(memory.device):
+            actions, log_prob, value = self._choose(memory[0], slots, observation, noise)
+        return actions, log_prob, value, hidden
 
-        Args:
-            observation: leading axis ``[N]``.
-            hidden: of the LSTM before this step.
-            noise: uniform numbers, ``[N, heads, at least the widest head]``; None takes the mode.
-
-        Returns:
-            actions int64 ``[N, heads]``, log-prob ``[N]``, normalised value ``[N]``, hidden after.
-        """
-        features, slots = self._encode(observation)
-        memory, hidden = self.lstm(features[None], hidden)
-        memory = memory[0]
+    def _choose(
+        self, memory: Tensor, slots: Tensor, observation: Observation, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Op, then slot, then the other heads; actions, log-prob and value."""
 
         def choose(distribution: MaskedCategorical, heads: slice) -> Tensor:
             if noise is None:
@@ -196,38 +179,41 @@ class FactoredLSTM(nn.Module):
         log_probs = torch.cat([both, choices.log_prob(others)], -1)
         log_prob = torch.where(relevance(op), log_probs, 0.0).sum(-1)
         actions = torch.cat([torch.stack([op, slot], -1), others], -1)
-        return actions, log_prob, self._value(memory, observation), hidden
+        return actions, log_prob, self._value(memory, observation)
 
-    def evaluate_actions(
-        self, observation: Observation, actions: Tensor, hidden: Hidden
-    ) -> Evaluation:
-        """Log-probs, entropies and values of whole sequences in one LSTM call.
-
-        Args:
-            observation: leading axes ``[T, N]``, from the start of the episodes.
-            actions: int64 ``[T, N, heads]``.
-            hidden: before the first step.
-        """
-        features, slots = self._encode(observation)
-        memory, _ = self.lstm(features, hidden)
-        log_prob, entropy, choice = self._evaluate(memory, slots, observation, actions)
-        return Evaluation(log_prob, entropy, choice, self._value(memory, observation))
-
-    def _encode(self, observation: Observation) -> tuple[Tensor, Tensor]:
+    def encode(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Input of the LSTM ``[..., lstm_hidden]`` and slot embeddings ``[..., S, slot_width]``."""
-        kinds = self.blueprint_embedding(observation.blueprints)
-        slots = self.slot_encoder(torch.cat([observation.slots, kinds], -1))
-        # Embeddings are not negative, so a slot that does not exist never is the largest.
-        exists = observation.masks.exists[..., None]
-        present = torch.where(exists, slots, 0.0)
-        mean = present.sum(-2) / exists.sum(-2)
-        pooled = torch.cat([mean, present.amax(-2)], -1)
-        return self.encoder(torch.cat([observation.host, pooled], -1)), slots
+        with self.trunk_precision(observation.host.device):
+            kinds = self.blueprint_embedding(observation.blueprints)
+            slots = self.slot_encoder(torch.cat([observation.slots, kinds], -1))
+            # Embeddings are not negative, so a slot that does not exist never is the largest.
+            exists = observation.masks.exists[..., None]
+            present = torch.where(exists, slots, 0.0)
+            mean = present.sum(-2) / exists.sum(-2)
+            pooled = torch.cat([mean, present.amax(-2)], -1)
+            features = self.encoder(torch.cat([observation.host, pooled], -1))
+        return features, upcast(slots)
 
-    def _evaluate(
+    def remember(self, features: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """See ``Policy.remember``."""
+        with self.trunk_precision(features.device):
+            memory, (h, c) = self.lstm(features, hidden)
+        return upcast(memory), (upcast(h), upcast(c))
+
+    def judge(
+        self,
+        memory: Tensor,
+        encoded: tuple[Tensor, ...],
+        observation: Observation,
+        actions: Tensor,
+    ) -> Evaluation:
+        """See ``Policy.judge``; one padded log-softmax for all heads."""
+        with full_precision(memory.device):
+            return self._judged(memory, encoded[1], observation, actions)
+
+    def _judged(
         self, memory: Tensor, slots: Tensor, observation: Observation, actions: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Joint log-prob, entropy and freedom of each head, by one padded log-softmax."""
+    ) -> Evaluation:
         op, slot = actions[..., 0], actions[..., 1]
         masks = observation.masks
         parts: list[tuple[Tensor, Tensor]] = [
@@ -242,7 +228,8 @@ class FactoredLSTM(nn.Module):
         matters = relevance(op)
         log_probs = torch.where(matters, distribution.log_prob(actions), 0.0)
         entropy = torch.where(matters, distribution.entropy(), 0.0)
-        return log_probs.sum(-1), entropy, matters & (legal.sum(-1) > 1)
+        choice = matters & (legal.sum(-1) > 1)
+        return Evaluation(log_probs.sum(-1), entropy, choice, self._value(memory, observation))
 
     def _slot_logits(self, memory: Tensor, slots: Tensor, op: Tensor) -> Tensor:
         """``[..., S]``: how well each slot fits memory and op."""
@@ -305,9 +292,11 @@ def action_noise(
 class EpisodeNoise:
     """``action_noise`` of an episode's steps, drawn for many steps in one go."""
 
-    def __init__(self, seed: int, environments: Tensor, episode: int, widest: int):
-        self.shape = len(environments), len(HEADS), widest
-        self.bits = StepBits(seed, environments, Purpose.ACTION, episode, len(HEADS) * widest)
+    def __init__(
+        self, seed: int, environments: Tensor, episode: int, widest: int, heads: int = len(HEADS)
+    ):
+        self.shape = len(environments), heads, widest
+        self.bits = StepBits(seed, environments, Purpose.ACTION, episode, heads * widest)
 
     def at(self, step: int) -> Tensor:
         """That of ``step``, ``[N, heads, widest]``."""

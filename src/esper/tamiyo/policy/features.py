@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ class Observation:
         return own | {"mask_slots": self.masks.slots, "mask_kinds": self.masks.kinds}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Observation":
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
         """The inverse of ``tensors``."""
         own = {name: value for name, value in tensors.items() if not name.startswith("mask_")}
         return cls(masks=ActionMasks(tensors["mask_slots"], tensors["mask_kinds"]), **own)

@@ -1,0 +1,76 @@
+"""The loss of proximal policy optimisation (Schulman et al., 2017)."""
+
+import torch
+from torch import Tensor
+
+from esper.tamiyo.policy.base import Evaluation
+
+
+def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean of ``x`` over the steps that count; all where ``weight`` is None."""
+    if weight is None:
+        return x.mean()
+    return (x * weight).sum() / weight.sum()
+
+
+def ppo_loss(
+    said: Evaluation,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    targets: Tensor,
+    weight: Tensor | None,
+    clip: Tensor,
+    entropy_weight: Tensor,
+    value_weight: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clipped surrogate, squared error of the critic and entropy bonus; equation 9 of the paper.
+
+    Args:
+        said: what the policy says now, ``[L, M]``.
+        old_log_prob: what it said when it acted.
+        advantages, targets: normalised, ``[L, M]``.
+        weight: 1 for steps that count, 0 for padding; None when all count.
+        clip: bound of the importance ratio, a scalar on the device.
+        entropy_weight: likewise.
+        value_weight: weight of the critic's error.
+
+    Returns:
+        the loss, and what it consists of by name, detached scalars; head entropies and choices
+        are ``[heads]``.
+    """
+    log_ratio = said.log_prob - old_log_prob
+    if weight is not None:
+        # What padding says is arbitrary; an overflow there must not reach the sums.
+        log_ratio = torch.where(weight > 0, log_ratio, 0.0)
+    ratio = log_ratio.exp()
+    clipped = torch.minimum(torch.maximum(ratio, 1.0 - clip), 1.0 + clip)
+    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+    policy_loss = -weighted_mean(surrogate, weight)
+    value_loss = 0.5 * weighted_mean((said.value - targets).square(), weight)
+    entropy = weighted_mean(said.head_entropy.sum(-1), weight)
+    loss = policy_loss + value_weight * value_loss - entropy_weight * entropy
+
+    with torch.no_grad():
+        # k3 estimator (Schulman, "Approximating KL divergence", 2020); expm1 keeps its digits.
+        kl = weighted_mean(torch.expm1(log_ratio) - log_ratio, weight)
+        outside = ((ratio - 1.0).abs() > clip).float()
+        choice = said.head_choice.float()
+        head_entropy = said.head_entropy
+        if weight is not None:
+            choice, head_entropy = choice * weight[..., None], head_entropy * weight[..., None]
+        chosen = choice.sum((0, 1))
+        steps = float(ratio.numel()) if weight is None else weight.sum()
+        record = {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": kl,
+            "clip_fraction": weighted_mean(outside, weight),
+            "ratio_max": ratio.max(),
+            "ratio_min": ratio.min(),
+            "ratio_variance": weighted_mean((ratio - 1.0).square(), weight),
+            "head_entropy": head_entropy.sum((0, 1)) / chosen.clamp(min=1.0),
+            "head_choice": chosen / steps,
+        }
+    return loss, {name: value.detach() for name, value in record.items()}

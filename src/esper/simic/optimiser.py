@@ -1,0 +1,114 @@
+"""Adam for a policy: actor and critic with their own step sizes, on the device's own terms."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.tamiyo.policy.base import Policy
+
+GROUPS = ("policy", "value")
+
+
+class PolicyOptimizer:
+    """Adam (Kingma and Ba, 2015) whose step the device itself can leave out.
+
+    Step sizes are tensors on the device, so a captured or compiled step follows a schedule. The
+    fused kernel skips parameters, moments and step count when ``found_inf`` is set, as a GradScaler
+    does it, which needs no host transfer. The foreach kernels cannot, so what was there before is
+    put back.
+
+    Args:
+        policy: whose parameters are learned.
+        device: where they live.
+        fused: whether to take the fused kernel, or the foreach ones.
+    """
+
+    def __init__(self, policy: Policy[Any], device: torch.device, fused: bool = True):
+        critic = policy.head_parameters("value")
+        mine = {id(parameter) for parameter in critic}
+        actor = [p for p in policy.parameters() if id(p) not in mine]
+        self.parameters = [*actor, *critic]
+        names = {id(parameter): name for name, parameter in policy.named_parameters()}
+        self.names = [names[id(parameter)] for parameter in self.parameters]
+        self.rates = {name: torch.zeros((), device=device) for name in GROUPS}
+        self.fused = fused
+        rates = [self.rates[name] if fused else 0.0 for name in GROUPS]
+        groups = zip((actor, critic), rates, strict=True)
+        self.adam = torch.optim.Adam(
+            [{"params": parameters, "lr": rate} for parameters, rate in groups],
+            eps=1e-5,
+            fused=fused or None,
+            foreach=None if fused else True,
+            capturable=device.type == "cuda",
+        )
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.adam.zero_grad(set_to_none=True)
+
+    def set_rates(self, rates: dict[str, float | Tensor]) -> None:
+        """Step sizes of the next steps, by group."""
+        for name, group in zip(GROUPS, self.adam.param_groups, strict=True):
+            self.rates[name].fill_(rates[name])
+            if not self.fused:  # the foreach kernels on a CPU want a number
+                group["lr"] = float(self.rates[name])
+
+    def step_unless(self, skip: Tensor) -> None:
+        """A step, unless ``skip`` (a float scalar on the device) is above 0."""
+        if self.fused:
+            self.adam.found_inf = skip  # type: ignore[attr-defined]
+            self.adam.grad_scale = None  # type: ignore[attr-defined]
+            self.adam.step()
+            return
+        # Adam makes its state at its first step, so there may be nothing yet to put back.
+        before = {name: x.clone() for name, x in self._tensors().items()}
+        self.adam.step()
+        with torch.no_grad():
+            for name, x in self._tensors().items():
+                x.copy_(torch.where(skip > 0, before.get(name, torch.zeros_like(x)), x))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = {}
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            named[name] = parameter.detach()
+            for key, value in self.adam.state.get(parameter, {}).items():
+                named[f"{name}/{key}"] = value
+        return named
+
+    def finite(self) -> Tensor:
+        """Whether every moment is finite, bool scalar on the device."""
+        moments = [x for state in self.adam.state.values() for x in state.values() if x.ndim]
+        if not moments:
+            return torch.ones((), dtype=torch.bool, device=self.rates["policy"].device)
+        return nn.utils.get_total_norm(moments).isfinite()
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Moments and step counts by parameter name: groups may come in another order one day."""
+        return {
+            name: dict(self.adam.state[parameter])
+            for name, parameter in zip(self.names, self.parameters, strict=True)
+            if parameter in self.adam.state
+        }
+
+    def load(self, stored: dict[str, dict[str, Any]]) -> None:
+        """Take back what ``state`` gave.
+
+        Raises:
+            KeyError: it speaks of a parameter that the policy does not have.
+            ValueError: a moment has another shape.
+        """
+        unknown = set(stored) - set(self.names)
+        if unknown:
+            raise KeyError(f"the policy has no parameter {sorted(unknown)[0]}")
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if name not in stored:
+                self.adam.state.pop(parameter, None)
+                continue
+            for key, value in stored[name].items():
+                if key != "step" and value.shape != parameter.shape:
+                    raise ValueError(f"{name}: {key} of {tuple(value.shape)}")
+            self.adam.state[parameter] = {
+                key: value.clone().to(parameter.device if key != "step" or self.fused else "cpu")
+                for key, value in stored[name].items()
+            }

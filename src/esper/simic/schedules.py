@@ -1,0 +1,150 @@
+"""Step sizes and weights as pure functions of the number of updates done.
+
+Nothing here has state, so a resumed run continues the trace of an uninterrupted one by
+construction. The one stateful schedule, the step size that follows the KL divergence, is
+``AdaptiveRate``, whose state is saved.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline.config import LearnerConfig
+
+DISABLE_VARIABLE = "ESPER_DISABLE_LR_SCHEDULE"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A value that warms up and then decays.
+
+    Attributes:
+        initial: the value between warmup and decay.
+        warmup: updates over which it rises linearly; update 0 has ``initial / warmup``.
+        decay: ``none``, ``linear``, ``cosine`` (Loshchilov and Hutter, 2017, without restarts) or
+            ``step``, which falls by equal factors.
+        horizon: update from which the end value holds, an absolute count.
+        end_factor: end value over ``initial``.
+        step_size: updates of a stair of ``step``.
+    """
+
+    initial: float
+    warmup: int = 0
+    decay: str = "none"
+    horizon: int = 1
+    end_factor: float = 1.0
+    step_size: int = 1
+
+    def at(self, update: int) -> float:
+        """The value of update number ``update``, from 0."""
+        if update < self.warmup:
+            return self.initial * (update + 1) / self.warmup
+        return self.initial * self._factor(update)
+
+    def _factor(self, update: int) -> float:
+        if self.decay == "none":
+            return 1.0
+        span = max(1, self.horizon - self.warmup)
+        done = min(update - self.warmup, span)
+        end = self.end_factor
+        if self.decay == "linear":
+            return 1.0 + (end - 1.0) * done / span
+        if self.decay == "cosine":
+            return end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * done / span))
+        assert self.decay == "step", self.decay
+        stairs = -(-span // self.step_size)
+        climbed = stairs if done == span else done // self.step_size
+        return float(end ** (climbed / stairs))
+
+
+@dataclass(frozen=True, slots=True)
+class Schedules:
+    """Everything about an update that is scheduled.
+
+    Attributes:
+        policy_rate, value_rate: step sizes of Adam for actor and critic.
+        entropy: weight of the entropy bonus.
+        clip: bound of the importance ratio.
+    """
+
+    policy_rate: Schedule
+    value_rate: Schedule
+    entropy: Schedule
+    clip: Schedule
+
+    @classmethod
+    def of(cls, config: LearnerConfig) -> "Schedules":
+        """Those that the settings ask for; constant where the environment variable says so."""
+
+        def rate(initial: float) -> Schedule:
+            if disabled():
+                return Schedule(initial)
+            return Schedule(
+                initial,
+                warmup_updates(config),
+                config.lr_decay,
+                config.lr_decay_steps,
+                config.lr_end_factor,
+                config.lr_step_size,
+            )
+
+        return cls(
+            policy_rate=rate(config.learning_rate),
+            value_rate=rate(config.value_learning_rate or config.learning_rate),
+            entropy=Schedule(
+                config.entropy,
+                0,
+                config.entropy_decay,
+                config.entropy_decay_steps,
+                config.entropy_end_factor,
+                config.entropy_step_size,
+            ),
+            clip=Schedule(
+                config.clip,
+                0,
+                config.clip_decay,
+                config.clip_decay_steps,
+                config.clip_end_factor,
+                config.clip_step_size,
+            ),
+        )
+
+
+def disabled() -> bool:
+    """Whether the environment forbids schedules of the step size."""
+    return os.environ.get(DISABLE_VARIABLE, "0") not in ("", "0")
+
+
+def warmup_updates(config: LearnerConfig) -> int:
+    """Updates over which the step size rises: absolute, whatever the number of rounds."""
+    if config.lr_warmup_steps:
+        return config.lr_warmup_steps
+    return math.ceil(config.lr_warmup_frac * config.lr_decay_steps)
+
+
+class AdaptiveRate:
+    """A factor of the step size that keeps the KL divergence of an update near a target.
+
+    Halfway between rsl_rl and the adaptive penalty of Schulman et al. (2017): after an update whose
+    KL was above twice the target the factor falls by 1.5, below half of it rises by 1.5. It lives
+    on the device, so following it waits for nothing.
+
+    Args:
+        target: nats.
+        device: where the factor lives.
+    """
+
+    STEP, LEAST, MOST = 1.5, 1e-3, 1e2
+
+    def __init__(self, target: float, device: torch.device):
+        self.target = target
+        self.factor = torch.ones((), device=device)
+
+    def follow(self, kl: Tensor) -> None:
+        """Take in the mean KL of an update's last epoch; one that is not finite changes nothing."""
+        down, up = kl > 2.0 * self.target, (kl < 0.5 * self.target) & kl.isfinite()
+        change = torch.where(down, 1.0 / self.STEP, torch.where(up, self.STEP, 1.0))
+        self.factor.mul_(change).clamp_(self.LEAST, self.MOST)

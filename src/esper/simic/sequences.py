@@ -1,0 +1,135 @@
+"""From a rollout to the sequences that the memory is run over: one call, never a loop over time."""
+
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from esper.simic.rollout import Rollout
+from esper.tamiyo.policy.base import Hidden, Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences(Generic[Seen]):
+    """Whole sequences, stacked along the second axis; leading axes ``[L, M]``.
+
+    Attributes:
+        observation: normalised.
+        actions: int64 ``[L, M, heads]``.
+        log_prob: of the actions when they were taken.
+        advantages: normalised.
+        targets: what the critic learns, normalised.
+        hidden: of the memory before each sequence, ``[layers, M, width]``.
+        weight: 1 where there is a step to learn from, 0 in padding; None where there is no padding.
+        lengths: steps of each sequence, int64 ``[M]`` on the CPU; None where all are ``L``.
+    """
+
+    observation: Seen
+    actions: Tensor
+    log_prob: Tensor
+    advantages: Tensor
+    targets: Tensor
+    hidden: Hidden
+    weight: Tensor | None = None
+    lengths: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of sequences."""
+        return self.actions.shape[1]
+
+    def pick(self, chosen: Tensor) -> "Sequences[Seen]":
+        """The sequences ``chosen``, int64 ``[m]``, as long as the longest of them."""
+        length = self.actions.shape[0]
+        if self.lengths is not None:
+            length = int(self.lengths[chosen].max())
+        index = chosen.to(self.actions.device, non_blocking=True)
+
+        def part(x: Tensor) -> Tensor:
+            return x[:length, index]
+
+        tensors = {name: part(x) for name, x in self.observation.tensors().items()}
+        return Sequences(
+            type(self.observation).from_tensors(tensors),
+            part(self.actions),
+            part(self.log_prob),
+            part(self.advantages),
+            part(self.targets),
+            tuple(state[:, index] for state in self.hidden),
+            None if self.weight is None else part(self.weight),
+            None if self.lengths is None else self.lengths[chosen],
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The floating-point tensors an update computes with, by name."""
+        named = {f"observation/{name}": x for name, x in self.observation.tensors().items()}
+        named |= {
+            "log_prob": self.log_prob,
+            "advantage": self.advantages,
+            "target": self.targets,
+        }
+        named |= {f"hidden/{i}": state for i, state in enumerate(self.hidden)}
+        return {name: x for name, x in named.items() if x.is_floating_point()}
+
+
+def segments(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the unbroken runs of ``valid [T, N]`` (bool, on the CPU) lie.
+
+    Returns:
+        first step, environment and length of each run, int64 ``[M]``, by environment.
+    """
+    edge = torch.zeros_like(valid[:1])
+    before = torch.cat([edge, valid[:-1]])
+    after = torch.cat([valid[1:], edge])
+    environment, first = (valid & ~before).T.nonzero(as_tuple=True)
+    last = (valid & ~after).T.nonzero(as_tuple=True)[1]
+    return first, environment, last - first + 1
+
+
+def cut(
+    rollout: Rollout[Seen], observation: Seen, advantages: Tensor, targets: Tensor
+) -> Sequences[Seen]:
+    """The sequences of a rollout.
+
+    Whole episodes side by side are sequences as they are. Where episodes begin and end within the
+    rollout, each piece of one becomes a sequence of its own, padded to the longest: a piece that
+    begins with the rollout goes on from the memory's state then, others from zeros.
+
+    Args:
+        rollout: what was collected.
+        observation: its observations, normalised.
+        advantages, targets: ``[T, N]``, normalised.
+    """
+    if rollout.valid is None:
+        return Sequences(
+            observation,
+            rollout.actions,
+            rollout.log_prob,
+            advantages,
+            targets,
+            rollout.hidden,
+        )
+    first, environment, lengths = segments(rollout.valid)
+    steps = torch.arange(int(lengths.max()))[:, None]
+    inside = steps < lengths
+    device = rollout.actions.device
+    time = torch.where(inside, first + steps, first).to(device)
+    environment = environment.to(device)
+    weight = inside.to(device)
+    goes_on = (first == 0).to(device)[:, None]
+
+    def part(x: Tensor) -> Tensor:
+        return x[time, environment]
+
+    tensors = {name: part(x) for name, x in observation.tensors().items()}
+    return Sequences(
+        type(observation).from_tensors(tensors),
+        part(rollout.actions),
+        part(rollout.log_prob),
+        part(advantages),
+        part(targets),
+        tuple(torch.where(goes_on, h[:, environment], 0.0) for h in rollout.hidden),
+        weight.to(advantages.dtype),
+        lengths,
+    )

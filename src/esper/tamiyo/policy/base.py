@@ -1,0 +1,136 @@
+"""What the learner asks of a policy, whatever it sees and does."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Hidden = tuple[Tensor, ...]
+"""What is carried from step to step, each ``[layers, N, width]``; empty without memory."""
+
+
+class TensorRecord(Protocol):
+    """An observation: named tensors with the same leading axes."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        ...
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
+        """The inverse of ``tensors``."""
+        ...
+
+
+Seen = TypeVar("Seen", bound=TensorRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the policy says about actions that were taken; leading axes ``[T, N]``.
+
+    Attributes:
+        log_prob: of the whole action, the sum over the heads that matter, ``[T, N]``.
+        head_entropy: nats, 0 where a head does not matter, ``[T, N, heads]``.
+        head_choice: whether a head mattered and had more than one option, bool ``[T, N, heads]``.
+        value: normalised value of the state, ``[T, N]``.
+    """
+
+    log_prob: Tensor
+    head_entropy: Tensor
+    head_choice: Tensor
+    value: Tensor
+
+
+class Policy(nn.Module, ABC, Generic[Seen]):
+    """A recurrent actor and critic: an encoder, a memory, and heads on top of it.
+
+    The trunk (encoder and memory) computes in ``amp_dtype`` where one is set, when acting and when
+    learning alike: half precision on one side alone would bias every importance ratio. Heads,
+    log-probs and values are float32 whatever autocast region the caller is in.
+
+    Attributes:
+        heads: names of the action heads, in the order of the last axis of the actions.
+        amp_dtype: dtype of the trunk's autocast region; None is full precision.
+    """
+
+    heads: tuple[str, ...]
+    amp_dtype: torch.dtype | None = None
+
+    @abstractmethod
+    def initial_hidden(self, environments: int) -> Hidden:
+        """Zeros for the start of an episode."""
+
+    @abstractmethod
+    def head_parameters(self, head: str) -> list[nn.Parameter]:
+        """Parameters that belong to one head alone; ``value`` is the critic's."""
+
+    @abstractmethod
+    def noise_shape(self, observation: Seen) -> tuple[int, int]:
+        """Heads, and options of the widest: how many uniform numbers ``act`` wants each row."""
+
+    @abstractmethod
+    def encode(self, observation: Seen) -> tuple[Tensor, ...]:
+        """Input of the memory ``[..., width]``, and what else the heads need of the observation."""
+
+    @abstractmethod
+    def remember(self, features: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """Output of the memory ``[T, N, width]`` for whole sequences, and the state after them."""
+
+    @abstractmethod
+    def judge(
+        self, memory: Tensor, encoded: tuple[Tensor, ...], observation: Seen, actions: Tensor
+    ) -> Evaluation:
+        """Log-probs, entropies and values given the memory's output and ``encode``'s."""
+
+    @abstractmethod
+    def act(
+        self, observation: Seen, hidden: Hidden, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
+        """Choose one action for each environment.
+
+        Args:
+            observation: leading axis ``[N]``.
+            hidden: of the memory before this step.
+            noise: uniform numbers, ``[N, heads, at least the widest head]``; None takes the mode.
+
+        Returns:
+            actions int64 ``[N, heads]``, log-prob ``[N]``, normalised value ``[N]``, hidden after.
+        """
+
+    def evaluate_actions(self, observation: Seen, actions: Tensor, hidden: Hidden) -> Evaluation:
+        """Log-probs, entropies and values of whole sequences in one call of the memory.
+
+        Args:
+            observation: leading axes ``[T, N]``.
+            actions: int64 ``[T, N, heads]``.
+            hidden: before the first step.
+        """
+        encoded = self.encode(observation)
+        memory, _ = self.remember(encoded[0], hidden)
+        return self.judge(memory, encoded, observation, actions)
+
+    def trunk_precision(self, device: torch.device) -> torch.autocast:
+        """The region of encoder and memory.
+
+        Casts are not cached: one made while acting, without gradients, would sever the next
+        backward pass through the weights.
+        """
+        return torch.autocast(
+            device.type,
+            dtype=self.amp_dtype or torch.bfloat16,
+            enabled=self.amp_dtype is not None,
+            cache_enabled=False,
+        )
+
+
+def full_precision(device: torch.device) -> torch.autocast:
+    """A region in which nothing is cast, whatever surrounds it."""
+    return torch.autocast(device.type, enabled=False)
+
+
+def upcast(x: Tensor) -> Tensor:
+    """``x`` in float32 where it was computed in half precision."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
