@@ -1,40 +1,58 @@
 """Checkpoints: atomic, checksummed, and readable by eye in their manifest.
 
 A checkpoint is a directory of ``*.pt`` files and a ``manifest.json``. It is written under another
-name, synced and renamed, so a directory with the right name is whole; the checksums find what the
-disk did to it afterwards.
+name, synced, read back and renamed, so a directory with the right name is whole; the checksums find
+what the disk did to it afterwards.
 """
 
+import errno
 import hashlib
+import io
 import json
-import os
-import pickle
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
-from torch import Tensor
 
 from esper.leyline.actions import BLUEPRINTS
+from esper.leyline.config import shown
 from esper.leyline.errors import UsageError
+from esper.simic.disk import sync, write_synced
 from esper.simic.ppo import PPOAgent
 
 SCHEMA_VERSION = 2
 _MANIFEST = "manifest.json"
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    EOFError,
-    pickle.UnpicklingError,
-)
-"""What reading a damaged checkpoint may raise."""
+_SEAL = "manifest_sha256"
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Damaged(ValueError):
+    """A checkpoint is not what was written; the text says in one line what differs."""
+
+
+class _Manifest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What ``manifest.json`` holds besides its own checksum.
+
+    Attributes:
+        schema: version of all this.
+        round: rounds that were done.
+        events_bytes: length of the event file at that time.
+        blueprints: options of the policy's blueprint head.
+        torch: version that wrote it.
+        sha256: of the other files, by name.
+    """
+
+    schema: int
+    round: _Count
+    events_bytes: _Count
+    blueprints: list[str]
+    torch: str
+    sha256: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,57 +95,52 @@ def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> Non
 def save(
     run: Path, round_number: int, parts: dict[str, dict[str, Any]], events_bytes: int, keep: int
 ) -> Path:
-    """Write the checkpoint of a round, and remove all but the latest ``keep``."""
+    """Write the checkpoint of a round, and remove all but the latest ``keep``.
+
+    Nothing is removed before the new one stands.
+
+    Raises:
+        OSError: it could not be written, or does not read back as it was written; the checkpoints
+            before are as they were.
+    """
     folder = run / "checkpoints"
-    folder.mkdir(exist_ok=True)
+    if not folder.exists():
+        folder.mkdir()
+        sync(run)
+    _remove(folder.glob(".draft-*"))
     target = folder / f"{round_number:06d}"
     draft = folder / f".draft-{round_number:06d}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    sums = {}
-    for name, part in parts.items():
-        path = draft / f"{name}.pt"
-        torch.save(part, path)
-        sums[path.name] = _sha256(path)
-        sync(path)
-    manifest: dict[str, Any] = {
-        "schema": SCHEMA_VERSION,
-        "round": round_number,
-        "events_bytes": events_bytes,
-        "blueprints": BLUEPRINTS,
-        "torch": torch.__version__,
-        "sha256": sums,
-    }
-    sealed = manifest | {"manifest_sha256": _digest(manifest)}
-    (draft / _MANIFEST).write_text(json.dumps(sealed, indent=2) + "\n")
-    sync(draft / _MANIFEST)
-    sync(draft)
-    shutil.rmtree(target, ignore_errors=True)
-    draft.rename(target)
+    try:
+        draft.mkdir()
+        _write(draft, round_number, parts, events_bytes)
+        _remove([target])
+        draft.rename(target)
+    finally:
+        _remove([draft])
     sync(folder)
-    for old in _all(run)[:-keep]:
-        shutil.rmtree(old)
+    _prune(run, round_number, keep)
     return target
 
 
 def load_latest(run: Path) -> Checkpoint:
-    """The latest checkpoint that is whole; a corrupt one is named on stderr and passed over.
+    """The latest checkpoint that is whole; corrupt ones are named on stderr and passed over.
 
     Raises:
-        UsageError: the run has none that is whole, or its policy knows other blueprints.
+        UsageError: the run has none that is whole, or it is of another version of Esper, or its
+            policy knows other blueprints.
     """
-    candidates = _all(run)
-    for path in reversed(candidates):
+    damaged: list[str] = []
+    for path in reversed(_all(run)):
         try:
             checkpoint = _load(path)
-        except _UNREADABLE as error:
-            print(
-                f"checkpoint: {path} is corrupt ({error}); taking the one before", file=sys.stderr
-            )
+        except (Damaged, OSError) as error:
+            damaged.append(f"{path} is corrupt ({getattr(error, 'strerror', None) or error})")
         else:
+            for what in damaged:
+                print(f"checkpoint: {what}; taking that of round {path.name}", file=sys.stderr)
             _check_blueprints(checkpoint.blueprints)
             return checkpoint
-    what = "no checkpoint that is whole" if candidates else "no checkpoint"
+    what = f"no checkpoint that is whole: {damaged[0]}" if damaged else "no checkpoint"
     raise UsageError(f"resume: {run} has {what}; start a new run without --resume")
 
 
@@ -138,20 +151,109 @@ def _all(run: Path) -> list[Path]:
     return sorted((p for p in folder.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
 
 
-def _load(path: Path) -> Checkpoint:
-    manifest = json.loads((path / _MANIFEST).read_text())
-    if manifest.pop("manifest_sha256") != _digest(manifest):
-        raise ValueError(f"checksum of {_MANIFEST} does not match")
-    if manifest["schema"] != SCHEMA_VERSION:
-        raise ValueError(f"schema {manifest['schema']}, this version reads {SCHEMA_VERSION}")
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, expected in manifest["sha256"].items():
-        if _sha256(path / name) != expected:
-            raise ValueError(f"checksum of {name} does not match")
-        parts[Path(name).stem] = torch.load(path / name, weights_only=True, map_location="cpu")
-    return Checkpoint(
-        path, manifest["round"], manifest["events_bytes"], manifest["blueprints"], parts
+def _write(
+    folder: Path, round_number: int, parts: dict[str, dict[str, Any]], events_bytes: int
+) -> None:
+    """Write the files of a checkpoint and read them back."""
+    sums = {}
+    for name, part in parts.items():
+        # Hashed before the disk had it: afterwards a checksum would vouch for what went wrong.
+        content = io.BytesIO()
+        torch.save(part, content)
+        write_synced(folder / f"{name}.pt", content.getvalue())
+        sums[f"{name}.pt"] = _sha256(content.getvalue())
+    manifest = _Manifest(
+        schema=SCHEMA_VERSION,
+        round=round_number,
+        events_bytes=events_bytes,
+        blueprints=BLUEPRINTS,
+        torch=str(torch.__version__),
+        sha256=sums,
     )
+    write_synced(folder / _MANIFEST, _sealed(msgspec.to_builtins(manifest)))
+    sync(folder)
+    try:
+        _verified(folder)
+    except Damaged as error:
+        raise OSError(errno.EIO, f"what was written cannot be read back: {error}") from error
+
+
+def _prune(run: Path, newest: int, keep: int) -> None:
+    """Remove what is older than the latest ``keep``, and what lies ahead.
+
+    Checkpoints of later rounds were passed over when the run was resumed, for they are corrupt;
+    counted among the latest they would drive out those that are whole.
+    """
+    known = _all(run)
+    done = [path for path in known if int(path.name) <= newest]
+    _remove(path for path in known if path not in done[-keep:])
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """Remove directories; what cannot be removed is tried again with the next checkpoint."""
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _load(path: Path) -> Checkpoint:
+    manifest, files = _verified(path)
+    if manifest.round != int(path.name):
+        raise Damaged(f"it is of round {manifest.round}")
+    parts = {Path(name).stem: _tensors(name, content) for name, content in files.items()}
+    return Checkpoint(path, manifest.round, manifest.events_bytes, manifest.blueprints, parts)
+
+
+def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
+    """The manifest, and the content of the files it names, all as they were written.
+
+    Raises:
+        Damaged: something is not.
+        OSError: a file is missing or cannot be read.
+        UsageError: another version of Esper wrote it.
+    """
+    manifest = _read_manifest(path / _MANIFEST)
+    files = {}
+    for name, expected in manifest.sha256.items():
+        if not (name.endswith(".pt") and name.removesuffix(".pt").isidentifier()):
+            raise Damaged(f"{_MANIFEST} names the file {shown(name)}, which is no part")
+        files[name] = (path / name).read_bytes()
+        if _sha256(files[name]) != expected:
+            raise Damaged(f"checksum of {name} does not match")
+    return manifest, files
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    content = path.read_bytes()
+    try:
+        fields = json.loads(content)
+        del fields[_SEAL]
+        # To the byte: a checksum of the fields alone would not see that an end is missing.
+        whole = _sealed(fields) == content
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{_MANIFEST} is no manifest") from error
+    if not whole:
+        raise Damaged(f"checksum of {_MANIFEST} does not match")
+    if fields.get("schema") != SCHEMA_VERSION:
+        raise UsageError(
+            f"resume: {path.parent} has schema {shown(fields.get('schema'))}, this version reads "
+            f"{SCHEMA_VERSION}; resume with the version that wrote it"
+        )
+    try:
+        return msgspec.convert(fields, _Manifest)
+    except msgspec.ValidationError as error:
+        raise Damaged(f"{_MANIFEST}: {shown(str(error))}") from error
+
+
+def _tensors(name: str, content: bytes) -> dict[str, Any]:
+    """The dictionary of tensors in a file; nothing in it is executed."""
+    try:
+        part = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except Exception as error:
+        # What a crafted file makes torch raise stands nowhere; its text invites to execute it.
+        raise Damaged(f"{name} holds something else than tensors") from error
+    if not isinstance(part, dict):
+        raise Damaged(f"{name} holds no dictionary")
+    return part
 
 
 def _check_blueprints(stored: list[str]) -> None:
@@ -168,18 +270,11 @@ def _check_blueprints(stored: list[str]) -> None:
     )
 
 
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _sealed(fields: dict[str, Any]) -> bytes:
+    """The text of a manifest, its own checksum included."""
+    seal = _sha256(json.dumps(fields, sort_keys=True).encode())
+    return (json.dumps(fields | {_SEAL: seal}, indent=2) + "\n").encode()
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Make sure a file or the names in a directory are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

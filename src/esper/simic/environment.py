@@ -97,6 +97,11 @@ class GrowthEnv:
         self._pool = _workers(config.threads) if config.threads > 1 else None
         self._dealt: Tensor | None = None
 
+    @property
+    def backend_name(self) -> str:
+        """What computes the hosts; ``native and torch`` where hosts of some shapes need torch."""
+        return " and ".join(sorted({backend.name for backend in self.backends.values()}))
+
     def reset(self, episode: int) -> Observation:
         """Begin episode number ``episode`` with fresh hosts."""
         self.task_of = self._draw(episode)

@@ -2,12 +2,14 @@
 
 import fcntl
 import json
+import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import torch
 
@@ -16,8 +18,9 @@ from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import SUITES
+from esper.simic.disk import replace_synced, sync
 
-_COMPARED = ("esper", "git", "torch", "device_name", "threads", "plugins")
+_COMPARED = ("esper", "git", "torch", "device_name", "backend", "threads", "plugins")
 """Parts of the fingerprint on which the bits of a result depend."""
 
 
@@ -30,17 +33,16 @@ class RunDirectory:
 
     def __init__(self, path: Path):
         self.path = path
+        lock = path / "lock"
+        self._made_lock = not lock.exists()
         try:
-            self._lock = (path / "lock").open("a")
+            self._lock = _locked(lock)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"run directory: another process is writing to {path}; wait until it has ended"
+            ) from error
         except OSError as error:
             raise UsageError(f"run directory: cannot write to {path} ({error.strerror})") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise UsageError(
-                f"run directory: another process is writing to {path}; wait"
-            ) from error
 
     @classmethod
     def create(cls, config: TrainConfig, fingerprint: dict[str, Any]) -> Self:
@@ -57,14 +59,27 @@ class RunDirectory:
             parent = Path(place).expanduser()
             parent.mkdir(parents=True, exist_ok=True)
             path = _unused(parent, name)
+            directory = cls._begun(path, {"settings": flatten(config), "fingerprint": fingerprint})
+            sync(parent)
+        except UsageError:
+            raise
         except (OSError, ValueError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(
                 f"telemetry_dir: cannot write to {place!r} ({reason}); choose another"
             ) from error
-        settings = {"settings": flatten(config), "fingerprint": fingerprint}
-        (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-        return cls(path)
+        return directory
+
+    @classmethod
+    def _begun(cls, path: Path, settings: dict[str, Any]) -> Self:
+        """The empty directory ``path`` with its lock and settings; gone again where that fails."""
+        try:
+            directory = cls(path)
+            directory._write_settings(settings)
+        except (OSError, UsageError):
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        return directory
 
     @property
     def events(self) -> Path:
@@ -84,28 +99,66 @@ class RunDirectory:
             return
         try:
             with self.events.open("r+b") as file:
-                file.seek(min(length, self.events.stat().st_size))
-                start = file.tell()
+                start = min(length, self.events.stat().st_size)
+                file.seek(max(start - 1, 0))
+                cut_off = start > 0 and file.read(1) != b"\n"
                 kept = [line for line in file if line.endswith(b"\n") and _round_of(line) <= done]
                 file.seek(start)
+                # Overwritten before it is cut: a process that dies between leaves lines twice,
+                # not lost; those are dropped here when the run is resumed again.
+                file.write(b"\n" * cut_off + b"".join(dict.fromkeys(kept)))
                 file.truncate()
-                file.writelines(kept)
         except OSError as error:
             raise UsageError(f"resume: cannot write {self.events} ({error.strerror})") from error
 
     def note_resume(self, config: TrainConfig, fingerprint: dict[str, Any]) -> None:
-        """Write the settings and the machine of a process that goes on with the run."""
+        """Write the settings and the machine of a process that goes on with the run.
+
+        Raises:
+            UsageError: they cannot be written; the earlier ones stay.
+        """
         path = self.path / "config.json"
-        content = json.loads(path.read_text())
-        content["settings"] = flatten(config)
-        content.setdefault("resumed", []).append(fingerprint)
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(content, indent=2) + "\n")
-        draft.replace(path)
+        try:
+            content = json.loads(path.read_text())
+            content["settings"] = flatten(config)
+            content.setdefault("resumed", []).append(fingerprint)
+            self._write_settings(content)
+        except OSError as error:
+            raise UsageError(f"resume: cannot write {path} ({error.strerror})") from error
+
+    def _write_settings(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content, indent=2) + "\n"
+        replace_synced(self.path / "config.json", text.encode())
 
     def close(self) -> None:
         """Let another process write."""
         self._lock.close()
+
+    def abandon(self) -> None:
+        """Close a directory that turned out to be of no use; a lock made for it goes too."""
+        if self._made_lock:
+            (self.path / "lock").unlink(missing_ok=True)
+        self.close()
+
+
+def _locked(path: Path) -> BinaryIO:
+    """The open file ``path``, locked; it is made where it is missing.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it cannot be written or locked.
+    """
+    while True:
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever abandoned the directory may have removed the file that was opened here.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except OSError:
+            file.close()
+            raise
+        file.close()
 
 
 def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
@@ -130,8 +183,14 @@ def _label(tasks: tuple[str, ...]) -> str:
     return next(suites, "-".join(tasks)[:60])
 
 
-def machine_fingerprint(device: torch.device, config: TrainConfig) -> dict[str, Any]:
-    """What a result depends on besides its settings."""
+def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str) -> dict[str, Any]:
+    """What a result depends on besides its settings.
+
+    Args:
+        device: where the hosts live.
+        config: settings as resolved.
+        backend: what computes the hosts here, see ``GrowthEnv.backend_name``.
+    """
     on_gpu = device.type == "cuda"
     return {
         "esper": esper.__version__,
@@ -141,6 +200,7 @@ def machine_fingerprint(device: torch.device, config: TrainConfig) -> dict[str, 
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if on_gpu else processor_name(),
         "cuda": torch.version.cuda,
+        "backend": backend,
         "threads": config.machine.threads,
         "plugins": [plugins.digest(path) for path in config.world.plugin],
         "git": _git_revision(),

@@ -18,6 +18,7 @@ from esper.simic.step import GrowthConfig
 from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.features import Observation
+from esper.tolaria.backends.choice import NAMES as BACKENDS
 from esper.tolaria.precision import Precision, disabled
 
 
@@ -136,9 +137,16 @@ def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
         "episode_length": growth.episode_length,
         "max_batches": growth.max_batches,
         "batch_size": growth.batch_size,
+        "backend": _resolved_backend(config.machine.backend, environment),
         "threads": config.machine.threads or torch.get_num_threads(),
     }
     return unflatten(settings, config)
+
+
+def _resolved_backend(name: str, environment: GrowthEnv) -> str:
+    """``auto`` as what computes here; where that differs from task to task it stays ``auto``."""
+    chosen = environment.backend_name
+    return chosen if name == "auto" and chosen in BACKENDS else name
 
 
 def control(policy: str, environment: GrowthEnv) -> Actor:

@@ -1,14 +1,11 @@
 """Training a growth policy: rounds of episodes of N environments, one PPO update a round."""
 
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import pyarrow
@@ -29,7 +26,8 @@ from esper.leyline.events import (
 )
 from esper.nissa.hub import Hub, JsonLines
 from esper.nissa.parquet import write_parquet
-from esper.simic.checkpoint import agent_parts, load_latest, restore_agent, save, sync
+from esper.simic.checkpoint import agent_parts, load_latest, restore_agent, save
+from esper.simic.disk import sync
 from esper.simic.environment import GrowthEnv
 from esper.simic.optimiser import GROUPS
 from esper.simic.ppo import PPOAgent
@@ -50,6 +48,7 @@ from esper.simic.training.setup import (
     resolve_device,
     resolved,
 )
+from esper.simic.training.signals import StopSignal
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.precision import Precision, resolve_precision
 
@@ -57,6 +56,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
     {
         "rounds",
         "device",
+        "backend",
         "threads",
         "plugin",
         "telemetry_dir",
@@ -79,7 +79,8 @@ class RunSummary:
     Attributes:
         path: its directory.
         status: ``finished``, ``interrupted`` or ``failed``.
-        exit_code: 0, 128 plus the signal that ended it, or 1 where it failed.
+        exit_code: 0, 128 plus the signal that ended it, or 1 where it failed or the last round
+            could not be saved.
         rounds: those of this process.
         wall_seconds: of this process.
     """
@@ -188,22 +189,27 @@ def run_training(
     config = resolved(config, environment)
     agent = build_agent(config, device) if policy == "ppo" else None
     actor = agent or control(policy, environment)
-    directory, done = _open(config, resume, agent, device)
-    session = _Session(
-        config,
-        directory,
-        environment,
-        actor,
-        agent,
-        precision,
-        observer or Unobserved(),
-        saved=done if resume else None,
-    )
-    try:
-        with _single_threaded(device):
-            status, code, rounds = session.run(done, policy)
-    finally:
-        directory.close()
+    stop = StopSignal()
+    # Until here nothing is written, and a signal ends the process at once.
+    with stop.listening():
+        fingerprint = machine_fingerprint(device, config, environment.backend_name)
+        directory, done = _open(config, resume, agent, fingerprint)
+        session = _Session(
+            config,
+            directory,
+            environment,
+            actor,
+            agent,
+            precision,
+            observer or Unobserved(),
+            stop,
+            saved=done if resume else None,
+        )
+        try:
+            with _single_threaded(device):
+                status, code, rounds = session.run(done, policy)
+        finally:
+            directory.close()
     return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)
 
 
@@ -223,10 +229,9 @@ def _open(
     config: TrainConfig,
     resume: Path | None,
     agent: PPOAgent[Observation] | None,
-    device: torch.device,
+    fingerprint: dict[str, Any],
 ) -> tuple[RunDirectory, int]:
     """A new run directory, or the one to go on with; and the rounds it has done."""
-    fingerprint = machine_fingerprint(device, config)
     if resume is None:
         return RunDirectory.create(config, fingerprint), 0
     assert agent is not None, "only a learned policy is resumed"
@@ -239,13 +244,13 @@ def _open(
                 f"rounds: {resume} has {checkpoint.round} rounds already; give a larger total"
             )
         restore_agent(agent, checkpoint.parts)
+        directory.cut_events(checkpoint.events_bytes, checkpoint.round)
+        directory.note_resume(config, fingerprint)
     except UsageError:
-        directory.close()
+        directory.abandon()
         raise
-    directory.note_resume(config, fingerprint)
     for difference in fingerprint_differences(then, fingerprint):
         print(f"warning: results may differ in the last bits, {difference}", file=sys.stderr)
-    directory.cut_events(checkpoint.events_bytes, checkpoint.round)
     return directory, checkpoint.round
 
 
@@ -274,9 +279,9 @@ class _Session:
     agent: PPOAgent[Observation] | None
     precision: Precision
     observer: Observer
+    stop: StopSignal
     saved: int | None = None
     events_bytes: int = 0
-    stop_signal: int | None = None
     refusals: int = 0
 
     def run(self, done: int, policy: str) -> tuple[str, int, list[RoundSummary]]:
@@ -289,25 +294,28 @@ class _Session:
         status, code = "finished", 0
         try:
             self._announce(hub, done, policy)
-            with self._listening():
-                try:
-                    for number in range(done + 1, total + 1):
-                        summaries.append(self._round(hub, number))
-                        if number % self.config.output.checkpoint_every == 0 or number == total:
-                            self._save(hub, number)
-                        if self.refusals == MOST_REFUSALS:
-                            raise _Refused
-                        if self.stop_signal is not None and number < total:
-                            raise _Stopped
-                except _Stopped:
-                    assert self.stop_signal is not None
-                    status, code = "interrupted", 128 + self.stop_signal
-                    # Only a rollout was cut short: the weights are those of the last whole round.
-                    self._save(hub, done + len(summaries))
-                except _Refused as error:
-                    print(f"esper: {error}", file=sys.stderr)
-                    status, code = "failed", 1
-                    self._save(hub, done + len(summaries))
+            try:
+                for number in range(done + 1, total + 1):
+                    if self.stop.number is not None:
+                        raise _Stopped
+                    summaries.append(self._round(hub, number))
+                    if number % self.config.output.checkpoint_every == 0 or number == total:
+                        self._save(hub, number)
+                    # Only now: what was told of is not lost when the process dies.
+                    self.observer.round_done(summaries[-1])
+                    if self.refusals == MOST_REFUSALS:
+                        raise _Refused
+            except _Stopped:
+                assert self.stop.number is not None
+                status, code = "interrupted", 128 + self.stop.number
+                # Only a rollout was cut short: the weights are those of the last whole round.
+                self._save(hub, done + len(summaries))
+            except _Refused as error:
+                print(f"esper: {error}", file=sys.stderr)
+                status, code = "failed", 1
+                self._save(hub, done + len(summaries))
+            if self.agent is not None and self.saved != done + len(summaries):
+                code = 1
             hub.emit(TrainingFinished(time=time.time(), round=done + len(summaries), status=status))
         finally:
             hub.close()
@@ -356,7 +364,7 @@ class _Session:
         def on_step(t: int, actions: Tensor, step: Step) -> None:
             recorder.step(t, actions, step)
             self.observer.stepped(step)
-            if self.stop_signal is not None and not step.done:
+            if self.stop.number is not None and not step.done:
                 raise _Stopped
 
         begin = time.perf_counter()
@@ -397,7 +405,6 @@ class _Session:
         )
         summary = recorder.finish(steps / (end - begin), metrics)
         self._note_events(hub)
-        self.observer.round_done(summary)
         return summary
 
     def _note_refusal(self, hub: Hub, index: int) -> None:
@@ -426,35 +433,26 @@ class _Session:
         )
 
     def _save(self, hub: Hub, number: int) -> None:
-        """A checkpoint of round ``number``, unless it has one."""
+        """A checkpoint of round ``number``, unless it has one.
+
+        Where it cannot be written training goes on: the earlier ones stay, and the next one may
+        find room.
+        """
         if self.agent is None or number == self.saved:
             return
-        if self.directory.events.exists():
-            sync(self.directory.events)
         keep = self.config.output.keep_checkpoints
         parts = agent_parts(self.agent)
-        path = save(self.directory.path, number, parts, self.events_bytes, keep)
+        try:
+            if self.directory.events.exists():
+                sync(self.directory.events)
+            path = save(self.directory.path, number, parts, self.events_bytes, keep)
+        except OSError as error:
+            print(
+                f"warning: checkpoint: round {number} was not saved ({error.strerror}); "
+                "earlier checkpoints stay",
+                file=sys.stderr,
+            )
+            return
         self.saved = number
         relative = str(path.relative_to(self.directory.path))
         hub.emit(CheckpointSaved(time=time.time(), round=number, path=relative))
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run at the next step; a second one ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {known: signal.getsignal(known) for known in (signal.SIGINT, signal.SIGTERM)}
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self.stop_signal = number
-            for known, handler in before.items():
-                signal.signal(known, handler)
-
-        for known in before:
-            signal.signal(known, note)
-        try:
-            yield
-        finally:
-            for known, handler in before.items():
-                signal.signal(known, handler)

@@ -149,10 +149,12 @@ class Backend(Protocol):
     """The arithmetic of N hosts. No result of one environment depends on another's numbers.
 
     Attributes:
+        name: of the backend, as the settings spell it.
         threaded: whether a call uses all threads by itself; otherwise the caller deals environments
             over threads.
     """
 
+    name: str
     threaded: bool
 
     def train_epoch(

@@ -33,6 +33,7 @@ EVALUATION_BATCH = 100
 class TorchBackend:
     """Implements ``tolaria.backends.Backend`` for any ``Host``."""
 
+    name = "torch"
     threaded = False
 
     def __init__(self, host: Host, precision: Precision):

@@ -62,6 +62,7 @@ class NativeBackend:
             dtype not.
     """
 
+    name = "native"
     threaded = True
 
     def __init__(self, host: Host, dtype: torch.dtype, threads: int = 1):
