@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     RANDOM_POLICY = 5
     DRIFT = 6
     TASK = 7
+    GYM_RESET = 8
     SEED_INIT = 1000  # plus the slot index
 
 

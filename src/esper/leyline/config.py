@@ -78,6 +78,25 @@ class WorldConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GymConfig:
+    """A Gymnasium task in the place of networks that grow (docs/gymnasium.md)."""
+
+    gym: str | None = None
+    """Id of the environment, such as CartPole-v1, or module:id. Settings of growing networks are
+    refused with it, and others have defaults of their own."""
+    gym_args: tuple[str, ...] = ()
+    """Arguments of the environment, each NAME=VALUE with the value as in JSON: length=32."""
+    rollout_steps: int = 128
+    """Steps of each environment between two updates; a round has this many."""
+    memory: Literal["lstm", "none"] = "lstm"
+    """What the policy remembers with; without memory it sees the present alone."""
+    normalise_observations: bool = True
+    """Whether features of a Box are shifted and scaled by running moments."""
+    normalise_rewards: bool = True
+    """Whether rewards are divided by the running deviation of their discounted sums."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
     """How the policy learns (PPO)."""
 
@@ -186,44 +205,129 @@ class TrainConfig:
     """All settings of a run."""
 
     world: WorldConfig = field(default_factory=WorldConfig)
+    gymnasium: GymConfig = field(default_factory=GymConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
 
+GROWTH_ONLY = frozenset(
+    {
+        "task",
+        "slots",
+        "max_seeds",
+        "group_size",
+        "episode_length",
+        "max_batches",
+        "batch_size",
+        "reward",
+        "stage_shaping",
+        "rollback_penalty",
+        "strict_gates",
+        "one_at_a_time",
+        "backend",
+        "use_amp",
+    }
+)
+"""Settings that a Gymnasium task does not have."""
+
+GYM_ONLY = frozenset(f.name for f in dataclasses.fields(GymConfig)) - {"gym"}
+"""Settings that only a Gymnasium task has."""
+
+GYM_DEFAULTS: dict[str, Any] = {
+    "rounds": 100,
+    "envs": 8,
+    "learning_rate": 1e-3,
+    "ppo_epochs": 10,
+    "discount": 0.99,
+    "entropy": 0.0,
+    "lstm_hidden": 64,
+}
+"""Defaults of a Gymnasium task where they differ from those of growing networks."""
+
+
 def flatten(config: TrainConfig) -> dict[str, Any]:
-    """The settings as one flat dictionary, tuples as lists, ready for JSON."""
-    flat = {}
+    """The settings that the run has as one flat dictionary, tuples as lists, ready for JSON."""
+    flat: dict[str, Any] = {}
     for group in dataclasses.fields(config):
         flat.update(dataclasses.asdict(getattr(config, group.name)))
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in flat.items()}
+    absent = GYM_ONLY | {"gym"} if config.gymnasium.gym is None else GROWTH_ONLY
+    return {
+        name: list(v) if isinstance(v, tuple) else v
+        for name, v in flat.items()
+        if name not in absent
+    }
 
 
 def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
     """The configuration with ``settings``, a flat dictionary in which aliases may be used.
 
+    Args:
+        settings: what was given.
+        base: where the others come from; the defaults of the kind of run when None.
+
+    Raises:
+        UsageError: an unknown key, a wrong type, two values for one setting, or one that belongs
+            to another kind of run.
+    """
+    given = canonical(settings)
+    if base is None:
+        base = TrainConfig()
+        if given.get("gym") is not None:
+            base = _with(base, {"gym": given["gym"], **GYM_DEFAULTS})
+    complete = _with(base, given)
+    _check_kind(given, base.gymnasium.gym, complete.gymnasium.gym)
+    return complete
+
+
+def canonical(settings: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` by the names of the fields, lists as tuples.
+
     Raises:
         UsageError: an unknown key, a wrong type, or two values for one setting.
     """
-    base = base or TrainConfig()
     given: dict[str, Any] = {}
+    kinds = setting_kinds()
     for key, value in settings.items():
         name = canonical_name(key)
         if name in given and given[name] != value:
             raise UsageError(f"{key}: {name} is already given another value; keep one of them")
         given[name] = value
+    return {name: _typed(name, value, kinds[name]) for name, value in given.items()}
+
+
+def _with(base: TrainConfig, given: dict[str, Any]) -> TrainConfig:
     groups = {}
     for group in dataclasses.fields(TrainConfig):
         part = getattr(base, group.name)
-        kinds = {f.name: f.type for f in dataclasses.fields(part)}
-        own = {name: _typed(name, given[name], kinds[name]) for name in kinds if name in given}
+        own = {f.name: given[f.name] for f in dataclasses.fields(part) if f.name in given}
         groups[group.name] = dataclasses.replace(part, **own)
     return TrainConfig(**groups)
 
 
+def _check_kind(given: dict[str, Any], before: str | None, gym: str | None) -> None:
+    """Refuse settings of growing networks for a Gymnasium task, and the other way round."""
+    if (before is None) != (gym is None):
+        raise UsageError(
+            f"gym: {shown(gym)} is another kind of run than these settings are of; "
+            "give it to esper train ppo, and for a new run"
+        )
+    for name in given:
+        if gym is not None and name in GROWTH_ONLY:
+            raise UsageError(f"{name}: belongs to growing networks, not to --gym; leave it out")
+        if gym is None and name in GYM_ONLY:
+            raise UsageError(f"{name}: belongs to a Gymnasium task; give --gym ID, or leave it out")
+
+
 def setting_names() -> list[str]:
     """Every setting, aliases not included."""
-    return list(flatten(TrainConfig()))
+    return list(setting_kinds())
+
+
+def setting_kinds() -> dict[str, Any]:
+    """The type of every setting, by name."""
+    groups: list[Any] = [group.type for group in dataclasses.fields(TrainConfig)]
+    return {f.name: f.type for group in groups for f in dataclasses.fields(group)}
 
 
 def canonical_name(key: str) -> str:
@@ -313,6 +417,7 @@ _COUNTS = {
     "ppo_epochs": 1_000,
     "minibatches": 1_000_000,
     "lstm_hidden": 16_384,
+    "rollout_steps": 100_000,
     "lr_decay_steps": 10_000_000,
     "lr_step_size": 10_000_000,
     "clip_decay_steps": 10_000_000,
@@ -352,11 +457,11 @@ def check(config: TrainConfig) -> None:
         (("seed",), "between 0 and 4294967295", lambda v: 0 <= v < 2**32),
     )
     for name, most in _COUNTS.items():
-        if flat[name] is not None and not 1 <= flat[name] <= most:
+        if flat.get(name) is not None and not 1 <= flat[name] <= most:
             raise UsageError(f"{name}: must lie between 1 and {most}, got {flat[name]}")
     for names, wanted, holds in ranges:
         for name in names:
-            if flat[name] is not None and not holds(flat[name]):
+            if flat.get(name) is not None and not holds(flat[name]):
                 raise UsageError(f"{name}: must be {wanted}, got {flat[name]}")
     if not 0 <= config.learner.lr_warmup_steps <= 10_000_000:
         raise UsageError(

@@ -25,7 +25,8 @@ class Event(msgspec.Struct, kw_only=True, tag_field="event_type"):
 class TrainingStarted(Event, tag="TRAINING_STARTED"):
     """A process began to train. ``round`` is the number of rounds that were done before.
 
-    ``slots`` and ``host_parameters`` hold one entry a task.
+    ``slots`` and ``host_parameters`` hold one entry a task. ``gym`` is the Gymnasium environment
+    where it is one that is learned; ``episode_length`` is then the steps of a round.
     """
 
     schema: int
@@ -40,6 +41,7 @@ class TrainingStarted(Event, tag="TRAINING_STARTED"):
     host_parameters: list[int]
     device: str
     amp_enabled: bool
+    gym: str | None = None
 
 
 class EpochCompleted(Event, tag="EPOCH_COMPLETED"):
@@ -155,6 +157,20 @@ class EpisodeOutcome(Event, tag="EPISODE_OUTCOME"):
     rolled_back: list[int]
 
 
+class GymEpisodes(Event, tag="GYM_EPISODES"):
+    """Episodes of a Gymnasium task that ended in a round; the lists are parallel.
+
+    ``episode_return`` is the sum of the rewards as the environment paid them; ``terminated`` is
+    false where the episode was cut off.
+    """
+
+    round: int
+    environment: list[int]
+    episode_return: list[Number]
+    length: list[int]
+    terminated: list[bool]
+
+
 class PPOUpdateCompleted(Event, tag="PPO_UPDATE_COMPLETED"):
     """One update of the policy; ``metrics`` by name, such as ``head_grad_norms/op``.
 
@@ -223,6 +239,7 @@ AnyEvent = (
     | GovernorRollback
     | CounterfactualMatrixComputed
     | EpisodeOutcome
+    | GymEpisodes
     | PPOUpdateCompleted
     | UpdateRefused
     | AnalyticsSnapshot
@@ -236,6 +253,7 @@ LEVELS: dict[str, tuple[type[Event], ...]] = {
         TrainingStarted,
         GovernorRollback,
         EpisodeOutcome,
+        GymEpisodes,
         PPOUpdateCompleted,
         UpdateRefused,
         AnalyticsSnapshot,

@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections import deque
 from pathlib import Path
+from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,11 +19,35 @@ from rich.progress import (
 from rich.table import Table
 
 from esper.leyline.config import TrainConfig
-from esper.simic.step import Step
-from esper.simic.training.recorder import RoundSummary
+from esper.simic.gym.collect import GymStep
+from esper.simic.training.gym import GymSummary
+from esper.simic.training.observer import AnySummary
+from esper.simic.training.trainee import AnyStep
 from esper.simic.training.vectorized import RunSummary
 
 NOTHING_YET = "-"
+RECENT = 100
+"""Episodes of a Gymnasium task whose mean return is shown while it is learned."""
+
+_GROWTH_ROWS = (
+    ("accuracy grown (committed)", "accuracy", ".3f"),
+    ("accuracy of the twin", "twin_accuracy", ".3f"),
+    ("gain over the twin", "gain", "+.3f"),
+    ("utility above the twin's", "utility_gain", "+.3f"),
+    ("return", "episode_return", "+.3f"),
+    ("parameters added", "added_parameters", ".0f"),
+    ("seeds germinated", "germinated", ".2f"),
+    ("seeds fossilised", "fossilised", ".2f"),
+    ("seeds pruned", "pruned", ".2f"),
+    ("rollbacks", "rolled_back", ".2f"),
+    ("environment steps per second", "steps_per_second", ".0f"),
+)
+_GYM_ROWS = (
+    ("return", "episode_return", ".2f"),
+    ("length", "episode_length", ".1f"),
+    ("episodes a round", "episodes", ".1f"),
+    ("environment steps per second", "steps_per_second", ".0f"),
+)
 
 
 class LiveProgress:
@@ -33,15 +59,16 @@ class LiveProgress:
     def __init__(self, console: Console):
         self.console = console
         self.fields: dict[str, Any] = dict.fromkeys(
-            ("grown", "twin", "speed", "entropy", "rate"), NOTHING_YET
+            ("result", "speed", "entropy", "rate"), NOTHING_YET
         )
+        self.recent: deque[float] = deque(maxlen=RECENT)
         # A narrow terminal has room for the numbers or for the bar.
         bar = [BarColumn(), TaskProgressColumn()] if console.width >= 100 else []
         self.progress = Progress(
             TextColumn("round {task.fields[round]}"),
             *bar,
             TextColumn("{task.fields[speed]} steps/s"),
-            TextColumn("accuracy [bold]{task.fields[grown]}[/bold] twin {task.fields[twin]}"),
+            TextColumn("{task.fields[result]}"),
             TextColumn("entropy {task.fields[entropy]}"),
             TextColumn("lr {task.fields[rate]}"),
             TimeRemainingColumn(),
@@ -72,16 +99,23 @@ class LiveProgress:
             "", total=(self.rounds - done) * steps_per_round, round=self._round(), **self.fields
         )
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: AnyStep) -> None:
         """See ``Observer``."""
-        report = step.report
-        self.steps += len(step.reward)
+        self.steps += step.count
         self.fields["speed"] = f"{self.steps / (time.perf_counter() - self.begin):.0f}"
-        self.fields["grown"] = f"{report.scores.accuracy.mean().item():.3f}"
-        self.fields["twin"] = f"{report.twin_scores.accuracy.mean().item():.3f}"
+        if isinstance(step, GymStep):
+            self.recent.extend(episode.episode_return for episode in step.ended)
+            if self.recent:
+                self.fields["result"] = f"return [bold]{fmean(self.recent):.2f}[/bold]"
+        else:
+            scores, twins = step.report.scores, step.report.twin_scores
+            self.fields["result"] = (
+                f"accuracy [bold]{scores.accuracy.mean().item():.3f}[/bold] "
+                f"twin {twins.accuracy.mean().item():.3f}"
+            )
         self.progress.update(self.bar, advance=1, **self.fields)
 
-    def round_done(self, summary: RoundSummary) -> None:
+    def round_done(self, summary: AnySummary) -> None:
         """See ``Observer``."""
         self.done = summary.round
         if summary.metrics:
@@ -90,8 +124,7 @@ class LiveProgress:
         self.progress.update(self.bar, round=self._round(), **self.fields)
         if not self.console.is_terminal:
             self.console.print(
-                f"round {summary.round}/{self.rounds}  accuracy {summary.accuracy:.3f}  "
-                f"twin {summary.twin_accuracy:.3f}  fossilised {summary.fossilised:.2f}  "
+                f"round {summary.round}/{self.rounds}  {_outcome(summary)}  "
                 f"entropy {self.fields['entropy']}  lr {self.fields['rate']}  "
                 f"{summary.steps_per_second:.0f} steps/s",
                 highlight=False,
@@ -106,35 +139,37 @@ def print_summary(console: Console, summary: RunSummary) -> None:
     """The table at the end of a run: its first and last rounds, a tenth of them each."""
     rounds = summary.rounds
     if rounds:
+        gym = isinstance(rounds[0], GymSummary)
         part = math.ceil(len(rounds) / 10)
         columns = [rounds[:part], rounds[-part:]] if len(rounds) > 1 else [rounds]
         table = Table(title=f"{summary.status} after {summary.wall_seconds:.0f} s")
-        table.add_column("mean of an episode")
+        table.add_column("mean of a round" if gym else "mean of an episode")
         for column in columns:
             table.add_column(_named(column), justify="right")
-        for label, attribute, form in (
-            ("accuracy grown (committed)", "accuracy", ".3f"),
-            ("accuracy of the twin", "twin_accuracy", ".3f"),
-            ("gain over the twin", "gain", "+.3f"),
-            ("utility above the twin's", "utility_gain", "+.3f"),
-            ("return", "episode_return", "+.3f"),
-            ("parameters added", "added_parameters", ".0f"),
-            ("seeds germinated", "germinated", ".2f"),
-            ("seeds fossilised", "fossilised", ".2f"),
-            ("seeds pruned", "pruned", ".2f"),
-            ("rollbacks", "rolled_back", ".2f"),
-            ("environment steps per second", "steps_per_second", ".0f"),
-        ):
+        for label, attribute, form in _GYM_ROWS if gym else _GROWTH_ROWS:
             table.add_row(label, *(format(_mean(part, attribute), form) for part in columns))
         console.print(table)
     console.out(f"run directory: {summary.path}", highlight=False)
 
 
-def _named(rounds: list[RoundSummary]) -> str:
+def _outcome(summary: AnySummary) -> str:
+    """What a round brought, in a few words."""
+    if isinstance(summary, GymSummary):
+        return f"return {summary.episode_return:.2f}  length {summary.episode_length:.1f}"
+    return (
+        f"accuracy {summary.accuracy:.3f}  twin {summary.twin_accuracy:.3f}  "
+        f"fossilised {summary.fossilised:.2f}"
+    )
+
+
+def _named(rounds: list[AnySummary]) -> str:
     if len(rounds) == 1:
         return f"round {rounds[0].round}"
     return f"rounds {rounds[0].round} to {rounds[-1].round}"
 
 
-def _mean(rounds: list[RoundSummary], attribute: str) -> float:
-    return sum(float(getattr(r, attribute)) for r in rounds) / len(rounds)
+def _mean(rounds: list[AnySummary], attribute: str) -> float:
+    """Mean over the rounds that have such a number; NaN where none has."""
+    values = [float(getattr(r, attribute)) for r in rounds]
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan

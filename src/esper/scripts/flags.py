@@ -7,7 +7,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from esper.leyline.config import ALIASES, TrainConfig, described, options_of, shown, unflatten
+from esper.leyline.config import ALIASES, canonical, described, options_of, shown
 from esper.leyline.errors import UsageError
 
 
@@ -97,11 +97,11 @@ def _value(flag: str, on: bool, values: list[str], kind: Any) -> Any:
     raise UsageError(f"{flag}: must be {described(kind)}, got {shown(text)}")
 
 
-def settings_file(path: Path, base: TrainConfig | None = None) -> TrainConfig:
-    """The settings of a flat JSON file, and those of ``base`` where it has none.
+def settings_file(path: Path) -> dict[str, Any]:
+    """The settings of a flat JSON file by name, aliases resolved.
 
     Raises:
-        UsageError: it cannot be read, or a key or value is wrong.
+        UsageError: it cannot be read, or a key is wrong.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
@@ -113,7 +113,7 @@ def settings_file(path: Path, base: TrainConfig | None = None) -> TrainConfig:
         raise UsageError(f"config_json: {path} is not JSON ({error}); mend it") from error
     if not isinstance(content, dict):
         raise UsageError(f"config_json: {path} must hold one object of settings")
-    return unflatten(content, base)
+    return canonical(content)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from esper.karn.report import write_report
 from esper.leyline.config import (
+    GymConfig,
     LearnerConfig,
     MachineConfig,
     OutputConfig,
@@ -21,6 +22,7 @@ from esper.leyline.errors import UsageError
 from esper.scripts.console import LiveProgress, print_summary
 from esper.scripts.entry import dispatch, guarded, print_help, wants_help
 from esper.scripts.flags import read_flags, settings_file
+from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 
 
@@ -42,9 +44,13 @@ class SourceConfig(FileConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PPOArguments:
-    """Train a growth policy with PPO: it decides in every epoch of every host what grows where."""
+    """Train a growth policy with PPO: it decides in every epoch of every host what grows where.
+
+    With --gym ID a policy for a Gymnasium task instead.
+    """
 
     world: WorldConfig = field(default_factory=WorldConfig)
+    gymnasium: GymConfig = field(default_factory=GymConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
@@ -72,7 +78,7 @@ def ppo(arguments: list[str]) -> int:
         raise UsageError("config_json: a resumed run keeps its own settings; leave one of them out")
     if run is not None:
         return _watched(lambda progress: resume_ppo(run, given, progress))
-    config = unflatten(given, settings_file(file) if file is not None else None)
+    config = unflatten({**_of_file(file), **given})
     return _watched(lambda progress: run_training(config, "ppo", observer=progress))
 
 
@@ -84,8 +90,12 @@ def heuristic(arguments: list[str]) -> int:
     given = read_flags(program, arguments, _kinds(HeuristicArguments))
     file = given.pop("config_json", None)
     base = TrainConfig(world=HeuristicArguments().world)
-    config = unflatten(given, settings_file(file, base) if file is not None else base)
+    config = unflatten({**_of_file(file), **given}, base)
     return _watched(lambda progress: run_training(config, "heuristic", observer=progress))
+
+
+def _of_file(path: Path | None) -> dict[str, Any]:
+    return {} if path is None else settings_file(path)
 
 
 def _kinds(kind: type) -> dict[str, Any]:
@@ -100,7 +110,8 @@ def _watched(run: Callable[[LiveProgress], RunSummary]) -> int:
     with LiveProgress(console) as progress:
         summary = run(progress)
     print_summary(console, summary)
-    if summary.rounds and (summary.path / "events.jsonl").exists():
+    grown = any(isinstance(done, RoundSummary) for done in summary.rounds)
+    if grown and (summary.path / "events.jsonl").exists():
         try:
             console.out(f"report: {write_report(summary.path)}", highlight=False)
         except (OSError, UsageError) as error:

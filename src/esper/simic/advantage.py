@@ -43,23 +43,31 @@ def generalised_advantages(
     return advantages, advantages + values
 
 
-def explained_variance(values: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+def explained_variance(
+    values: Tensor, returns: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """How much of the variance of ``returns [T, N]`` the critic's ``values`` explain.
 
     Give it the returns that came about (advantages of lambda 1 plus values), not those the critic
     learns, which contain its own opinion. NaN where the returns do not vary.
 
+    Args:
+        values, returns: ``[T, N]``.
+        weight: 1 for steps that count, 0 for others, ``[T, N]``; None when all count.
+
     Returns:
         over all steps, and within a time step. The first can be high merely because the critic
         knows what time it is; neither proves that a policy learned anything.
     """
+    counts = torch.ones_like(returns) if weight is None else weight
 
-    def share(residual: Tensor, total: Tensor) -> Tensor:
-        return 1.0 - residual.square().mean() / total.square().mean()
-
-    def spread(x: Tensor) -> Tensor:
-        return x - x.mean(1, keepdim=True)
+    def spread(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        mean = (x * counts).sum(axes, keepdim=True) / counts.sum(axes, keepdim=True).clamp(min=1)
+        return ((x - mean) * counts).square().sum()
 
     error = returns - values
-    overall = share(error - error.mean(), returns - returns.mean())
-    return overall, share(spread(error), spread(returns))
+
+    def share(axes: tuple[int, ...]) -> Tensor:
+        return 1.0 - spread(error, axes) / spread(returns, axes)
+
+    return share((0, 1)), share((1,))

@@ -26,7 +26,8 @@ from esper.tamiyo.policy.factored_lstm import EpisodeNoise, FactoredLSTM
 from esper.tamiyo.policy.features import Observation
 
 ADVANTAGE_FLOOR = 0.1
-"""Advantages are divided by at least this, so that noise is not blown up into a signal."""
+"""Advantages of growth, whose rewards are points of accuracy, are divided by at least this, so that
+noise is not blown up into a signal."""
 
 LOSSES = ("policy_loss", "value_loss", "entropy", "loss")
 """Parts of the loss, in the order in which they are looked at for numbers that are not finite."""
@@ -43,12 +44,14 @@ class Learning(Generic[Seen]):
         sequences: what the policy is run over.
         values, returns: of the critic and as they came about, ``[T, N]``.
         targets: what the critic learns, before it is scaled, ``[T, N]``.
+        weight: 1 for steps that count, 0 for others, ``[T, N]``; None when all count.
     """
 
     sequences: Sequences[Seen]
     values: Tensor
     returns: Tensor
     targets: Tensor
+    weight: Tensor | None
 
 
 class PPOAgent(Generic[Seen]):
@@ -61,9 +64,11 @@ class PPOAgent(Generic[Seen]):
         network: makes the policy, called once with the global generator seeded.
         moments: normalise what the policy sees.
         compile_mode: see ``simic.compiled.Compiled``.
+        advantage_floor: advantages are divided by their deviation, or by this where it is larger.
 
     Attributes:
         refusal: why the last update stopped learning, None where it did not.
+        shape: what one must know besides the settings to make the network again.
     """
 
     def __init__(
@@ -74,7 +79,9 @@ class PPOAgent(Generic[Seen]):
         network: Callable[[], Policy[Seen]],
         moments: ObservationMoments[Seen],
         compile_mode: str = "off",
+        advantage_floor: float = ADVANTAGE_FLOOR,
     ):
+        self.advantage_floor = advantage_floor
         self.config, self.seed, self.device = config, seed, device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -93,14 +100,19 @@ class PPOAgent(Generic[Seen]):
         self.updates = 0
         self.greedy = False
         self.refusal: Refusal | None = None
+        self.shape: dict[str, Any] = {}
 
     # --- acting -------------------------------------------------------------------------------
 
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``Actor.begin``."""
+        self.hidden: Hidden = self.policy.initial_hidden(len(environments))
+        self.go_on(environments, episode)
+
+    def go_on(self, environments: Tensor, episode: int) -> None:
+        """Get ready for a rollout that goes on where the last one ended: memory stays as it is."""
         self._environments, self._episode = environments, episode
         self._noise: EpisodeNoise | None = None
-        self.hidden: Hidden = self.policy.initial_hidden(len(environments))
 
     def act(self, observation: Seen, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``Actor.act``. Draws from the policy, or takes its mode when ``greedy``."""
@@ -182,7 +194,7 @@ class PPOAgent(Generic[Seen]):
         weight = None if rollout.valid is None else rollout.valid.to(self.device, values.dtype)
         advantages = advantages - weighted_mean(advantages, weight)
         deviation = weighted_mean(advantages.square(), weight).sqrt()
-        advantages = advantages / deviation.clamp(min=ADVANTAGE_FLOOR)
+        advantages = advantages / deviation.clamp(min=self.advantage_floor)
         seen, scaled = (
             self.moments.normalise(rollout.observation),
             self.return_moments.scale(targets),
@@ -191,7 +203,7 @@ class PPOAgent(Generic[Seen]):
         if not sequences.hidden:
             hidden = self.policy.initial_hidden(sequences.count)
             sequences = replace(sequences, hidden=hidden)
-        return Learning(sequences, values, estimated(1.0)[1], targets)
+        return Learning(sequences, values, estimated(1.0)[1], targets, weight)
 
     def _refused_before(self, rollout: Rollout[Seen]) -> Tensor:
         """1 where rollout or optimizer hold a number that is not finite, 0 otherwise."""
@@ -279,12 +291,14 @@ class PPOAgent(Generic[Seen]):
 
     def _overview(self, learning: Learning[Seen]) -> dict[str, Tensor]:
         """What is told of an update besides its minibatches."""
-        overall, within = explained_variance(learning.values, learning.returns)
+        values, returns, weight = learning.values, learning.returns, learning.weight
+        overall, within = explained_variance(values, returns, weight)
+        whole = weight is None  # episodes, whose return is that of their first step
         overview = {
             "explained_variance": overall,
             "explained_variance_within_step": within,
-            "return_mean": learning.returns[0].mean(),
-            "value_mean": learning.values[0].mean(),
+            "return_mean": returns[0].mean() if whole else weighted_mean(returns, weight),
+            "value_mean": values[0].mean() if whole else weighted_mean(values, weight),
             "clip": self.scalars["clip"],
             "entropy_weight": self.scalars["entropy"],
             "learning_rate": self.optimizer.rates["policy"],

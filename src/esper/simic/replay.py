@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
-from esper.leyline.config import unflatten
+from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
+from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.ppo import PPOAgent, growth_agent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.recurrent import FlatObservation
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ def write_refusal(
         "round": round_number,
         "tensor": agent.refusal.tensor,
         "settings": settings,
+        "shape": agent.shape,
         "amp_dtype": None if amp_dtype is None else str(amp_dtype).removeprefix("torch."),
         "agent": agent.refusal.agent,
         "rollout": agent.refusal.rollout,
@@ -75,10 +78,9 @@ def replay(path: Path) -> Replayed:
         config = unflatten(content["settings"])
         dtype = content["amp_dtype"]
         amp_dtype = None if dtype is None else getattr(torch, dtype)
-        agent = growth_agent(config.learner, config.world.seed, torch.device("cpu"), amp_dtype)
+        agent, seen = _learner(config, content["shape"], amp_dtype)
         agent.load_state(content["agent"])
-        rollout = Rollout.from_state(Observation, content["rollout"])
-        agent.update(rollout)
+        agent.update(Rollout.from_state(seen, content["rollout"]))
         found = agent.refusal.tensor if agent.refusal else None
         return Replayed(content["round"], content["tensor"], found)
     except UsageError:
@@ -88,3 +90,13 @@ def replay(path: Path) -> Replayed:
         raise UsageError(
             f"file: {path} is no file of a refused update ({reason}); they lie under RUN/refused/"
         ) from error
+
+
+def _learner(
+    config: TrainConfig, shape: dict[str, Any], amp_dtype: torch.dtype | None
+) -> tuple[PPOAgent[Any], type]:
+    """A learner as it was when its run began, and what it sees."""
+    cpu = torch.device("cpu")
+    if config.gymnasium.gym is not None:
+        return gym_agent(config, Shape(**shape), cpu, amp_dtype), FlatObservation
+    return growth_agent(config.learner, config.world.seed, cpu, amp_dtype), Observation

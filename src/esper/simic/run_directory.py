@@ -4,10 +4,12 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -20,7 +22,7 @@ from esper.runtime import plugins
 from esper.runtime.tasks import SUITES
 from esper.simic.disk import replace_synced, sync
 
-_COMPARED = ("esper", "git", "torch", "device_name", "backend", "threads", "plugins")
+_COMPARED = ("esper", "git", "torch", "device_name", "backend", "threads", "plugins", "gymnasium")
 """Parts of the fingerprint on which the bits of a result depend."""
 
 
@@ -52,7 +54,7 @@ class RunDirectory:
             UsageError: it cannot be made there.
         """
         place = config.output.telemetry_dir
-        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{_label(config.world.task)}"
+        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{_label(config)}"
         try:
             if not place:
                 raise ValueError("the name is empty")
@@ -177,8 +179,11 @@ def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
         raise UsageError(f"resume: {path} cannot be read ({error}); give another run") from error
 
 
-def _label(tasks: tuple[str, ...]) -> str:
-    """A short name for what is trained: a suite's, or the tasks'."""
+def _label(config: TrainConfig) -> str:
+    """A short name for what is trained: a suite's, the tasks', or a Gymnasium environment's."""
+    tasks = config.world.task
+    if config.gymnasium.gym is not None:
+        return re.sub(r"[^\w.-]", "-", config.gymnasium.gym)[:60]
     suites = (name for name, members in SUITES.items() if members == tasks)
     return next(suites, "-".join(tasks)[:60])
 
@@ -203,6 +208,7 @@ def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str)
         "backend": backend,
         "threads": config.machine.threads,
         "plugins": [plugins.digest(path) for path in config.world.plugin],
+        "gymnasium": version("gymnasium") if config.gymnasium.gym is not None else None,
         "git": _git_revision(),
         "command": sys.argv,
     }

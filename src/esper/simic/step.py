@@ -107,3 +107,8 @@ class Step:
     reward: Tensor
     done: bool
     report: StepReport
+
+    @property
+    def count(self) -> int:
+        """Environments."""
+        return len(self.reward)

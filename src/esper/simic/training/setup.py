@@ -124,6 +124,11 @@ def policy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | Non
     return torch.float16
 
 
+def plugin_paths(config: TrainConfig) -> list[str]:
+    """The plugins by paths that hold wherever the run is resumed."""
+    return [os.path.realpath(os.path.expanduser(path)) for path in config.world.plugin]
+
+
 def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
     """The settings with everything filled in that was left to the task or the machine."""
     growth = environment.config
@@ -131,7 +136,7 @@ def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
     several = len(set(slots)) > 1
     settings = {
         "task": [task.name for task in environment.tasks],
-        "plugin": [os.path.realpath(os.path.expanduser(path)) for path in config.world.plugin],
+        "plugin": plugin_paths(config),
         "slots": config.world.slots if several else slots[0],
         "max_seeds": growth.max_seeds or (None if several else len(slots[0])),
         "episode_length": growth.episode_length,

@@ -1,0 +1,1 @@
+"""Gymnasium's environments, behind the engine that trains growth policies."""

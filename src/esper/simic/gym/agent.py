@@ -1,0 +1,65 @@
+"""The learner of a Gymnasium task."""
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from esper.leyline.config import TrainConfig
+from esper.simic.gym.moments import FlatMoments
+from esper.simic.ppo import PPOAgent
+from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy
+
+SMALLEST_DEVIATION = 1e-8
+"""Rewards may be of any size, so advantages are always brought to a deviation of 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a policy must know of its task.
+
+    Attributes:
+        inputs: features of an observation.
+        options: of each head.
+        measured: whether features are quantities, to be normalised, or zeros and ones.
+    """
+
+    inputs: int
+    options: tuple[int, ...]
+    measured: bool
+
+
+def gym_agent(
+    config: TrainConfig,
+    shape: Shape,
+    device: torch.device,
+    amp_dtype: torch.dtype | None = None,
+    compile_mode: str = "off",
+) -> PPOAgent[FlatObservation]:
+    """A learner of a Gymnasium task.
+
+    Args:
+        config: settings of the run.
+        shape: of the task.
+        device, compile_mode: see ``PPOAgent``.
+        amp_dtype: of the policy's trunk, see ``Policy.amp_dtype``.
+    """
+    memory = config.learner.lstm_hidden if config.gymnasium.memory == "lstm" else 0
+
+    def network() -> RecurrentPolicy:
+        policy = RecurrentPolicy(shape.inputs, shape.options, memory)
+        policy.amp_dtype = amp_dtype
+        return policy
+
+    measured = shape.measured and config.gymnasium.normalise_observations
+    moments = FlatMoments(shape.inputs, device, measured)
+    agent = PPOAgent(
+        config.learner,
+        config.world.seed,
+        device,
+        network,
+        moments,
+        compile_mode,
+        advantage_floor=SMALLEST_DEVIATION,
+    )
+    agent.shape = asdict(shape)
+    return agent

@@ -1,0 +1,210 @@
+"""N Gymnasium environments in lockstep, each reset in the step after its episode ended.
+
+An episode is a function of its seed and its actions, and the seed one of (run seed, environment,
+episode number). So an environment is saved as the number of its episode and the actions taken in
+it, and comes back by taking them again: no pickle, whatever the environment holds.
+"""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import Env
+
+from esper.kasmina.rng import Purpose, random_bits
+from esper.leyline.errors import UsageError
+from esper.simic.gym.spaces import Actions, Features, actions_of, features_of
+from esper.tamiyo.policy.recurrent import FlatObservation
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """An episode that ended.
+
+    Attributes:
+        environment: where.
+        episode_return: sum of its rewards, as the environment paid them.
+        length: its steps.
+        terminated: whether it ended by itself, rather than being cut off.
+    """
+
+    environment: int
+    episode_return: float
+    length: int
+    terminated: bool
+
+
+class GymEnvironments:
+    """Environments of one task, and what they show.
+
+    Args:
+        environments: of one kind, not yet reset.
+        seed: of the run.
+        discount: gamma of ``discounted``.
+
+    Attributes:
+        observation: what is seen now; written over by the next step.
+        reward: of the last step, float64 ``[N]``.
+        terminated, truncated: how the last step ended, bool ``[N]``.
+        over: environments whose episode has ended: ``observation`` is their final one, and the next
+            step only resets them. Bool ``[N]``.
+        discounted: discounted sum of the rewards of the running episode up to now, float64 ``[N]``.
+        ended: episodes that the last step ended.
+
+    Raises:
+        UsageError: a space is none that Esper takes.
+    """
+
+    def __init__(self, environments: list[Env[Any, Any]], seed: int, discount: float):
+        self.environments, self.seed, self.discount = environments, seed, discount
+        self.features: Features = features_of(environments[0])
+        self.actions: Actions = actions_of(environments[0])
+        count, heads = len(environments), len(self.actions.options)
+        self._features = np.zeros((count, self.features.width), dtype=np.float32)
+        self._masks = np.zeros((count, heads, self.actions.widest), dtype=np.bool_)
+        self.observation = FlatObservation(
+            torch.from_numpy(self._features), torch.from_numpy(self._masks)
+        )
+        self.reward, self.discounted, self._returns = np.zeros((3, count))
+        self.terminated, self.truncated, self.over = np.zeros((3, count), dtype=np.bool_)
+        self.episode = np.full(count, -1)
+        self._history: list[list[list[int]]] = [[] for _ in environments]
+        self.ended: list[Episode] = []
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return len(self.environments)
+
+    def reset(self) -> None:
+        """Begin the first episode of every environment."""
+        for i in range(self.count):
+            self._begin(i, 0)
+
+    def step(self, choices: np.ndarray[Any, Any]) -> None:
+        """One step of every environment; those that are ``over`` begin anew instead.
+
+        Args:
+            choices: int64 ``[N, heads]``.
+        """
+        self.ended = []
+        for i, (over, chosen) in enumerate(zip(self.over.tolist(), choices.tolist(), strict=True)):
+            if over:
+                self._begin(i, int(self.episode[i]) + 1)
+            else:
+                self._advance(i, chosen)
+
+    def close(self) -> None:
+        """Let the environments go."""
+        for environment in self.environments:
+            environment.close()
+
+    def _begin(self, i: int, episode: int) -> None:
+        bits = random_bits(self.seed, torch.tensor([i]), Purpose.GYM_RESET, episode, 0, 1)
+        observation, info = self.environments[i].reset(seed=int(bits))
+        self.episode[i] = episode
+        self._history[i].clear()
+        self.reward[i] = self.discounted[i] = self._returns[i] = 0.0
+        self.terminated[i] = self.truncated[i] = self.over[i] = False
+        self._see(i, observation, info)
+
+    def _advance(self, i: int, chosen: list[int]) -> None:
+        environment = self.environments[i]
+        observation, reward, terminated, truncated, info = environment.step(self.actions.of(chosen))
+        self._history[i].append(chosen)
+        self.reward[i] = reward
+        self._returns[i] += float(reward)
+        self.discounted[i] = self.discount * self.discounted[i] + float(reward)
+        self.terminated[i], self.truncated[i] = terminated, truncated
+        self._see(i, observation, info)
+        if terminated or truncated:
+            self.over[i] = True
+            self.ended.append(
+                Episode(i, float(self._returns[i]), len(self._history[i]), bool(terminated))
+            )
+
+    def _see(self, i: int, observation: Any, info: dict[str, Any]) -> None:
+        """Take in an observation and its mask.
+
+        Raises:
+            UsageError: the mask is none.
+        """
+        self.features.write(observation, self._features[i])
+        rows = self._masks[i]
+        rows[:] = False
+        over = self.terminated[i] or self.truncated[i]
+        # Nothing is chosen in a final state, and some environments leave no option there.
+        mask = None if over else info.get("action_mask")
+        try:
+            self.actions.write_mask(mask, rows)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"gym: action_mask of environment {i} {error}") from error
+
+    # --- remembering --------------------------------------------------------------------------
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Episodes, the actions taken in them, and what is seen, for the checkpoint."""
+        heads = len(self.actions.options)
+        taken = [choices for history in self._history for choices in history]
+        return {
+            "episode": torch.from_numpy(self.episode).clone(),
+            "lengths": torch.tensor([len(history) for history in self._history]),
+            "actions": torch.tensor(taken, dtype=torch.int64).view(-1, heads),
+            "features": self.observation.features.clone(),
+            "masks": self.observation.masks.clone(),
+        }
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Come back to where ``state`` was taken.
+
+        Raises:
+            ValueError: it is of other environments.
+            UsageError: an environment does not show what it showed then.
+        """
+        lengths = state["lengths"].tolist()
+        if len(lengths) != self.count or state["features"].shape != self._features.shape:
+            raise ValueError("the environments are others")
+        actions = iter(state["actions"].tolist())
+        for i, (episode, length) in enumerate(zip(state["episode"].tolist(), lengths, strict=True)):
+            self._begin(i, episode)
+            for _ in range(length):
+                chosen = next(actions)
+                if self.over[i]:
+                    raise _changed(i)
+                self._advance(i, chosen)
+            seen, then = self._features[i], state["features"][i].numpy()
+            masks = np.array_equal(self._masks[i], state["masks"][i].numpy())
+            if seen.tobytes() != then.tobytes() or not masks:
+                raise _changed(i)
+
+
+def _changed(i: int) -> UsageError:
+    return UsageError(
+        f"resume: environment {i} did not come back to the observation it was saved with; the "
+        "episodes of this task do not follow from seed and actions, start a new run"
+    )
+
+
+def make(name: str, arguments: dict[str, Any], count: int) -> list[Env[Any, Any]]:
+    """``count`` environments of the Gymnasium id ``name``.
+
+    Raises:
+        UsageError: there is no such id, or it cannot be made.
+    """
+    try:
+        return [gymnasium.make(name, disable_env_checker=True, **arguments) for _ in range(count)]
+    except gymnasium.error.UnregisteredEnv as error:
+        raise UsageError(f"gym: there is no environment {name!r}; {_suggestion(name)}") from error
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"gym: {name} cannot be made ({reason})") from error
+
+
+def _suggestion(name: str) -> str:
+    near = get_close_matches(name, gymnasium.registry, 1, 0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return "give the id of a registered one, or module:id"

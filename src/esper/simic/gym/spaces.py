@@ -1,0 +1,167 @@
+"""Gymnasium's spaces as tensors: observations are flat features, actions one number a head."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import Env, spaces
+from numpy.typing import NDArray
+
+from esper.leyline.errors import UsageError
+
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+
+MOST_FEATURES = 1_000_000
+MOST_OPTIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """How observations become features.
+
+    Attributes:
+        width: features of an observation.
+        categories: of each number of a discrete observation; empty where it is a Box.
+        starts: the least of each of these numbers.
+    """
+
+    width: int
+    categories: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+
+    @property
+    def measured(self) -> bool:
+        """Whether features are quantities, to be normalised, or zeros and ones."""
+        return not self.categories
+
+    def write(self, observation: Any, row: Floats) -> None:
+        """Put the features of ``observation`` into ``row [width]``: itself, or one-hot."""
+        if self.measured:
+            row[:] = np.asarray(observation).reshape(-1)
+            return
+        row[:] = 0.0
+        begin = 0
+        numbers = np.asarray(observation).reshape(-1).tolist()
+        for number, count, start in zip(numbers, self.categories, self.starts, strict=True):
+            row[begin + number - start] = 1.0
+            begin += count
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """How choices of the heads become actions.
+
+    Attributes:
+        options: of each head.
+        starts: the least number of each.
+        shape: of an action in the environment; None for a single number.
+    """
+
+    options: tuple[int, ...]
+    starts: tuple[int, ...]
+    shape: tuple[int, ...] | None
+
+    @property
+    def widest(self) -> int:
+        """Options of the widest head."""
+        return max(self.options)
+
+    def of(self, choices: list[int]) -> Any:
+        """The environment's action for one choice a head."""
+        if self.shape is None:
+            return choices[0] + self.starts[0]
+        return (np.array(choices) + self.starts).reshape(self.shape)
+
+    def write_mask(self, mask: Any, rows: Bools) -> None:
+        """Put an environment's ``action_mask`` into ``rows [heads, widest]``.
+
+        Args:
+            mask: ``[n]`` for Discrete; for MultiDiscrete one such array a head, or all of them one
+                after another. Above 0 is legal. None makes everything legal.
+
+        Raises:
+            ValueError: it has another shape, or leaves a head no option.
+        """
+        parts = self._parts(mask)
+        for row, part, count in zip(rows, parts, self.options, strict=True):
+            if part.shape != (count,):
+                raise ValueError(f"has a part of shape {part.shape} where {count} are options")
+            row[:count] = part
+        if not rows.any(1).all():
+            raise ValueError(f"leaves action {int(rows.any(1).argmin())} without an option")
+
+    def _parts(self, mask: Any) -> list[Any]:
+        if mask is None:
+            return [np.True_ * np.ones(count, dtype=bool) for count in self.options]
+        if isinstance(mask, tuple | list) and len(self.options) > 1:
+            if len(mask) != len(self.options):
+                raise ValueError(f"has {len(mask)} parts for {len(self.options)} actions")
+            return [np.asarray(part) > 0 for part in mask]
+        flat = np.asarray(mask).reshape(-1) > 0
+        if len(flat) != sum(self.options):
+            raise ValueError(f"has {len(flat)} numbers, not {sum(self.options)}")
+        return np.split(flat, np.cumsum(self.options)[:-1])
+
+
+def features_of(env: Env[Any, Any]) -> Features:
+    """How the observations of ``env`` become features.
+
+    Raises:
+        UsageError: the space is none of Box, Discrete and MultiDiscrete.
+    """
+    space = env.observation_space
+    if isinstance(space, spaces.Box):
+        return _bounded(env, Features(int(np.prod(space.shape))))
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        categories, starts = _categories(space)
+        return _bounded(env, Features(sum(categories), categories, starts))
+    raise _refused(env, "observations", space)
+
+
+def actions_of(env: Env[Any, Any]) -> Actions:
+    """How choices become actions of ``env``.
+
+    Raises:
+        UsageError: the space is none of Discrete and MultiDiscrete.
+    """
+    space = env.action_space
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        options, starts = _categories(space)
+        shape = None if isinstance(space, spaces.Discrete) else space.shape
+        if 0 < sum(options) <= MOST_OPTIONS:
+            return Actions(options, starts, shape)
+    raise _refused(env, "actions", space)
+
+
+def _categories(
+    space: spaces.Discrete | spaces.MultiDiscrete,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many values each number takes, and the least of them."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),), (int(space.start),)
+    return tuple(space.nvec.reshape(-1).tolist()), tuple(space.start.reshape(-1).tolist())
+
+
+def _bounded(env: Env[Any, Any], features: Features) -> Features:
+    if not 1 <= features.width <= MOST_FEATURES:
+        raise UsageError(
+            f"gym: observations of {_name(env)} are {features.width} numbers; "
+            f"Esper takes 1 to {MOST_FEATURES}"
+        )
+    return features
+
+
+def _refused(env: Env[Any, Any], what: str, space: Any) -> UsageError:
+    taken = "Discrete or MultiDiscrete"
+    if what == "observations":
+        taken = f"Box, {taken}"
+    text = " ".join(str(space).split())
+    return UsageError(
+        f"gym: {what} of {_name(env)} are {text[:120]}; Esper takes {taken}, wrap the environment"
+    )
+
+
+def _name(env: Env[Any, Any]) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__

@@ -1,0 +1,86 @@
+"""Tasks in which one must remember, registered with Gymnasium under ``esper/``.
+
+``esper/MaskedCartPole-v0`` is CartPole-v1 without its velocities; ``esper/MemoryChain-v0`` shows a
+bit and asks for it ``length`` steps later (the memory lengths of Osband et al., "Behaviour suite
+for reinforcement learning", 2020).
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Env, ObservationWrapper, spaces
+from gymnasium.envs.classic_control import CartPoleEnv
+from numpy.typing import NDArray
+
+POSITIONS = [0, 2]
+"""Of CartPole's observation: the cart's place and the pole's angle; the others are velocities."""
+
+
+class MaskedCartPole(ObservationWrapper[Any, Any, Any]):
+    """CartPole whose velocities are not shown: they have to be inferred from what was seen."""
+
+    def __init__(self, **arguments: Any):
+        super().__init__(CartPoleEnv(**arguments))
+        whole = self.env.observation_space
+        assert isinstance(whole, spaces.Box)
+        self.observation_space = spaces.Box(whole.low[POSITIONS], whole.high[POSITIONS])
+
+    def observation(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Place and angle."""
+        return observation[POSITIONS]
+
+
+class MemoryChain(Env[NDArray[np.int64], np.int64]):
+    """Shows a bit in the first step and asks for it ``length`` steps later.
+
+    An episode has ``length + 1`` steps. What is seen: the bit (0 or 1; 2 behind the first step),
+    and whether it is asked for. The answer to the question pays 1 where it is right and -1 where
+    it is wrong; other actions change nothing.
+
+    Args:
+        length: steps from the bit to the question, at least 1.
+
+    Raises:
+        ValueError: ``length`` is below 1.
+    """
+
+    def __init__(self, length: int = 8):
+        if type(length) is not int or length < 1:
+            raise ValueError(f"length must be a whole number from 1 on, got {length!r}")
+        self.length = length
+        self.observation_space = spaces.MultiDiscrete([3, 2])
+        self.action_space = spaces.Discrete(2)
+        self._bit = self._time = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.int64], dict[str, Any]]:
+        """Draw a bit and show it."""
+        super().reset(seed=seed)
+        self._bit, self._time = int(self.np_random.integers(2)), 0
+        return self._seen(), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.int64], float, bool, bool, dict[str, Any]]:
+        """One step; the last pays."""
+        over = self._time == self.length
+        reward = (1.0 if int(action) == self._bit else -1.0) if over else 0.0
+        self._time += 1
+        return self._seen(), reward, over, False, {}
+
+    def _seen(self) -> NDArray[np.int64]:
+        return np.array([self._bit if self._time == 0 else 2, self._time == self.length], np.int64)
+
+
+def register() -> None:
+    """Make the tasks known to ``gymnasium.make``."""
+    here = __name__
+    if "esper/MemoryChain-v0" in gymnasium.registry:
+        return
+    gymnasium.register(
+        "esper/MaskedCartPole-v0",
+        f"{here}:MaskedCartPole",
+        max_episode_steps=500,
+        reward_threshold=450.0,
+    )
+    gymnasium.register("esper/MemoryChain-v0", f"{here}:MemoryChain", reward_threshold=0.9)

@@ -1,0 +1,100 @@
+"""Growing networks as what a run trains."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.config import TrainConfig
+from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
+from esper.nissa.hub import Hub
+from esper.simic.checkpoint import agent_parts, restore_agent
+from esper.simic.rollout import Actor, Rollout, collect
+from esper.simic.step import Step
+from esper.simic.training.recorder import Recorder, RoundSummary
+from esper.simic.training.setup import build_agent, build_environment, control, resolved
+from esper.simic.training.trainee import AnyStep
+from esper.tamiyo.policy.features import Observation
+from esper.tolaria.precision import resolve_precision
+
+
+class GrowthTrainee:
+    """Hosts that grow, and the policy that grows them; see ``Trainee``.
+
+    Args:
+        config: settings of the run.
+        policy: ``ppo`` learns; ``heuristic``, ``random`` and ``never`` do not.
+        device: where everything lives.
+
+    Raises:
+        UsageError: a setting is at fault.
+    """
+
+    operation_threads = 1
+    """The shards are what runs side by side."""
+
+    def __init__(self, config: TrainConfig, policy: str, device: torch.device):
+        self.policy = policy
+        self.precision = resolve_precision(config.machine.use_amp, device)
+        if self.precision.reason:
+            reason = self.precision.reason
+            print(f"warning: use_amp: {reason}; running in float32", file=sys.stderr)
+        self.environment = build_environment(config, self.precision, device)
+        self.config = resolved(config, self.environment)
+        self.agent = build_agent(self.config, device) if policy == "ppo" else None
+        self.actor: Actor = self.agent or control(policy, self.environment)
+        self.backend_name = self.environment.backend_name
+        self.steps = self.environment.config.episode_length
+        self.count = self.environment.count
+
+    def started(self, time: float, done: int) -> TrainingStarted:
+        """See ``Trainee.started``."""
+        world, tasks = self.config.world, self.environment.tasks
+        return TrainingStarted(
+            time=time,
+            schema=SCHEMA_VERSION,
+            round=done,
+            rounds=world.rounds,
+            tasks=[task.name for task in tasks],
+            policy=self.policy,
+            envs=world.envs,
+            group_size=world.group_size,
+            episode_length=self.steps,
+            slots=[[slot.name for slot in task.host.slots] for task in tasks],
+            host_parameters=[task.host.parameter_count for task in tasks],
+            device=self.config.machine.device,
+            amp_enabled=self.precision.enabled,
+        )
+
+    def collect(
+        self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
+    ) -> Rollout[Observation]:
+        """See ``Trainee.collect``."""
+        self.recorder = Recorder(hub, self.environment, number)
+
+        def both(t: int, actions: Tensor, step: Step) -> None:
+            self.recorder.step(t, actions, step)
+            on_step(step)
+
+        return collect(self.environment, self.actor, number, both)
+
+    def finish(
+        self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
+    ) -> RoundSummary:
+        """See ``Trainee.finish``."""
+        return self.recorder.finish(steps_per_second, metrics)
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """See ``Trainee.parts``. Hosts are fresh in every round."""
+        assert self.agent is not None, "only a learned policy is saved"
+        return agent_parts(self.agent)
+
+    def restore(self, parts: dict[str, dict[str, Any]]) -> None:
+        """See ``Trainee.restore``."""
+        assert self.agent is not None, "only a learned policy is resumed"
+        restore_agent(self.agent, parts)
+
+    def close(self) -> None:
+        """See ``Trainee.close``."""

@@ -1,0 +1,242 @@
+"""One process of a run: rounds, updates, telemetry and checkpoints, whatever is trained."""
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow
+
+from esper.leyline.config import TrainConfig, flatten
+from esper.leyline.events import (
+    AnalyticsSnapshot,
+    CheckpointSaved,
+    PPOUpdateCompleted,
+    TrainingFinished,
+    UpdateRefused,
+    number,
+)
+from esper.nissa.hub import Hub, JsonLines
+from esper.nissa.parquet import write_parquet
+from esper.simic.checkpoint import save
+from esper.simic.disk import sync
+from esper.simic.optimiser import GROUPS
+from esper.simic.ppo import PPOAgent
+from esper.simic.replay import write_refusal
+from esper.simic.run_directory import RunDirectory
+from esper.simic.training.observer import Observer
+from esper.simic.training.signals import StopSignal
+from esper.simic.training.trainee import AnyStep, Trainee
+
+MOST_REFUSALS = 3
+"""Updates in a row that may meet numbers that are not finite before the run stops."""
+
+
+class _Stopped(Exception):
+    """A signal asked the run to end."""
+
+
+class _Refused(Exception):
+    """Too many updates in a row met numbers that are not finite."""
+
+    def __str__(self) -> str:
+        return (
+            f"{MOST_REFUSALS} updates in a row met numbers that are not finite; the run stops, "
+            "its checkpoint and the files under refused/ are kept"
+        )
+
+
+@dataclass(slots=True)
+class Session:
+    """One process of a run.
+
+    Attributes:
+        directory: of the run, held by this process.
+        trainee: what is trained.
+        observer: is told of every step and round.
+        stop: whether a signal came.
+        saved: the round of the latest checkpoint, None before there is one.
+        events_bytes: length of the event file when the last round was over.
+        refusals: updates in a row that were refused.
+    """
+
+    directory: RunDirectory
+    trainee: Trainee
+    observer: Observer
+    stop: StopSignal
+    saved: int | None = None
+    events_bytes: int = 0
+    refusals: int = 0
+
+    @property
+    def config(self) -> TrainConfig:
+        """Settings as resolved."""
+        return self.trainee.config
+
+    @property
+    def agent(self) -> PPOAgent[Any] | None:
+        """Who learns."""
+        return self.trainee.agent
+
+    def run(self, done: int) -> tuple[str, int, list[Any]]:
+        """Rounds ``done + 1`` to the total. Returns status, exit code and summaries."""
+        total = self.config.world.rounds
+        level = self.config.output.telemetry_level
+        sinks = [JsonLines(self.directory.events)] if level != "off" else []
+        hub = Hub(sinks, level)
+        summaries: list[Any] = []
+        status, code = "finished", 0
+        try:
+            self._announce(hub, done)
+            try:
+                for number in range(done + 1, total + 1):
+                    if self.stop.number is not None:
+                        raise _Stopped
+                    summaries.append(self._round(hub, number))
+                    if number % self.config.output.checkpoint_every == 0 or number == total:
+                        self._save(hub, number)
+                    # Only now: what was told of is not lost when the process dies.
+                    self.observer.round_done(summaries[-1])
+                    if self.refusals == MOST_REFUSALS:
+                        raise _Refused
+            except _Stopped:
+                assert self.stop.number is not None
+                status, code = "interrupted", 128 + self.stop.number
+                # Only a rollout was cut short: the weights are those of the last whole round.
+                self._save(hub, done + len(summaries))
+            except _Refused as error:
+                print(f"esper: {error}", file=sys.stderr)
+                status, code = "failed", 1
+                self._save(hub, done + len(summaries))
+            if self.agent is not None and self.saved != done + len(summaries):
+                code = 1
+            hub.emit(TrainingFinished(time=time.time(), round=done + len(summaries), status=status))
+        finally:
+            hub.close()
+        self._write_parquet()
+        return status, code, summaries
+
+    def _write_parquet(self) -> None:
+        if not self.directory.events.exists():
+            return
+        try:
+            write_parquet(self.directory.events, self.directory.path / "events.parquet")
+        except (OSError, pyarrow.ArrowException) as error:
+            print(f"warning: events.parquet could not be written ({error})", file=sys.stderr)
+
+    def _announce(self, hub: Hub, done: int) -> None:
+        hub.emit(self.trainee.started(time.time(), done))
+        self._note_events(hub)
+        self.observer.started(self.directory.path, self.config, done, self.trainee.steps)
+
+    def _note_events(self, hub: Hub) -> None:
+        """Remember how long the event file is now that a whole number of rounds is told."""
+        hub.flush()
+        events = self.directory.events
+        self.events_bytes = events.stat().st_size if events.exists() else 0
+
+    def _round(self, hub: Hub, index: int) -> Any:
+        def on_step(step: AnyStep) -> None:
+            self.observer.stepped(step)
+            if self.stop.number is not None and not step.done:
+                raise _Stopped
+
+        begin = time.perf_counter()
+        rollout = self.trainee.collect(hub, index, on_step)
+        collected = time.perf_counter()
+        metrics: dict[str, float | None] = self.agent.update(rollout) if self.agent else {}
+        end = time.perf_counter()
+
+        if self.agent:
+            hub.emit(
+                PPOUpdateCompleted(
+                    time=time.time(),
+                    round=index,
+                    update=self.agent.updates,
+                    metrics={n: None if v is None else number(v) for n, v in metrics.items()},
+                )
+            )
+            self._note_refusal(hub, index)
+        speed = self.trainee.count * self.trainee.steps / (end - begin)
+        hub.emit(self._snapshot(index, metrics, speed, collected - begin, end - collected))
+        summary = self.trainee.finish(hub, index, speed, metrics)
+        self._note_events(hub)
+        return summary
+
+    def _snapshot(
+        self,
+        index: int,
+        metrics: dict[str, float | None],
+        speed: float,
+        rollout_seconds: float,
+        update_seconds: float,
+    ) -> AnalyticsSnapshot:
+        precision, agent = self.trainee.precision, self.agent
+        amp_dtype = precision.amp_dtype
+        return AnalyticsSnapshot(
+            time=time.time(),
+            round=index,
+            amp_enabled=precision.enabled,
+            amp_dtype=str(amp_dtype).removeprefix("torch.") if amp_dtype else None,
+            learning_rate=metrics.get("learning_rate"),
+            learning_rates={
+                group: rate
+                for group in GROUPS
+                if (rate := metrics.get(f"learning_rate/{group}")) is not None
+            },
+            amp_policy=agent is not None and agent.policy.amp_dtype is not None,
+            amp_scale=metrics.get("amp_scale"),
+            environment_steps_per_second=speed,
+            rollout_seconds=rollout_seconds,
+            update_seconds=update_seconds,
+        )
+
+    def _note_refusal(self, hub: Hub, index: int) -> None:
+        """Tell of an update that was refused, and keep what is needed to replay it."""
+        assert self.agent is not None
+        if self.agent.refusal is None:
+            self.refusals = 0
+            return
+        self.refusals += 1
+        path = write_refusal(self.directory.path, index, self.agent, flatten(self.config))
+        relative = str(path.relative_to(self.directory.path))
+        tensor = self.agent.refusal.tensor
+        hub.emit(
+            UpdateRefused(
+                time=time.time(),
+                round=index,
+                tensor=tensor,
+                file=relative,
+                in_a_row=self.refusals,
+            )
+        )
+        print(
+            f"warning: round {index} taught nothing, {tensor} is not finite; "
+            f"esper replay {path} shows it again",
+            file=sys.stderr,
+        )
+
+    def _save(self, hub: Hub, number: int) -> None:
+        """A checkpoint of round ``number``, unless it has one.
+
+        Where it cannot be written training goes on: the earlier ones stay, and the next one may
+        find room.
+        """
+        if self.agent is None or number == self.saved:
+            return
+        keep = self.config.output.keep_checkpoints
+        parts = self.trainee.parts()
+        try:
+            if self.directory.events.exists():
+                sync(self.directory.events)
+            path = save(self.directory.path, number, parts, self.events_bytes, keep)
+        except OSError as error:
+            print(
+                f"warning: checkpoint: round {number} was not saved ({error.strerror}); "
+                "earlier checkpoints stay",
+                file=sys.stderr,
+            )
+            return
+        self.saved = number
+        relative = str(path.relative_to(self.directory.path))
+        hub.emit(CheckpointSaved(time=time.time(), round=number, path=relative))
