@@ -90,10 +90,11 @@ class GymConfig:
     """Steps of each environment between two updates; a round has this many."""
     memory: Literal["lstm", "none"] = "lstm"
     """What the policy remembers with; without memory it sees the present alone."""
+    critic: Literal["separate", "shared"] = "separate"
+    """Whether the critic has an encoder and a memory of its own, or shares the actor's, which costs
+    half as much."""
     normalise_observations: bool = True
     """Whether features of a Box are shifted and scaled by running moments."""
-    normalise_rewards: bool = True
-    """Whether rewards are divided by the running deviation of their discounted sums."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -132,7 +132,7 @@ def load_latest(run: Path) -> Checkpoint:
     damaged: list[str] = []
     for path in reversed(_all(run)):
         try:
-            checkpoint = _load(path)
+            checkpoint = load_checkpoint(path)
         except (Damaged, OSError) as error:
             damaged.append(f"{path} is corrupt ({getattr(error, 'strerror', None) or error})")
         else:
@@ -195,7 +195,14 @@ def _remove(paths: Iterable[Path]) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _load(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in the directory ``path``.
+
+    Raises:
+        Damaged: it is not what was written.
+        OSError: a file is missing or cannot be read.
+        UsageError: another version of Esper wrote it.
+    """
     manifest, files = _verified(path)
     if manifest.round != int(path.name):
         raise Damaged(f"it is of round {manifest.round}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.config import LearnerConfig
@@ -195,6 +195,9 @@ class PPOAgent(Generic[Seen]):
         advantages = advantages - weighted_mean(advantages, weight)
         deviation = weighted_mean(advantages.square(), weight).sqrt()
         advantages = advantages / deviation.clamp(min=self.advantage_floor)
+        if self.updates == 0 and self.policy.value_layer() is not None:
+            # Nothing is known of the returns yet, and raw ones would drown the actor's gradient.
+            self.return_moments.update(self._live(targets, rollout))
         seen, scaled = (
             self.moments.normalise(rollout.observation),
             self.return_moments.scale(targets),
@@ -283,9 +286,30 @@ class PPOAgent(Generic[Seen]):
     def _take_in(self, rollout: Rollout[Seen], targets: Tensor) -> None:
         """The round goes into the moments only now: rollout and update saw the same numbers."""
         self.moments.update(rollout.observation, rollout.valid)
-        if rollout.valid is not None:
-            targets = torch.where(rollout.valid.to(self.device), targets, float("nan"))
+        layer = self.policy.value_layer()
+        if layer is None:
+            self.return_moments.update(self._live(targets, rollout))
+        elif self.refusal is None and self.updates > 1:
+            self._follow_returns(self._live(targets, rollout), layer)
+
+    @torch.no_grad()
+    def _follow_returns(self, targets: Tensor, layer: nn.Linear) -> None:
+        """Take in returns, and keep what the critic says of them in their own units.
+
+        Equation 4 of van Hasselt et al., "Learning values across many orders of magnitude" (2016).
+        """
+        mean, deviation = self.return_moments.mean.clone(), self.return_moments.deviation
         self.return_moments.update(targets)
+        now = self.return_moments.deviation
+        shift = deviation * layer.bias + mean - self.return_moments.mean
+        layer.weight.mul_((deviation / now).to(layer.weight.dtype))
+        layer.bias.copy_((shift / now).to(layer.bias.dtype))
+
+    def _live(self, x: Tensor, rollout: Rollout[Seen]) -> Tensor:
+        """``x [T, N]`` with NaN, which moments leave out, where a step only reset."""
+        if rollout.valid is None:
+            return x
+        return torch.where(rollout.valid.to(self.device), x, float("nan"))
 
     # --- telling ------------------------------------------------------------------------------
 

@@ -46,7 +46,8 @@ def gym_agent(
     memory = config.learner.lstm_hidden if config.gymnasium.memory == "lstm" else 0
 
     def network() -> RecurrentPolicy:
-        policy = RecurrentPolicy(shape.inputs, shape.options, memory)
+        shared = config.gymnasium.critic == "shared"
+        policy = RecurrentPolicy(shape.inputs, shape.options, memory, shared)
         policy.amp_dtype = amp_dtype
         return policy
 

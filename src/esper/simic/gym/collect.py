@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from esper.simic.gym.environment import Episode, GymEnvironments
-from esper.simic.gym.moments import RewardScale
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.recurrent import FlatObservation
@@ -30,7 +29,6 @@ class GymStep:
 def collect(
     environments: GymEnvironments,
     agent: PPOAgent[FlatObservation],
-    scale: RewardScale,
     length: int,
     number: int,
     on_step: Callable[[GymStep], None] | None = None,
@@ -44,16 +42,13 @@ def collect(
     Args:
         environments: go on from where they are.
         agent: likewise, with its memory.
-        scale: of rewards.
         length: T.
         number: of the rollout, part of every draw of an action.
         on_step: called after every step.
     """
     agent.go_on(torch.arange(environments.count), number)
-    factor = scale.factor()
     hidden = agent.hidden
     valid = torch.zeros(length, environments.count, dtype=torch.bool)
-    discounted = torch.zeros(length, environments.count, dtype=torch.float64)
     rollout: Rollout[FlatObservation] | None = None
     for t in range(length):
         seen, over = environments.observation, torch.from_numpy(environments.over.copy())
@@ -64,14 +59,12 @@ def collect(
         environments.step(actions.cpu().numpy())
         if bool(over.any()):
             agent.forget(over)
-        rollout.rewards[t] = torch.from_numpy(environments.reward * factor)
+        rollout.rewards[t] = torch.from_numpy(environments.reward)
         rollout.terminated[t] = torch.from_numpy(environments.terminated)
         rollout.truncated[t] = torch.from_numpy(environments.truncated & ~environments.terminated)
-        discounted[t] = torch.from_numpy(environments.discounted)
         if on_step is not None:
             on_step(GymStep(environments.count, t + 1 == length, environments.ended))
     assert rollout is not None
     rollout.last_value = agent.value(environments.observation)
     rollout.hidden, rollout.valid = hidden, valid
-    scale.update(torch.where(valid, discounted, float("nan")))
     return rollout

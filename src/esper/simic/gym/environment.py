@@ -43,7 +43,6 @@ class GymEnvironments:
     Args:
         environments: of one kind, not yet reset.
         seed: of the run.
-        discount: gamma of ``discounted``.
 
     Attributes:
         observation: what is seen now; written over by the next step.
@@ -51,15 +50,14 @@ class GymEnvironments:
         terminated, truncated: how the last step ended, bool ``[N]``.
         over: environments whose episode has ended: ``observation`` is their final one, and the next
             step only resets them. Bool ``[N]``.
-        discounted: discounted sum of the rewards of the running episode up to now, float64 ``[N]``.
         ended: episodes that the last step ended.
 
     Raises:
         UsageError: a space is none that Esper takes.
     """
 
-    def __init__(self, environments: list[Env[Any, Any]], seed: int, discount: float):
-        self.environments, self.seed, self.discount = environments, seed, discount
+    def __init__(self, environments: list[Env[Any, Any]], seed: int):
+        self.environments, self.seed = environments, seed
         self.features: Features = features_of(environments[0])
         self.actions: Actions = actions_of(environments[0])
         count, heads = len(environments), len(self.actions.options)
@@ -68,7 +66,7 @@ class GymEnvironments:
         self.observation = FlatObservation(
             torch.from_numpy(self._features), torch.from_numpy(self._masks)
         )
-        self.reward, self.discounted, self._returns = np.zeros((3, count))
+        self.reward, self._returns = np.zeros((2, count))
         self.terminated, self.truncated, self.over = np.zeros((3, count), dtype=np.bool_)
         self.episode = np.full(count, -1)
         self._history: list[list[list[int]]] = [[] for _ in environments]
@@ -107,7 +105,7 @@ class GymEnvironments:
         observation, info = self.environments[i].reset(seed=int(bits))
         self.episode[i] = episode
         self._history[i].clear()
-        self.reward[i] = self.discounted[i] = self._returns[i] = 0.0
+        self.reward[i] = self._returns[i] = 0.0
         self.terminated[i] = self.truncated[i] = self.over[i] = False
         self._see(i, observation, info)
 
@@ -117,7 +115,6 @@ class GymEnvironments:
         self._history[i].append(chosen)
         self.reward[i] = reward
         self._returns[i] += float(reward)
-        self.discounted[i] = self.discount * self.discounted[i] + float(reward)
         self.terminated[i], self.truncated[i] = terminated, truncated
         self._see(i, observation, info)
         if terminated or truncated:

@@ -1,4 +1,8 @@
-"""How observations and rewards of a Gymnasium task are brought to one scale."""
+"""How observations of a Gymnasium task are brought to one scale.
+
+Rewards are not touched: the learner normalises returns and advantages, so their size is of no
+consequence.
+"""
 
 import torch
 from torch import Tensor
@@ -39,27 +43,3 @@ class FlatMoments:
     def parts(self) -> dict[str, RunningMoments]:
         """See ``ObservationMoments.parts``."""
         return {"features": self.features}
-
-
-class RewardScale:
-    """Divides rewards by the standard deviation of their discounted sums.
-
-    As Engstrom et al., "Implementation matters in deep policy gradients" (2020), but exact over
-    everything seen and frozen while a rollout is collected. Rewards are not shifted: that would pay
-    for long episodes.
-
-    Args:
-        active: whether rewards are scaled at all.
-    """
-
-    def __init__(self, active: bool):
-        self.active = active
-        self.moments = RunningMoments((), torch.device("cpu"))
-
-    def factor(self) -> float:
-        """What rewards are multiplied with."""
-        return 1.0 / float(self.moments.deviation) if self.active else 1.0
-
-    def update(self, discounted: Tensor) -> None:
-        """Take in discounted sums ``[...]``; those that are not finite are left out."""
-        self.moments.update(discounted)

@@ -20,7 +20,6 @@ from esper.simic.compiled import resolve_mode
 from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.environment import Episode, GymEnvironments, make
-from esper.simic.gym.moments import RewardScale
 from esper.simic.gym.tasks import register
 from esper.simic.rollout import Rollout
 from esper.simic.training.setup import plugin_paths, policy_dtype
@@ -70,7 +69,7 @@ class GymTrainee:
             plugins.load(path)
         register()
         made = make(name, arguments_of(config.gymnasium.gym_args), world.envs)
-        self.environments = GymEnvironments(made, world.seed, config.learner.discount)
+        self.environments = GymEnvironments(made, world.seed)
         self.config = unflatten(
             {"plugin": plugin_paths(config), "threads": config.machine.threads or 1}, config
         )
@@ -87,7 +86,6 @@ class GymTrainee:
         self.steps = config.gymnasium.rollout_steps
         self.count = world.envs
         self.operation_threads = config.machine.threads or 1
-        self.scale = RewardScale(config.gymnasium.normalise_rewards)
         self._ended: list[Episode] = []
         self.environments.reset()
         self.agent.begin(torch.arange(self.count, device=device), 0)
@@ -124,7 +122,7 @@ class GymTrainee:
             self._ended += step.ended
             on_step(step)
 
-        return collect(self.environments, self.agent, self.scale, self.steps, number, both)
+        return collect(self.environments, self.agent, self.steps, number, both)
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
@@ -161,7 +159,6 @@ class GymTrainee:
         return {
             "environments": self.environments.state(),
             "memory": hidden,
-            "rewards": self.scale.moments.state(),
         }
 
     def restore(self, parts: dict[str, dict[str, Any]]) -> None:
@@ -172,7 +169,6 @@ class GymTrainee:
             self.agent.hidden = tuple(
                 mine.copy_(stored) for mine, stored in zip(self.agent.hidden, hidden, strict=True)
             )
-            self.scale.moments.load(parts["rewards"])
             self.environments.load(parts["environments"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             reason = str(error).splitlines()[0]

@@ -67,6 +67,11 @@ class Policy(nn.Module, ABC, Generic[Seen]):
     def head_parameters(self, head: str) -> list[nn.Parameter]:
         """Parameters that belong to one head alone; ``value`` is the critic's."""
 
+    def value_layer(self) -> nn.Linear | None:
+        """The linear map whose output is the normalised value, where it follows the moments of the
+        returns; None where it need not, for returns stay much the same."""
+        return None
+
     @abstractmethod
     def noise_shape(self, observation: Seen) -> tuple[int, int]:
         """Heads, and options of the widest: how many uniform numbers ``act`` wants each row."""

@@ -36,13 +36,37 @@ class FlatObservation:
         return cls(**tensors)
 
 
+class Trunk(nn.Module):
+    """Encoder and memory.
+
+    Args:
+        inputs: features of an observation.
+        encoder: width of the encoder.
+        memory: width of the LSTM, 0 for none.
+    """
+
+    def __init__(self, inputs: int, encoder: int, memory: int):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(inputs, encoder), nn.Tanh())
+        self.lstm = nn.LSTM(encoder, memory) if memory else None
+        self.width = memory or encoder
+
+    def remember(self, features: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """Output ``[T, N, width]`` for encoded features, and the state after them."""
+        if self.lstm is None:
+            return features, ()
+        return self.lstm(features, hidden)
+
+
 class RecurrentPolicy(Policy[FlatObservation]):
-    """Actor and critic with one trunk.
+    """Actor and critic.
 
     Args:
         inputs: features of an observation.
         options: of each head.
         memory: width of the LSTM, 0 for none: then the policy sees the present alone.
+        shared: whether actor and critic have one trunk. With one they cost half as much; with two
+            the critic's errors do not move what the actor sees.
         encoder: width of the encoder.
         head: hidden units of the actor's and of the critic's head.
     """
@@ -52,6 +76,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
         inputs: int,
         options: tuple[int, ...],
         memory: int = 64,
+        shared: bool = False,
         encoder: int = 64,
         head: int = 64,
     ):
@@ -59,8 +84,9 @@ class RecurrentPolicy(Policy[FlatObservation]):
         single = len(options) == 1
         self.heads = ("action",) if single else tuple(f"action_{i}" for i in range(len(options)))
         self.memory_width = memory
-        self.encoder = nn.Sequential(nn.Linear(inputs, encoder), nn.Tanh())
-        self.lstm = nn.LSTM(encoder, memory) if memory else None
+        self.trunks = nn.ModuleList(
+            Trunk(inputs, encoder, memory) for _ in range(1 if shared else 2)
+        )
         width = memory or encoder
         self.actor = nn.Sequential(nn.Linear(width, head), nn.Tanh())
         self.action_heads = nn.ModuleList(nn.Linear(head, count) for count in options)
@@ -79,27 +105,38 @@ class RecurrentPolicy(Policy[FlatObservation]):
         with torch.no_grad():
             for layer in self._action_layers():
                 layer.weight.mul_(0.01 / 2**0.5)
-            last = self.value_head[-1]
-            last.get_parameter("weight").div_(2**0.5)
-            if self.lstm is not None:
-                forget_gate = slice(self.memory_width, 2 * self.memory_width)
-                self.lstm.get_parameter("bias_ih_l0")[forget_gate] = 1.0
+            self.value_layer().weight.div_(2**0.5)
+            for trunk in self._trunks():
+                if trunk.lstm is not None:
+                    forget_gate = slice(self.memory_width, 2 * self.memory_width)
+                    trunk.lstm.get_parameter("bias_ih_l0")[forget_gate] = 1.0
 
     def _action_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.action_heads if isinstance(layer, nn.Linear)]
 
+    def _trunks(self) -> list[Trunk]:
+        """The actor's, and the critic's where it has its own."""
+        return [trunk for trunk in self.trunks if isinstance(trunk, Trunk)]
+
     def initial_hidden(self, environments: int) -> Hidden:
-        """See ``Policy.initial_hidden``."""
-        if self.lstm is None:
+        """See ``Policy.initial_hidden``. State and cell of each trunk."""
+        if not self.memory_width:
             return ()
         zeros = next(self.parameters()).new_zeros(1, environments, self.memory_width)
-        return zeros, zeros.clone()
+        return tuple(zeros.clone() for _ in range(2 * len(self.trunks)))
 
     def head_parameters(self, head: str) -> list[nn.Parameter]:
         """See ``Policy.head_parameters``."""
-        if head == "value":
-            return list(self.value_head.parameters())
-        return list(self.action_heads[self.heads.index(head)].parameters())
+        if head != "value":
+            return list(self.action_heads[self.heads.index(head)].parameters())
+        own = self._trunks()[1:]
+        return [p for module in (*own, self.value_head) for p in module.parameters()]
+
+    def value_layer(self) -> nn.Linear:
+        """See ``Policy.value_layer``."""
+        last = self.value_head[-1]
+        assert isinstance(last, nn.Linear)
+        return last
 
     def noise_shape(self, observation: FlatObservation) -> tuple[int, int]:
         """See ``Policy.noise_shape``."""
@@ -107,17 +144,25 @@ class RecurrentPolicy(Policy[FlatObservation]):
         return heads, widest
 
     def encode(self, observation: FlatObservation) -> tuple[Tensor, ...]:
-        """Input of the memory ``[..., encoder]``."""
+        """Input of the memories, side by side, ``[..., trunks * encoder]``."""
         with self.trunk_precision(observation.features.device):
-            return (self.encoder(observation.features),)
+            encoded = [trunk.encoder(observation.features) for trunk in self._trunks()]
+            return (encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1),)
 
     def remember(self, features: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """See ``Policy.remember``."""
-        if self.lstm is None:
-            return upcast(features), ()
+        """See ``Policy.remember``; outputs side by side, ``[T, N, trunks * width]``."""
+        trunks = self._trunks()
+        outputs: list[Tensor] = []
+        after: list[Tensor] = []
         with self.trunk_precision(features.device):
-            memory, (h, c) = self.lstm(features, hidden)
-        return upcast(memory), (upcast(h), upcast(c))
+            for i, (trunk, part) in enumerate(
+                zip(trunks, features.chunk(len(trunks), -1), strict=True)
+            ):
+                output, state = trunk.remember(part, hidden[2 * i : 2 * i + 2])
+                outputs.append(output)
+                after += state
+        memory = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+        return upcast(memory), tuple(upcast(state) for state in after)
 
     def judge(
         self,
@@ -152,13 +197,14 @@ class RecurrentPolicy(Policy[FlatObservation]):
         layers = self._action_layers()
         weight = torch.cat([layer.weight for layer in layers])
         bias = torch.cat([layer.bias for layer in layers])
-        logits = nn.functional.linear(self.actor(memory), weight, bias)
+        mine = memory.chunk(len(self.trunks), -1)[0]
+        logits = nn.functional.linear(self.actor(mine), weight, bias)
         return MaskedCategorical(
             logits[..., self.get_buffer("places")], observation.masks, validate=False
         )
 
     def _value(self, memory: Tensor) -> Tensor:
-        return self.value_head(memory)[..., 0].float()
+        return self.value_head(memory.chunk(len(self.trunks), -1)[-1])[..., 0].float()
 
 
 def places(options: tuple[int, ...]) -> list[list[int]]:

@@ -1,0 +1,329 @@
+"""Does the engine learn tasks that nobody here wrote? Beside sb3-contrib, three seeds each.
+
+    python benchmarks/gym_proofs.py --write          # about an hour on one core
+    python benchmarks/gym_proofs.py --only masked --seeds 1
+
+Every run is the command that the table names. Its checkpoints are evaluated with the most probable
+action in 20 fresh episodes; what counts is the first evaluation that reaches the threshold.
+RecurrentPPO of sb3-contrib is evaluated in the same way and ends there. What is done lies under
+``--work`` and is not done again.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from esper.leyline.config import TrainConfig, unflatten
+from esper.simic.checkpoint import load_checkpoint
+from esper.simic.gym.agent import Shape, gym_agent
+from esper.simic.gym.environment import GymEnvironments, make
+from esper.simic.gym.evaluation import play
+from esper.simic.gym.tasks import register
+from esper.simic.run_directory import processor_name
+from esper.simic.training.gym import arguments_of
+from esper.simic.training.vectorized import resume_ppo, run_training
+
+RESULTS = Path(__file__).parent / "results"
+EPISODES = 20
+EVALUATION_SEED = 1_000_003
+BETWEEN = 2
+"""Rounds between evaluations."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A task, what must be reached, and within how many steps.
+
+    Attributes:
+        name: of the row.
+        gym: id.
+        threshold: mean return.
+        budget: environment steps.
+        args: of the environment.
+        settings: that differ from the defaults of ``--gym``.
+        reached: whether the threshold must be reached, or never be.
+        rival: settings of RecurrentPPO; None where it is not run.
+    """
+
+    name: str
+    gym: str
+    threshold: float
+    budget: int
+    args: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    reached: bool = True
+    rival: dict[str, Any] | None = field(default_factory=dict)
+
+
+MASKED: dict[str, Any] = {"trace_decay": 0.98}
+PROOFS = (
+    Proof("cartpole", "CartPole-v1", 475.0, 100_000),
+    Proof("masked", "esper/MaskedCartPole-v0", 450.0, 50_000, settings=MASKED),
+    Proof(
+        "memoryless",
+        "esper/MaskedCartPole-v0",
+        100.0,
+        50_000,
+        settings={**MASKED, "memory": "none"},
+        reached=False,
+        rival=None,
+    ),
+    Proof("chain8", "esper/MemoryChain-v0", 0.95, 25_000, ("length=8",)),
+    Proof("chain32", "esper/MemoryChain-v0", 0.95, 200_000, ("length=32",)),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run went.
+
+    Attributes:
+        steps, returns: of each evaluation.
+        seconds: of CPU time, evaluations not included.
+    """
+
+    steps: list[int]
+    returns: list[float]
+    seconds: float
+
+    def first(self, threshold: float) -> float:
+        """Steps at the first evaluation that reached it; infinite where none did."""
+        found = (s for s, r in zip(self.steps, self.returns, strict=True) if r >= threshold)
+        return next(found, float("inf"))
+
+
+def config_of(proof: Proof, seed: int, folder: Path) -> TrainConfig:
+    config = unflatten({"gym": proof.gym, "gym_args": proof.args, **proof.settings})
+    steps = config.world.envs * config.gymnasium.rollout_steps
+    rounds = proof.budget // steps
+    return unflatten(
+        {
+            "seed": seed,
+            "rounds": rounds,
+            "checkpoint_every": BETWEEN,
+            "keep_checkpoints": rounds,
+            "telemetry_dir": str(folder),
+            "threads": 1,
+        },
+        config,
+    )
+
+
+def ours(proof: Proof, seed: int, work: Path) -> Result:
+    """Train, or go on with a run that was cut off, and evaluate its checkpoints."""
+    config = config_of(proof, seed, work)
+    begin = time.process_time()
+    runs = sorted(work.glob("*/config.json"))
+    if runs and any((runs[0].parent / "checkpoints").glob("0*")):
+        last = max((runs[0].parent / "checkpoints").glob("0*"))
+        path = runs[0].parent
+        if int(last.name) < config.world.rounds:
+            resume_ppo(path, {})
+    else:
+        path = run_training(config, "ppo").path
+    seconds = time.process_time() - begin
+    made = make(proof.gym, arguments_of(proof.args), EPISODES)
+    environments = GymEnvironments(made, EVALUATION_SEED)
+    features = environments.features
+    shape = Shape(features.width, environments.actions.options, features.measured)
+    agent = gym_agent(config, shape, torch.device("cpu"))
+    agent.begin(torch.arange(1), 0)
+    per_round = config.world.envs * config.gymnasium.rollout_steps
+    steps, returns = [], []
+    for folder in sorted((path / "checkpoints").glob("0*")):
+        agent.load_state(load_checkpoint(folder).parts)
+        steps.append(int(folder.name) * per_round)
+        episodes = play(agent, environments)
+        returns.append(statistics.fmean(e.episode_return for e in episodes))
+    return Result(steps, returns, seconds)
+
+
+def rival(proof: Proof, seed: int, work: Path) -> Result:
+    """RecurrentPPO with the settings of sb3-contrib's own test of masked CartPole."""
+    import gymnasium
+    from sb3_contrib import RecurrentPPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+    arguments = arguments_of(proof.args)
+
+    def maker() -> gymnasium.Env:
+        from stable_baselines3.common.monitor import Monitor
+
+        return Monitor(gymnasium.make(proof.gym, **arguments))
+
+    boxed = isinstance(maker().observation_space, gymnasium.spaces.Box)
+
+    def normalised(count: int, training: bool) -> VecNormalize:
+        inner = DummyVecEnv([maker] * count)
+        inner.seed(seed if training else EVALUATION_SEED)
+        return VecNormalize(inner, training, norm_obs=boxed, norm_reward=training)
+
+    training, evaluation = normalised(8, True), normalised(EPISODES, False)
+    settings: dict[str, Any] = {
+        "n_steps": 128,
+        "batch_size": 256,
+        "learning_rate": 7e-4,
+        "n_epochs": 10,
+        "gae_lambda": 0.98,
+        "policy_kwargs": {"lstm_hidden_size": 64},
+        **(proof.rival or {}),
+    }
+    model = RecurrentPPO("MlpLstmPolicy", training, seed=seed, device="cpu", **settings)
+    steps: list[int] = []
+    returns: list[float] = []
+    lost = 0.0
+
+    class Evaluate(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_start(self) -> None:
+            nonlocal lost
+            if self.num_timesteps == 0 or self.num_timesteps % (BETWEEN * 1024):
+                return
+            begin = time.process_time()
+            if boxed:
+                evaluation.obs_rms = training.obs_rms
+            mean, _ = evaluate_policy(self.model, evaluation, n_eval_episodes=EPISODES)
+            lost += time.process_time() - begin
+            steps.append(self.num_timesteps)
+            returns.append(float(mean))
+            if mean >= proof.threshold:
+                raise StopIteration
+
+    begin = time.process_time()
+    with contextlib.suppress(StopIteration):
+        model.learn(proof.budget + 1024, callback=Evaluate())
+    return Result(steps, returns, time.process_time() - begin - lost)
+
+
+def done(proof: Proof, seed: int, who: str, run: Callable[..., Result], work: Path) -> Result:
+    """The result on disk, or made now."""
+    place = work / f"{who}-{proof.name}-seed{seed}"
+    file = place.with_suffix(".json")
+    if not file.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        result = run(proof, seed, place)
+        file.write_text(json.dumps(vars(result)) + "\n")
+    return Result(**json.loads(file.read_text()))
+
+
+def row(proof: Proof, seeds: list[int], work: Path) -> tuple[str, bool]:
+    """A line of the table, and whether what must hold does."""
+    mine = [done(proof, seed, "esper", ours, work) for seed in seeds]
+    firsts = [result.first(proof.threshold) for result in mine]
+    best = statistics.median(max(r.returns) for r in mine)
+    final = statistics.median(r.returns[-1] for r in mine)
+    cells = [proof.name, f"{proof.threshold:g}", f"{proof.budget:,}"]
+    cells += [_steps(statistics.median(firsts)), ", ".join(map(_steps, firsts))]
+    cells += [f"{best:.2f}", f"{final:.2f}"]
+    if proof.rival is None:
+        cells += ["-", "-"]
+        return f"| {' | '.join(cells)} |", best < proof.threshold
+    theirs = [done(proof, seed, "sb3", rival, work) for seed in seeds]
+    other = [result.first(proof.threshold) for result in theirs]
+    cells += [_steps(statistics.median(other)), ", ".join(map(_steps, other))]
+    median = statistics.median(firsts)
+    holds = median <= proof.budget and median <= statistics.median(other)
+    return f"| {' | '.join(cells)} |", holds
+
+
+def _steps(count: float) -> str:
+    return "never" if count == float("inf") else f"{count:,.0f}"
+
+
+def command(proof: Proof, seed: str = "SEED") -> str:
+    """What one would type."""
+    settings = {**proof.settings, "seed": seed}
+    config = config_of(proof, 1, Path("runs"))
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
+    parts = [f"esper train ppo --gym {proof.gym}"]
+    parts += [f"--gym-args {' '.join(proof.args)}"] if proof.args else []
+    return " ".join([*parts, f"--rounds {config.world.rounds}", *flags])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--only", nargs="+", default=[proof.name for proof in PROOFS])
+    parser.add_argument("--who", nargs="+", default=["esper", "sb3"], help="fill in, no table")
+    parser.add_argument("--work", type=Path, default=Path("runs/gym_proofs"))
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    register()
+    chosen = [proof for proof in PROOFS if proof.name in arguments.only]
+    if len(arguments.who) == 1:
+        for proof in chosen:
+            run = ours if arguments.who == ["esper"] else rival
+            for seed in arguments.seeds if run is ours or proof.rival is not None else []:
+                result = done(proof, seed, arguments.who[0], run, arguments.work)
+                print(proof.name, seed, _steps(result.first(proof.threshold)), flush=True)
+        return 0
+    rows = []
+    for proof in chosen:
+        rows.append(row(proof, arguments.seeds, arguments.work))
+        print(rows[-1][0], flush=True)
+    heads = (
+        "task",
+        "mean return",
+        "within steps",
+        "steps, median",
+        "steps of each seed",
+        "best evaluation, median",
+        "last evaluation, median",
+        "sb3-contrib, median",
+        "of each seed",
+    )
+    lines = [
+        "# Tasks that nobody here wrote",
+        "",
+        f"`{' '.join(['python', 'benchmarks/gym_proofs.py', '--write'])}`",
+        "",
+        f"Environment steps up to the first evaluation (every {BETWEEN} rounds, {EPISODES} fresh "
+        "episodes, the most probable action) whose mean return reaches the threshold; medians over "
+        f"seeds {', '.join(map(str, arguments.seeds))}. Steps that only reset are counted. "
+        "`memoryless` is the same network without LSTM and must stay below its number. "
+        "RecurrentPPO of sb3-contrib: 8 x 128 steps, batch 256, 10 epochs, learning rate 7e-4, lambda 0.98, "
+        "LSTM 64, normalised, the settings of its own test of masked CartPole; its run ends where "
+        "it reaches the threshold.",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|" + "---|" * len(heads),
+        *(line for line, _ in rows),
+        "",
+        "Commands:",
+        "",
+        *(f"- {proof.name}: `{command(proof)}`" for proof in chosen),
+        "",
+        f"torch {torch.__version__}, gymnasium {version('gymnasium')}, sb3-contrib "
+        f"{version('sb3-contrib')}, 1 thread, {os.cpu_count()} x {processor_name()}, "
+        f"{time.strftime('%Y-%m-%d')}.",
+        "",
+    ]
+    text = "\n".join(lines)
+    print(text)
+    if arguments.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "gym_proofs.md").write_text(text)
+    missed = [proof.name for proof, (_, holds) in zip(chosen, rows, strict=True) if not holds]
+    if missed:
+        print(f"not reached: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

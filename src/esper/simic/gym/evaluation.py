@@ -1,0 +1,35 @@
+"""Playing a Gymnasium task with a policy that does not learn."""
+
+import torch
+
+from esper.simic.gym.environment import Episode, GymEnvironments
+from esper.simic.ppo import PPOAgent
+from esper.tamiyo.policy.recurrent import FlatObservation
+
+
+def play(
+    agent: PPOAgent[FlatObservation], environments: GymEnvironments, greedy: bool = True
+) -> list[Episode]:
+    """One episode of every environment; what the agent remembers of its own stays as it is.
+
+    Args:
+        agent: who plays.
+        environments: not used elsewhere; they begin anew.
+        greedy: whether the most probable action is taken, or one is drawn.
+    """
+    kept = agent.hidden, agent.greedy
+    agent.greedy = greedy
+    environments.reset()
+    agent.begin(torch.arange(environments.count), 0)
+    first: dict[int, Episode] = {}
+    step = 0
+    while len(first) < environments.count:
+        actions, _, _ = agent.act(environments.observation, step)
+        over = torch.from_numpy(environments.over.copy())
+        environments.step(actions.cpu().numpy())
+        agent.forget(over)
+        for episode in environments.ended:
+            first.setdefault(episode.environment, episode)
+        step += 1
+    agent.hidden, agent.greedy = kept
+    return [first[i] for i in range(environments.count)]
