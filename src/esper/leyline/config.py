@@ -90,9 +90,9 @@ class GymConfig:
     """Steps of each environment between two updates; a round has this many."""
     memory: Literal["lstm", "none"] = "lstm"
     """What the policy remembers with; without memory it sees the present alone."""
-    critic: Literal["separate", "shared"] = "separate"
-    """Whether the critic has an encoder and a memory of its own, or shares the actor's, which costs
-    half as much."""
+    critic: Literal["shared", "separate"] = "shared"
+    """Whether the critic shares the actor's encoder and memory, or has its own, which costs twice
+    as much."""
     normalise_observations: bool = True
     """Whether features of a Box are shifted and scaled by running moments."""
 
@@ -241,6 +241,7 @@ GYM_DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-3,
     "ppo_epochs": 10,
     "discount": 0.99,
+    "trace_decay": 0.98,
     "entropy": 0.0,
     "lstm_hidden": 64,
 }

@@ -362,7 +362,9 @@ class PPOAgent(Generic[Seen]):
         parts = self.optimizer.state()
         moments = {f"optimizer/{n}/{k}": x for n, part in parts.items() for k, x in part.items()}
         weights = {f"policy/{n}": p for n, p in self.policy.named_parameters()}
-        found = first_not_finite(rollout.tensors() | moments | weights | part.tensors())
+        # Not in one dictionary: rollout and minibatch have names in common.
+        found = first_not_finite(rollout.tensors() | moments | weights)
+        found = found or first_not_finite(part.tensors())
         if found is not None:
             return found
         _, record = self._gradients(part)

@@ -170,6 +170,8 @@ class GymTrainee:
                 mine.copy_(stored) for mine, stored in zip(self.agent.hidden, hidden, strict=True)
             )
             self.environments.load(parts["environments"])
+        except UsageError:
+            raise
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(f"resume: the checkpoint is of another task ({reason})") from error
