@@ -13,8 +13,9 @@ from torch import Tensor
 
 from esper.leyline.actions import HEADS
 from esper.leyline.config import LearnerConfig, TrainConfig, unflatten
+from esper.simic.agents import growth_agent
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import PPOAgent, growth_agent
+from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import collect
 from esper.simic.training.setup import build_agent, build_environment, resolve_device
 from esper.tamiyo.policy.action_masks import MASKED_LOGIT, MaskedCategorical
@@ -183,7 +184,9 @@ def test_no_cast_outlives_the_trunk() -> None:
     policy = agent_with(torch.bfloat16).policy
     inside = []
     policy.lstm.register_forward_hook(
-        lambda *_: inside.append((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))
+        lambda *_: inside.append(
+            (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled())
+        )
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         policy.remember(torch.zeros(1, 2, 16), policy.initial_hidden(2))

@@ -9,7 +9,7 @@ from esper.leyline.config import LearnerConfig, TrainConfig, flatten
 from esper.leyline.errors import UsageError
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
-from esper.simic.ppo import growth_agent
+from esper.simic.agents import growth_agent
 from esper.simic.replay import replay, write_refusal
 from synthetic import CPU, synthetic_rollout
 
@@ -75,7 +75,7 @@ def test_what_is_no_such_file_is_one_line(tmp_path, capsys) -> None:
     other = tmp_path / "other.pt"
     torch.save({"schema": 99}, other)
     for path in (tmp_path / "missing.pt", text, other, tmp_path):
-        with pytest.raises(UsageError, match="^file: "):
+        with pytest.raises(UsageError, match=r"^file: "):
             replay(path)
         assert guarded(esper, ["replay", str(path)]) == 2
         assert capsys.readouterr().err.count("\n") == 1

@@ -1,6 +1,7 @@
 """Schedules are pure functions of the update index, and the learner follows them."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from esper.leyline.config import LearnerConfig, TrainConfig, check, unflatten
 from esper.leyline.errors import UsageError
-from esper.simic.ppo import growth_agent
+from esper.simic.agents import growth_agent
 from esper.simic.schedules import AdaptiveRate, Schedule, Schedules, warmup_updates
 from synthetic import CPU, synthetic_rollout
 
@@ -66,7 +67,7 @@ def test_every_schedule_stays_in_bounds_and_holds_its_end(
     trace = trace_of(schedule, 120)
     assert all(0.0 < value <= 3.0 * (1 + 1e-9) for value in trace)
     behind = trace[warmup:]
-    assert all(a >= b * (1 - 1e-12) for a, b in zip(behind, behind[1:], strict=False))
+    assert all(a >= b * (1 - 1e-12) for a, b in pairwise(behind))
     last = 3.0 if decay == "none" else 3.0 * end
     assert trace[max(horizon, warmup + 1)] == pytest.approx(last)
     assert trace[-1] == pytest.approx(last)

@@ -9,7 +9,8 @@ import torch
 
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
-from esper.simic.ppo import PPOAgent, growth_agent
+from esper.simic.agents import growth_agent
+from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import Observation
 
