@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling clean
+.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules clean
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -38,6 +38,9 @@ bench-hot-path: $(READY)
 bench-scaling: $(READY)
 	$(BIN)/python benchmarks/scaling.py --write
 	$(BIN)/python benchmarks/policy_update.py --write
+
+bench-schedules: $(READY)
+	$(BIN)/python benchmarks/schedules.py --write
 
 bench-memory: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py --write
