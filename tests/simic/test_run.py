@@ -1,18 +1,16 @@
 """A run from the outside: its directory, its events, its checkpoints, and resuming."""
 
+import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 import torch
 
+import esper
 from esper.karn.store import read_events
 from esper.leyline.actions import HEADS
 from esper.leyline.config import TrainConfig, unflatten
@@ -22,6 +20,7 @@ from esper.leyline.events import (
     CheckpointSaved,
     EpisodeOutcome,
     EpochCompleted,
+    Event,
     PPOUpdateCompleted,
     SeedFossilized,
     SeedGerminated,
@@ -30,12 +29,16 @@ from esper.leyline.events import (
     TrainingFinished,
     TrainingStarted,
 )
-from esper.nissa.hub import Hub
+from esper.nissa.hub import Hub, JsonLines
 from esper.runtime.tasks import TASKS, find
+from esper.simic import checkpoint, disk
 from esper.simic.checkpoint import load_latest
 from esper.simic.run_directory import RunDirectory, stored_config
-from esper.simic.training.setup import resolve_tasks
+from esper.simic.training.setup import build_environment, resolve_tasks
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
+from esper.tolaria.backends import choice
+from esper.tolaria.backends.native.build import Unavailable
+from esper.tolaria.precision import Precision
 
 TINY = {
     "envs": 4,
@@ -219,38 +222,182 @@ def test_resuming_refuses_what_it_cannot_do_and_loses_nothing(
     assert stored_config(run)[0].world.rounds == 2
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "rounds", "seen"),
-    [
-        (signal.SIGINT, 130, 1, b"PPO_UPDATE_COMPLETED"),
-        (signal.SIGTERM, 143, 0, b"EPOCH_COMPLETED"),
-    ],
-)
-def test_a_signal_leaves_a_checkpoint_and_its_exit_status(
-    tmp_path: Path, number: signal.Signals, code: int, rounds: int, seen: bytes
+def out_of_room(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(("failing", "code"), [((2,), 0), ((3,), 1), ((1, 2, 3), 1)])
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
+    tmp_path: Path,
+    failing: tuple[int, ...],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Cut in the middle of a round, the run goes on to the same bits and tells nothing twice."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
-    command = [sys.executable, "-m", "esper.scripts.train", "ppo", *flags]
-    command += ["--rounds=200", f"--telemetry-dir={tmp_path}", "--checkpoint-every=1000"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-    deadline = time.time() + 60
-    while time.time() < deadline:
-        runs = list(tmp_path.glob("*/events.jsonl"))
-        if runs and seen in runs[0].read_bytes():
-            break
-        time.sleep(0.05)
-    process.send_signal(number)
-    assert process.wait(60) == code
-    (run,) = tmp_path.iterdir()
-    checkpoint = load_latest(run)
-    assert checkpoint.round >= rounds
-    assert [f.status for f in read_events(run, TrainingFinished)] == ["interrupted"]
-    resume_ppo(run, {"rounds": checkpoint.round + 2})
-    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=checkpoint.round + 2)).path
-    assert_same(load_latest(straight).parts, load_latest(run).parts)
-    assert timeless(straight) == timeless(run)
+    """Only where the last round cannot be saved, the exit status says so."""
+    original = checkpoint.write_synced
+
+    def write(path: Path, content: bytes) -> None:
+        number = int(path.parent.name.removeprefix(".draft-"))
+        (out_of_room if number in failing else original)(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_synced", write)
+        summary = train_ppo_vectorized(tiny(tmp_path, rounds=3, keep_checkpoints=1))
+    assert (summary.status, summary.exit_code, len(summary.rounds)) == ("finished", code, 3)
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: checkpoint: round {number} was not saved (No space left on device); "
+        "earlier checkpoints stay"
+        for number in failing
+    ]
+    saved = [number for number in (1, 2, 3) if number not in failing]
+    assert [event.round for event in read_events(summary.path, CheckpointSaved)] == saved
+    if saved:
+        assert load_latest(summary.path).round == saved[-1]
+
+
+def test_a_full_disk_costs_events_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came before stays readable, and so does what comes when there is room again."""
+    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path
+    original = JsonLines.write
+
+    def write(self: JsonLines, event: Event) -> None:
+        if isinstance(event, EpochCompleted) and (event.round, event.step) == (2, 4):
+            self._file.write(b'{"event_type":"EPOCH_COMP')
+            self._file.flush()
+            out_of_room()
+        original(self, event)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonLines, "write", write)
+        run = train_ppo_vectorized(tiny(tmp_path / "full", rounds=2)).path
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "telemetry: JsonLines stopped: [Errno 28] No space left on device"
+    assert load_latest(run).round == 2
+    resume_ppo(run, {"rounds": 3})
+    assert_same(load_latest(run).parts, load_latest(straight).parts)
+    told = [(e.round, e.step) for e in read_events(run, EpochCompleted)]
+    assert told == [(1, t) for t in range(1, 7)] + [(2, 1), (2, 2), (2, 3)] + [
+        (3, t) for t in range(1, 7)
+    ]
+    assert [e.round for e in read_events(run, TrainingStarted)] == [0, 2]
+
+
+@pytest.mark.parametrize("where", ["pathlib.Path.mkdir", "os.fsync", "fcntl.flock"])
+def test_where_no_run_directory_can_be_made_nothing_is_left(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, out_of_room)
+    with pytest.raises(UsageError, match="No space left on device") as found:
+        train_ppo_vectorized(tiny(tmp_path))
+    assert "\n" not in str(found.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def files_of(run: Path) -> dict[Path, bytes | None]:
+    return {p: p.read_bytes() if p.is_file() else None for p in run.rglob("*")}
+
+
+@pytest.mark.parametrize("locked_before", [True, False])
+@pytest.mark.parametrize("what", ["checkpoints are gone", "events are a directory"])
+def test_a_resume_that_is_refused_leaves_nothing_behind(
+    tmp_path: Path, what: str, locked_before: bool
+) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    damage(run, what)
+    if not locked_before:
+        (run / "lock").unlink()
+    before = files_of(run)
+    with pytest.raises(UsageError, match=r"^resume: "):
+        resume_ppo(run, {"rounds": 3})
+    assert files_of(run) == before
+
+
+def test_a_lock_that_was_given_up_is_no_lock(tmp_path: Path) -> None:
+    """Who opened the file before it was removed must not hold what nobody else can see."""
+    path = tmp_path / "lock"
+    given_up = RunDirectory(tmp_path)
+    with path.open("ab") as opened, pytest.MonkeyPatch.context() as patch:
+        given_up.abandon()
+        assert not path.exists()
+        handed = iter([opened])
+        original = Path.open
+        patch.setattr(Path, "open", lambda self, mode: next(handed, None) or original(self, mode))
+        held = RunDirectory(tmp_path)
+    with pytest.raises(UsageError, match="another process"):
+        RunDirectory(tmp_path)
+    held.close()
+
+
+def test_a_settings_file_that_cannot_be_written_anew_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    before = (run / "config.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_synced", out_of_room)
+        with pytest.raises(UsageError, match=r"^resume: cannot write .*config\.json \(No space"):
+            resume_ppo(run, {"rounds": 3})
+    assert (run / "config.json").read_bytes() == before
+    assert len(resume_ppo(run, {"rounds": 3}).rounds) == 1
+
+
+def test_cutting_events_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the file is cut its kept lines are written already; once more gives the same."""
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    found = load_latest(run)
+    (run / "checkpoints" / "000002").rename(tmp_path / "gone")
+    before = load_latest(run)
+    directory, original = RunDirectory(run), (run / "events.jsonl").read_bytes()
+    directory.cut_events(before.events_bytes, before.round)
+    expected = (run / "events.jsonl").read_bytes()
+    kept = expected[before.events_bytes :]
+    assert b"CHECKPOINT_SAVED" in kept
+    (run / "events.jsonl").write_bytes(expected + original[len(expected) :])
+    directory.cut_events(before.events_bytes, before.round)
+    directory.close()
+    assert (run / "events.jsonl").read_bytes() == expected
+    assert found.round == 2
+
+
+def test_the_backend_that_computes_is_stored(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path, rounds=1, backend="auto", device="cpu")).path
+    content = json.loads((run / "config.json").read_text())
+    environment = build_environment(tiny(tmp_path), Precision("cpu"), torch.device("cpu"))
+    assert content["fingerprint"]["backend"] == environment.backend_name
+    assert content["settings"]["backend"] == environment.backend_name in ("native", "torch")
+
+
+def test_what_may_change_the_last_bits_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Among it that there is no compiler any more, and so no native backend."""
+    run = train_ppo_vectorized(tiny(tmp_path, rounds=1, threads=1)).path
+    then = stored_config(run)[1]
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(esper, "__version__", "9.9")
+
+    def missing(*_: object) -> None:
+        raise Unavailable("there is no C++ compiler")
+
+    monkeypatch.setattr(choice, "NativeBackend", missing)
+    resume_ppo(run, {"rounds": 2, "threads": 2})
+    differences = {
+        f"esper: {then['esper']} then, 9.9 now",
+        "threads: 1 then, 2 now",
+    }
+    if then["backend"] == "native":
+        differences.add("backend: native then, torch now")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "last bits" in line]
+    assert set(lines) == {f"warning: results may differ in the last bits, {d}" for d in differences}
+    # The setting stays, so that the first machine goes on as it began.
+    assert stored_config(run)[0].machine.backend == then["backend"]
+    capsys.readouterr()
+    monkeypatch.undo()
+    resume_ppo(run, {"rounds": 3, "threads": 1})
+    assert "last bits" not in capsys.readouterr().err
 
 
 def test_the_heuristic_writes_the_same_events_and_no_checkpoint(tmp_path: Path) -> None:
