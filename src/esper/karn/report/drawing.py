@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -13,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 NARROW, WIDE = 4.6, 9.6
 """Widths of a figure in inches: half a row of the page, or all of it."""
@@ -46,7 +48,7 @@ _VARIABLES = {
     **{colour: f"stage-{name.lower()}" for name, colour in STAGE_COLOURS.items()},
 }
 
-_STYLE = {
+_STYLE: Any = {
     # The same run gives the same file.
     "svg.hashsalt": "esper",
     "svg.fonttype": "none",
@@ -102,19 +104,43 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float = NARROW, height: float = 2.8) -> Figure:
-    """An empty figure, sizes in inches."""
-    return Figure(figsize=(width, height), layout="constrained")
+def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.62) -> Figure:
+    """An empty figure, sizes in inches; ``left`` is the room for the words beside the axes."""
+    figure = Figure(figsize=(width, height))
+    # A layout engine would measure every word several times; these margins fit ours.
+    figure.subplots_adjust(
+        left=left / width, right=1 - 0.12 / width, top=1 - 0.12 / height, bottom=0.48 / height
+    )
+    return figure
 
 
-def panels(count: int, columns: int, height: float, **shared: bool) -> tuple[Figure, list[Axes]]:
-    """A wide figure of ``count`` axes in rows of ``columns``, each row ``height`` inches high."""
+def panels(
+    count: int, columns: int, height: float, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A wide figure of ``count`` axes with titles in rows of ``columns``.
+
+    The axes share their abscissa, which is the round. Each row is ``height`` inches high.
+    """
     rows = -(-count // columns)
-    figure = new_figure(WIDE, height * rows)
-    grid = figure.subplots(rows, columns, squeeze=False, **shared).ravel().tolist()
-    for axes in grid[count:]:
-        axes.remove()
-    return figure, grid[:count]
+    whole = height * rows + 0.35
+    figure = new_figure(WIDE, whole)
+    between = 0.12 if sharey else 0.6
+    room = (WIDE - 0.74 - between * (columns - 1)) / columns
+    figure.subplots_adjust(
+        top=1 - 0.3 / whole, wspace=between / room, hspace=0.42 / (height - 0.42)
+    )
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
+    for place, axes in np.ndenumerate(grid):
+        number = place[0] * columns + place[1]
+        if number >= count:
+            axes.remove()
+            continue
+        if number + columns >= count:
+            axes.set_xlabel("round")
+            axes.tick_params(labelbottom=True)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter("{x:.4g}")
+    return figure, grid.ravel()[:count].tolist()
 
 
 def picture(figure: Figure, title: str, text: str, description: str = "") -> Picture:
@@ -146,16 +172,30 @@ def guide(artist: Artist) -> Artist:
     return artist
 
 
-def legend(figure_or_axes: Figure | Axes, **place: object) -> None:
-    """A legend where there is something to tell apart."""
-    axes = figure_or_axes.axes if isinstance(figure_or_axes, Figure) else [figure_or_axes]
+def legend(figure: Figure) -> None:
+    """One legend above all axes, each label once, where there is something to tell apart."""
     found = {
         label: handle
-        for part in axes
-        for handle, label in zip(*part.get_legend_handles_labels(), strict=True)
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    if found:
-        figure_or_axes.legend(found.values(), found.keys(), **place)  # type: ignore[arg-type]
+    if not found:
+        return
+    longest = max(map(len, found))
+    columns = max(1, int(figure.get_figwidth() / (0.55 + 0.065 * longest)))
+    room = 0.17 * -(-len(found) // columns) + 0.08
+    pars, height = figure.subplotpars, figure.get_figheight()
+    figure.set_figheight(height + room)
+    scale = height / (height + room)
+    figure.subplots_adjust(top=pars.top * scale, bottom=pars.bottom * scale)
+    figure.legend(
+        list(found.values()),
+        list(found),
+        loc="upper left",
+        bbox_to_anchor=(0, 1),
+        ncols=min(columns, len(found)),
+        borderaxespad=0.1,
+    )
 
 
 def _data(axes: Axes) -> list[Artist]:
@@ -206,8 +246,6 @@ def _themed(drawing: str) -> str:
     """The drawing with the page's variables in place of the stand-ins."""
     return re.sub(
         r"#[0-9a-f]{6}\b",
-        lambda found: (
-            f"var(--{_VARIABLES[found[0]]})" if found[0] in _VARIABLES else found[0]
-        ),
+        lambda found: f"var(--{_VARIABLES[found[0]]})" if found[0] in _VARIABLES else found[0],
         drawing,
     )

@@ -66,7 +66,7 @@ class RunData:
         updates: rounds of the updates, ``[U]``.
         metrics: of the updates by name, ``[U]``; NaN where missing or not a number.
         speed: environment steps a second, ``[R']`` for the rounds ``timed``.
-        rollout_seconds, update_seconds: wall time, ``[R']``.
+        seconds: wall time of rollout and update, each ``[R']``.
         lives: of the seeds.
         rollbacks: how often a round had a rollback for a reason.
         episode: the last whole round step by step, None where steps were not recorded.
@@ -85,8 +85,7 @@ class RunData:
     metrics: dict[str, Floats]
     timed: Floats
     speed: Floats
-    rollout_seconds: Floats
-    update_seconds: Floats
+    seconds: tuple[Floats, Floats]
     lives: LifeBook
     rollbacks: Counter[tuple[int, str]]
     episode: Episode | None
@@ -166,8 +165,10 @@ def gather(run: Path) -> RunData:
         metrics={name: _column([u.metrics.get(name) for u in updates]) for name in names},
         timed=np.array([float(s.round) for s in snapshots]),
         speed=_column([s.environment_steps_per_second for s in snapshots]),
-        rollout_seconds=_column([s.rollout_seconds for s in snapshots]),
-        update_seconds=_column([s.update_seconds for s in snapshots]),
+        seconds=(
+            _column([s.rollout_seconds for s in snapshots]),
+            _column([s.update_seconds for s in snapshots]),
+        ),
         lives=seen.lives,
         rollbacks=seen.rollbacks,
         episode=seen.episode,

@@ -4,7 +4,6 @@ from collections import Counter
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from esper.karn.report.drawing import (
@@ -25,7 +24,6 @@ from esper.karn.report.drawing import (
     picture,
 )
 from esper.karn.report.gather import RunData
-from esper.karn.report.intervals import Floats
 from esper.karn.report.learning import INTERVAL, band, colour_of, dashes_of, final_rounds, name_of
 from esper.karn.report.lives import FATES, Birth, SeedLife
 
@@ -65,15 +63,15 @@ def growth_pictures(runs: list[RunData]) -> list[Picture]:
 
 def _counts(runs: list[RunData]) -> Picture:
     names = ("germinated", "fossilised", "pruned")
-    figure, grid = panels(3, 3, 2.4, sharex=True, sharey=True)
+    figure, grid = panels(3, 3, 2.4, sharey=True)
     for axes, name in zip(grid, names, strict=True):
-        axes.set(title=name, xlabel="round")
+        axes.set_title(name)
         for run in runs:
             colour, label = colour_of(runs, run), name_of(runs, run)
             dashes = dashes_of(runs, run)
             band(axes, run.rounds, run.outcomes[name], colour, label, dashes)
     grid[0].set_ylabel("seeds an episode")
-    legend(figure, loc="outside upper right", ncols=4)
+    legend(figure)
     return picture(figure, "Seeds an episode", f"How many, by what became of them. {INTERVAL}.")
 
 
@@ -95,10 +93,8 @@ def _births(runs: list[RunData], run: RunData) -> list[Picture]:
     ]
 
 
-def _fates(
-    title: str, span: str, run: RunData, births: Counter[Birth], rows: list[str]
-) -> Picture:
-    figure = new_figure(height=_height(rows))
+def _fates(title: str, span: str, run: RunData, births: Counter[Birth], rows: list[str]) -> Picture:
+    figure = new_figure(height=_height(rows), left=_room(rows))
     axes = figure.add_subplot(xlabel="seeds", yticks=range(len(rows)), yticklabels=rows)
     axes.grid(axis="y", visible=False)
     before = np.zeros(len(rows))
@@ -119,15 +115,13 @@ def _fates(
                 label=f"{fate} ({counts.sum():.0f})",
             )
         before += counts
-    legend(axes)
+    legend(figure)
     text = f"What became of each blueprint, by slot. {span}"
     return picture(figure, title, text)
 
 
-def _times(
-    title: str, span: str, run: RunData, births: Counter[Birth], rows: list[str]
-) -> Picture:
-    figure = new_figure(height=_height(rows))
+def _times(title: str, span: str, run: RunData, births: Counter[Birth], rows: list[str]) -> Picture:
+    figure = new_figure(height=_height(rows), left=_room(rows))
     axes = figure.add_subplot(
         xlabel="step of the episode", yticks=range(len(rows)), yticklabels=rows
     )
@@ -150,17 +144,13 @@ def _times(
             color=FATE_COLOURS[fate],
             alpha=0.65,
             linewidths=0,
-            label=fate,
         )
-    axes.legend(handles=[_mark(fate) for fate in FATES if any(b.fate == fate for b in births)])
+        style = {"marker": FATE_MARKS[fate], "color": FATE_COLOURS[fate]}
+        guide(axes.plot([], [], linestyle="none", label=fate, **style)[0])  # type: ignore[arg-type]
+    legend(figure)
     return picture(
         figure, title, f"Step of germination; the larger the mark, the more seeds. {span}"
     )
-
-
-def _mark(fate: str) -> Line2D:
-    style = {"marker": FATE_MARKS[fate], "color": FATE_COLOURS[fate], "linestyle": "none"}
-    return Line2D([], [], label=fate, **style)  # type: ignore[arg-type]
 
 
 def _lives(runs: list[RunData], run: RunData) -> Picture:
@@ -169,8 +159,12 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
     if not run.lives.last:
         return missing(title, _why_no_lives(run))
     shown = _lanes(run)
-    figure = new_figure(WIDE, 1.3 + 0.21 * len(shown) + (1.7 if run.episode else 0.0))
-    heights = [1.7, 0.21 * len(shown) + 0.6] if run.episode else [1]
+    heights = [*([1.6] if run.episode else []), 0.21 * max(3, len(shown))]
+    names = [f"{environment} {_slot(run, environment, slot)}" for environment, slot in shown]
+    figure = new_figure(WIDE, sum(heights) + 1.3, _room(names))
+    figure.subplots_adjust(
+        hspace=0.5 / (sum(heights) / len(heights)), top=1 - 0.3 / figure.get_figheight()
+    )
     grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
     middle = _middle(run)
     if run.episode is not None:
@@ -215,13 +209,10 @@ def _middle(run: RunData) -> int:
 def _episode(axes: Axes, run: RunData, environment: int) -> None:
     assert run.episode is not None
     steps, own = run.episode.steps, run.episode.grown[:, environment]
-    axes.plot(steps, 100 * own, color=SERIES[0], label="grown")
-    axes.plot(
-        steps, 100 * run.episode.twin[:, environment], ":", color=MUTED, label="never-grow twin"
-    )
+    axes.plot(steps, 100 * own, color=SERIES[0])
+    axes.plot(steps, 100 * run.episode.twin[:, environment], ":", color=MUTED)
     axes.set_ylabel("accuracy, %")
-    axes.set_title(f"environment {environment}")
-    legend(axes, ncols=2)
+    axes.set_title(f"environment {environment}: grown, and its twin dotted")
 
 
 def _gantt(axes: Axes, run: RunData, lanes: list[tuple[int, int]], middle: int) -> None:
@@ -241,7 +232,7 @@ def _gantt(axes: Axes, run: RunData, lanes: list[tuple[int, int]], middle: int) 
             edge = place[environment, slot] + 0.5
             guide(axes.axhline(edge, color=MUTED, linewidth=0.3))
     stages = [Patch(color=colour, label=name.lower()) for name, colour in STAGE_COLOURS.items()]
-    axes.legend(handles=stages, ncols=5, loc="lower left", bbox_to_anchor=(0, 1.0))
+    axes.legend(handles=stages, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
 
 
 def _bar(axes: Axes, life: SeedLife, lane: int, last: int) -> None:
@@ -275,7 +266,12 @@ def _slot_name(run: RunData, task: str, slot: int) -> str:
 
 
 def _height(rows: list[str]) -> float:
-    return 1.5 + 0.22 * len(rows)
+    return 0.9 + 0.22 * max(6, len(rows))
+
+
+def _room(words: list[str]) -> float:
+    """Inches beside the axes that the longest of ``words`` takes."""
+    return 0.3 + 0.066 * max(map(len, words))
 
 
 def _of(runs: list[RunData], run: RunData) -> str:
@@ -285,7 +281,3 @@ def _of(runs: list[RunData], run: RunData) -> str:
 def _why_no_lives(run: RunData) -> str:
     level = run.config.get("settings", {}).get("telemetry_level")
     return NOT_RECORDED if level == "minimal" else NO_SEED
-
-
-def _finite(values: Floats) -> bool:
-    return bool(np.isfinite(values).any())

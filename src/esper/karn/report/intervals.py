@@ -69,7 +69,7 @@ def block_size(rounds: int) -> int:
     return max(1, -(-rounds // MOST_POINTS))
 
 
-def _ratio(sums: Floats, counts: NDArray[np.generic]) -> Floats:
+def _ratio(sums: Floats, counts: NDArray[np.int_] | Floats) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(counts > 0, sums / counts, np.nan)
 

@@ -2,12 +2,13 @@
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from esper.karn.report.drawing import (
     DASHES,
-    INK,
     MUTED,
     SERIES,
+    WIDE,
     Picture,
     guide,
     legend,
@@ -75,11 +76,21 @@ def band(
     """A mean over environments with its interval; ``values`` is ``[R, N]``."""
     x, rows = blocks(rounds, values)
     estimate = bootstrap(rows)
-    dot = "." if len(x) < 40 else ""
-    axes.plot(x, estimate.mean, dashes, color=colour, label=label, marker=dot)
+    axes.plot(x, estimate.mean, dashes, color=colour, label=label, marker=dot(x))
+    whole_rounds(axes)
     if np.isfinite(estimate.low).any():
         shade = axes.fill_between(x, estimate.low, estimate.high, color=colour, linewidth=0)
         shade.set_alpha(0.18)
+
+
+def dot(x: Floats) -> str:
+    """The marker of a curve: dots where they do not run into each other."""
+    return "." if len(x) < 40 else ""
+
+
+def whole_rounds(axes: Axes) -> None:
+    """Ticks of the abscissa at whole numbers."""
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
 
 def colour_of(runs: list[RunData], run: RunData) -> str:
@@ -101,15 +112,15 @@ def _accuracy(runs: list[RunData]) -> Picture:
     figure = new_figure(height=3.0)
     axes = figure.add_subplot(xlabel="round", ylabel="accuracy, %")
     for run in runs:
-        colour, suffix = colour_of(runs, run), f" {run.label}" if len(runs) > 1 else ""
-        twin = MUTED if len(runs) == 1 else colour
+        colour = colour_of(runs, run)
         grown, never = (100 * run.outcomes[name] for name in ("accuracy", "twin_accuracy"))
-        band(axes, run.rounds, grown, colour, f"grown{suffix}")
-        band(axes, run.rounds, never, twin, f"twin{suffix}", ":")
-    legend(axes)
+        band(axes, run.rounds, grown, colour, name_of(runs, run) or "grown")
+        shade = MUTED if len(runs) == 1 else colour
+        band(axes, run.rounds, never, shade, None if len(runs) > 1 else "never-grow twin", ":")
+    legend(figure)
     text = (
         "Committed validation accuracy at the end of an episode (fossilised seeds alone), beside "
-        f"that of the twin, which never grows. {INTERVAL}."
+        f"that of the twin, which never grows (dotted). {INTERVAL}."
     )
     return picture(figure, "Accuracy", text + _unfinished(runs) + _blocked(runs))
 
@@ -130,13 +141,13 @@ def _curve(
         dashes = dashes_of(runs, run)
         colour, label = colour_of(runs, run), name_of(runs, run)
         band(axes, run.rounds, values[run.label], colour, label, dashes)
-    legend(axes)
+    legend(figure)
     return picture(figure, title, f"{text} {INTERVAL}." + left_out(list(values.values())))
 
 
 def _gain_by_task(runs: list[RunData]) -> Picture:
     tasks = _tasks(runs)[:MOST_TASKS]
-    figure, grid = panels(len(tasks), 4, 2.0, sharex=True, sharey=True)
+    figure, grid = panels(len(tasks), 4, 2.0, sharey=True)
     for axes, task in zip(grid, tasks, strict=True):
         axes.set_title(task)
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
@@ -146,9 +157,8 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
             colour, dashes = colour_of(runs, run), dashes_of(runs, run)
             label = name_of(runs, run)
             band(axes, run.rounds[played], here[played], colour, label, dashes)
-    figure.supxlabel("round", fontsize=8.5, color=MUTED)
-    figure.supylabel("gain, points", fontsize=8.5, color=MUTED)
-    legend(figure, loc="outside upper right", ncols=4)
+    grid[0].set_ylabel("gain, points")
+    legend(figure)
     more = len(_tasks(runs)) - len(tasks)
     note = f" {more} further tasks are in the table alone." if more else ""
     return picture(
@@ -159,7 +169,7 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
 
 
 def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
-    figure = new_figure(height=3.0)
+    figure = new_figure(WIDE, 3.2)
     axes = figure.add_subplot(xlabel="parameters of the network", ylabel="accuracy, %")
     for run in runs:
         last = final_rounds(run)
@@ -167,7 +177,7 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
         size = host + run.outcomes["added_parameters"][last]
         pick = slice(None, None, -(-size.size // MOST_DOTS))
         grown, twin = (100 * run.outcomes[n][last] for n in ("accuracy", "twin_accuracy"))
-        colour, suffix = colour_of(runs, run), f" {run.label}" if len(runs) > 1 else ""
+        colour = colour_of(runs, run)
         axes.scatter(
             size.ravel()[pick],
             grown.ravel()[pick],
@@ -175,7 +185,7 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
             color=colour,
             alpha=0.5,
             linewidths=0,
-            label=f"grown{suffix}",
+            label=name_of(runs, run) or "grown",
         )
         axes.scatter(
             host.ravel()[pick],
@@ -186,11 +196,11 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
             edgecolors=MUTED if len(runs) == 1 else colour,
             alpha=0.6,
             linewidths=0.9,
-            label=f"twin{suffix}",
+            label=None if len(runs) > 1 else "never-grow twin",
         )
     if len(_tasks(runs)) > 1:
         axes.set_xscale("log")
-    legend(axes)
+    legend(figure)
     return picture(
         figure,
         "Accuracy against parameters",
@@ -209,7 +219,7 @@ def left_out(tables: list[Floats]) -> str:
     count = sum(int((~np.isfinite(table)).sum()) for table in tables)
     if count == 0:
         return ""
-    return f" {count} value{'s' * (count > 1)} that {'are' if count > 1 else 'is'} not finite left out."
+    return f" Values that are not finite are left out: {count}."
 
 
 def _host_parameters(run: RunData) -> Floats:

@@ -114,11 +114,11 @@ def _title(runs: list[RunData]) -> str:
 
 def _notes(run: RunData) -> list[str]:
     """What a reader has to know before believing the figures."""
+    so_far = f"after {run.info.rounds_done} of {run.started.rounds} rounds."
     notes = {
-        "running": f"{run.label} is still running; this is how far it was.",
-        "interrupted": f"{run.label} was interrupted after {run.info.rounds_done} of "
-        f"{run.started.rounds} rounds.",
-        "failed": f"{run.label} failed after {run.info.rounds_done} of {run.started.rounds} rounds.",
+        "running": f"{run.label} is still running; this is how it stood {so_far}",
+        "interrupted": f"{run.label} was interrupted {so_far}",
+        "failed": f"{run.label} failed {so_far}",
     }
     found = [notes[run.info.status]] if run.info.status in notes else []
     if run.unreadable:

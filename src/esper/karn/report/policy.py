@@ -2,12 +2,12 @@
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
 from esper.karn.report.drawing import (
     BAD,
     MUTED,
     Picture,
-    guide,
     legend,
     missing,
     panels,
@@ -15,17 +15,17 @@ from esper.karn.report.drawing import (
 )
 from esper.karn.report.gather import RunData
 from esper.karn.report.intervals import Floats, blocks
-from esper.karn.report.learning import colour_of, dashes_of, name_of
+from esper.karn.report.learning import colour_of, dashes_of, dot, name_of, whole_rounds
 
 LEARNER = {
     "policy_loss": "policy loss",
     "value_loss": "value loss",
     "explained_variance": "explained variance",
-    "explained_variance_within_step": "explained variance within a step",
+    "explained_variance_within_step": "the same within a step",
     "approx_kl": "approximate KL, nats",
     "clip_fraction": "share of ratios clipped",
     "ratio_max": "largest ratio",
-    "grad_norm": "gradient norm before clipping",
+    "grad_norm": "gradient norm, unclipped",
 }
 """Metrics of an update, and what they are called."""
 
@@ -33,6 +33,8 @@ ENTROPY, GRADIENT = "head_entropy/", "head_grad_norms/"
 
 SCHEDULED = ("learning_rate", "entropy_weight", "entropy_coefficient", "clip_range")
 """Metrics that a schedule sets; also those that begin with one of them and a slash."""
+
+_NONE: Floats = np.empty(0)
 
 NO_UPDATE = "The policy does not learn: there were no updates."
 
@@ -53,22 +55,25 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
         _metrics(
             learned,
             "Gradient norm of each head",
-            "Of the head's own parameters, logarithmic. A cross at the bottom marks an update in "
-            "which a gradient was missing or not a number; it is never drawn as 0.",
+            "Of the head's own parameters, logarithmic. At the bottom a cross marks an update in "
+            "which a gradient was missing or not a number, which is never drawn as 0, and a ring "
+            "one in which it was exactly 0, as in a head that had nothing to decide.",
             _heads(learned, GRADIENT),
             logarithmic=True,
         ),
         _metrics(
-            learned,
-            "Schedules",
-            "What was set for each update.",
-            _scheduled(learned),
+            learned, "Schedules", "What was set for each update.", _scheduled(learned), bottom=0.0
         ),
     ]
 
 
 def _metrics(
-    runs: list[RunData], title: str, text: str, names: dict[str, str], logarithmic: bool = False
+    runs: list[RunData],
+    title: str,
+    text: str,
+    names: dict[str, str],
+    logarithmic: bool = False,
+    bottom: float | None = None,
 ) -> Picture:
     """Small panels with a shared abscissa, one a metric; those that no run has are left out."""
     present = {
@@ -76,49 +81,53 @@ def _metrics(
     }
     if not present:
         return missing(title, "The run did not record this.")
-    figure, grid = panels(len(present), 4, 1.9, sharex=True)
+    figure, grid = panels(len(present), 4, 1.9)
     for axes, (name, label) in zip(grid, present.items(), strict=True):
         axes.set_title(label)
         for run in runs:
             if name in run.metrics:
                 _line(axes, runs, run, run.metrics[name], logarithmic)
-        _marks(axes, runs, name)
-    figure.supxlabel("round", fontsize=8.5, color=MUTED)
-    legend(figure, loc="outside upper right", ncols=4)
+        _marks(axes, runs, name, logarithmic)
+        axes.set_ylim(bottom=bottom)
+    legend(figure)
     return picture(figure, title, text + _told(runs, present))
 
 
-def _line(
-    axes: Axes, runs: list[RunData], run: RunData, values: Floats, logarithmic: bool
-) -> None:
+def _line(axes: Axes, runs: list[RunData], run: RunData, values: Floats, logarithmic: bool) -> None:
     x, rows = blocks(run.updates, np.where(np.isfinite(values), values, np.nan)[:, None])
     if logarithmic and (rows > 0).any():
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=5))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
         rows = np.where(rows > 0, rows, np.nan)
-    dot = "." if len(x) < 40 else ""
     label, dashes = name_of(runs, run), dashes_of(runs, run)
-    axes.plot(x, rows[:, 0], dashes, color=colour_of(runs, run), label=label, marker=dot)
+    axes.plot(x, rows[:, 0], dashes, color=colour_of(runs, run), label=label, marker=dot(x))
+    whole_rounds(axes)
 
 
-def _marks(axes: Axes, runs: list[RunData], name: str) -> None:
-    """Crosses at the bottom where a value is missing or not a number, triangles where infinite."""
+def _marks(axes: Axes, runs: list[RunData], name: str, logarithmic: bool) -> None:
+    """At the bottom: crosses where a value is missing or not a number, triangles where infinite,
+    rings where a logarithm cannot show a 0."""
     across = axes.get_xaxis_transform()
     for run in runs:
         values = run.metrics.get(name, np.full(len(run.updates), np.nan))
-        for where, mark, label in (
-            (np.isnan(values), "x", "missing or not a number"),
-            (np.isinf(values), "^", "infinite"),
+        for where, mark, label, colour in (
+            (np.isnan(values), "x", "missing or not a number", BAD),
+            (np.isinf(values), "^", "infinite", BAD),
+            ((values == 0) & logarithmic, "o", "exactly 0", MUTED),
         ):
             if where.any():
                 x = run.updates[where]
-                (line,) = axes.plot(x, np.full(len(x), 0.04), mark, color=BAD, transform=across)
-                line.set(label=label, clip_on=False, markersize=4.5)
+                (line,) = axes.plot(x, np.full(len(x), 0.04), mark, transform=across)
+                line.set(label=label, color=colour, markerfacecolor="none")
+                line.set(clip_on=False, markersize=4.5)
 
 
 def _told(runs: list[RunData], names: dict[str, str]) -> str:
     """Which metrics were missing or not finite, in words."""
     bad = {
-        label: sum(int((~np.isfinite(run.metrics[name])).sum()) for run in runs if name in run.metrics)
+        label: sum(int((~np.isfinite(run.metrics.get(name, _NONE))).sum()) for run in runs)
         for name, label in names.items()
     }
     found = [f"{label} in {count} updates" for label, count in bad.items() if count]

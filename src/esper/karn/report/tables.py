@@ -70,8 +70,8 @@ FINAL = (
 """What is told of the last tenth of the rounds."""
 
 
-def tiles(run: RunData) -> list[tuple[str, str]]:
-    """A run's key figures: label and value."""
+def tiles(run: RunData) -> list[tuple[str, str, str]]:
+    """A run's key figures: label, value and interval."""
     length = (run.info.last_sign or 0) - (run.info.started or 0)
     steps = len(run.rounds) * run.started.envs * run.started.episode_length
     found = [
@@ -86,7 +86,13 @@ def tiles(run: RunData) -> list[tuple[str, str]]:
         gain, added = FINAL[2], FINAL[5]
         found.insert(0, ("gain over the twin, points", final_figure(run, gain)))
         found.append((added.name, final_figure(run, added)))
-    return found
+    return [(name, *_parted(value)) for name, value in found]
+
+
+def _parted(value: str) -> tuple[str, str]:
+    """A figure and, where it has one, its interval."""
+    figure, bracket, interval = value.partition(" [")
+    return figure, bracket.strip() + interval
 
 
 def summary(run: RunData) -> str:
