@@ -247,7 +247,9 @@ def _bar(axes: Axes, life: SeedLife, lane: int, last: int) -> None:
         axes.plot(kept[-1], lane, "D", color=INK, markersize=3.5)
     elif life.end is not None:
         axes.plot(life.end, lane, "X" if life.fate == "pruned" else "v", color=BAD, markersize=5)
-    axes.annotate(life.blueprint, (life.born, lane), (2, 0), fontsize=7, va="center",
+    late = life.born > 0.85 * last
+    axes.annotate(life.blueprint, (life.born, lane), (-2 if late else 2, 0), fontsize=7,
+                  va="center", ha="right" if late else "left",
                   textcoords="offset points")  # fmt: skip
 
 

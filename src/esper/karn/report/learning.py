@@ -2,7 +2,7 @@
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from esper.karn.report.drawing import (
     DASHES,
@@ -122,6 +122,8 @@ def _accuracy(runs: list[RunData]) -> Picture:
         "Committed validation accuracy at the end of an episode (fossilised seeds alone), beside "
         f"that of the twin, which never grows (dotted). {INTERVAL}."
     )
+    if len(_tasks(runs)) > 1:
+        text += " Here they include the differences between tasks."
     return picture(figure, "Accuracy", text + _unfinished(runs) + _blocked(runs))
 
 
@@ -200,6 +202,9 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
         )
     if len(_tasks(runs)) > 1:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_minor_locator(NullLocator())
     legend(figure)
     return picture(
         figure,

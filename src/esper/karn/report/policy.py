@@ -84,6 +84,7 @@ def _metrics(
     figure, grid = panels(len(present), 4, 1.9)
     for axes, (name, label) in zip(grid, present.items(), strict=True):
         axes.set_title(label)
+        axes.margins(y=0.15)
         for run in runs:
             if name in run.metrics:
                 _line(axes, runs, run, run.metrics[name], logarithmic)
@@ -130,8 +131,8 @@ def _told(runs: list[RunData], names: dict[str, str]) -> str:
         label: sum(int((~np.isfinite(run.metrics.get(name, _NONE))).sum()) for run in runs)
         for name, label in names.items()
     }
-    found = [f"{label} in {count} updates" for label, count in bad.items() if count]
-    return f" Missing or not finite: {', '.join(found)}." if found else ""
+    found = [f"{label} ({count})" for label, count in bad.items() if count]
+    return f" Updates with a value missing or not finite: {', '.join(found)}." if found else ""
 
 
 def _heads(runs: list[RunData], prefix: str) -> dict[str, str]:
