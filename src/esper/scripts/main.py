@@ -3,10 +3,12 @@
 import sys
 
 from esper.scripts.entry import dispatch, guarded
+from esper.scripts.report import report
+from esper.scripts.runs import runs
 from esper.scripts.tasks import tasks
 from esper.scripts.train import train
 
-COMMANDS = {"train": train, "tasks": tasks}
+COMMANDS = {"train": train, "tasks": tasks, "runs": runs, "report": report}
 
 
 def esper(arguments: list[str]) -> int:
