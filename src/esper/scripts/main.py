@@ -3,11 +3,21 @@
 import sys
 
 from esper.scripts.entry import dispatch, guarded
+from esper.scripts.query import query
 from esper.scripts.replay import replay
+from esper.scripts.report import report
+from esper.scripts.runs import runs
 from esper.scripts.tasks import tasks
 from esper.scripts.train import train
 
-COMMANDS = {"train": train, "tasks": tasks, "replay": replay}
+COMMANDS = {
+    "train": train,
+    "tasks": tasks,
+    "runs": runs,
+    "report": report,
+    "query": query,
+    "replay": replay,
+}
 
 
 def esper(arguments: list[str]) -> int:

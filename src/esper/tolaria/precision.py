@@ -27,6 +27,11 @@ class Precision:
     def enabled(self) -> bool:
         return self.amp_dtype is not None
 
+    @property
+    def dtype_name(self) -> str | None:
+        """``bfloat16`` or ``float16``, None for full precision."""
+        return str(self.amp_dtype).removeprefix("torch.") if self.amp_dtype else None
+
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """The region for forward passes; backward and loss stay outside."""
         if self.amp_dtype is None:

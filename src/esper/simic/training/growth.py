@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import TrainConfig
 from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
 from esper.simic.checkpoint import agent_parts, restore_agent
 from esper.simic.rollout import Actor, Rollout, collect
 from esper.simic.step import Step
+from esper.simic.training.decisions import WatchedActor
 from esper.simic.training.recorder import Recorder, RoundSummary
 from esper.simic.training.setup import build_agent, build_environment, control, resolved
 from esper.simic.training.trainee import AnyStep
@@ -66,19 +68,23 @@ class GrowthTrainee:
             host_parameters=[task.host.parameter_count for task in tasks],
             device=self.config.machine.device,
             amp_enabled=self.precision.enabled,
+            amp_dtype=self.precision.dtype_name,
+            blueprints=list(BLUEPRINTS),
+            level=self.config.output.telemetry_level,
         )
 
     def collect(
         self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
     ) -> Rollout[Observation]:
         """See ``Trainee.collect``."""
-        self.recorder = Recorder(hub, self.environment, number)
+        actor = WatchedActor(self.actor)
+        self.recorder = Recorder(hub, self.environment, number, actor)
 
         def both(t: int, actions: Tensor, step: Step) -> None:
             self.recorder.step(t, actions, step)
             on_step(step)
 
-        return collect(self.environment, self.actor, number, both)
+        return collect(self.environment, actor, number, both)
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]

@@ -110,6 +110,7 @@ class GymTrainee:
             device=self.config.machine.device,
             amp_enabled=False,
             gym=name,
+            level=self.config.output.telemetry_level,
         )
 
     def collect(

@@ -2,10 +2,8 @@
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-import pyarrow
 
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import (
@@ -16,8 +14,9 @@ from esper.leyline.events import (
     UpdateRefused,
     number,
 )
-from esper.nissa.hub import Hub, JsonLines
-from esper.nissa.parquet import write_parquet
+from esper.nissa.hub import Hub
+from esper.nissa.sinks import run_sinks
+from esper.simic.anomalies import AnomalyDetector
 from esper.simic.checkpoint import save
 from esper.simic.disk import sync
 from esper.simic.optimiser import GROUPS
@@ -58,6 +57,7 @@ class Session:
         saved: the round of the latest checkpoint, None before there is one.
         events_bytes: length of the event file when the last round was over.
         refusals: updates in a row that were refused.
+        detector: of what goes wrong with learning.
     """
 
     directory: RunDirectory
@@ -67,6 +67,7 @@ class Session:
     saved: int | None = None
     events_bytes: int = 0
     refusals: int = 0
+    detector: AnomalyDetector = field(default_factory=AnomalyDetector)
 
     @property
     def config(self) -> TrainConfig:
@@ -81,9 +82,8 @@ class Session:
     def run(self, done: int) -> tuple[str, int, list[Any]]:
         """Rounds ``done + 1`` to the total. Returns status, exit code and summaries."""
         total = self.config.world.rounds
-        level = self.config.output.telemetry_level
-        sinks = [JsonLines(self.directory.events)] if level != "off" else []
-        hub = Hub(sinks, level)
+        output = self.config.output
+        hub = Hub(run_sinks(self.directory.path, output), output.telemetry_level)
         summaries: list[Any] = []
         status, code = "finished", 0
         try:
@@ -110,19 +110,17 @@ class Session:
                 self._save(hub, done + len(summaries))
             if self.agent is not None and self.saved != done + len(summaries):
                 code = 1
-            hub.emit(TrainingFinished(time=time.time(), round=done + len(summaries), status=status))
+            self._tell_end(hub, done + len(summaries), status)
+        except Exception as error:
+            self._tell_end(hub, done + len(summaries), "failed", repr(error))
+            raise
         finally:
             hub.close()
-        self._write_parquet()
         return status, code, summaries
 
-    def _write_parquet(self) -> None:
-        if not self.directory.events.exists():
-            return
-        try:
-            write_parquet(self.directory.events, self.directory.path / "events.parquet")
-        except (OSError, pyarrow.ArrowException) as error:
-            print(f"warning: events.parquet could not be written ({error})", file=sys.stderr)
+    @staticmethod
+    def _tell_end(hub: Hub, done: int, status: str, message: str | None = None) -> None:
+        hub.emit(TrainingFinished(time=time.time(), round=done, status=status, message=message))
 
     def _announce(self, hub: Hub, done: int) -> None:
         hub.emit(self.trainee.started(time.time(), done))
@@ -147,21 +145,25 @@ class Session:
         metrics: dict[str, float | None] = self.agent.update(rollout) if self.agent else {}
         end = time.perf_counter()
 
-        if self.agent:
-            hub.emit(
-                PPOUpdateCompleted(
-                    time=time.time(),
-                    round=index,
-                    update=self.agent.updates,
-                    metrics={n: None if v is None else number(v) for n, v in metrics.items()},
-                )
-            )
-            self._note_refusal(hub, index)
         speed = self.trainee.count * self.trainee.steps / (end - begin)
-        hub.emit(self._snapshot(index, metrics, speed, collected - begin, end - collected))
+        update = self._update_completed(index, metrics) if self.agent else None
+        told = self._snapshot(index, metrics, speed, collected - begin, end - collected)
+        if update is not None:
+            hub.emit(update)
+            self._note_refusal(hub, index)
+        hub.emit(told)
+        for anomaly in self.detector.observe(update, told):
+            hub.emit(anomaly)
         summary = self.trainee.finish(hub, index, speed, metrics)
         self._note_events(hub)
         return summary
+
+    def _update_completed(self, index: int, metrics: dict[str, float | None]) -> PPOUpdateCompleted:
+        assert self.agent is not None, "nobody learns"
+        told = {name: None if v is None else number(v) for name, v in metrics.items()}
+        return PPOUpdateCompleted(
+            time=time.time(), round=index, update=self.agent.updates, metrics=told
+        )
 
     def _snapshot(
         self,

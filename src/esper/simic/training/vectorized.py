@@ -12,6 +12,7 @@ import torch
 
 from esper.leyline.config import TrainConfig, check, flatten, unflatten
 from esper.leyline.errors import UsageError
+from esper.nissa.sinks import check_sinks
 from esper.simic.checkpoint import load_latest
 from esper.simic.run_directory import (
     RunDirectory,
@@ -36,6 +37,8 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "plugin",
         "telemetry_dir",
         "telemetry_level",
+        "tensorboard",
+        "wandb",
         "checkpoint_every",
         "keep_checkpoints",
     }
@@ -123,6 +126,7 @@ def run_training(
     """
     begin = time.perf_counter()
     check(config)
+    check_sinks(config.output)
     device = resolve_device(config.machine.device)
     trainee = _trainee(config, policy, device)
     stop = StopSignal()

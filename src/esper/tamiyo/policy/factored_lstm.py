@@ -17,7 +17,7 @@ from esper.leyline.actions import (
     HEADS,
     Op,
 )
-from esper.tamiyo.policy.action_masks import MaskedCategorical, relevance
+from esper.tamiyo.policy.action_masks import ActionMasks, MaskedCategorical, relevance
 from esper.tamiyo.policy.base import Evaluation, Hidden, Policy, full_precision, upcast
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
@@ -180,6 +180,16 @@ class FactoredLSTM(Policy[Observation]):
         log_prob = torch.where(relevance(op), log_probs, 0.0).sum(-1)
         actions = torch.cat([torch.stack([op, slot], -1), others], -1)
         return actions, log_prob, self._value(memory, observation)
+
+    @torch.no_grad()
+    def op_probabilities(self, hidden: Hidden, masks: ActionMasks) -> Tensor:
+        """Probability of each op in the step behind which memory was ``hidden``, ``[N, ops]``.
+
+        The LSTM's state after a step is its output of that step.
+        """
+        with full_precision(hidden[0].device):
+            logits = self.op_head(hidden[0][-1])
+            return MaskedCategorical(logits, masks.ops, validate=False).log_probs.exp()
 
     def encode(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Input of the LSTM ``[..., lstm_hidden]`` and slot embeddings ``[..., S, slot_width]``."""
