@@ -1,5 +1,6 @@
 """Figures as SVG that lives in a page: its colours follow the page, its words stay words."""
 
+import hashlib
 import io
 import re
 from collections.abc import Iterator
@@ -198,9 +199,12 @@ def legend(figure: Figure) -> None:
     )
 
 
+def _drawn(axes: Axes) -> list[Artist]:
+    return [*axes.lines, *axes.collections, *axes.patches]
+
+
 def _data(axes: Axes) -> list[Artist]:
-    drawn = [*axes.lines, *axes.collections, *axes.patches]
-    return [artist for artist in drawn if artist.get_gid() != "guide"]
+    return [artist for artist in _drawn(axes) if artist.get_gid() != "guide"]
 
 
 def _is_drawn(artist: Artist) -> bool:
@@ -221,13 +225,15 @@ def _svg(figure: Figure, title: str, description: str) -> str:
 
     Artists that hold data are groups whose id begins with ``data``.
     """
-    for index, artist in enumerate(a for axes in figure.axes for a in _data(axes)):
-        artist.set_gid(f"data-{index}")
+    for index, artist in enumerate(a for axes in figure.axes for a in _drawn(axes)):
+        artist.set_gid(f"{artist.get_gid() or 'data'}-{index}")
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)
     drawing = buffer.getvalue()[buffer.getvalue().index("<svg") :]
-    prefix = re.sub(r"\W+", "-", title.lower())
+    # A style element of one picture would hold for the whole page; the page has this rule.
+    drawing = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", drawing, count=1, flags=re.DOTALL)
+    prefix = f"f{hashlib.sha256(title.encode()).hexdigest()[:6]}"
     drawing = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}--", drawing)
     labels = f"{prefix}--title {prefix}--description"
     head = (

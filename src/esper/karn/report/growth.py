@@ -281,5 +281,5 @@ def _of(runs: list[RunData], run: RunData) -> str:
 
 
 def _why_no_lives(run: RunData) -> str:
-    level = run.config.get("settings", {}).get("telemetry_level")
+    level = run.started.level or run.config.get("settings", {}).get("telemetry_level")
     return NOT_RECORDED if level == "minimal" else NO_SEED

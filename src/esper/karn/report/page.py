@@ -121,6 +121,12 @@ def _notes(run: RunData) -> list[str]:
         "failed": f"{run.label} failed {so_far}",
     }
     found = [notes[run.info.status]] if run.info.status in notes else []
+    if run.failure:
+        found.append(f"{run.label}: {run.failure}")
+    if run.dropped:
+        found.append(
+            f"{run.dropped} steps of {run.label} were not recorded: the disk was too slow."
+        )
     if run.unreadable:
         found.append(f"{run.unreadable} lines of {run.label} cannot be read and are left out.")
     if not len(run.rounds):

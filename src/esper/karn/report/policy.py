@@ -56,8 +56,8 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
             learned,
             "Gradient norm of each head",
             "Of the head's own parameters, logarithmic. At the bottom a cross marks an update in "
-            "which a gradient was missing or not a number, which is never drawn as 0, and a ring "
-            "one in which it was exactly 0, as in a head that had nothing to decide.",
+            "which a gradient was missing, which is never drawn as 0, and a ring one in which it "
+            "was exactly 0, as in a head that had nothing to decide.",
             _heads(learned, GRADIENT),
             logarithmic=True,
         ),
@@ -108,13 +108,17 @@ def _line(axes: Axes, runs: list[RunData], run: RunData, values: Floats, logarit
 
 
 def _marks(axes: Axes, runs: list[RunData], name: str, logarithmic: bool) -> None:
-    """At the bottom: crosses where a value is missing or not a number, triangles where infinite,
-    rings where a logarithm cannot show a 0."""
+    """At the bottom: a cross where a value is missing, a plus where it is not a number, a triangle
+    where it is infinite, a ring where a logarithm cannot show a 0."""
     across = axes.get_xaxis_transform()
     for run in runs:
-        values = run.metrics.get(name, np.full(len(run.updates), np.nan))
+        if name not in run.metrics:
+            continue
+        values, missing = run.metrics[name], run.missing[name]
+        undefined = "not a number" if run.started.schema >= 3 else "missing or not a number"
         for where, mark, label, colour in (
-            (np.isnan(values), "x", "missing or not a number", BAD),
+            (missing, "x", "missing", BAD),
+            (np.isnan(values) & ~missing, "+", undefined, BAD),
             (np.isinf(values), "^", "infinite", BAD),
             ((values == 0) & logarithmic, "o", "exactly 0", MUTED),
         ):
