@@ -6,17 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import Page, check
-from writing import (
-    changed,
-    finished,
-    outcome,
-    recorded_run,
-    started,
-    update,
-    whole_round,
-    write_run,
-)
 
 from esper.karn.report import write_report
 from esper.karn.report.drawing import new_figure, picture, styled
@@ -27,6 +16,17 @@ from esper.leyline.events import (
     GovernorRollback,
     TelemetryDropped,
     TrainingFinished,
+)
+from report_pages import Page, check
+from run_directories import (
+    changed,
+    finished,
+    outcome,
+    recorded_run,
+    started,
+    update,
+    whole_round,
+    write_run,
 )
 
 RECORDED = Path(__file__).parents[1] / "recorded"

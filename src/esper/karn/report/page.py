@@ -42,15 +42,20 @@ def write_report(runs: Sequence[Path], target: Path) -> Path:
         target: the file to write.
 
     Raises:
-        UsageError: a run holds no events yet, or is named twice.
+        UsageError: a run holds no events yet, or is named twice; or ``target`` cannot be a file.
         OSError: ``target`` cannot be written.
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise UsageError("run: the same run is named twice; name each once")
+    if target.is_dir() or not target.parent.is_dir():
+        raise UsageError(f"output: {target} is no file in a directory that exists; name another")
     text = render([gather(run) for run in runs])
     draft = target.with_name(f".{target.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(target)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
     return target
 
 
