@@ -105,7 +105,7 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.62) -> Figure:
+def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.74) -> Figure:
     """An empty figure, sizes in inches; ``left`` is the room for the words beside the axes."""
     figure = Figure(figsize=(width, height))
     # A layout engine would measure every word several times; these margins fit ours.
@@ -122,11 +122,12 @@ def panels(
 
     The axes share their abscissa, which is the round. Each row is ``height`` inches high.
     """
+    columns = min(columns, count)
     rows = -(-count // columns)
     whole = height * rows + 0.35
     figure = new_figure(WIDE, whole)
     between = 0.12 if sharey else 0.6
-    room = (WIDE - 0.74 - between * (columns - 1)) / columns
+    room = (WIDE - 0.86 - between * (columns - 1)) / columns
     figure.subplots_adjust(
         top=1 - 0.3 / whole, wspace=between / room, hspace=0.42 / (height - 0.42)
     )
