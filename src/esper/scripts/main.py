@@ -3,12 +3,13 @@
 import sys
 
 from esper.scripts.entry import dispatch, guarded
+from esper.scripts.query import query
 from esper.scripts.report import report
 from esper.scripts.runs import runs
 from esper.scripts.tasks import tasks
 from esper.scripts.train import train
 
-COMMANDS = {"train": train, "tasks": tasks, "runs": runs, "report": report}
+COMMANDS = {"train": train, "tasks": tasks, "runs": runs, "report": report, "query": query}
 
 
 def esper(arguments: list[str]) -> int:
