@@ -48,8 +48,11 @@ def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(
               "Schedules", "Throughput"}  # fmt: skip
     assert wanted <= page.plots.keys()
     assert ("was interrupted after 2 of 100 rounds" in page.text) == (kind == "interrupted")
-    heads = page.plots["Gradient norm of each head"].axes
-    assert len(heads) == 9
+    assert ("cannot be read, left out: 1." in page.text) == (kind == "interrupted")
+    assert ("Anomalies" in page.plots) == (kind == "anomalous")
+    gradients = page.plots["Gradient norm of each head"]
+    assert ("missing" in gradients.words) == (kind == "anomalous")
+    assert len(gradients.axes) == 9
 
 
 def test_runs_side_by_side_share_axes_and_tell_how_they_differ(tmp_path: Path) -> None:
@@ -151,7 +154,7 @@ def test_what_went_wrong_is_told_with_its_rounds(tmp_path: Path) -> None:
     end = TrainingFinished(time=0, round=3, status="failed", message="the disk is full")
     page = report(write_run(tmp_path / "run", [*events, end]), to=tmp_path)
     assert {"ratio explosion", "rollback: runaway"} <= set(page.plots["Anomalies"].words)
-    for words in ("9 times as probable", "the disk is full", "5 steps of run were not recorded"):
+    for words in ("9 times as probable", "the disk is full", "too slow to record: 5"):
         assert words in page.text
 
 
@@ -242,3 +245,15 @@ def test_a_run_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path) ->
     with pytest.raises(UsageError, match="does not say yet"):
         write_report([silent], tmp_path / "report.html")
     assert not list(tmp_path.glob("*.html"))
+
+
+def test_the_entropy_of_a_head_without_a_choice_is_no_zero(tmp_path: Path) -> None:
+    slot = {"head_entropy/slot": 0.0}
+    free = update(1, **slot | {"head_choice/slot": 0.5})
+    forced = update(2, **slot | {"head_choice/slot": 0.0})
+    run = write_run(tmp_path / "run", [started(), outcome(1), outcome(2), free, forced])
+    plot = report(run, to=tmp_path).plots["Entropy of each head"]
+    line, ring = next(axes for axes in plot.axes if "slot" in axes.words).marks
+    assert (len(line), len(ring)) == (1, 1)
+    assert line[0][0] < ring[0][0]
+    assert "no choice" in plot.words

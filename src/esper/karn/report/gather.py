@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from esper.karn.report.intervals import Floats
 from esper.karn.report.lives import LifeBook
 from esper.karn.runs import RunInfo, inspect, stored
-from esper.karn.store import read_events
+from esper.karn.store import EventFile
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
     AnalyticsSnapshot,
@@ -168,8 +168,8 @@ def gather(run: Path) -> RunData:
     Raises:
         UsageError: ``run`` holds no events, or none that says what was trained.
     """
-    seen = _Pass()
-    for event in read_events(run, Event):
+    seen, file = _Pass(), EventFile(run)
+    for _, event in file:
         seen.take(event)
     if not seen.starts:
         raise UsageError(f"run: {run} does not say yet what it trains; wait for its first event")
@@ -203,7 +203,7 @@ def gather(run: Path) -> RunData:
         dropped=seen.dropped,
         failure=seen.failure,
         episode=seen.episode,
-        unreadable=0,
+        unreadable=file.unreadable,
     )
 
 

@@ -129,11 +129,11 @@ def _notes(run: RunData) -> list[str]:
     if run.failure:
         found.append(f"{run.label}: {run.failure}")
     if run.dropped:
-        found.append(
-            f"{run.dropped} steps of {run.label} were not recorded: the disk was too slow."
-        )
+        found.append(f"Steps of {run.label} that the disk was too slow to record: {run.dropped}.")
     if run.unreadable:
-        found.append(f"{run.unreadable} lines of {run.label} cannot be read and are left out.")
+        found.append(
+            f"Lines of {run.label} that cannot be read, left out: {run.unreadable}."
+        )
     if not len(run.rounds):
         found.append(f"{run.label} has no whole round yet.")
     return found
