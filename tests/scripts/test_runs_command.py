@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.runs import find_runs
+from esper.karn.runs import find_runs, held
 from esper.scripts import runs as module
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
@@ -155,3 +155,12 @@ def test_report_writes_the_file_it_names(
     assert said(capsys, "report", "--output=y.html", "--", "run")[:2] == (0, "y.html\n")
     assert Path("x.html").read_bytes() == Path("y.html").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "x.html", "y.html"]
+
+
+def test_prune_leaves_a_running_run_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with held(place / "run-3"):
+        code, out, _ = said(capsys, "runs", "prune", place, "--keep", 0, "--yes")
+        assert re.search(r"run-2 +✓ finished", out)
+        assert "run-3" not in out
+    assert code == 0
+    assert names(place) == {"run-3"}
