@@ -1,5 +1,6 @@
 """The report is one whole page that needs nothing else, and no plot in it is empty."""
 
+import os
 import re
 import tracemalloc
 from pathlib import Path
@@ -89,6 +90,14 @@ def test_what_a_run_says_is_no_markup(tmp_path: Path) -> None:
     assert "a&lt;b: ppo" in page.text
     assert "a<b" not in page.text
     assert "b" not in page.tags
+
+
+def test_directories_may_have_any_name(tmp_path: Path) -> None:
+    names = [b"_run", rb"$\frac$", b"run\xff\x1b"]
+    runs = [recorded_run(tmp_path / os.fsdecode(name), 1) for name in names]
+    page = report(*runs, to=tmp_path)
+    shown = {"run _run", r"$\frac$", r"run\udcff\x1b"}
+    assert shown <= set(page.plots["Gain over the twin"].words)
 
 
 def test_a_run_that_does_not_learn_says_so_in_place_of_the_plots(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ _STYLE: Any = {
     # The same run gives the same file.
     "svg.hashsalt": "esper",
     "svg.fonttype": "none",
+    # Names of runs and tasks are no formulas.
+    "text.parse_math": False,
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "axes.titlesize": 9.0,

@@ -180,7 +180,7 @@ def gather(run: Path) -> RunData:
     snapshots = [seen.snapshots[number] for number in sorted(seen.snapshots)]
     names = dict.fromkeys(name for update in updates for name in update.metrics)
     return RunData(
-        label=run.resolve().name,
+        label=_label(run),
         info=inspect(run),
         config=stored(run),
         started=seen.starts[-1],
@@ -205,6 +205,14 @@ def gather(run: Path) -> RunData:
         episode=seen.episode,
         unreadable=file.unreadable,
     )
+
+
+def _label(run: Path) -> str:
+    """The name of a run's directory as one can print it."""
+    name = run.resolve().name
+    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    # Matplotlib hides a curve whose label begins with an underscore.
+    return f"run {printable}" if printable.startswith("_") else printable
 
 
 def _episode(steps: dict[int, EpochCompleted]) -> Episode | None:

@@ -52,7 +52,8 @@ def write_report(runs: Sequence[Path], target: Path) -> Path:
     text = render([gather(run) for run in runs])
     draft = target.with_name(f".{target.name}.draft")
     try:
-        draft.write_text(text, encoding="utf-8")
+        # A path on a command line may hold bytes that are no text.
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
@@ -131,9 +132,7 @@ def _notes(run: RunData) -> list[str]:
     if run.dropped:
         found.append(f"Steps of {run.label} that the disk was too slow to record: {run.dropped}.")
     if run.unreadable:
-        found.append(
-            f"Lines of {run.label} that cannot be read, left out: {run.unreadable}."
-        )
+        found.append(f"Lines of {run.label} that cannot be read, left out: {run.unreadable}.")
     if not len(run.rounds):
         found.append(f"{run.label} has no whole round yet.")
     return found
