@@ -1,0 +1,206 @@
+"""The third page: one environment, its accuracy over the episode and the lives of its seeds."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Static
+
+from esper.karn.sanctum.decisions import COLUMNS, Decision, decisions
+from esper.karn.sanctum.moment import Moment, blueprint_name
+from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
+from esper.karn.sanctum.plot import TICK_WIDTH, Curve, Frame, Plot
+from esper.karn.sanctum.table import RowsTable
+from esper.karn.sanctum.text import count, gauge, written
+from esper.karn.sanctum.view import View
+from esper.leyline.events import EpochCompleted, to_floats
+from esper.leyline.stages import LIVING
+
+_AXIS = TICK_WIDTH + 1
+
+
+class Environment(View):
+    """See the module."""
+
+    title = "environment"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,left_square_bracket", "other(-1)", "previous", key_display="←"),
+        Binding("right,right_square_bracket", "other(1)", "next", key_display="→"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(id="environment")
+        self.environment = 0
+        self.moment: Moment | None = None
+        self.palette: Palette | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="environment-title")
+        with Horizontal():
+            with Vertical(id="environment-life"):
+                yield Plot("validation accuracy", id="environment-accuracy")
+                yield Static(id="environment-lanes")
+                yield Static(id="environment-slots")
+            yield RowsTable("decisions", "no decision yet")
+
+    def choose(self, environment: int) -> None:
+        """Show another environment."""
+        self.environment = environment
+
+    def action_other(self, by: int) -> None:
+        """Go to a neighbour."""
+        if self.moment is None or self.palette is None or self.moment.step is None:
+            return
+        self.environment = (self.environment + by) % len(self.moment.step.reward)
+        self.show(self.moment, self.palette)
+
+    def show(self, moment: Moment, palette: Palette) -> None:
+        self.moment, self.palette = moment, palette
+        title = self.query_one("#environment-title", Static)
+        if moment.step is None:
+            title.update(
+                Text("no environment steps; telemetry level normal writes them", palette.muted)
+            )
+            return
+        self.environment = min(self.environment, len(moment.step.reward) - 1)
+        steps = moment.episode(moment.round)
+        title.update(_title(moment, steps, self.environment, palette))
+        self._show_accuracy(moment, steps, palette)
+        self._show_slots(moment, steps[-1], palette)
+        found = decisions(moment, steps, self.environment)
+        self.query_one("#decisions", RowsTable).show(
+            COLUMNS, len(found), lambda i: _decision_cells(found[i], palette), palette.cursor
+        )
+
+    def _show_accuracy(
+        self, moment: Moment, steps: Sequence[EpochCompleted], palette: Palette
+    ) -> None:
+        assert moment.started is not None
+        length, i = moment.started.episode_length, self.environment
+        grown = [step.validation_accuracy[i] for step in steps]
+        twin = [step.twin_validation_accuracy[i] for step in steps]
+        low, high = _limits(to_floats(grown) + to_floats(twin))
+        plot = self.query_one("#environment-accuracy", Plot)
+        plot.show(
+            [float(step.step) for step in steps],
+            [
+                Curve("grown", grown, palette.grown),
+                Curve("never-grow twin", twin, palette.twin, "·"),
+            ],
+            Frame(low, high, 1.0, float(max(2, length))),
+        )
+        lanes = lives(moment, steps, i, max(8, plot.size.width - _AXIS), palette)
+        self.query_one("#environment-lanes", Static).update(lanes)
+
+    def _show_slots(self, moment: Moment, step: EpochCompleted, palette: Palette) -> None:
+        table = slot_table(moment, step, self.environment, palette)
+        self.query_one("#environment-slots", Static).update(table)
+
+
+def _limits(values: list[float]) -> tuple[float, float]:
+    """Whole tenths around the finite values."""
+    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    low, high = math.floor(10 * min(finite)) / 10, math.ceil(10 * max(finite)) / 10
+    return low, high if high > low else low + 0.1
+
+
+def _title(
+    moment: Moment, steps: Sequence[EpochCompleted], environment: int, palette: Palette
+) -> Text:
+    assert moment.started is not None
+    step = steps[-1]
+    accuracy = float(step.validation_accuracy[environment])
+    twin = float(step.twin_validation_accuracy[environment])
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"environment {environment}", style="bold")
+    task = moment.task(environment)
+    text.append(f" group {environment // moment.started.group_size}", style=palette.muted)
+    text.append(f" {task}" if task else "", style=palette.muted)
+    text.append(f"  accuracy {written(accuracy)}", style=palette.grown)
+    text.append(f"  twin {written(twin)}", style=palette.twin)
+    gain = accuracy - twin
+    text.append(f"  gain {written(gain, '+.3f')}", style=palette.bad if gain < 0 else palette.good)
+    earned = sum(to_floats([s.reward[environment] for s in steps]))
+    text.append(f"  return {written(earned, '+.3f')}")
+    return text.append(f"  added {count(step.added_parameters[environment])}")
+
+
+def lives(
+    moment: Moment,
+    steps: Sequence[EpochCompleted],
+    environment: int,
+    width: int,
+    palette: Palette,
+) -> Text:
+    """The stage of every slot at every step, under the plot's horizontal axis."""
+    assert moment.started is not None
+    length = max(2, moment.started.episode_length)
+    stages = [step.stage[environment] for step in steps]
+    names = moment.slot_names(environment, len(stages[-1]))
+    # The same map from steps to columns as the plot's.
+    places = [round(column * (length - 1) / max(1, width - 1)) for column in range(width)]
+    text = Text(no_wrap=True)
+    for slot, name in enumerate(names):
+        if stages[-1][slot] == 0:
+            continue
+        text.append(f"{name[:TICK_WIDTH]:>{TICK_WIDTH}} ", style=palette.muted)
+        for place in places:
+            if place < len(stages):
+                stage = stages[place][slot]
+                text.append(GLYPHS.get(stage, "?"), style=palette.stage(stage))
+        text.append("\n")
+    text.rstrip()
+    return text
+
+
+def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: Palette) -> Text:
+    """Each slot as it stands: stage, blueprint, alpha, and what its seed is worth."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(
+        f"{'slot':<7}{'stage':<14}{'blueprint':<13}{'alpha':<12}{'ablation':>9}{'grad':>9}"
+        f"{'Shapley':>9}",
+        style=palette.muted,
+    )
+    signals = moment.signals(step.round)
+    measured = signals[-1] if signals else None
+    worth = moment.worth(step.round)
+    stages = step.stage[environment]
+    for slot, name in enumerate(moment.slot_names(environment, len(stages))):
+        stage = stages[slot]
+        if stage == 0:
+            continue
+        lives_here = stage in LIVING
+        kind = blueprint_name(step.blueprint[environment][slot]) if lives_here else ""
+        text.append(f"\n{name:<7}")
+        text.append(f"{GLYPHS.get(stage, '?')} {stage_name(stage):<12}", palette.stage(stage))
+        text.append(f"{kind:<13}")
+        alpha = float(step.alpha[environment][slot])
+        text.append(f"{gauge(alpha, 6)} {written(alpha, '.2f')} " if lives_here else " " * 12)
+        if not lives_here:
+            continue
+        contribution = measured.contribution[environment][slot] if measured else None
+        gradient = measured.gradient_norm[environment][slot] if measured else None
+        shapley = worth.shapley[environment][slot] if worth else None
+        for value, form in ((contribution, "+.3f"), (gradient, ".3g"), (shapley, "+.3f")):
+            text.append(f"{'-' if value is None else written(value, form):>9}")
+    return text
+
+
+def _decision_cells(decision: Decision, palette: Palette) -> list[Text | str]:
+    quiet = palette.muted if decision.op == "wait" else ""
+    chance = "-" if decision.probability is None else f"{100 * decision.probability:.0f} %"
+    outcome = Text("✓", palette.good) if decision.success else Text("✗ no effect", palette.bad)
+    if decision.op == "wait":
+        outcome = Text("")
+    return [
+        str(decision.step),
+        Text(decision.op, style=quiet),
+        Text(decision.choice, style=quiet),
+        chance,
+        outcome,
+        Text(decision.options, style=palette.muted),
+    ]
