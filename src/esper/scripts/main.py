@@ -1,12 +1,30 @@
 """The command ``esper``."""
 
 import sys
+from importlib import import_module
 
-from esper.scripts.entry import dispatch, guarded
-from esper.scripts.tasks import tasks
-from esper.scripts.train import train
+from esper.scripts.entry import Command, dispatch, guarded
 
-COMMANDS = {"train": train, "tasks": tasks}
+
+def _later(name: str, summary: str) -> Command:
+    """A command whose module is imported when it is used: torch alone takes seconds."""
+
+    def command(arguments: list[str]) -> int:
+        run: Command = getattr(import_module(f"esper.scripts.{name}"), name)
+        return run(arguments)
+
+    command.__doc__ = summary
+    return command
+
+
+COMMANDS = {
+    name: _later(name, summary)
+    for name, summary in {
+        "train": "Train a policy: ppo or heuristic.",
+        "sanctum": "Watch a run on the terminal, live or finished.",
+        "tasks": "List the tasks one can train on.",
+    }.items()
+}
 
 
 def esper(arguments: list[str]) -> int:

@@ -3,19 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esper.karn.sanctum.moment import Moment, blueprint_name
+from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import op_name
 from esper.karn.sanctum.table import Column
-from esper.leyline.actions import Op
-from esper.leyline.events import EpochCompleted
+from esper.karn.sanctum.text import to_float
+from esper.leyline.actions import (
+    ALPHA_SPEED_STEPS,
+    ALPHA_TARGETS,
+    HEADS,
+    RELEVANT_HEADS,
+    TEMPO_STEPS,
+    Curve,
+    Op,
+    Style,
+)
+from esper.leyline.events import DecisionsMade, EpochCompleted
 
 COLUMNS = (
     Column("step", 4, right=True),
     Column("decision", 10),
-    Column("what, where", 20),
     Column("chance", 6, right=True),
-    Column("effect", 11),
-    Column("could have", 40),
+    Column("effect", 6),
+    Column("where and what", 44),
+    Column("legal, with chances", 70),
 )
 
 
@@ -26,10 +36,10 @@ class Decision:
     Attributes:
         step: from 1.
         op: in words.
-        choice: what it was about.
-        probability: of op, slot and all else that mattered together; None where it is not told.
+        choice: where, and what the other heads said that mattered.
+        probability: of the op; None where it is not told.
         success: whether it took effect.
-        options: what else was legal, with its probability; ``""`` where that is not told.
+        options: every legal op with its probability; ``""`` where that is not told.
     """
 
     step: int
@@ -43,14 +53,58 @@ class Decision:
 def decisions(moment: Moment, steps: Sequence[EpochCompleted], environment: int) -> list[Decision]:
     """The decisions of an episode so far, newest first."""
     names = moment.slot_names(environment, len(steps[-1].stage[environment]))
-    return [_decision(step, environment, names) for step in reversed(steps)]
+    made = {event.step: event for event in moment.decisions(steps[-1].round)}
+    return [_decision(moment, s, made.get(s.step), environment, names) for s in reversed(steps)]
 
 
-def _decision(step: EpochCompleted, environment: int, names: Sequence[str]) -> Decision:
+def _decision(
+    moment: Moment,
+    step: EpochCompleted,
+    made: DecisionsMade | None,
+    environment: int,
+    names: Sequence[str],
+) -> Decision:
     op, slot = step.op[environment], step.slot[environment]
-    choice = ""
-    if op != Op.WAIT:
-        choice = names[slot] if slot < len(names) else f"slot {slot}"
-    if op == Op.GERMINATE and step.success[environment]:
-        choice = f"{blueprint_name(step.blueprint[environment][slot])} in {choice}"
-    return Decision(step.step, op_name(op), choice, None, step.success[environment], "")
+    where = "" if op == Op.WAIT else (names[slot] if slot < len(names) else f"slot {slot}")
+    chances = _chances(made, environment)
+    return Decision(
+        step.step,
+        op_name(op),
+        " ".join([where, *_details(moment, made, environment)]).strip(),
+        chances.get(op),
+        step.success[environment],
+        _options(made, environment, chances),
+    )
+
+
+def _chances(made: DecisionsMade | None, environment: int) -> dict[int, float | None]:
+    if made is None:
+        return {}
+    return {op: to_float(p) for op, p in enumerate(made.op_probability[environment])}
+
+
+def _options(made: DecisionsMade | None, environment: int, chances: dict[int, float | None]) -> str:
+    if made is None:
+        return ""
+    parts = []
+    for op in made.legal_ops[environment]:
+        chance = chances.get(op)
+        parts.append(op_name(op) + ("" if chance is None else f" {100 * chance:.0f} %"))
+    return " · ".join(parts)
+
+
+def _details(moment: Moment, made: DecisionsMade | None, environment: int) -> list[str]:
+    """What the heads behind op and slot said, where they mattered."""
+    if made is None:
+        return []
+    chosen = dict(zip(HEADS, made.actions[environment], strict=True))
+    relevant = RELEVANT_HEADS[Op(chosen["op"])]
+    said = {
+        "blueprint": lambda i: moment.blueprint_name(i),
+        "style": lambda i: Style(i).name.lower(),
+        "tempo": lambda i: f"in {TEMPO_STEPS[i]}",
+        "alpha_target": lambda i: f"to {ALPHA_TARGETS[i]}",
+        "alpha_speed": lambda i: f"within {ALPHA_SPEED_STEPS[i]}",
+        "alpha_curve": lambda i: Curve(i).name.lower(),
+    }
+    return [say(chosen[head]) for head, say in said.items() if head in relevant]

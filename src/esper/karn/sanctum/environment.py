@@ -11,12 +11,13 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
 from esper.karn.sanctum.decisions import COLUMNS, Decision, decisions
-from esper.karn.sanctum.moment import Moment, blueprint_name
-from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
+from esper.karn.sanctum.moment import Moment
+from esper.karn.sanctum.palette import GLYPHS, Palette, op_name, stage_name
 from esper.karn.sanctum.plot import TICK_WIDTH, Curve, Frame, Plot
 from esper.karn.sanctum.table import RowsTable
 from esper.karn.sanctum.text import count, gauge, written
 from esper.karn.sanctum.view import View
+from esper.leyline.actions import Op
 from esper.leyline.events import EpochCompleted, to_floats
 from esper.leyline.stages import LIVING
 
@@ -30,11 +31,12 @@ class Environment(View):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,left_square_bracket", "other(-1)", "previous", key_display="←"),
         Binding("right,right_square_bracket", "other(1)", "next", key_display="→"),
+        Binding("w", "waits", "waits"),
     ]
 
     def __init__(self) -> None:
         super().__init__(id="environment")
-        self.environment = 0
+        self.environment, self.waits = 0, False
         self.moment: Moment | None = None
         self.palette: Palette | None = None
 
@@ -45,7 +47,7 @@ class Environment(View):
                 yield Plot("validation accuracy", id="environment-accuracy")
                 yield Static(id="environment-lanes")
                 yield Static(id="environment-slots")
-            yield RowsTable("decisions", "no decision yet")
+            yield RowsTable("decisions", "no decision but to wait yet")
 
     def choose(self, environment: int) -> None:
         """Show another environment."""
@@ -57,6 +59,12 @@ class Environment(View):
             return
         self.environment = (self.environment + by) % len(self.moment.step.reward)
         self.show(self.moment, self.palette)
+
+    def action_waits(self) -> None:
+        """Show the decisions to wait as well, or leave them out."""
+        self.waits = not self.waits
+        if self.moment is not None and self.palette is not None:
+            self.show(self.moment, self.palette)
 
     def show(self, moment: Moment, palette: Palette) -> None:
         self.moment, self.palette = moment, palette
@@ -72,6 +80,8 @@ class Environment(View):
         self._show_accuracy(moment, steps, palette)
         self._show_slots(moment, steps[-1], palette)
         found = decisions(moment, steps, self.environment)
+        if not self.waits:
+            found = [decision for decision in found if decision.op != op_name(Op.WAIT)]
         self.query_one("#decisions", RowsTable).show(
             COLUMNS, len(found), lambda i: _decision_cells(found[i], palette), palette.cursor
         )
@@ -88,8 +98,8 @@ class Environment(View):
         plot.show(
             [float(step.step) for step in steps],
             [
-                Curve("grown", grown, palette.grown),
                 Curve("never-grow twin", twin, palette.twin, "·"),
+                Curve("grown", grown, palette.grown),
             ],
             Frame(low, high, 1.0, float(max(2, length))),
         )
@@ -174,7 +184,7 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
         if stage == 0:
             continue
         lives_here = stage in LIVING
-        kind = blueprint_name(step.blueprint[environment][slot]) if lives_here else ""
+        kind = moment.blueprint_name(step.blueprint[environment][slot]) if lives_here else ""
         text.append(f"\n{name:<7}")
         text.append(f"{GLYPHS.get(stage, '?')} {stage_name(stage):<12}", palette.stage(stage))
         text.append(f"{kind:<13}")
@@ -193,14 +203,12 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
 def _decision_cells(decision: Decision, palette: Palette) -> list[Text | str]:
     quiet = palette.muted if decision.op == "wait" else ""
     chance = "-" if decision.probability is None else f"{100 * decision.probability:.0f} %"
-    outcome = Text("✓", palette.good) if decision.success else Text("✗ no effect", palette.bad)
-    if decision.op == "wait":
-        outcome = Text("")
+    effect = Text("✓", palette.good) if decision.success else Text("✗ none", palette.bad)
     return [
         str(decision.step),
         Text(decision.op, style=quiet),
-        Text(decision.choice, style=quiet),
         chance,
-        outcome,
+        Text("") if decision.op == "wait" else effect,
+        Text(decision.choice, style=quiet),
         Text(decision.options, style=palette.muted),
     ]

@@ -10,7 +10,7 @@ from esper.karn.sanctum.log import EventLog
 from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.playhead import Playhead
-from esper.karn.sanctum.text import count, duration, gauge, written
+from esper.karn.sanctum.text import duration, gauge, written
 
 QUIET_SECONDS = 10.0
 """Silence after which Sanctum says that no data come, unless the run is slower by nature."""
@@ -80,7 +80,7 @@ def _progress(moment: Moment, palette: Palette, width: int) -> Text:
     text.append(f" {100 * share:.0f} %")
     if moment.snapshots:
         speed = moment.snapshots[-1].environment_steps_per_second
-        text.append(f"  {count(speed)} steps/s")
+        text.append(f"  {written(speed, ',.0f')} steps/s")
     rate = learning_rate(moment)
     if rate is not None:
         text.append(f"  LR {rate}")
@@ -95,7 +95,7 @@ def learning_rate(moment: Moment) -> str | None:
     if moment.updates and "learning_rate" in moment.updates[-1].metrics:
         return written(moment.updates[-1].metrics["learning_rate"], ".3g")
     if moment.snapshots and moment.snapshots[-1].learning_rate is not None:
-        return f"{moment.snapshots[-1].learning_rate:.3g}"
+        return written(moment.snapshots[-1].learning_rate, ".3g")
     return None
 
 
@@ -104,7 +104,7 @@ def seconds_left(moment: Moment) -> float | None:
     started, snapshots = moment.started, moment.snapshots[-_RECENT:]
     if started is None or not snapshots:
         return None
-    pace = fmean(s.rollout_seconds + s.update_seconds for s in snapshots)
+    pace = fmean(float(s.rollout_seconds) + float(s.update_seconds) for s in snapshots)
     return pace * (started.rounds - snapshots[-1].round)
 
 
@@ -112,7 +112,7 @@ def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
     """Whether this is the run's present or past, and whether data still come."""
     playhead = standing.playhead
     if not standing.loaded:
-        share = standing.log.index.bytes / max(1, standing.log.size)
+        share = standing.log.index.length / max(1, standing.log.size)
         return Text(f"reading, {100 * share:.0f} %", style=palette.warning)
     if not playhead.live:
         word = "▶ replay" if playhead.playing else "⏸ paused"
@@ -131,6 +131,7 @@ def quiet_after(moment: Moment) -> float:
     if not moment.snapshots or moment.started is None:
         return QUIET_SECONDS
     last = moment.snapshots[-1]
-    a_step = last.rollout_seconds / max(1, moment.started.episode_length)
-    between = max(a_step, last.update_seconds) if moment.steps else last.rollout_seconds
+    rollout, update = float(last.rollout_seconds), float(last.update_seconds)
+    a_step = rollout / max(1, moment.started.episode_length)
+    between = max(a_step, update) if moment.steps else rollout + update
     return max(QUIET_SECONDS, _QUIET_STEPS * between)

@@ -13,11 +13,17 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from esper.leyline.events import EpochCompleted, Event, SeedSignalsMeasured, decode
+from esper.leyline.events import (
+    DecisionsMade,
+    EpochCompleted,
+    Event,
+    SeedSignalsMeasured,
+    decode,
+)
 
 E = TypeVar("E", bound=Event)
 
-LOCATED: tuple[type[Event], ...] = (EpochCompleted, SeedSignalsMeasured)
+LOCATED: tuple[type[Event], ...] = (EpochCompleted, DecisionsMade, SeedSignalsMeasured)
 """Kinds that are read again when they are wanted."""
 
 CHUNK = 16 * 2**20
@@ -55,13 +61,13 @@ class Index:
         lines: complete lines that were read.
         corrupt: of these, lines that are no JSON.
         unknown: of these, lines that this version does not know.
-        bytes: length of all complete lines.
+        length: of all complete lines.
     """
 
     lines: int = 0
     corrupt: int = 0
     unknown: int = 0
-    bytes: int = 0
+    length: int = 0
     kept: dict[type[Event], Kept] = field(default_factory=dict)
     places: dict[type[Event], list[Place]] = field(
         default_factory=lambda: {kind: [] for kind in LOCATED}
@@ -72,7 +78,7 @@ class Index:
 
     def add(self, line: bytes) -> None:
         """Take in one line, its newline left out."""
-        offset, self.bytes, self.lines = self.bytes, self.bytes + len(line) + 1, self.lines + 1
+        offset, self.length, self.lines = self.length, self.length + len(line) + 1, self.lines + 1
         self.mark, self.mark_offset = line[:_MARK], offset
         try:
             event = decode(line)
@@ -121,7 +127,7 @@ class EventLog:
     @property
     def cut_off(self) -> int:
         """Bytes behind the last complete line: a line that is half written."""
-        return max(0, self.size - self.index.bytes)
+        return max(0, self.size - self.index.length)
 
     def modified(self) -> float | None:
         """When the file last changed, seconds since 1970; None while there is none."""
@@ -144,13 +150,13 @@ class EventLog:
             self.size = file.seek(0, 2)
             cut = self._was_cut(file)
             index = Index() if cut else self.index
-            file.seek(index.bytes)
+            file.seek(index.length)
             data = file.read(limit)
             end = data.rfind(b"\n") + 1
             # A line may be longer than the limit.
             while not end and len(data) == limit:
                 limit *= 2
-                file.seek(index.bytes)
+                file.seek(index.length)
                 data = file.read(limit)
                 end = data.rfind(b"\n") + 1
         for line in data[:end].split(b"\n")[:-1]:
@@ -163,7 +169,7 @@ class EventLog:
         return bool(end) or cut
 
     def _was_cut(self, file: BinaryIO) -> bool:
-        if self.size < self.index.bytes:
+        if self.size < self.index.length:
             return True
         file.seek(self.index.mark_offset)
         return file.read(len(self.index.mark)) != self.index.mark

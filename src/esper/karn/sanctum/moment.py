@@ -11,8 +11,11 @@ from esper.karn.sanctum.log import EventLog, Index, Place
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.events import (
     AnalyticsSnapshot,
+    AnomalyDetected,
     CounterfactualMatrixComputed,
+    DecisionsMade,
     EpisodeOutcome,
+    EpisodeStarted,
     EpochCompleted,
     Event,
     GovernorRollback,
@@ -103,6 +106,10 @@ class Moment:
         """What was measured of the seeds in a round so far; empty below level debug."""
         return self._of_round(SeedSignalsMeasured, round_number)
 
+    def decisions(self, round_number: int) -> list[DecisionsMade]:
+        """What was free to do and was done in a round so far; empty before schema 3."""
+        return self._of_round(DecisionsMade, round_number)
+
     def _of_round(self, kind: type[E], round_number: int) -> list[E]:
         places = self.index.places[kind]
         end = len(places)
@@ -116,6 +123,11 @@ class Moment:
     def _read(self, kind: type[E], place: Place) -> E | None:
         event = self.log.read(place)
         return event if isinstance(event, kind) else None
+
+    @property
+    def anomalies(self) -> Sequence[AnomalyDetected]:
+        """What went out of its bounds, in order."""
+        return self.events(AnomalyDetected)
 
     @property
     def round(self) -> int:
@@ -148,23 +160,33 @@ class Moment:
     def task(self, environment: int) -> str | None:
         """What an environment's host learns in this round.
 
-        With several tasks each group draws one for every round; None until the round is over.
+        With several tasks each group draws one for every round. Schema 2 tells which when the round
+        is over; None until then.
         """
         if self.started is None:
             return None
         if len(self.started.tasks) == 1:
             return self.started.tasks[0]
+        told = self._tasks_of_round
+        return told[environment] if environment < len(told) else None
+
+    @cached_property
+    def _tasks_of_round(self) -> list[str]:
+        begun = self.latest(EpisodeStarted)
+        if begun is not None and begun.round == self.round:
+            return begun.task
         outcome = self.outcome(self.round)
-        return outcome.task[environment] if outcome and environment < len(outcome.task) else None
+        return outcome.task if outcome else []
 
     def slot_names(self, environment: int, slots: int) -> list[str]:
         """Names of an environment's ``slots`` slots; numbers while its task is not known."""
         task = self.task(environment)
-        known = self.started is not None and task in self.started.tasks
-        names = self.started.slots[self.started.tasks.index(task)] if known else []
+        names: list[str] = []
+        if self.started is not None and task in self.started.tasks:
+            names = self.started.slots[self.started.tasks.index(task)]
         return [*names[:slots], *(f"slot {i}" for i in range(len(names), slots))]
 
-
-def blueprint_name(kind: int) -> str:
-    """The name of a blueprint; one that a plugin brought has a number."""
-    return BLUEPRINTS[kind] if 0 <= kind < len(BLUEPRINTS) else f"plugin {kind}"
+    def blueprint_name(self, kind: int) -> str:
+        """The name of a blueprint; before schema 3 one that a plugin brought has only a number."""
+        names = (self.started.blueprints if self.started else None) or BLUEPRINTS
+        return names[kind] if 0 <= kind < len(names) else f"blueprint {kind}"

@@ -1,6 +1,7 @@
 """The first page: all environments in a table, and how the run has gone so far."""
 
 from collections import Counter
+from collections.abc import Sequence
 from statistics import fmean
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from textual.message import Message
 from textual.widgets import Input, Static
 
 from esper.karn.sanctum.feed import feed
+from esper.karn.sanctum.memo import OfEach
 from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
 from esper.karn.sanctum.plot import Curve, Plot
@@ -19,7 +21,7 @@ from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arrang
 from esper.karn.sanctum.table import Cell, Column, RowsTable
 from esper.karn.sanctum.text import count, sparkline, written
 from esper.karn.sanctum.view import View
-from esper.leyline.events import EpisodeOutcome, to_floats
+from esper.leyline.events import EpisodeOutcome, EpochCompleted, to_floats
 from esper.leyline.stages import Stage
 
 
@@ -46,6 +48,7 @@ class Overview(View):
         super().__init__(id="overview")
         self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
         self.rows: list[Row] = []
+        self._means = OfEach(_accuracies)
         self.moment: Moment | None = None
         self.palette: Palette | None = None
 
@@ -62,7 +65,8 @@ class Overview(View):
         self.moment, self.palette = moment, palette
         every = rows(moment)
         self.rows = arranged(every, self.sort, self.reversed, self.keep, self.words)
-        summary = _totals(every, moment, palette)
+        gains = [grown - twin for grown, twin in map(self._means, moment.outcomes[-12:])]
+        summary = _totals(every, gains, palette)
         summary.append("\n").append_text(self._arrangement(len(every), palette))
         self.query_one("#overview-summary", Static).update(summary)
         self._show_table(moment, palette)
@@ -81,7 +85,7 @@ class Overview(View):
     def _show_table(self, moment: Moment, palette: Palette) -> None:
         table = self.query_one(RowsTable)
         slots = max((len(row.stages) for row in self.rows), default=0)
-        wide = table.size.width >= 100
+        wide = table.size.width >= 92
         several = moment.started is not None and len(moment.started.tasks) > 1
         columns = [
             Column("env", 4, right=True),
@@ -93,29 +97,26 @@ class Overview(View):
             Column("added", 7, right=True),
             Column("status", 13),
             *([Column("task", 20)] if several else []),
-            *([Column("loss", 8, right=True)] if wide else []),
+            *([Column("this episode", 24)] if wide else []),
         ]
+        steps = moment.episode(moment.round) if wide else []
         table.show(
             columns,
             len(self.rows),
-            lambda i: _cells(self.rows[i], several, palette),
+            lambda i: _cells(self.rows[i], several, steps, palette),
             palette.cursor,
         )
 
     def _show_side(self, moment: Moment, palette: Palette) -> None:
         outcomes = moment.outcomes
         rounds = [float(o.round) for o in outcomes]
+        means = [self._means(o) for o in outcomes]
         plot = self.query_one("#overview-accuracy", Plot)
         plot.show(
             rounds,
             [
-                Curve("grown", [fmean(to_floats(o.accuracy)) for o in outcomes], palette.grown),
-                Curve(
-                    "twin",
-                    [fmean(to_floats(o.twin_accuracy)) for o in outcomes],
-                    palette.twin,
-                    "·",
-                ),
+                Curve("twin", [twin for _, twin in means], palette.twin, "·"),
+                Curve("grown", [grown for grown, _ in means], palette.grown),
             ],
         )
         box = self.query_one("#overview-feed", Static)
@@ -177,7 +178,7 @@ class Overview(View):
             self.show(self.moment, self.palette)
 
 
-def _totals(every: list[Row], moment: Moment, palette: Palette) -> Text:
+def _totals(every: list[Row], gains: list[float], palette: Palette) -> Text:
     """Means over environments, and how many slots are in which stage."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if not every:
@@ -188,7 +189,6 @@ def _totals(every: list[Row], moment: Moment, palette: Palette) -> Text:
     text.append(written(fmean(row.twin for row in every)), style=palette.twin)
     text.append("  gain ", style=palette.muted)
     text.append_text(_gain(fmean(row.gain for row in every), palette))
-    gains = [_mean_gain(outcome) for outcome in moment.outcomes[-12:]]
     text.append(f" {sparkline(gains, 12)}", style=palette.grown)
     stages = Counter(stage for row in every for stage in row.stages)
     for stage in GLYPHS:
@@ -200,8 +200,9 @@ def _totals(every: list[Row], moment: Moment, palette: Palette) -> Text:
     return text
 
 
-def _mean_gain(outcome: EpisodeOutcome) -> float:
-    return fmean(to_floats(outcome.accuracy)) - fmean(to_floats(outcome.twin_accuracy))
+def _accuracies(outcome: EpisodeOutcome) -> tuple[float, float]:
+    """Mean accuracy of a round, grown and twin."""
+    return fmean(to_floats(outcome.accuracy)), fmean(to_floats(outcome.twin_accuracy))
 
 
 def _gain(gain: float, palette: Palette) -> Text:
@@ -216,7 +217,10 @@ def slot_glyphs(stages: list[int], palette: Palette) -> Text:
     return text
 
 
-def _cells(row: Row, several: bool, palette: Palette) -> list[Cell]:
+def _cells(
+    row: Row, several: bool, steps: Sequence[EpochCompleted], palette: Palette
+) -> list[Cell]:
+    accuracies = [step.validation_accuracy[row.environment] for step in steps[-24:]]
     done = "" if not row.op or row.op == "wait" else (" ✓" if row.success else " ✗")
     style = palette.bad if row.status in TROUBLE else ""
     if row.status is Status.PLAIN:
@@ -231,5 +235,5 @@ def _cells(row: Row, several: bool, palette: Palette) -> list[Cell]:
         count(row.added),
         Text(row.status.value, style=style),
         *([row.task or "?"] if several else []),
-        written(row.loss),
+        Text(sparkline(accuracies, 24), style=palette.grown),
     ]

@@ -79,9 +79,11 @@ class Plot(PlotextPlot):
                 plt.plot(xs, ys, marker=curve.marker, color=_rgb(curve.style))
         plt.ylim(frame.low, frame.high)
         plt.xlim(frame.left, frame.right)
+        ticks = _whole_ticks(self._drawn.places, frame)
+        plt.xticks(ticks, [str(tick) for tick in ticks])
         if frame.low is not None and frame.high is not None:
-            ticks = [frame.low, (frame.low + frame.high) / 2, frame.high]
-            plt.yticks(ticks, [format(tick, f"{TICK_WIDTH}.2f") for tick in ticks])
+            levels = [frame.low, (frame.low + frame.high) / 2, frame.high]
+            plt.yticks(levels, [format(level, f"{TICK_WIDTH}.2f") for level in levels])
 
     def _title(self) -> Content:
         """The caption, and behind it the name of every line in its colour."""
@@ -122,6 +124,15 @@ def _rgb(style: str) -> tuple[int, int, int]:
     color = Style.parse(style).color or Color.parse("white")
     triplet = color.get_truecolor()
     return triplet.red, triplet.green, triplet.blue
+
+
+def _whole_ticks(places: Sequence[float], frame: Frame) -> list[float]:
+    """Five places of the horizontal axis, which counts rounds or steps."""
+    if not places:
+        return []
+    low = places[0] if frame.left is None else frame.left
+    high = places[-1] if frame.right is None else frame.right
+    return sorted({round(low + part * (high - low) / 4) for part in range(5)})
 
 
 def _hex(style: str) -> str:

@@ -7,8 +7,8 @@ from textual.app import ComposeResult
 from textual.containers import Grid
 from textual.widgets import Static
 
-from esper.karn.sanctum.heads import Head, State, heads, series
 from esper.karn.sanctum.header import learning_rate
+from esper.karn.sanctum.heads import Head, State, heads, series
 from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.plot import Curve, Plot

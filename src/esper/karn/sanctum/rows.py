@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from esper.karn.sanctum.moment import Moment, blueprint_name
+from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import op_name, stage_name
 from esper.leyline.events import EpisodeOutcome, EpochCompleted
 from esper.leyline.stages import Stage
@@ -39,7 +39,8 @@ class Row:
         task: what its host learns, None while that is not known.
         accuracy, twin: validation accuracy of the host and of its never-grow twin.
         reward: of the last step; of the episode where the run has no steps.
-        stages, blueprints: a number a slot; empty where the run has no steps.
+        stages: a number a slot; empty where the run has no steps.
+        blueprints: their names, likewise.
         op: what was last done, in words; ``""`` where the run has no steps.
         success: whether it took effect.
         added: parameters that were added.
@@ -52,7 +53,7 @@ class Row:
     loss: float
     reward: float
     stages: list[int]
-    blueprints: list[int]
+    blueprints: list[str]
     op: str
     success: bool
     added: int
@@ -82,8 +83,8 @@ class Row:
     def words(self) -> str:
         """What a filter looks at."""
         seeds = [
-            f"{stage_name(stage)} {blueprint_name(kind)}"
-            for stage, kind in zip(self.stages, self.blueprints, strict=True)
+            f"{stage_name(stage)} {name}"
+            for stage, name in zip(self.stages, self.blueprints, strict=True)
             if stage > Stage.DORMANT
         ]
         task = self.task or ""
@@ -107,7 +108,7 @@ def _of_step(moment: Moment, step: EpochCompleted) -> list[Row]:
             loss=float(step.train_loss[i]),
             reward=float(step.reward[i]),
             stages=step.stage[i],
-            blueprints=step.blueprint[i],
+            blueprints=[moment.blueprint_name(kind) for kind in step.blueprint[i]],
             op=op_name(step.op[i]),
             success=step.success[i],
             added=step.added_parameters[i],

@@ -27,7 +27,7 @@ class Column:
     right: bool = False
 
 
-class RowsTable(ScrollView, can_focus=True):
+class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
     """Rows under a heading that stays.
 
     Rows are made by a function when they come into sight, so a thousand cost what thirty do.
