@@ -17,13 +17,15 @@ from torch import Tensor
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import LearnerConfig
-from esper.nissa.hub import Hub, JsonLines
+from esper.nissa.hub import Hub
+from esper.nissa.sinks import JsonLines
 from esper.runtime.data import Dataset
 from esper.runtime.registry import Task, find_all, task
 from esper.simic.environment import GrowthEnv
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.simic.step import GrowthConfig, Step
+from esper.simic.training.decisions import WatchedActor
 from esper.simic.training.recorder import Recorder
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import Schedule, ScheduleActor
@@ -203,7 +205,8 @@ class Loop:
         self.script = self.workload.script(self.environment.count)
         for actor in (self.agent, self.script):
             actor.begin(self.environment.environments, self.episode)
-        self.recorder = Recorder(self.hub, self.environment, self.episode)
+        self.actor = WatchedActor(self.agent)
+        self.recorder = Recorder(self.hub, self.environment, self.episode, self.actor)
         self.rollout: Rollout | None = None
         self.t = 0
 
@@ -211,7 +214,7 @@ class Loop:
         """One environment step."""
         before = self._host_seconds()
         begin = time.perf_counter()
-        chosen, log_prob, value = self.agent.act(self.observation, self.t)
+        chosen, log_prob, value = self.actor.act(self.observation, self.t)
         self._wait()
         acted = time.perf_counter()
         length = self.workload.episode_length

@@ -38,6 +38,8 @@ DOCUMENTED = {
     "simic/shard.py:_live": "whether any host was rolled back; once a step",
     "simic/shard.py:_restore": "rows that were rolled back; only then",
     "simic/training/step_events.py:take": "telemetry: all of a step in a few transfers",
+    "simic/training/decisions.py:record": "telemetry: what was decided, in two transfers",
+    "simic/training/recorder.py:_tell_start": "telemetry: which tasks a round trains",
     "simic/training/recorder.py:_tell_rollbacks": "telemetry: whom to tell of",
     "simic/training/recorder.py:finish": "telemetry: the outcome of a round",
     "simic/training/recorder.py:mean": "telemetry: the summary of a round",

@@ -18,7 +18,8 @@ from esper.leyline.events import (
     numbers,
     to_floats,
 )
-from esper.nissa.hub import Hub, JsonLines
+from esper.nissa.hub import Hub
+from esper.nissa.sinks import JsonLines
 
 
 def update(metrics: dict[str, float]) -> PPOUpdateCompleted:

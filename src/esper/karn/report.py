@@ -141,7 +141,9 @@ def _hosts(started: TrainingStarted) -> str:
 
 
 def _metric(updates: list[PPOUpdateCompleted], name: str) -> Curve:
-    values = [float(u.metrics[name]) for u in updates]
+    values = [
+        float(value) if (value := u.metrics.get(name)) is not None else math.nan for u in updates
+    ]
     return Curve(name.replace("_", " "), values, [0.0] * len(values))
 
 

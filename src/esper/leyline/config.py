@@ -130,6 +130,12 @@ class OutputConfig:
     telemetry_level: Literal["off", "minimal", "normal", "debug"] = "normal"
     """How much is written, never what is computed: off (no events), minimal (a few lines a
     round), normal (every step), debug (every seed's signals)."""
+    tensorboard: bool = False
+    """Whether to write curves for TensorBoard, into the run directory; needs the extra
+    `trackers`."""
+    wandb: bool = False
+    """Whether to write an offline run for Weights & Biases, into the run directory; needs the
+    extra `trackers`."""
     checkpoint_every: int = 1
     """Rounds between checkpoints; the last round always has one."""
     keep_checkpoints: int = 3

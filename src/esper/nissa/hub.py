@@ -2,64 +2,41 @@
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from queue import SimpleQueue
-from typing import Protocol
+from queue import Full, Queue
 
-from esper.leyline.events import LEVELS, Event, encode
+from esper.leyline.events import LEVELS, Event, RoundEvent, TelemetryDropped
+from esper.nissa.sinks import Sink
 
 Making = Callable[[], Iterable[Event]]
 """What makes events when it is called."""
 
-
-class Sink(Protocol):
-    """Somewhere events go."""
-
-    def write(self, event: Event) -> None:
-        """Take one event."""
-        ...
-
-    def flush(self) -> None:
-        """Make sure that what was taken is kept."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more will come."""
-        ...
-
-
-class JsonLines:
-    """Appends events to a file, one line each."""
-
-    def __init__(self, path: Path):
-        self._file = path.open("ab")
-
-    def write(self, event: Event) -> None:
-        self._file.write(encode(event) + b"\n")
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+CAPACITY = 256
+"""Steps that may wait for the sinks. One of 1,000 environments holds about 0.3 MB until then."""
 
 
 class Hub:
     """Passes events to sinks on a thread of its own.
 
-    A sink that fails is dropped with one message on stderr; training goes on.
+    A sink that fails is dropped with one message on stderr; training goes on. Where sinks are too
+    slow, whole steps are left out: their number is said once on stderr and told as
+    ``TelemetryDropped``. What tells of a round is never left out.
 
     Args:
         sinks: where events go.
         level: one of ``leyline.events.LEVELS``; other events are left out.
+        capacity: how much may wait.
     """
 
-    def __init__(self, sinks: Sequence[Sink], level: str):
-        self.wanted = LEVELS[level]
+    def __init__(self, sinks: Sequence[Sink], level: str, capacity: int = CAPACITY):
+        self.wanted = LEVELS[level] if sinks else ()
+        self.dropped = 0
+        self._told = self._round = 0
         self._sinks = list(sinks)
-        self._queue: SimpleQueue[Making | threading.Event | None] = SimpleQueue()
+        self._queue: Queue[Making | threading.Event | None] = Queue(capacity)
         self._thread = threading.Thread(target=self._work, name="nissa", daemon=True)
         self._thread.start()
 
@@ -68,15 +45,22 @@ class Hub:
         return kind in self.wanted
 
     def emit(self, event: Event) -> None:
-        """Hand over one event; returns at once."""
-        self.emit_later(lambda: (event,))
+        """Hand over an event that must not be lost; waits where the sinks are behind."""
+        if type(event) in self.wanted:
+            self._queue.put(lambda: (event,))
 
     def emit_later(self, make: Making) -> None:
-        """Hand over what makes some events; it is called on the hub's thread."""
-        self._queue.put(make)
+        """Hand over what makes the events of a step; it is called on the hub's thread.
+
+        Returns at once. Where the sinks are behind, the step is left out and counted.
+        """
+        try:
+            self._queue.put_nowait(make)
+        except Full:
+            self._drop("the sinks cannot keep up")
 
     def flush(self) -> None:
-        """Wait until everything emitted so far has reached the sinks."""
+        """Wait until everything handed over so far has reached the sinks."""
         done = threading.Event()
         self._queue.put(done)
         done.wait()
@@ -86,18 +70,24 @@ class Hub:
         self._queue.put(None)
         self._thread.join()
 
+    def _drop(self, reason: str) -> None:
+        self.dropped += 1
+        if self.dropped == 1:
+            text = f"telemetry: steps are left out, {reason}; TELEMETRY_DROPPED tells how many"
+            print(text, file=sys.stderr)
+
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
             if isinstance(item, threading.Event):
-                self._each(lambda sink: sink.flush())
+                self._flush()
                 item.set()
                 continue
             for event in self._made(item):
                 if type(event) in self.wanted:
-                    self._each(partial(_write, event))
+                    self._write(event)
             if self._queue.empty():
                 self._each(lambda sink: sink.flush())
-        self._each(lambda sink: sink.flush())
+        self._flush()
         self._each(lambda sink: sink.close())
 
     def _made(self, make: Making) -> list[Event]:
@@ -105,8 +95,25 @@ class Hub:
             return list(make())
         except Exception as error:
             # The thread must live on: training waits for it between rounds.
-            print(f"telemetry: events were lost: {error!r}", file=sys.stderr)
+            self._drop(repr(error))
             return []
+
+    def _write(self, event: Event) -> None:
+        if isinstance(event, RoundEvent):
+            self._round = event.round
+        self._each(partial(_hand_over, event))
+
+    def _flush(self) -> None:
+        """Tell of what was left out, and see that sinks keep what they have."""
+        total = self.dropped
+        if total > self._told:
+            self._write(
+                TelemetryDropped(
+                    time=time.time(), round=self._round, steps=total - self._told, total=total
+                )
+            )
+            self._told = total
+        self._each(lambda sink: sink.flush())
 
     def _each(self, action: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
@@ -115,7 +122,9 @@ class Hub:
             except Exception as error:
                 self._sinks.remove(sink)
                 print(f"telemetry: {type(sink).__name__} stopped: {error}", file=sys.stderr)
+                with suppress(Exception):
+                    sink.close()
 
 
-def _write(event: Event, sink: Sink) -> None:
+def _hand_over(event: Event, sink: Sink) -> None:
     sink.write(event)

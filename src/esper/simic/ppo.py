@@ -11,6 +11,7 @@ from esper.leyline.config import LearnerConfig
 from esper.simic.advantage import explained_variance, generalised_advantages
 from esper.simic.normalise import RunningMoments
 from esper.simic.rollout import Rollout
+from esper.tamiyo.policy.action_masks import ActionMasks, MaskedCategorical
 from esper.tamiyo.policy.factored_lstm import EpisodeNoise, FactoredLSTM, Hidden
 from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
 
@@ -59,6 +60,15 @@ class PPOAgent:
             self.normalised(observation), self._hidden, noise
         )
         return actions, log_prob, value
+
+    @torch.no_grad()
+    def op_probabilities(self, masks: ActionMasks) -> Tensor:
+        """Probability of each op in the step it acted in last, ``[N, ops]``.
+
+        The LSTM's state after a step is its output of that step.
+        """
+        logits = self.policy.op_head(self._hidden[0][-1])
+        return MaskedCategorical(logits, masks.ops, validate=False).log_probs.exp()
 
     def normalised(self, observation: Observation) -> Observation:
         """The observation as the network sees it."""

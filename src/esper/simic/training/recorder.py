@@ -2,13 +2,16 @@
 
 import time
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from esper.leyline.events import (
     CounterfactualMatrixComputed,
+    DecisionsMade,
     EpisodeOutcome,
+    EpisodeStarted,
     EpochCompleted,
     GovernorRollback,
     nested_numbers,
@@ -19,6 +22,7 @@ from esper.nissa.hub import Hub
 from esper.simic.environment import GrowthEnv
 from esper.simic.rewards import utility
 from esper.simic.step import Step, StepReport
+from esper.simic.training.decisions import WatchedActor
 from esper.simic.training.step_events import StepRecord
 from esper.tolaria.governor import Reason
 
@@ -66,10 +70,18 @@ class Recorder:
         hub: where events go.
         environment: whose steps these are.
         round_number: from 1.
+        actor: whose decisions these are; None leaves them untold.
     """
 
-    def __init__(self, hub: Hub, environment: GrowthEnv, round_number: int):
+    def __init__(
+        self,
+        hub: Hub,
+        environment: GrowthEnv,
+        round_number: int,
+        actor: WatchedActor | None = None,
+    ):
         self.hub, self.environment, self.round = hub, environment, round_number
+        self.actor = actor
         count, device = environment.count, environment.device
         self.returns = torch.zeros(count, device=device)
         self.rolled_back = torch.zeros(count, dtype=torch.long, device=device)
@@ -78,6 +90,8 @@ class Recorder:
 
     def step(self, t: int, actions: Tensor, step: Step) -> None:
         """Take in step ``t`` (from 0)."""
+        if self.last is None:
+            self._tell_start()
         self.last = step
         report = step.report
         self.returns += step.reward.to(self.returns.dtype)
@@ -88,8 +102,23 @@ class Recorder:
             self._tell_rollbacks(t, report)
         if self.hub.wants(EpochCompleted):
             identities = self.environment.environments
-            record = StepRecord.take(time.time(), self.round, t, identities, actions, step)
-            self.hub.emit_later(record.events)
+            now = time.time()
+            record = StepRecord.take(now, self.round, t, identities, actions, step)
+            makings = [record.events]
+            if self.actor is not None and self.hub.wants(DecisionsMade):
+                makings.insert(0, self.actor.record(now, self.round, t).events)
+            self.hub.emit_later(lambda: chain.from_iterable(make() for make in makings))
+
+    def _tell_start(self) -> None:
+        tasks = [self.environment.tasks[i] for i in self.environment.task_of.tolist()]
+        self.hub.emit(
+            EpisodeStarted(
+                time=time.time(),
+                round=self.round,
+                task=[task.name for task in tasks],
+                host_parameters=[task.host.parameter_count for task in tasks],
+            )
+        )
 
     def _tell_rollbacks(self, t: int, report: StepReport) -> None:
         rows = report.rollback.nonzero()[:, 0]

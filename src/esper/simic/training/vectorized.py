@@ -6,28 +6,26 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-import pyarrow
 import torch
 from torch import Tensor
 
+from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import TrainConfig, check, flatten, unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
     SCHEMA_VERSION,
-    AnalyticsSnapshot,
     CheckpointSaved,
-    PPOUpdateCompleted,
     TrainingFinished,
     TrainingStarted,
-    number,
 )
-from esper.nissa.hub import Hub, JsonLines
-from esper.nissa.parquet import write_parquet
+from esper.nissa.hub import Hub
+from esper.nissa.sinks import check_sinks, run_sinks
+from esper.simic.anomalies import AnomalyDetector
 from esper.simic.checkpoint import agent_parts, load_latest, restore_agent, save, sync
 from esper.simic.environment import GrowthEnv
 from esper.simic.ppo import PPOAgent
@@ -39,8 +37,10 @@ from esper.simic.run_directory import (
     stored_config,
 )
 from esper.simic.step import Step
+from esper.simic.training.decisions import WatchedActor
 from esper.simic.training.recorder import Recorder, RoundSummary
 from esper.simic.training.setup import build_environment, control, resolve_device, resolved
+from esper.simic.training.update_events import dtype_name, snapshot, update_completed
 from esper.tolaria.precision import Precision, resolve_precision
 
 MAY_CHANGE_ON_RESUME = frozenset(
@@ -51,6 +51,8 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "plugin",
         "telemetry_dir",
         "telemetry_level",
+        "tensorboard",
+        "wandb",
         "checkpoint_every",
         "keep_checkpoints",
     }
@@ -166,6 +168,7 @@ def run_training(
     """
     begin = time.perf_counter()
     check(config)
+    check_sinks(config.output)
     device = resolve_device(config.machine.device)
     precision = resolve_precision(config.machine.use_amp, device)
     if precision.reason:
@@ -247,6 +250,7 @@ class _Session:
     agent: PPOAgent | None
     precision: Precision
     observer: Observer
+    detector: AnomalyDetector = field(default_factory=AnomalyDetector)
     saved: int | None = None
     events_bytes: int = 0
     stop_signal: int | None = None
@@ -254,9 +258,8 @@ class _Session:
     def run(self, done: int, policy: str) -> tuple[str, int, list[RoundSummary]]:
         """Rounds ``done + 1`` to the total. Returns status, exit code and summaries."""
         total = self.config.world.rounds
-        level = self.config.output.telemetry_level
-        sinks = [JsonLines(self.directory.events)] if level != "off" else []
-        hub = Hub(sinks, level)
+        output = self.config.output
+        hub = Hub(run_sinks(self.directory.path, output), output.telemetry_level)
         summaries: list[RoundSummary] = []
         status, code = "finished", 0
         try:
@@ -277,16 +280,7 @@ class _Session:
             hub.emit(TrainingFinished(time=time.time(), round=done + len(summaries), status=status))
         finally:
             hub.close()
-        self._write_parquet()
         return status, code, summaries
-
-    def _write_parquet(self) -> None:
-        if not self.directory.events.exists():
-            return
-        try:
-            write_parquet(self.directory.events, self.directory.path / "events.parquet")
-        except (OSError, pyarrow.ArrowException) as error:
-            print(f"warning: events.parquet could not be written ({error})", file=sys.stderr)
 
     def _announce(self, hub: Hub, done: int, policy: str) -> None:
         world, growth = self.config.world, self.environment.config
@@ -305,6 +299,9 @@ class _Session:
                 host_parameters=[task.host.parameter_count for task in self.environment.tasks],
                 device=self.config.machine.device,
                 amp_enabled=self.precision.enabled,
+                amp_dtype=dtype_name(self.precision),
+                blueprints=list(BLUEPRINTS),
+                level=self.config.output.telemetry_level,
             )
         )
         self._note_events(hub)
@@ -317,7 +314,8 @@ class _Session:
         self.events_bytes = events.stat().st_size if events.exists() else 0
 
     def _round(self, hub: Hub, index: int) -> RoundSummary:
-        recorder = Recorder(hub, self.environment, index)
+        actor = WatchedActor(self.actor)
+        recorder = Recorder(hub, self.environment, index, actor)
 
         def on_step(t: int, actions: Tensor, step: Step) -> None:
             recorder.step(t, actions, step)
@@ -326,33 +324,19 @@ class _Session:
                 raise _Stopped
 
         begin = time.perf_counter()
-        rollout = collect(self.environment, self.actor, index, on_step)
+        rollout = collect(self.environment, actor, index, on_step)
         collected = time.perf_counter()
         metrics = self.agent.update(rollout) if self.agent else {}
         end = time.perf_counter()
 
         steps = self.environment.count * self.environment.config.episode_length
-        if self.agent:
-            event = PPOUpdateCompleted(
-                time=time.time(),
-                round=index,
-                update=self.agent.updates,
-                metrics={name: number(value) for name, value in metrics.items()},
-            )
-            hub.emit(event)
-        amp_dtype = self.precision.amp_dtype
-        hub.emit(
-            AnalyticsSnapshot(
-                time=time.time(),
-                round=index,
-                amp_enabled=self.precision.enabled,
-                amp_dtype=str(amp_dtype).removeprefix("torch.") if amp_dtype else None,
-                learning_rate=metrics.get("learning_rate"),
-                environment_steps_per_second=steps / (end - begin),
-                rollout_seconds=collected - begin,
-                update_seconds=end - collected,
-            )
-        )
+        update = update_completed(index, self.agent, metrics) if self.agent else None
+        speed = snapshot(index, self.precision, metrics, steps, collected - begin, end - collected)
+        if update is not None:
+            hub.emit(update)
+        hub.emit(speed)
+        for anomaly in self.detector.observe(update, speed):
+            hub.emit(anomaly)
         summary = recorder.finish(steps / (end - begin), metrics)
         self._note_events(hub)
         self.observer.round_done(summary)

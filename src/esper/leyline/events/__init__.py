@@ -1,0 +1,160 @@
+"""The events of a run: one typed schema, one JSON line an event.
+
+A float that is not finite is written as the text ``NaN``, ``Infinity`` or ``-Infinity``, never as
+null; null means missing. Fields that a newer schema adds have defaults, so lines of an older one
+are read as well. docs/events.md is made from this package by ``scripts/write_event_docs.py``.
+"""
+
+from typing import Any
+
+import msgspec
+
+from esper.leyline.events.base import (
+    Event,
+    Number,
+    RoundEvent,
+    StepEvent,
+    nested_numbers,
+    number,
+    numbers,
+    to_floats,
+)
+from esper.leyline.events.growth import (
+    DecisionsMade,
+    EpochCompleted,
+    GovernorRollback,
+    SeedEvent,
+    SeedFossilized,
+    SeedGerminated,
+    SeedPruned,
+    SeedSignalsMeasured,
+    SeedStageChanged,
+)
+from esper.leyline.events.training import (
+    AnalyticsSnapshot,
+    AnomalyDetected,
+    CheckpointSaved,
+    CounterfactualMatrixComputed,
+    EpisodeOutcome,
+    EpisodeStarted,
+    PPOUpdateCompleted,
+    TelemetryDropped,
+    TrainingFinished,
+    TrainingStarted,
+)
+
+__all__ = [
+    "EVENTS",
+    "LEVELS",
+    "SCHEMA_VERSION",
+    "AnalyticsSnapshot",
+    "AnomalyDetected",
+    "AnyEvent",
+    "CheckpointSaved",
+    "CounterfactualMatrixComputed",
+    "DecisionsMade",
+    "EpisodeOutcome",
+    "EpisodeStarted",
+    "EpochCompleted",
+    "Event",
+    "GovernorRollback",
+    "Number",
+    "PPOUpdateCompleted",
+    "RoundEvent",
+    "SeedEvent",
+    "SeedFossilized",
+    "SeedGerminated",
+    "SeedPruned",
+    "SeedSignalsMeasured",
+    "SeedStageChanged",
+    "StepEvent",
+    "TelemetryDropped",
+    "TrainingFinished",
+    "TrainingStarted",
+    "decode",
+    "encode",
+    "event_type",
+    "nested_numbers",
+    "number",
+    "numbers",
+    "to_floats",
+]
+
+SCHEMA_VERSION = 3
+"""2 had no EPISODE_STARTED, DECISIONS_MADE, ANOMALY_DETECTED and TELEMETRY_DROPPED, and none of the
+fields that have a default."""
+
+AnyEvent = (
+    TrainingStarted
+    | EpisodeStarted
+    | DecisionsMade
+    | EpochCompleted
+    | SeedSignalsMeasured
+    | SeedGerminated
+    | SeedStageChanged
+    | SeedFossilized
+    | SeedPruned
+    | GovernorRollback
+    | EpisodeOutcome
+    | CounterfactualMatrixComputed
+    | PPOUpdateCompleted
+    | AnalyticsSnapshot
+    | AnomalyDetected
+    | TelemetryDropped
+    | CheckpointSaved
+    | TrainingFinished
+)
+
+LEVELS: dict[str, tuple[type[Event], ...]] = {
+    "off": (),
+    "minimal": (
+        TrainingStarted,
+        EpisodeStarted,
+        GovernorRollback,
+        EpisodeOutcome,
+        PPOUpdateCompleted,
+        AnalyticsSnapshot,
+        AnomalyDetected,
+        TelemetryDropped,
+        CheckpointSaved,
+        TrainingFinished,
+    ),
+}
+LEVELS["normal"] = (
+    *LEVELS["minimal"],
+    DecisionsMade,
+    EpochCompleted,
+    SeedGerminated,
+    SeedStageChanged,
+    SeedFossilized,
+    SeedPruned,
+    CounterfactualMatrixComputed,
+)
+LEVELS["debug"] = (*LEVELS["normal"], SeedSignalsMeasured)
+"""Which events each telemetry level writes."""
+
+
+def event_type(kind: type[Event]) -> str:
+    """The name of a kind of event in JSON, such as ``EPOCH_COMPLETED``."""
+    return str(kind.__struct_config__.tag)
+
+
+EVENTS: dict[str, type[Event]] = {event_type(kind): kind for kind in AnyEvent.__args__}
+"""Every kind of event by its name, in the order in which a round tells them."""
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(AnyEvent)
+
+
+def encode(event: Event) -> bytes:
+    """The event as one line of JSON, without the newline."""
+    return _encoder.encode(event)
+
+
+def decode(line: bytes | str) -> Any:
+    """The event of one line, of this schema or an older one.
+
+    Raises:
+        msgspec.DecodeError: the line is no event.
+    """
+    return _decoder.decode(line)

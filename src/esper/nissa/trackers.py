@@ -1,0 +1,118 @@
+"""Trackers of other makers: what a round and an update came to, as scalars over rounds."""
+
+import importlib.util
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from esper.leyline.errors import UsageError
+from esper.leyline.events import (
+    AnalyticsSnapshot,
+    AnomalyDetected,
+    EpisodeOutcome,
+    Event,
+    PPOUpdateCompleted,
+    TrainingStarted,
+    to_floats,
+)
+
+_OUTCOMES = tuple(
+    name for name in EpisodeOutcome.__struct_fields__ if name not in ("time", "round", "task")
+)
+_SPEEDS = ("environment_steps_per_second", "rollout_seconds", "update_seconds")
+
+
+def require_library(name: str, level: str) -> None:
+    """Refuse the tracker ``name`` where it cannot work.
+
+    Raises:
+        UsageError: its library is missing, or ``level`` writes no events.
+    """
+    if level == "off":
+        raise UsageError(f"{name}: telemetry_level off leaves nothing to track; choose another")
+    if importlib.util.find_spec(name) is None:
+        raise UsageError(
+            f"{name}: the library is not installed; pip install 'esper-growth[trackers]'"
+        )
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """What a tracker shows of an event, by name; of many environments the mean."""
+    if isinstance(event, PPOUpdateCompleted):
+        known = {name: value for name, value in event.metrics.items() if value is not None}
+        return {f"update/{name}": float(value) for name, value in known.items()}
+    if isinstance(event, AnalyticsSnapshot):
+        return {f"speed/{name}": getattr(event, name) for name in _SPEEDS}
+    if isinstance(event, EpisodeOutcome):
+        return {f"episodes/{name}": fmean(to_floats(getattr(event, name))) for name in _OUTCOMES}
+    return {}
+
+
+class TensorBoard:
+    """Writes TensorBoard's event files.
+
+    Args:
+        folder: where they lie; ``tensorboard --logdir`` reads it.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._writer: Any = None
+
+    def write(self, event: Event) -> None:
+        if isinstance(event, TrainingStarted):
+            from torch.utils.tensorboard import SummaryWriter
+
+            # Rounds that a resumed run repeats replace what was said of them before.
+            self._writer = SummaryWriter(str(self._folder), purge_step=event.round + 1)
+        for name, value in scalars(event).items():
+            self._writer.add_scalar(name, value, event.round)  # type: ignore[attr-defined]
+        if isinstance(event, AnomalyDetected):
+            self._writer.add_text(f"anomaly/{event.kind}", event.message, event.round)
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandB:
+    """Writes a Weights & Biases run offline; ``wandb sync`` sends it where one wants it.
+
+    Args:
+        run: the run directory, in whose ``wandb`` folder it lies.
+    """
+
+    def __init__(self, run: Path):
+        self._path = run
+        self._run: Any = None
+
+    def write(self, event: Event) -> None:
+        if isinstance(event, TrainingStarted):
+            import wandb
+
+            self._run = wandb.init(
+                project="esper",
+                name=self._path.name,
+                dir=str(self._path),
+                mode="offline",
+                config={"tasks": event.tasks, "policy": event.policy, "envs": event.envs},
+                settings=wandb.Settings(
+                    silent=True, console="off", disable_git=True, save_code=False
+                ),
+            )
+        values: dict[str, float | str] = dict(scalars(event))
+        if isinstance(event, AnomalyDetected):
+            values[f"anomaly/{event.kind}"] = event.message
+        if values:
+            self._run.log({"round": event.round, **values})  # type: ignore[attr-defined]
+
+    def flush(self) -> None:
+        """Its own process writes."""
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
