@@ -138,7 +138,9 @@ def _step(draw: random.Random, number: int, step: int) -> EpochCompleted:
 
 
 def _end_of_round(draw: random.Random, number: int) -> list[Event]:
-    metrics = {name: draw.random() for name in ("policy_loss", "value_loss", "entropy", "approx_kl")}
+    metrics = {
+        name: draw.random() for name in ("policy_loss", "value_loss", "entropy", "approx_kl")
+    }
     for head in (*HEADS, "value"):
         metrics[f"head_grad_norms/{head}"] = draw.random()
         metrics[f"head_entropy/{head}"] = draw.random()
@@ -215,12 +217,11 @@ async def frames(run: Path, size: tuple[int, int]) -> dict[str, list[tuple[float
                 app.playhead.place = (i + 1) * STEPS // (FRAMES + 1)
                 wall, processor = time.perf_counter(), time.process_time()
                 app.draw()
-                app.screen.refresh(layout=False)
-                await pilot.pause()
                 app.screen._compositor.render_strips()
                 found[page.title].append(
                     (time.perf_counter() - wall, time.process_time() - processor)
                 )
+                await pilot.pause(0.1)
     return found
 
 
@@ -241,7 +242,10 @@ def main() -> int:
                 f"Opening at {columns}x{rows}: {wall:.2f} s ({processor:.2f} s of processor time), "
                 "median of 3.\n"
             )
-        lines += ["| page | terminal | median | 95 % | processor, median |", "|---|---|---|---|---|"]
+        lines += [
+            "| page | terminal | median | 95 % | processor, median |",
+            "|---|---|---|---|---|",
+        ]
         for columns, rows in SIZES:
             for page, took in asyncio.run(frames(run, (columns, rows))).items():
                 wall, processor = (sorted(part) for part in zip(*took, strict=True))

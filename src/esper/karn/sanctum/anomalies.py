@@ -3,14 +3,13 @@
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.message import Message
-from textual.widgets import Static
 
 from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.table import Column, RowsTable
 from esper.karn.sanctum.text import compact
 from esper.karn.sanctum.troubles import Trouble, troubles
-from esper.karn.sanctum.view import View
+from esper.karn.sanctum.view import Lines, View
 from esper.leyline.events import TelemetryDropped
 
 COLUMNS = (
@@ -38,15 +37,17 @@ class Anomalies(View):
     def __init__(self) -> None:
         super().__init__(id="anomalies")
         self.troubles: list[Trouble] = []
+        self.summary = Lines(id="anomalies-summary")
+        self.table = RowsTable("anomaly-table", "● nothing went out of its bounds")
 
     def compose(self) -> ComposeResult:
-        yield Static(id="anomalies-summary")
-        yield RowsTable("anomaly-table", "● nothing went out of its bounds")
+        yield self.summary
+        yield self.table
 
     def show(self, moment: Moment, palette: Palette) -> None:
         self.troubles = troubles(moment)
-        self.query_one("#anomalies-summary", Static).update(_summary(moment, palette))
-        self.query_one(RowsTable).show(
+        self.summary.show(_summary(moment, palette))
+        self.table.show(
             COLUMNS,
             len(self.troubles),
             lambda i: _cells(self.troubles[i], palette),

@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from rich.style import Style
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import ContentSwitcher, Footer, Static
+from textual.widgets import ContentSwitcher, Footer
 
 from esper.karn.sanctum.anomalies import Anomalies
 from esper.karn.sanctum.environment import Environment
@@ -22,8 +24,8 @@ from esper.karn.sanctum.playhead import Playhead
 from esper.karn.sanctum.policy import Policy
 from esper.karn.sanctum.scoreboard import Scoreboard
 from esper.karn.sanctum.table import RowsTable
-from esper.karn.sanctum.troubles import strip
-from esper.karn.sanctum.view import View
+from esper.karn.sanctum.troubles import summary
+from esper.karn.sanctum.view import Lines, View
 
 POLL_SECONDS = 0.25
 FRAMES_PER_SECOND = 10
@@ -72,14 +74,19 @@ class Sanctum(App[None]):
         self.loaded = False
         self.theme = "textual-light" if light else "textual-dark"
         self._last_data = time.monotonic()
+        # Held here, for a query looks at the topmost screen alone, and that may be the help.
+        self.header, self.strip, self.tabs = (
+            Header(id="header"),
+            Lines(id="strip"),
+            Lines(id="tabs"),
+        )
+        self.pages = {page.title: page() for page in PAGES}
+        self.switcher = ContentSwitcher(initial=PAGES[0].title)
 
     def compose(self) -> ComposeResult:
-        yield Header(id="header")
-        yield Static(id="strip")
-        yield Static(id="tabs")
-        with ContentSwitcher(initial=PAGES[0].title):
-            for page in PAGES:
-                yield page()
+        yield from (self.header, self.strip, self.tabs)
+        with self.switcher:
+            yield from self.pages.values()
         yield Footer()
 
     @property
@@ -90,9 +97,8 @@ class Sanctum(App[None]):
     @property
     def page(self) -> View:
         """The page that is shown."""
-        shown = self.query_one(ContentSwitcher).visible_content
-        assert isinstance(shown, View)
-        return shown
+        assert self.switcher.current is not None
+        return self.pages[self.switcher.current]
 
     def on_mount(self) -> None:
         modified = self.log_file.modified()
@@ -113,8 +119,10 @@ class Sanctum(App[None]):
             if not self.log_file.behind:
                 changed |= not self.loaded
                 self.loaded = True
-            if changed:
+            if self.loaded and changed:
                 self.draw()
+            elif changed:
+                self._draw_header()
             await asyncio.sleep(0.0 if self.log_file.behind else POLL_SECONDS)
 
     def _tick(self) -> None:
@@ -128,32 +136,33 @@ class Sanctum(App[None]):
 
     def draw(self) -> None:
         """Show the moment at the playhead. Pages that are not in sight are left alone."""
+        if not self.page.is_attached:
+            return  # being closed
         moment, palette = self.playhead.moment(), self.palette
         self._draw_header()
-        text = strip(moment, palette)
-        line = self.query_one("#strip", Static)
-        line.set_class(bool(text), "-shown")
-        line.update(text)
+        text = summary(moment, palette)
+        self.strip.set_class(bool(text), "-shown")
+        self.strip.show(text)
         self.page.show(moment, palette)
 
     def _draw_header(self) -> None:
         standing = Standing(
             self.log_file, self.playhead, time.monotonic() - self._last_data, self.loaded
         )
-        header = self.query_one("#header", Header)
-        header.show(self.run_name, self.playhead.moment(), standing, self.palette)
+        self.header.describe(self.run_name, self.playhead.moment(), standing, self.palette)
 
     def _draw_tabs(self) -> None:
-        tabs = []
+        tabs = Text()
         for i, page in enumerate(PAGES, 1):
-            title = f" {i} {page.title} "
-            title = f"[reverse]{title}[/]" if page is type(self.page) else title
-            tabs.append(f"[@click=app.page('{page.title}')]{title}[/]")
-        self.query_one("#tabs", Static).update(" ".join(tabs))
+            click = Style(
+                reverse=page is type(self.page), meta={"@click": f"app.page('{page.title}')"}
+            )
+            tabs.append(f" {i} {page.title} ", click).append(" ")
+        self.tabs.show(tabs)
 
     def action_page(self, title: str) -> None:
         """Show a page."""
-        self.query_one(ContentSwitcher).current = title
+        self.switcher.current = title
         tables = self.page.query(RowsTable)
         if tables:
             tables.first().focus()
@@ -207,7 +216,7 @@ class Sanctum(App[None]):
         self.push_screen(Help(self.palette))
 
     def on_overview_environment_chosen(self, event: Overview.EnvironmentChosen) -> None:
-        self.query_one(Environment).choose(event.environment)
+        self._choose(event.environment)
         self.action_page(Environment.title)
 
     def on_scoreboard_episode_chosen(self, event: Scoreboard.EpisodeChosen) -> None:
@@ -216,9 +225,14 @@ class Sanctum(App[None]):
     def on_anomalies_round_chosen(self, event: Anomalies.RoundChosen) -> None:
         self._go_to(event.trouble.round, event.trouble.environment)
 
+    def _choose(self, environment: int) -> None:
+        page = self.pages[Environment.title]
+        assert isinstance(page, Environment)
+        page.choose(environment)
+
     def _go_to(self, round_number: int, environment: int | None) -> None:
         """Show how things stood at the end of a round."""
         self.playhead.show(round_number)
         if environment is not None:
-            self.query_one(Environment).choose(environment)
+            self._choose(environment)
         self.action_page(Overview.title if environment is None else Environment.title)

@@ -8,7 +8,6 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Static
 
 from esper.karn.sanctum.decisions import COLUMNS, Decision, decisions
 from esper.karn.sanctum.moment import Moment
@@ -16,7 +15,7 @@ from esper.karn.sanctum.palette import GLYPHS, Palette, op_name, stage_name
 from esper.karn.sanctum.plot import TICK_WIDTH, Curve, Frame, Plot
 from esper.karn.sanctum.table import RowsTable
 from esper.karn.sanctum.text import count, gauge, written
-from esper.karn.sanctum.view import View
+from esper.karn.sanctum.view import Lines, View
 from esper.leyline.actions import Op
 from esper.leyline.events import EpochCompleted, to_floats
 from esper.leyline.stages import LIVING
@@ -37,17 +36,19 @@ class Environment(View):
     def __init__(self) -> None:
         super().__init__(id="environment")
         self.environment, self.waits = 0, False
+        self.heading = Lines(id="environment-title")
+        self.plot = Plot("validation accuracy", id="environment-accuracy")
+        self.lanes, self.slots = Lines(id="environment-lanes"), Lines(id="environment-slots")
+        self.table = RowsTable("decisions", "no decision but to wait yet")
         self.moment: Moment | None = None
         self.palette: Palette | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(id="environment-title")
+        yield self.heading
         with Horizontal():
             with Vertical(id="environment-life"):
-                yield Plot("validation accuracy", id="environment-accuracy")
-                yield Static(id="environment-lanes")
-                yield Static(id="environment-slots")
-            yield RowsTable("decisions", "no decision but to wait yet")
+                yield from (self.plot, self.lanes, self.slots)
+            yield self.table
 
     def choose(self, environment: int) -> None:
         """Show another environment."""
@@ -68,21 +69,20 @@ class Environment(View):
 
     def show(self, moment: Moment, palette: Palette) -> None:
         self.moment, self.palette = moment, palette
-        title = self.query_one("#environment-title", Static)
         if moment.step is None:
-            title.update(
+            self.heading.show(
                 Text("no environment steps; telemetry level normal writes them", palette.muted)
             )
             return
         self.environment = min(self.environment, len(moment.step.reward) - 1)
         steps = moment.episode(moment.round)
-        title.update(_title(moment, steps, self.environment, palette))
+        self.heading.show(_title(moment, steps, self.environment, palette))
         self._show_accuracy(moment, steps, palette)
         self._show_slots(moment, steps[-1], palette)
         found = decisions(moment, steps, self.environment)
         if not self.waits:
             found = [decision for decision in found if decision.op != op_name(Op.WAIT)]
-        self.query_one("#decisions", RowsTable).show(
+        self.table.show(
             COLUMNS, len(found), lambda i: _decision_cells(found[i], palette), palette.cursor
         )
 
@@ -94,8 +94,7 @@ class Environment(View):
         grown = [step.validation_accuracy[i] for step in steps]
         twin = [step.twin_validation_accuracy[i] for step in steps]
         low, high = _limits(to_floats(grown) + to_floats(twin))
-        plot = self.query_one("#environment-accuracy", Plot)
-        plot.show(
+        self.plot.show(
             [float(step.step) for step in steps],
             [
                 Curve("never-grow twin", twin, palette.twin, "·"),
@@ -103,12 +102,12 @@ class Environment(View):
             ],
             Frame(low, high, 1.0, float(max(2, length))),
         )
-        lanes = lives(moment, steps, i, max(8, plot.size.width - _AXIS), palette)
-        self.query_one("#environment-lanes", Static).update(lanes)
+        lanes = lives(moment, steps, i, max(8, self.plot.size.width - _AXIS), palette)
+        self.lanes.show(lanes)
 
     def _show_slots(self, moment: Moment, step: EpochCompleted, palette: Palette) -> None:
         table = slot_table(moment, step, self.environment, palette)
-        self.query_one("#environment-slots", Static).update(table)
+        self.slots.show(table)
 
 
 def _limits(values: list[float]) -> tuple[float, float]:

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rich.text import Text
-from textual.widgets import Static
 
 from esper.karn.sanctum.log import EventLog
 from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.playhead import Playhead
 from esper.karn.sanctum.text import duration, gauge, written
+from esper.karn.sanctum.view import Lines
 
 QUIET_SECONDS = 10.0
 """Silence after which Sanctum says that no data come, unless the run is slower by nature."""
@@ -35,15 +35,15 @@ class Standing:
     loaded: bool
 
 
-class Header(Static):
+class Header(Lines):
     """See the module."""
 
-    def show(self, name: str, moment: Moment, standing: Standing, palette: Palette) -> None:
+    def describe(self, name: str, moment: Moment, standing: Standing, palette: Palette) -> None:
         """Draw a moment."""
         text = _identity(name, moment, palette)
         text.append("\n").append_text(_progress(moment, palette, self.size.width))
         text.append("  ").append_text(status(moment, standing, palette))
-        self.update(text)
+        self.show(text)
 
 
 def _identity(name: str, moment: Moment, palette: Palette) -> Text:

@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.message import Message
-from textual.widgets import Input, Static
+from textual.widgets import Input
 
 from esper.karn.sanctum.feed import feed
 from esper.karn.sanctum.memo import OfEach
@@ -20,7 +20,7 @@ from esper.karn.sanctum.plot import Curve, Plot
 from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arranged, rows
 from esper.karn.sanctum.table import Cell, Column, RowsTable
 from esper.karn.sanctum.text import count, sparkline, written
-from esper.karn.sanctum.view import View
+from esper.karn.sanctum.view import Lines, View
 from esper.leyline.events import EpisodeOutcome, EpochCompleted, to_floats
 from esper.leyline.stages import Stage
 
@@ -49,17 +49,24 @@ class Overview(View):
         self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
         self.rows: list[Row] = []
         self._means = OfEach(_accuracies)
+        # Pages hold their parts: while Sanctum is being closed a query may find nothing.
+        self.summary = Lines(id="overview-summary")
+        self.table = RowsTable("environments", "no environment matches")
+        self.side = Vertical(id="overview-side", classes="wide-only")
+        self.plot = Plot("accuracy of each round", id="overview-accuracy")
+        self.feed = Lines(id="overview-feed")
+        self.search = Input(placeholder="words: growing, conv_heavy, a number", id="search")
         self.moment: Moment | None = None
         self.palette: Palette | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(id="overview-summary")
+        yield self.summary
         with Horizontal():
-            yield RowsTable("environments", "no environment matches")
-            with Vertical(id="overview-side", classes="wide-only"):
-                yield Plot("accuracy of each round", id="overview-accuracy")
-                yield Static(id="overview-feed")
-        yield Input(placeholder="words: growing conv_heavy, an environment, ...", id="search")
+            yield self.table
+            with self.side:
+                yield self.plot
+                yield self.feed
+        yield self.search
 
     def show(self, moment: Moment, palette: Palette) -> None:
         self.moment, self.palette = moment, palette
@@ -68,10 +75,9 @@ class Overview(View):
         gains = [grown - twin for grown, twin in map(self._means, moment.outcomes[-12:])]
         summary = _totals(every, gains, palette)
         summary.append("\n").append_text(self._arrangement(len(every), palette))
-        self.query_one("#overview-summary", Static).update(summary)
+        self.summary.show(summary)
         self._show_table(moment, palette)
-        side = self.query_one("#overview-side")
-        if side.display:
+        if self.side.display:
             self._show_side(moment, palette)
 
     def _arrangement(self, total: int, palette: Palette) -> Text:
@@ -83,9 +89,8 @@ class Overview(View):
         return text
 
     def _show_table(self, moment: Moment, palette: Palette) -> None:
-        table = self.query_one(RowsTable)
         slots = max((len(row.stages) for row in self.rows), default=0)
-        wide = table.size.width >= 92
+        wide = self.table.size.width >= 92
         several = moment.started is not None and len(moment.started.tasks) > 1
         columns = [
             Column("env", 4, right=True),
@@ -100,7 +105,7 @@ class Overview(View):
             *([Column("this episode", 24)] if wide else []),
         ]
         steps = moment.episode(moment.round) if wide else []
-        table.show(
+        self.table.show(
             columns,
             len(self.rows),
             lambda i: _cells(self.rows[i], several, steps, palette),
@@ -111,16 +116,14 @@ class Overview(View):
         outcomes = moment.outcomes
         rounds = [float(o.round) for o in outcomes]
         means = [self._means(o) for o in outcomes]
-        plot = self.query_one("#overview-accuracy", Plot)
-        plot.show(
+        self.plot.show(
             rounds,
             [
                 Curve("twin", [twin for _, twin in means], palette.twin, "·"),
                 Curve("grown", [grown for grown, _ in means], palette.grown),
             ],
         )
-        box = self.query_one("#overview-feed", Static)
-        box.update(feed(moment, max(1, box.size.height), palette))
+        self.feed.show(feed(moment, max(1, self.feed.size.height), palette))
 
     def action_sort(self, by: int) -> None:
         """Sort by the next column."""
@@ -146,16 +149,14 @@ class Overview(View):
 
     def action_search(self) -> None:
         """Type words that a row must hold."""
-        search = self.query_one("#search", Input)
-        search.display = True
-        search.focus()
+        self.search.display = True
+        self.search.focus()
 
     def action_clear_search(self) -> None:
         """Show every row again."""
-        search = self.query_one("#search", Input)
-        search.value, self.words, self.keep = "", "", "all"
-        search.display = False
-        self.query_one(RowsTable).focus()
+        self.search.value, self.words, self.keep = "", "", "all"
+        self.search.display = False
+        self.table.focus()
         self._again()
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -164,7 +165,7 @@ class Overview(View):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.input.display = False
-        self.query_one(RowsTable).focus()
+        self.table.focus()
 
     def on_rows_table_heading_clicked(self, event: RowsTable.HeadingClicked) -> None:
         if event.title in SORTS:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Grid
-from textual.widgets import Static
 
 from esper.karn.sanctum.header import learning_rate
 from esper.karn.sanctum.heads import Head, State, heads, series
@@ -13,7 +12,7 @@ from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.plot import Curve, Plot
 from esper.karn.sanctum.text import compact, sparkline, trend, written
-from esper.karn.sanctum.view import View
+from esper.karn.sanctum.view import Lines, View
 from esper.leyline.events import Number, PPOUpdateCompleted
 
 RECENT = 200
@@ -66,27 +65,28 @@ class Policy(View):
 
     def __init__(self) -> None:
         super().__init__(id="policy")
+        self.heads, self.scalars = Lines(id="policy-heads"), Lines(id="policy-scalars")
+        self.grid = Grid(id="policy-plots", classes="tall-only")
+        self.plots = {name: Plot(title, id=f"policy-{name}") for name, title, _ in PLOTS}
 
     def compose(self) -> ComposeResult:
-        yield Static(id="policy-heads")
-        yield Static(id="policy-scalars")
-        with Grid(id="policy-plots", classes="tall-only"):
-            for name, title, _ in PLOTS:
-                yield Plot(title, id=f"policy-{name}")
+        yield self.heads
+        yield self.scalars
+        with self.grid:
+            yield from self.plots.values()
 
     def show(self, moment: Moment, palette: Palette) -> None:
         updates = moment.updates
-        table = self.query_one("#policy-heads", Static)
         if not updates:
-            table.update(Text("no update of a policy yet", style=palette.muted))
-            self.query_one("#policy-scalars", Static).update("")
+            self.heads.show(Text("no update of a policy yet", style=palette.muted))
+            self.scalars.show(Text())
             return
-        table.update(head_table(updates, palette, self.size.width))
+        self.heads.show(head_table(updates, palette, self.size.width))
         scalars = scalar_table(updates, palette, self.size.width)
         scalars.append(f"\nlearning rate  {learning_rate(moment) or 'missing'}")
         scalars.append(_schedule(moment), style=palette.muted)
-        self.query_one("#policy-scalars", Static).update(scalars)
-        if self.query_one("#policy-plots").display:
+        self.scalars.show(scalars)
+        if self.grid.display:
             self._show_plots(updates, palette)
 
     def _show_plots(self, updates: Sequence[PPOUpdateCompleted], palette: Palette) -> None:
@@ -97,7 +97,7 @@ class Policy(View):
                 Curve(label, series(updates, metric), *look)
                 for (label, metric), look in zip(wanted, looks, strict=False)
             ]
-            self.query_one(f"#policy-{name}", Plot).show(places, curves)
+            self.plots[name].show(places, curves)
 
 
 def _schedule(moment: Moment) -> str:

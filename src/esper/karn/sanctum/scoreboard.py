@@ -91,11 +91,13 @@ class Scoreboard(View):
         self._mean = OfEach(mean)
         self.best: list[Score] = []
         self.rounds: list[Score] = []
+        self.episode_table = RowsTable("best-episodes", "no round is over yet")
+        self.round_table = RowsTable("best-rounds", "no round is over yet")
 
     def compose(self) -> ComposeResult:
         with Horizontal():
-            yield RowsTable("best-episodes", "no round is over yet")
-            yield RowsTable("best-rounds", "no round is over yet")
+            yield self.episode_table
+            yield self.round_table
 
     def show(self, moment: Moment, palette: Palette) -> None:
         every = (score for outcome in moment.outcomes for score in self._episodes(outcome))
@@ -105,10 +107,10 @@ class Scoreboard(View):
         ]
         self.rounds = nlargest(SHOWN, means, key=lambda s: s.gain)
         for table, scores, extra in (
-            ("best-episodes", self.best, [Column("env", 4, True), Column("task", 14)]),
-            ("best-rounds", self.rounds, []),
+            (self.episode_table, self.best, [Column("env", 4, True), Column("task", 14)]),
+            (self.round_table, self.rounds, []),
         ):
-            self.query_one(f"#{table}", RowsTable).show(
+            table.show(
                 [
                     Column("gain", 7, True),
                     Column("round", 6, True),
@@ -125,7 +127,7 @@ class Scoreboard(View):
             )
 
     def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
-        scores = self.best if event.table.id == "best-episodes" else self.rounds
+        scores = self.best if event.table is self.episode_table else self.rounds
         self.post_message(self.EpisodeChosen(scores[event.row]))
 
 

@@ -76,7 +76,7 @@ def _words(name: str) -> str:
     return name.lower().replace("_", " ").removesuffix(" detected")
 
 
-def strip(moment: Moment, palette: Palette) -> Text:
+def summary(moment: Moment, palette: Palette) -> Text:
     """One line that counts what went wrong; empty while nothing did."""
     anomalies, rollbacks = moment.anomalies, moment.events(GovernorRollback)
     counts = Counter(_words(event.kind) for event in anomalies)
