@@ -30,20 +30,51 @@ TINY = {
 }  # fmt: skip
 
 
-def train(target: Path, source: Path = ROOT, until: str | None = None, **settings: object) -> None:
+GENTLE = {"entropy": 2.0, "learning_rate": 0.006, "minibatches": 2, "seed": 14}
+"""Settings with which the policy moves and stays within its bounds."""
+
+
+BROKEN_HEADS = """
+import torch
+from esper.simic.ppo import PPOAgent
+
+learn = PPOAgent.update
+
+def update(self, rollout):
+    if self.updates == 4:
+        for parameter in self.policy.head_parameters("tempo"):
+            parameter.requires_grad_(False)
+        for parameter in self.policy.head_parameters("style"):
+            parameter.register_hook(lambda gradient: gradient * torch.nan)
+    return learn(self, rollout)
+
+PPOAgent.update = update
+"""
+"""From the fifth update on one head has no gradient and another's is NaN."""
+
+
+def train(
+    target: Path,
+    source: Path = ROOT,
+    until: str | None = None,
+    before: str = "",
+    **settings: object,
+) -> None:
     """Train in a process of its own and move its run directory to ``target``.
 
     Args:
         target: replaced.
         source: checkout whose code runs.
         until: kill the process once its events hold this text.
+        before: Python that runs before training.
         settings: besides those of ``TINY``.
     """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         file = place / "settings.json"
         file.write_text(json.dumps(TINY | settings))
-        command = [sys.executable, "-m", "esper.scripts.train", "ppo", "--config-json", str(file)]
+        code = f"{before}\nfrom esper.scripts.train import main\nmain()"
+        command = [sys.executable, "-c", code, "ppo", "--config-json", str(file)]
         command += ["--telemetry-dir", str(place / "runs")]
         environment = os.environ | {"PYTHONPATH": str(source / "src"), "OMP_NUM_THREADS": "1"}
         with (place / "log").open("wb") as log:
@@ -83,17 +114,18 @@ def _blank(config: Path) -> None:
 def healthy(target: Path) -> None:
     """Three tasks at debug level; seeds are born, fossilised and pruned; with its checkpoint."""
     tasks = ["digits_shift", "digits", "digits_mlp"]
-    train(target, task=tasks, rounds=6, telemetry_level="debug")
+    train(target, task=tasks, rounds=6, telemetry_level="debug", reward="terminal", **GENTLE)
 
 
 def anomalous(target: Path) -> None:
-    """A learning rate that throws the policy out of every bound."""
-    train(target, rounds=6, learning_rate=0.3, target_kl=1e30, max_gradient_norm=1e30)
+    """A learning rate that throws the policy out of every bound, and broken heads at the end."""
+    wild = {"learning_rate": 0.3, "target_kl": 1e30, "max_gradient_norm": 1e30}
+    train(target, before=BROKEN_HEADS, rounds=6, envs=4, **wild)
     shutil.rmtree(target / "checkpoints")
 
 
 def interrupted(target: Path) -> None:
-    """Killed in the third round; the last line is cut off in its middle."""
+    """Killed in the third round; what it wrote last is cut off in the middle of a line."""
     train(target, until='"round":3,"step":6,', rounds=100, envs=4)
     shutil.rmtree(target / "checkpoints")
     events = target / "events.jsonl"

@@ -40,6 +40,46 @@ def read_flags(program: str, arguments: list[str], kinds: Mapping[str, Any]) -> 
     return settings
 
 
+def read_arguments(
+    program: str,
+    arguments: list[str],
+    kinds: Mapping[str, Any],
+    short: Mapping[str, str] | None = None,
+) -> tuple[list[str], dict[str, Any]]:
+    """The arguments without a flag, which may stand anywhere, and the settings of the flags.
+
+    Args:
+        program: the command, for messages.
+        arguments: as typed; behind ``--`` nothing is a flag.
+        kinds: the type of each setting that the command has; a flag takes one value or, if it is a
+            switch, none.
+        short: other spellings of flags, such as ``-o``.
+
+    Raises:
+        UsageError: see ``read_flags``.
+    """
+    waiting = list(arguments)
+    names: list[str] = []
+    flags: list[str] = []
+    while waiting:
+        word = waiting.pop(0)
+        flag = (short or {}).get(word, word)
+        if flag == "--":
+            return names + waiting, read_flags(program, flags, kinds)
+        if not flag.startswith("-") or flag == "-":
+            names.append(flag)
+            continue
+        # One dash begins a flag as well, so that a wrong one is not taken for a name.
+        flags.append(flag if flag.startswith("--") else f"-{flag}")
+        if "=" not in flag and waiting and bool not in options_of(_kind(program, flags[-1], kinds)):
+            flags.append(waiting.pop(0))
+    return names, read_flags(program, flags, kinds)
+
+
+def _kind(program: str, flag: str, kinds: Mapping[str, Any]) -> Any:
+    return kinds[_setting(program, flag, kinds)[0]]
+
+
 def _split(arguments: list[str]) -> list[tuple[str, list[str]]]:
     """Flags with the values behind them; what comes before the first flag has no name."""
     parts: list[tuple[str, list[str]]] = [("", [])]

@@ -22,6 +22,8 @@ COMMANDS = {
     for name, summary in {
         "train": "Train a policy: ppo or heuristic.",
         "sanctum": "Watch a run on the terminal, live or finished.",
+        "report": "Write what runs did into one HTML file.",
+        "runs": "List runs with their status; `esper runs prune` removes some.",
         "tasks": "List the tasks one can train on.",
     }.items()
 }

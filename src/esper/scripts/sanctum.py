@@ -10,7 +10,7 @@ import tyro
 from esper.karn.sanctum.app import Sanctum
 from esper.leyline.errors import UsageError
 from esper.scripts.entry import guarded, print_help, wants_help
-from esper.scripts.flags import read_flags
+from esper.scripts.flags import read_arguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,10 +30,12 @@ def sanctum(arguments: list[str]) -> int:
     program = "esper sanctum"
     if wants_help(arguments):
         return print_help(SanctumArguments, program)
-    named = arguments[:1] if arguments and not arguments[0].startswith("--") else []
     kinds = {f.name: f.type for f in fields(SanctumArguments) if f.name != "run"}
-    given = SanctumArguments(**read_flags(program, arguments[len(named) :], kinds))
-    run = find_run(Path(named[0]) if named else given.run)
+    names, settings = read_arguments(program, arguments, kinds)
+    if len(names) > 1:
+        raise UsageError(f"run: {program} shows one run, got {len(names)}; name one")
+    given = SanctumArguments(**settings)
+    run = find_run(Path(names[0]) if names else given.run)
     if not is_terminal():
         raise UsageError("sanctum: needs a terminal; esper report makes a page of the run instead")
     Sanctum(run, given.light, given.owner).run()

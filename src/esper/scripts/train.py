@@ -116,7 +116,8 @@ def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
     print_summary(console, summary)
     if summary.rounds and (summary.path / "events.jsonl").exists():
         try:
-            console.out(f"report: {write_report(summary.path)}", highlight=False)
+            report = write_report([summary.path], summary.path / "report.html")
+            console.out(f"report: {report}", highlight=False)
         except (OSError, UsageError) as error:
             print(f"warning: report.html could not be written ({error})", file=sys.stderr)
     return summary.exit_code

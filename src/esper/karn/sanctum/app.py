@@ -1,6 +1,7 @@
 """Sanctum itself: follows a run directory and shows its pages."""
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -13,9 +14,10 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import ContentSwitcher, Footer
 
+from esper.karn.runs import is_running
 from esper.karn.sanctum.anomalies import Anomalies
 from esper.karn.sanctum.environment import Environment
-from esper.karn.sanctum.header import Header, Standing
+from esper.karn.sanctum.header import QUIET_SECONDS, Header, Standing
 from esper.karn.sanctum.help import Help
 from esper.karn.sanctum.log import EventLog
 from esper.karn.sanctum.overview import Overview
@@ -67,13 +69,15 @@ class Sanctum(App[None]):
 
     def __init__(self, run: Path, light: bool = False, owner: int | None = None):
         super().__init__()
-        self.run_name = run.resolve().name
+        self.run_directory, self.run_name = run, run.resolve().name
         self.log_file = EventLog(run)
         self.playhead = Playhead(self.log_file)
         self.owner = owner
         self.loaded = False
         self.theme = "textual-light" if light else "textual-dark"
         self._last_data = time.monotonic()
+        self._alive: bool | None = None
+        self._asked = -math.inf
         # Held here, for a query looks at the topmost screen alone, and that may be the help.
         self.header, self.strip, self.tabs = (
             Header(id="header"),
@@ -132,7 +136,16 @@ class Sanctum(App[None]):
     def _every_second(self) -> None:
         if self.owner is not None and os.getppid() != self.owner:
             self.exit()
+        self._look_after_process()
         self._draw_header()
+
+    def _look_after_process(self) -> None:
+        """Whether the run's process lives, asked seldom: it means to hold its lock for a moment."""
+        now = time.monotonic()
+        if now - self._last_data < QUIET_SECONDS:
+            self._alive = None
+        elif now - self._asked > QUIET_SECONDS:
+            self._alive, self._asked = is_running(self.run_directory), now
 
     def draw(self) -> None:
         """Show the moment at the playhead. Pages that are not in sight are left alone."""
@@ -146,9 +159,8 @@ class Sanctum(App[None]):
         self.page.show(moment, palette)
 
     def _draw_header(self) -> None:
-        standing = Standing(
-            self.log_file, self.playhead, time.monotonic() - self._last_data, self.loaded
-        )
+        silence = time.monotonic() - self._last_data
+        standing = Standing(self.log_file, self.playhead, silence, self._alive, self.loaded)
         self.header.describe(self.run_name, self.playhead.moment(), standing, self.palette)
 
     def _draw_tabs(self) -> None:

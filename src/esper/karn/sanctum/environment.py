@@ -18,7 +18,7 @@ from esper.karn.sanctum.text import count, gauge, written
 from esper.karn.sanctum.view import Lines, View
 from esper.leyline.actions import Op
 from esper.leyline.events import EpochCompleted, to_floats
-from esper.leyline.stages import LIVING
+from esper.leyline.stages import ACTING, COMPUTING, LIVING
 
 _AXIS = TICK_WIDTH + 1
 
@@ -111,10 +111,10 @@ class Environment(View):
 
 
 def _limits(values: list[float]) -> tuple[float, float]:
-    """Whole tenths around the finite values."""
+    """Twentieths around the finite values."""
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
-    low, high = math.floor(10 * min(finite)) / 10, math.ceil(10 * max(finite)) / 10
-    return low, high if high > low else low + 0.1
+    low, high = math.floor(20 * min(finite)) / 20, math.ceil(20 * max(finite)) / 20
+    return low, high if high > low else low + 0.05
 
 
 def _title(
@@ -126,16 +126,15 @@ def _title(
     twin = float(step.twin_validation_accuracy[environment])
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"environment {environment}", style="bold")
-    task = moment.task(environment)
-    text.append(f" group {environment // moment.started.group_size}", style=palette.muted)
-    text.append(f" {task}" if task else "", style=palette.muted)
     text.append(f"  accuracy {written(accuracy)}", style=palette.grown)
     text.append(f"  twin {written(twin)}", style=palette.twin)
     gain = accuracy - twin
     text.append(f"  gain {written(gain, '+.3f')}", style=palette.bad if gain < 0 else palette.good)
     earned = sum(to_floats([s.reward[environment] for s in steps]))
     text.append(f"  return {written(earned, '+.3f')}")
-    return text.append(f"  added {count(step.added_parameters[environment])}")
+    text.append(f"  added {count(step.added_parameters[environment])}")
+    text.append(f"  group {environment // moment.started.group_size}", style=palette.muted)
+    return text.append(f"  {moment.task(environment) or ''}", style=palette.muted)
 
 
 def lives(
@@ -194,8 +193,13 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
         contribution = measured.contribution[environment][slot] if measured else None
         gradient = measured.gradient_norm[environment][slot] if measured else None
         shapley = worth.shapley[environment][slot] if worth else None
-        for value, form in ((contribution, "+.3f"), (gradient, ".3g"), (shapley, "+.3f")):
-            text.append(f"{'-' if value is None else written(value, form):>9}")
+        for value, form, stages_of_it in (
+            (contribution, "+.3f", ACTING),
+            (gradient, ".3g", COMPUTING),
+            (shapley, "+.3f", ACTING),
+        ):
+            told = value is not None and stage in stages_of_it
+            text.append(f"{written(value, form) if told else '-':>9}")
     return text
 
 

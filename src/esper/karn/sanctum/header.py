@@ -26,12 +26,14 @@ class Standing:
         log: the run's events.
         playhead: which moment is shown.
         silence: seconds since data last came.
+        alive: whether the run's process lives; None where that was not looked up.
         loaded: whether the file was read to its end.
     """
 
     log: EventLog
     playhead: Playhead
     silence: float
+    alive: bool | None
     loaded: bool
 
 
@@ -41,8 +43,8 @@ class Header(Lines):
     def describe(self, name: str, moment: Moment, standing: Standing, palette: Palette) -> None:
         """Draw a moment."""
         text = _identity(name, moment, palette)
-        text.append("\n").append_text(_progress(moment, palette, self.size.width))
-        text.append("  ").append_text(status(moment, standing, palette))
+        text.append("\n").append_text(status(moment, standing, palette)).append("  ")
+        text.append_text(_progress(moment, palette, self.size.width))
         self.show(text)
 
 
@@ -85,7 +87,7 @@ def _progress(moment: Moment, palette: Palette, width: int) -> Text:
     if rate is not None:
         text.append(f"  LR {rate}")
     left = seconds_left(moment)
-    if left is not None and moment.finished is None:
+    if left is not None and moment.finished is None and left > 0:
         text.append(f"  {duration(left)} left")
     return text
 
@@ -122,7 +124,9 @@ def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
         style = palette.good if moment.finished.status == "finished" else palette.warning
         return Text(f"{glyph} {moment.finished.status}", style=style)
     if standing.silence > quiet_after(moment):
-        return Text(f"▲ no new data for {duration(standing.silence)}", style=palette.bad)
+        why = {None: "", True: ", but its process lives", False: "; its process has ended"}
+        words = f"▲ no new data for {duration(standing.silence)}{why[standing.alive]}"
+        return Text(words, style=palette.bad)
     return Text("● live", style=palette.good)
 
 

@@ -12,7 +12,7 @@ from esper.leyline.events import Number, PPOUpdateCompleted
 ROWS = (*HEADS, "value")
 """The heads that are shown: those of the action, and the critic's."""
 
-VANISHING, EXPLODING, COLLAPSED = 1e-6, 100.0, 0.02
+VANISHING, EXPLODING, COLLAPSED = 1e-7, 100.0, 0.02
 """Gradient norms, and entropy in nats, beyond which a head is not healthy."""
 
 

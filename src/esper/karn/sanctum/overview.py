@@ -22,7 +22,6 @@ from esper.karn.sanctum.table import Cell, Column, RowsTable
 from esper.karn.sanctum.text import count, sparkline, written
 from esper.karn.sanctum.view import Lines, View
 from esper.leyline.events import EpisodeOutcome, EpochCompleted, to_floats
-from esper.leyline.stages import Stage
 
 
 class Overview(View):
@@ -73,7 +72,7 @@ class Overview(View):
         every = rows(moment)
         self.rows = arranged(every, self.sort, self.reversed, self.keep, self.words)
         gains = [grown - twin for grown, twin in map(self._means, moment.outcomes[-12:])]
-        summary = _totals(every, gains, palette)
+        summary = _totals(every, gains, palette, words=self.size.width >= 140)
         summary.append("\n").append_text(self._arrangement(len(every), palette))
         self.summary.show(summary)
         self._show_table(moment, palette)
@@ -179,7 +178,7 @@ class Overview(View):
             self.show(self.moment, self.palette)
 
 
-def _totals(every: list[Row], gains: list[float], palette: Palette) -> Text:
+def _totals(every: list[Row], gains: list[float], palette: Palette, words: bool) -> Text:
     """Means over environments, and how many slots are in which stage."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if not every:
@@ -196,7 +195,7 @@ def _totals(every: list[Row], gains: list[float], palette: Palette) -> Text:
         if stages[stage] and stage:
             text.append("  ")
             text.append(f"{GLYPHS[stage]} {stages[stage]}", style=palette.stage(stage))
-            if stage is Stage.DORMANT:
+            if words:
                 text.append(f" {stage_name(stage)}", style=palette.muted)
     return text
 

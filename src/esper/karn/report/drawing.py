@@ -1,0 +1,251 @@
+"""Figures as SVG that lives in a page: its colours follow the page, its words stay words."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import Collection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+NARROW, WIDE = 4.6, 9.6
+"""Widths of a figure in inches: half a row of the page, or all of it."""
+
+INK, MUTED, GRID, SURFACE = "#010101", "#020202", "#030303", "#040404"
+"""Stand-ins for the page's colours; ``_themed`` puts CSS variables in their place."""
+
+SERIES = tuple(f"#0500{i:02x}" for i in range(8))
+"""Stand-ins for the colours of runs, tasks or curves."""
+
+STAGE_COLOURS = {
+    name: f"#0600{i:02x}"
+    for i, name in enumerate(("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILISED"))
+}
+"""Stand-ins for the colours of a seed's stages."""
+
+GOOD, BAD = "#070001", "#070002"
+"""Stand-ins for the colours of what was kept and of what went wrong."""
+
+DASHES = ("-", "--", ":", "-.")
+"""Curves differ in these too, for whoever does not see the colours."""
+
+_VARIABLES = {
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    SURFACE: "surface",
+    GOOD: "good",
+    BAD: "bad",
+    **{colour: f"series-{i}" for i, colour in enumerate(SERIES)},
+    **{colour: f"stage-{name.lower()}" for name, colour in STAGE_COLOURS.items()},
+}
+
+_STYLE: Any = {
+    # The same run gives the same file.
+    "svg.hashsalt": "esper",
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.0,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure on the page, or the sentence that says why there is none.
+
+    Attributes:
+        title: its heading.
+        text: what is to be seen, or what is missing.
+        svg: None where there is nothing to draw.
+        wide: whether it takes a whole row.
+    """
+
+    title: str
+    text: str
+    svg: str | None = None
+    wide: bool = False
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The style of all figures, for as long as they are made and drawn."""
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.62) -> Figure:
+    """An empty figure, sizes in inches; ``left`` is the room for the words beside the axes."""
+    figure = Figure(figsize=(width, height))
+    # A layout engine would measure every word several times; these margins fit ours.
+    figure.subplots_adjust(
+        left=left / width, right=1 - 0.12 / width, top=1 - 0.12 / height, bottom=0.48 / height
+    )
+    return figure
+
+
+def panels(
+    count: int, columns: int, height: float, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A wide figure of ``count`` axes with titles in rows of ``columns``.
+
+    The axes share their abscissa, which is the round. Each row is ``height`` inches high.
+    """
+    rows = -(-count // columns)
+    whole = height * rows + 0.35
+    figure = new_figure(WIDE, whole)
+    between = 0.12 if sharey else 0.6
+    room = (WIDE - 0.74 - between * (columns - 1)) / columns
+    figure.subplots_adjust(
+        top=1 - 0.3 / whole, wspace=between / room, hspace=0.42 / (height - 0.42)
+    )
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
+    for place, axes in np.ndenumerate(grid):
+        number = place[0] * columns + place[1]
+        if number >= count:
+            axes.remove()
+            continue
+        if number + columns >= count:
+            axes.set_xlabel("round")
+            axes.tick_params(labelbottom=True)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter("{x:.4g}")
+    return figure, grid.ravel()[:count].tolist()
+
+
+def picture(figure: Figure, title: str, text: str, description: str = "") -> Picture:
+    """The figure as a picture; without one where nothing finite is drawn in it.
+
+    Args:
+        figure: what was drawn.
+        title: heading, also the SVG's title.
+        text: a sentence or two below the heading.
+        description: what a screen reader says; ``text`` when not given.
+    """
+    for axes in list(figure.axes):
+        if not any(_is_drawn(artist) for artist in _data(axes)):
+            axes.remove()
+    if not figure.axes:
+        return missing(title, "There is nothing finite to draw.")
+    wide = figure.get_figwidth() > NARROW
+    return Picture(title, text, _svg(figure, title, description or text), wide)
+
+
+def missing(title: str, why: str) -> Picture:
+    """A picture that is left out, with the sentence that says why."""
+    return Picture(title, why)
+
+
+def guide(artist: Artist) -> Artist:
+    """Mark a helping line, which is no data."""
+    artist.set_gid("guide")
+    return artist
+
+
+def legend(figure: Figure) -> None:
+    """One legend above all axes, each label once, where there is something to tell apart."""
+    found = {
+        label: handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if not found:
+        return
+    longest = max(map(len, found))
+    columns = max(1, int(figure.get_figwidth() / (0.55 + 0.065 * longest)))
+    room = 0.17 * -(-len(found) // columns) + 0.08
+    pars, height = figure.subplotpars, figure.get_figheight()
+    figure.set_figheight(height + room)
+    scale = height / (height + room)
+    figure.subplots_adjust(top=pars.top * scale, bottom=pars.bottom * scale)
+    figure.legend(
+        list(found.values()),
+        list(found),
+        loc="upper left",
+        bbox_to_anchor=(0, 1),
+        ncols=min(columns, len(found)),
+        borderaxespad=0.1,
+    )
+
+
+def _data(axes: Axes) -> list[Artist]:
+    drawn = [*axes.lines, *axes.collections, *axes.patches]
+    return [artist for artist in drawn if artist.get_gid() != "guide"]
+
+
+def _is_drawn(artist: Artist) -> bool:
+    """Whether an artist has a finite point."""
+    if isinstance(artist, Line2D):
+        points = np.column_stack([artist.get_xdata(), artist.get_ydata()]).astype(float)
+    elif isinstance(artist, Collection):
+        offsets = np.ma.getdata(artist.get_offsets())
+        outlines = [path.vertices for path in artist.get_paths()]
+        points = offsets if offsets.any() else np.concatenate([*outlines, np.empty((0, 2))])
+    else:
+        return True
+    return bool(np.isfinite(points).all(1).any())
+
+
+def _svg(figure: Figure, title: str, description: str) -> str:
+    """The figure's SVG element, with a title and a description, and no name used twice on a page.
+
+    Artists that hold data are groups whose id begins with ``data``.
+    """
+    for index, artist in enumerate(a for axes in figure.axes for a in _data(axes)):
+        artist.set_gid(f"data-{index}")
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=nothing)
+    drawing = buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    prefix = re.sub(r"\W+", "-", title.lower())
+    drawing = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}--", drawing)
+    labels = f"{prefix}--title {prefix}--description"
+    head = (
+        f'<title id="{prefix}--title">{_escaped(title)}</title>'
+        f'<desc id="{prefix}--description">{_escaped(description)}</desc>'
+    )
+    opening, rest = drawing.split(">", 1)
+    return f'{_themed(opening)} role="img" aria-labelledby="{labels}">{head}{_themed(rest)}'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _themed(drawing: str) -> str:
+    """The drawing with the page's variables in place of the stand-ins."""
+    return re.sub(
+        r"#[0-9a-f]{6}\b",
+        lambda found: f"var(--{_VARIABLES[found[0]]})" if found[0] in _VARIABLES else found[0],
+        drawing,
+    )

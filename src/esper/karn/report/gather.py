@@ -1,0 +1,197 @@
+"""One pass over a run's events, keeping what a report shows of them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from esper.karn.report.intervals import Floats
+from esper.karn.report.lives import LifeBook
+from esper.karn.runs import RunInfo, inspect, stored
+from esper.karn.store import read_events
+from esper.leyline.errors import UsageError
+from esper.leyline.events import (
+    AnalyticsSnapshot,
+    EpisodeOutcome,
+    EpochCompleted,
+    Event,
+    GovernorRollback,
+    Number,
+    PPOUpdateCompleted,
+    SeedStageChanged,
+    TrainingStarted,
+    to_floats,
+)
+
+OUTCOMES = (
+    "accuracy",
+    "twin_accuracy",
+    "utility",
+    "twin_utility",
+    "episode_return",
+    "added_parameters",
+    "germinated",
+    "fossilised",
+    "pruned",
+    "rolled_back",
+)
+"""What is kept of a round for every environment."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """Validation accuracy of the last whole round, step by step, ``[T, N]``."""
+
+    steps: Floats
+    grown: Floats
+    twin: Floats
+
+
+@dataclass(slots=True)
+class RunData:
+    """What a report shows of a run. R rounds, N environments, U updates.
+
+    Attributes:
+        label: what the run is called beside others.
+        info: how it stands.
+        config: content of ``config.json``.
+        started: the last process that began to train.
+        processes: how many processes began to train.
+        rounds: numbers of the whole rounds, ``[R]``.
+        outcomes: by name in ``OUTCOMES``, ``[R, N]``.
+        tasks: the task of each environment, ``[R, N]``.
+        updates: rounds of the updates, ``[U]``.
+        metrics: of the updates by name, ``[U]``; NaN where missing or not a number.
+        speed: environment steps a second, ``[R']`` for the rounds ``timed``.
+        seconds: wall time of rollout and update, each ``[R']``.
+        lives: of the seeds.
+        rollbacks: how often a round had a rollback for a reason.
+        episode: the last whole round step by step, None where steps were not recorded.
+        unreadable: lines that could not be read.
+    """
+
+    label: str
+    info: RunInfo
+    config: dict[str, Any]
+    started: TrainingStarted
+    processes: int
+    rounds: Floats
+    outcomes: dict[str, Floats]
+    tasks: np.ndarray[Any, np.dtype[np.str_]]
+    updates: Floats
+    metrics: dict[str, Floats]
+    timed: Floats
+    speed: Floats
+    seconds: tuple[Floats, Floats]
+    lives: LifeBook
+    rollbacks: Counter[tuple[int, str]]
+    episode: Episode | None
+    unreadable: int
+
+    @property
+    def gain(self) -> Floats:
+        """Committed accuracy above the twin's, ``[R, N]``."""
+        return self.outcomes["accuracy"] - self.outcomes["twin_accuracy"]
+
+    @property
+    def task_names(self) -> list[str]:
+        return self.started.tasks
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What has been seen so far."""
+
+    starts: list[TrainingStarted] = field(default_factory=list)
+    outcomes: dict[int, EpisodeOutcome] = field(default_factory=dict)
+    updates: dict[int, PPOUpdateCompleted] = field(default_factory=dict)
+    snapshots: dict[int, AnalyticsSnapshot] = field(default_factory=dict)
+    rollbacks: Counter[tuple[int, str]] = field(default_factory=Counter)
+    lives: LifeBook = field(default_factory=LifeBook)
+    steps: dict[int, EpochCompleted] = field(default_factory=dict)
+    episode: Episode | None = None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case EpochCompleted():
+                self.steps[event.step] = event
+            case SeedStageChanged():
+                self.lives.change(event)
+            case EpisodeOutcome():
+                self.outcomes[event.round] = event
+                self.lives.end_round(event.round, event.task)
+                self.episode = _episode(self.steps)
+                self.steps = {}
+            case PPOUpdateCompleted():
+                self.updates[event.round] = event
+            case AnalyticsSnapshot():
+                self.snapshots[event.round] = event
+            case GovernorRollback():
+                self.rollbacks.update((event.round, reason) for reason in event.reason)
+            case TrainingStarted():
+                self.starts.append(event)
+                self.lives.begin_round()
+                self.steps = {}
+
+
+def gather(run: Path) -> RunData:
+    """Read a run, live or ended. Steps are kept for one round at a time.
+
+    Raises:
+        UsageError: ``run`` holds no events, or none that says what was trained.
+    """
+    seen = _Pass()
+    for event in read_events(run, Event):
+        seen.take(event)
+    if not seen.starts:
+        raise UsageError(f"run: {run} does not say yet what it trains; wait for its first event")
+    outcomes = [seen.outcomes[number] for number in sorted(seen.outcomes)]
+    updates = [seen.updates[number] for number in sorted(seen.updates)]
+    snapshots = [seen.snapshots[number] for number in sorted(seen.snapshots)]
+    names = dict.fromkeys(name for update in updates for name in update.metrics)
+    return RunData(
+        label=run.resolve().name,
+        info=inspect(run),
+        config=stored(run),
+        started=seen.starts[-1],
+        processes=len(seen.starts),
+        rounds=np.array([float(o.round) for o in outcomes]),
+        outcomes={name: _table([getattr(o, name) for o in outcomes]) for name in OUTCOMES},
+        tasks=np.array([o.task for o in outcomes], dtype=str),
+        updates=np.array([float(u.round) for u in updates]),
+        metrics={name: _column([u.metrics.get(name) for u in updates]) for name in names},
+        timed=np.array([float(s.round) for s in snapshots]),
+        speed=_column([s.environment_steps_per_second for s in snapshots]),
+        seconds=(
+            _column([s.rollout_seconds for s in snapshots]),
+            _column([s.update_seconds for s in snapshots]),
+        ),
+        lives=seen.lives,
+        rollbacks=seen.rollbacks,
+        episode=seen.episode,
+        unreadable=0,
+    )
+
+
+def _episode(steps: dict[int, EpochCompleted]) -> Episode | None:
+    if not steps:
+        return None
+    ordered = [steps[number] for number in sorted(steps)]
+    return Episode(
+        np.array([float(s.step) for s in ordered]),
+        _table([s.validation_accuracy for s in ordered]),
+        _table([s.twin_validation_accuracy for s in ordered]),
+    )
+
+
+def _table(rows: Sequence[Sequence[Number]]) -> Floats:
+    """Rows of equal length as floats, ``[len(rows), N]``."""
+    return np.array([to_floats(row) for row in rows], dtype=float).reshape(len(rows), -1)
+
+
+def _column(values: Sequence[Number | None]) -> Floats:
+    """Values as floats; NaN where one is missing."""
+    return np.array([np.nan if v is None else float(v) for v in values])

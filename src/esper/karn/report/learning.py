@@ -1,0 +1,246 @@
+"""Pictures of what was learned: accuracy against the twin, gain, return, and what it cost."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from esper.karn.report.drawing import (
+    DASHES,
+    MUTED,
+    SERIES,
+    WIDE,
+    Picture,
+    guide,
+    legend,
+    missing,
+    new_figure,
+    panels,
+    picture,
+)
+from esper.karn.report.gather import RunData
+from esper.karn.report.intervals import Floats, block_size, blocks, bootstrap
+
+MOST_DOTS = 800
+"""Networks of a run that are drawn as dots."""
+
+MOST_TASKS = 12
+
+INTERVAL = "Bands are 95 % bootstrap intervals over environments"
+NO_ROUND = "No round was whole yet."
+
+
+def learning_pictures(runs: list[RunData]) -> list[Picture]:
+    """Curves over rounds, the gain of each task, and accuracy against parameters."""
+    whole = [run for run in runs if len(run.rounds)]
+    if not whole:
+        return [missing("Accuracy", NO_ROUND)]
+    pictures = [
+        _accuracy(whole),
+        _curve(
+            whole,
+            "Gain over the twin",
+            "Committed accuracy above that of the never-grow twin, in percentage points.",
+            "points",
+            {run.label: 100 * run.gain for run in whole},
+            zero=True,
+        ),
+        _curve(
+            whole,
+            "Utility above the twin's",
+            "Expected accuracy less the rent for parameters, above the twin's; what is optimised.",
+            "utility",
+            {r.label: r.outcomes["utility"] - r.outcomes["twin_utility"] for r in whole},
+            zero=True,
+        ),
+        _curve(
+            whole,
+            "Return",
+            "Sum of the rewards of an episode.",
+            "return",
+            {run.label: run.outcomes["episode_return"] for run in whole},
+        ),
+    ]
+    if len(_tasks(whole)) > 1:
+        pictures.append(_gain_by_task(whole))
+    return [*pictures, _accuracy_against_parameters(whole)]
+
+
+def band(
+    axes: Axes,
+    rounds: Floats,
+    values: Floats,
+    colour: str,
+    label: str | None = None,
+    dashes: str = "-",
+) -> None:
+    """A mean over environments with its interval; ``values`` is ``[R, N]``."""
+    x, rows = blocks(rounds, values)
+    estimate = bootstrap(rows)
+    axes.plot(x, estimate.mean, dashes, color=colour, label=label, marker=dot(x))
+    whole_rounds(axes)
+    if np.isfinite(estimate.low).any():
+        shade = axes.fill_between(x, estimate.low, estimate.high, color=colour, linewidth=0)
+        shade.set_alpha(0.18)
+
+
+def dot(x: Floats) -> str:
+    """The marker of a curve: dots where they do not run into each other."""
+    return "." if len(x) < 40 else ""
+
+
+def whole_rounds(axes: Axes) -> None:
+    """Ticks of the abscissa at whole numbers."""
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+
+
+def colour_of(runs: list[RunData], run: RunData) -> str:
+    """The colour of a run among others."""
+    return SERIES[runs.index(run) % len(SERIES)]
+
+
+def dashes_of(runs: list[RunData], run: RunData) -> str:
+    """The dashes of a run among others."""
+    return DASHES[runs.index(run) % len(DASHES)]
+
+
+def name_of(runs: list[RunData], run: RunData) -> str | None:
+    """A run's label where there are several."""
+    return run.label if len(runs) > 1 else None
+
+
+def _accuracy(runs: list[RunData]) -> Picture:
+    figure = new_figure(height=3.0)
+    axes = figure.add_subplot(xlabel="round", ylabel="accuracy, %")
+    for run in runs:
+        colour = colour_of(runs, run)
+        grown, never = (100 * run.outcomes[name] for name in ("accuracy", "twin_accuracy"))
+        band(axes, run.rounds, grown, colour, name_of(runs, run) or "grown")
+        shade = MUTED if len(runs) == 1 else colour
+        band(axes, run.rounds, never, shade, None if len(runs) > 1 else "never-grow twin", ":")
+    legend(figure)
+    text = (
+        "Committed validation accuracy at the end of an episode (fossilised seeds alone), beside "
+        f"that of the twin, which never grows (dotted). {INTERVAL}."
+    )
+    if len(_tasks(runs)) > 1:
+        text += " Here they include the differences between tasks."
+    return picture(figure, "Accuracy", text + _unfinished(runs) + _blocked(runs))
+
+
+def _curve(
+    runs: list[RunData],
+    title: str,
+    text: str,
+    unit: str,
+    values: dict[str, Floats],
+    zero: bool = False,
+) -> Picture:
+    figure = new_figure(height=3.0)
+    axes = figure.add_subplot(xlabel="round", ylabel=unit)
+    if zero:
+        guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
+    for run in runs:
+        dashes = dashes_of(runs, run)
+        colour, label = colour_of(runs, run), name_of(runs, run)
+        band(axes, run.rounds, values[run.label], colour, label, dashes)
+    legend(figure)
+    return picture(figure, title, f"{text} {INTERVAL}." + left_out(list(values.values())))
+
+
+def _gain_by_task(runs: list[RunData]) -> Picture:
+    tasks = _tasks(runs)[:MOST_TASKS]
+    figure, grid = panels(len(tasks), 4, 2.0, sharey=True)
+    for axes, task in zip(grid, tasks, strict=True):
+        axes.set_title(task)
+        guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
+        for run in runs:
+            here = np.where(run.tasks == task, 100 * run.gain, np.nan)
+            played = np.isfinite(here).any(1)
+            colour, dashes = colour_of(runs, run), dashes_of(runs, run)
+            label = name_of(runs, run)
+            band(axes, run.rounds[played], here[played], colour, label, dashes)
+    grid[0].set_ylabel("gain, points")
+    legend(figure)
+    more = len(_tasks(runs)) - len(tasks)
+    note = f" {more} further tasks are in the table alone." if more else ""
+    return picture(
+        figure,
+        "Gain by task",
+        f"Accuracy above the twin's in the environments that played the task. {INTERVAL}.{note}",
+    )
+
+
+def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
+    figure = new_figure(WIDE, 3.2)
+    axes = figure.add_subplot(xlabel="parameters of the network", ylabel="accuracy, %")
+    for run in runs:
+        last = final_rounds(run)
+        host = _host_parameters(run)[last]
+        size = host + run.outcomes["added_parameters"][last]
+        pick = slice(None, None, -(-size.size // MOST_DOTS))
+        grown, twin = (100 * run.outcomes[n][last] for n in ("accuracy", "twin_accuracy"))
+        colour = colour_of(runs, run)
+        axes.scatter(
+            size.ravel()[pick],
+            grown.ravel()[pick],
+            s=14,
+            color=colour,
+            alpha=0.5,
+            linewidths=0,
+            label=name_of(runs, run) or "grown",
+        )
+        axes.scatter(
+            host.ravel()[pick],
+            twin.ravel()[pick],
+            s=16,
+            marker="D",
+            facecolors="none",
+            edgecolors=MUTED if len(runs) == 1 else colour,
+            alpha=0.6,
+            linewidths=0.9,
+            label=None if len(runs) > 1 else "never-grow twin",
+        )
+    if len(_tasks(runs)) > 1:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_minor_locator(NullLocator())
+    legend(figure)
+    return picture(
+        figure,
+        "Accuracy against parameters",
+        "Each dot is a network at the end of an episode of the last tenth of the rounds; a diamond "
+        "is its twin. Fossilised seeds count.",
+    )
+
+
+def final_rounds(run: RunData) -> slice:
+    """The last tenth of the whole rounds, at least one."""
+    return slice(-max(1, -(-len(run.rounds) // 10)), None)
+
+
+def left_out(tables: list[Floats]) -> str:
+    """A sentence on values that are not finite, empty where there is none."""
+    count = sum(int((~np.isfinite(table)).sum()) for table in tables)
+    if count == 0:
+        return ""
+    return f" Values that are not finite are left out: {count}."
+
+
+def _host_parameters(run: RunData) -> Floats:
+    """Parameters of each environment's host, ``[R, N]``."""
+    sizes = dict(zip(run.task_names, run.started.host_parameters, strict=False))
+    return np.vectorize(lambda task: float(sizes.get(task, np.nan)), otypes=[float])(run.tasks)
+
+
+def _tasks(runs: list[RunData]) -> list[str]:
+    return list(dict.fromkeys(task for run in runs for task in run.task_names))
+
+
+def _unfinished(runs: list[RunData]) -> str:
+    return left_out([run.outcomes[name] for run in runs for name in ("accuracy", "twin_accuracy")])
+
+
+def _blocked(runs: list[RunData]) -> str:
+    size = max(block_size(len(run.rounds)) for run in runs)
+    return f" Each point is the mean of {size} rounds." if size > 1 else ""

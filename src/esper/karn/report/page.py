@@ -1,0 +1,128 @@
+"""The page: what a run did, or several side by side, in one file that needs no network."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from esper.karn.report import tables
+from esper.karn.report.drawing import Picture, styled
+from esper.karn.report.gather import RunData, gather
+from esper.karn.report.growth import growth_pictures
+from esper.karn.report.learning import learning_pictures
+from esper.karn.report.machine import anomaly_pictures, throughput_pictures
+from esper.karn.report.policy import policy_pictures
+from esper.karn.report.tables import Table
+from esper.leyline.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with its pictures and tables."""
+
+    title: str
+    pictures: list[Picture] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        """Its name in links."""
+        return self.title.lower().replace(" ", "-")
+
+
+def write_report(runs: Sequence[Path], target: Path) -> Path:
+    """Write one HTML file on one or more runs, live or ended; runs are told apart by colour.
+
+    The same runs give the same file.
+
+    Args:
+        runs: run directories.
+        target: the file to write.
+
+    Raises:
+        UsageError: a run holds no events yet, or is named twice.
+        OSError: ``target`` cannot be written.
+    """
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UsageError("run: the same run is named twice; name each once")
+    text = render([gather(run) for run in runs])
+    draft = target.with_name(f".{target.name}.draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(target)
+    return target
+
+
+def render(runs: list[RunData]) -> str:
+    """The page's HTML."""
+    _tell_apart(runs)
+    with styled():
+        sections = _sections(runs)
+    template = files("esper.karn.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return page.from_string(template).render(
+        title=_title(runs),
+        heads=[
+            (run.label, tables.summary(run), tables.tiles(run), tables.moment(run.info.started))
+            for run in runs
+        ],
+        notes=[note for run in runs for note in _notes(run)],
+        sections=sections,
+    )
+
+
+def _sections(runs: list[RunData]) -> list[Section]:
+    several = len(runs) > 1
+    by_task = [tables.task_table(run, several) for run in runs]
+    by_blueprint = [tables.seed_table(run, several) for run in runs]
+    anomalies = tables.anomaly_table(runs)
+    settings = tables.settings_table(runs)
+    learning = Section("Learning", learning_pictures(runs), [])
+    if any(len(run.rounds) for run in runs):
+        learning.tables.extend([tables.final_table(runs), *filter(None, by_task)])
+    return [
+        *([Section("Differences", [], [settings])] if several else []),
+        learning,
+        Section("Growth", growth_pictures(runs), [t for t in by_blueprint if t]),
+        Section("Policy", policy_pictures(runs)),
+        Section("Anomalies", anomaly_pictures(runs), [anomalies] if anomalies else []),
+        Section("Throughput", throughput_pictures(runs)),
+        Section(
+            "Configuration",
+            [],
+            [*([] if several else [settings]), tables.fingerprint_table(runs)],
+        ),
+    ]
+
+
+def _tell_apart(runs: list[RunData]) -> None:
+    """Runs of one name get numbers."""
+    names = [run.label for run in runs]
+    for number, run in enumerate(runs, 1):
+        if names.count(run.label) > 1:
+            run.label = f"{run.label} ({number})"
+
+
+def _title(runs: list[RunData]) -> str:
+    if len(runs) > 1:
+        return f"{len(runs)} runs side by side"
+    tasks = runs[0].task_names
+    named = ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
+    return f"{named}: {runs[0].started.policy}"
+
+
+def _notes(run: RunData) -> list[str]:
+    """What a reader has to know before believing the figures."""
+    so_far = f"after {run.info.rounds_done} of {run.started.rounds} rounds."
+    notes = {
+        "running": f"{run.label} is still running; this is how it stood {so_far}",
+        "interrupted": f"{run.label} was interrupted {so_far}",
+        "failed": f"{run.label} failed {so_far}",
+    }
+    found = [notes[run.info.status]] if run.info.status in notes else []
+    if run.unreadable:
+        found.append(f"{run.unreadable} lines of {run.label} cannot be read and are left out.")
+    if not len(run.rounds):
+        found.append(f"{run.label} has no whole round yet.")
+    return found

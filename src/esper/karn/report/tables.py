@@ -1,0 +1,261 @@
+"""The report's figures: final means with intervals, tasks, differing settings, the fingerprint."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from esper.karn.report.gather import RunData
+from esper.karn.report.intervals import Floats, bootstrap
+from esper.karn.report.learning import final_rounds
+from esper.karn.report.machine import anomalies
+from esper.leyline.config import TrainConfig, flatten
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text under column names.
+
+    Attributes:
+        title: its heading.
+        text: a sentence below it.
+        columns: names, the first that of the row labels.
+        rows: cells.
+        numeric: whether all columns but the first hold numbers.
+    """
+
+    title: str
+    text: str
+    columns: list[str]
+    rows: list[list[str]]
+    numeric: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A mean of the final rounds: what it is called, what of a run it is, how it is written."""
+
+    name: str
+    values: Callable[[RunData], Floats]
+    form: str
+    scale: float = 1.0
+
+
+def _outcome(name: str) -> Callable[[RunData], Floats]:
+    return lambda run: run.outcomes[name]
+
+
+FINAL = (
+    Figure("accuracy grown (committed), %", _outcome("accuracy"), ".1f", 100),
+    Figure("accuracy of the twin, %", _outcome("twin_accuracy"), ".1f", 100),
+    Figure("gain over the twin, points", lambda run: run.gain, "+.1f", 100),
+    Figure(
+        "utility above the twin's",
+        lambda run: run.outcomes["utility"] - run.outcomes["twin_utility"],
+        "+.3f",
+    ),
+    Figure("return", _outcome("episode_return"), "+.3f"),
+    Figure("parameters added", _outcome("added_parameters"), ".0f"),
+    Figure("seeds germinated", _outcome("germinated"), ".2f"),
+    Figure("seeds fossilised", _outcome("fossilised"), ".2f"),
+    Figure("seeds pruned", _outcome("pruned"), ".2f"),
+    Figure("rollbacks", _outcome("rolled_back"), ".2f"),
+)
+"""What is told of the last tenth of the rounds."""
+
+
+def tiles(run: RunData) -> list[tuple[str, str, str]]:
+    """A run's key figures: label, value and interval."""
+    length = (run.info.last_sign or 0) - (run.info.started or 0)
+    steps = len(run.rounds) * run.started.envs * run.started.episode_length
+    found = [
+        ("status", run.info.status),
+        ("rounds", f"{run.info.rounds_done} of {run.started.rounds}"),
+        ("environment steps", f"{steps:,}"),
+        ("from first to last event", _duration(length)),
+    ]
+    if np.isfinite(run.speed).any():
+        found.append(("steps a second", f"{np.nanmean(run.speed):,.0f}"))
+    if len(run.rounds):
+        gain, added = FINAL[2], FINAL[5]
+        found.insert(0, ("gain over the twin, points", final_figure(run, gain)))
+        found.append((added.name, final_figure(run, added)))
+    return [(name, *_parted(value)) for name, value in found]
+
+
+def _parted(value: str) -> tuple[str, str]:
+    """A figure and, where it has one, its interval."""
+    figure, bracket, interval = value.partition(" [")
+    return figure, bracket.strip() + interval
+
+
+def summary(run: RunData) -> str:
+    """What was trained, in a sentence or two."""
+    started = run.started
+    hosts = zip(started.tasks, started.host_parameters, started.slots, strict=False)
+    listed = "; ".join(
+        f"{task} (host of {size:,} parameters, slots {' '.join(slots)})"
+        for task, size, slots in hosts
+    )
+    precision = "mixed precision" if started.amp_enabled else "float32"
+    again = f" It was resumed {run.processes - 1} times." if run.processes > 1 else ""
+    return (
+        f"Policy {started.policy} on {listed}. Each round is one episode of {started.envs} "
+        f"environments, {started.episode_length} steps each, in groups of {started.group_size} "
+        f"that share initial host, data and one never-grow twin. Device {started.device}, "
+        f"{precision}.{again}"
+    )
+
+
+def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> str:
+    """Mean of the final rounds with its interval, or a dash.
+
+    Environments of a group share host and data, so the units drawn are groups of a round.
+
+    Args:
+        run: whose.
+        figure: which.
+        where: bool ``[R, N]``, the environments that count; all when not given.
+    """
+    values = figure.values(run)
+    if where is not None:
+        values = np.where(where, values, np.nan)
+    values = values[final_rounds(run)] * figure.scale
+    units = _group_means(values, run.started.group_size)
+    estimate = bootstrap(units[None, np.isfinite(units)])
+    mean, low, high = (float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
+    if not np.isfinite(mean):
+        return NOTHING
+    if not np.isfinite(low):
+        return format(mean, figure.form)
+    return f"{mean:{figure.form}} [{low:{figure.form}}, {high:{figure.form}}]"
+
+
+def final_table(runs: list[RunData]) -> Table:
+    """The final figures of all runs, a column each."""
+    whole = [run for run in runs if len(run.rounds)]
+    rows = [[figure.name, *(final_figure(run, figure) for run in whole)] for figure in FINAL]
+    return Table(
+        "Final figures",
+        "Mean of an episode over the last tenth of the rounds, with 95 % bootstrap intervals. "
+        "Environments of a group share host and data, so groups of a round are what is drawn.",
+        ["", *(run.label for run in whole)],
+        rows,
+    )
+
+
+def task_table(run: RunData, several: bool) -> Table | None:
+    """The final figures of each task, where there is more than one."""
+    if len(run.task_names) < 2 or not len(run.rounds):
+        return None
+    shown = FINAL[:3] + FINAL[5:8]
+    rows = [
+        [task, *(final_figure(run, figure, run.tasks == task) for figure in shown)]
+        for task in run.task_names
+    ]
+    return Table(
+        f"By task{': ' + run.label if several else ''}",
+        "The last tenth of the rounds.",
+        ["task", *(figure.name for figure in shown)],
+        rows,
+    )
+
+
+def seed_table(run: RunData, several: bool) -> Table | None:
+    """How often each blueprint germinated in all rounds, and what became of it."""
+    fates: Counter[tuple[str, str]] = Counter()
+    for births in run.lives.births.values():
+        for birth, count in births.items():
+            fates[birth.blueprint, birth.fate] += count
+            fates[birth.blueprint, "germinated"] += count
+    columns = ("germinated", "fossilised", "unfinished", "pruned", "rolled back")
+    names = sorted({name for name, _ in fates}, key=lambda name: -fates[name, "germinated"])
+    rows = [[name, *(str(fates[name, column]) for column in columns)] for name in names]
+    title = f"Blueprints of all rounds{': ' + run.label if several else ''}"
+    text = "Seeds by what became of them; unfinished seeds lived when their episode ended."
+    return Table(title, text, ["blueprint", *columns], rows) if rows else None
+
+
+def anomaly_table(runs: list[RunData]) -> Table | None:
+    """What went wrong, how often and when."""
+    rows = []
+    for run in runs:
+        found = anomalies(run)
+        for name in dict.fromkeys(name for _, name in found):
+            rounds = [number for number, other in found if other == name]
+            count = sum(found[number, name] for number in rounds)
+            rows.append([name, run.label, str(count), str(min(rounds)), str(max(rounds))])
+    columns = ["what", "run", "times", "first in round", "last in round"]
+    return Table("What went wrong", "", columns, rows) if rows else None
+
+
+def settings_table(runs: list[RunData]) -> Table:
+    """All settings of one run, or those in which several differ."""
+    settings = [run.config.get("settings", {}) for run in runs]
+    names = list(dict.fromkeys(name for each in settings for name in each))
+    if len(runs) > 1:
+        names = [n for n in names if len({_shown(each.get(n)) for each in settings}) > 1]
+        rows = [[name, *(_shown(each.get(name)) for each in settings)] for name in names]
+        text = "Settings in which the runs differ." if rows else "The runs have the same settings."
+        return Table("Settings", text, ["setting", *(run.label for run in runs)], rows, False)
+    defaults = flatten(TrainConfig())
+    rows = [
+        [name, _shown(settings[0][name]), _shown(defaults[name]) if name in defaults else NOTHING]
+        for name in names
+    ]
+    text = "As resolved, beside the defaults."
+    return Table("Settings", text, ["setting", "value", "default"], rows, False)
+
+
+def fingerprint_table(runs: list[RunData]) -> Table:
+    """What the bits of a result depend on besides the settings."""
+    prints = [
+        (label, found)
+        for run in runs
+        for label, found in (
+            (run.label, run.config.get("fingerprint", {})),
+            *((f"{run.label}, resumed", later) for later in run.config.get("resumed", [])),
+        )
+    ]
+    names = dict.fromkeys(name for _, found in prints for name in found)
+    rows = [[name, *(_shown(found.get(name)) for _, found in prints)] for name in names]
+    columns = ["", *(label for label, _ in prints)]
+    return Table("Machine and versions", "", columns, rows, False)
+
+
+def _group_means(values: Floats, size: int) -> Floats:
+    """Means of groups of ``size`` columns in each row, flat; NaN where a group has no value."""
+    starts = np.arange(0, values.shape[1], size)
+    finite = np.isfinite(values)
+    sums = np.add.reduceat(np.where(finite, values, 0.0), starts, axis=1)
+    counts = np.add.reduceat(finite.astype(float), starts, axis=1)
+    return (sums / np.where(counts > 0, counts, np.nan)).ravel()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def moment(seconds: float | None) -> str:
+    """A time in words, in UTC."""
+    if seconds is None:
+        return NOTHING
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return NOTHING
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return " ".join(value) or NOTHING
+    return value if isinstance(value, str) else json.dumps(value)

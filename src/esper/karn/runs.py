@@ -1,0 +1,273 @@
+"""What run directories there are and how they stand, told from their files alone."""
+
+import fcntl
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import msgspec
+
+from esper.leyline.errors import UsageError
+from esper.leyline.events import (
+    EpisodeOutcome,
+    Event,
+    TrainingFinished,
+    TrainingStarted,
+    decode,
+    to_floats,
+)
+
+STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
+"""``running``: a living process holds the run's lock. ``finished``: it did all its rounds.
+``interrupted``: it ended before that, by a signal or without a word, and its whole rounds are kept.
+``failed``: it said that it failed, or ended before its first round was whole. ``unknown``: nothing
+was recorded that would tell (``--telemetry-level off``)."""
+
+_BLOCK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """How a run stands.
+
+    Attributes:
+        path: its directory.
+        status: one of ``STATUSES``.
+        policy: ``ppo``, ``heuristic`` and so on, None where nothing tells.
+        tasks: what is trained.
+        rounds_done: whole rounds.
+        rounds_total: as configured.
+        gain: committed accuracy above the twin's in the last whole round, mean over environments.
+        started: seconds since 1970, None where nothing tells.
+        last_sign: time of the last event, or of the last checkpoint.
+        bytes: of all its files.
+        resume: the command that goes on with it, None where nothing can be resumed.
+    """
+
+    path: Path
+    status: str
+    policy: str | None
+    tasks: list[str]
+    rounds_done: int
+    rounds_total: int | None
+    gain: float | None
+    started: float | None
+    last_sign: float | None
+    bytes: int
+    resume: str | None
+
+
+def is_run(path: Path) -> bool:
+    """Whether ``path`` is a run directory."""
+    others = ("events.jsonl", "checkpoints", "lock")
+    return (path / "config.json").is_file() and any((path / name).exists() for name in others)
+
+
+def find_runs(place: Path) -> list[Path]:
+    """The run directories at or below ``place``, the oldest first. Links are not followed.
+
+    Raises:
+        UsageError: there is no such directory.
+    """
+    if not place.is_dir():
+        raise UsageError(f"DIR: {place} is no directory; name the one that holds your runs")
+    found = []
+    for folder, below, _ in os.walk(place):
+        if is_run(Path(folder)):
+            found.append(Path(folder))
+            below.clear()
+    return sorted(found, key=lambda run: (_started(run) or 0.0, run.name))
+
+
+def inspect(run: Path) -> RunInfo:
+    """How the run in directory ``run`` stands; a large event file is read from its end."""
+    settings = stored(run).get("settings", {})
+    first, tail = _first_start(run), _tail(run)
+    checkpoint, saved = _last_checkpoint(run)
+    done = max(tail.done, checkpoint)
+    total = settings.get("rounds")
+    status = _status(run, tail, done, total)
+    resumable = status in ("interrupted", "failed") and checkpoint > 0
+    place = shlex.quote(str(run))
+    return RunInfo(
+        path=run,
+        status=status,
+        policy=first.policy if first else ("ppo" if checkpoint else None),
+        tasks=first.tasks if first else _listed(settings.get("task")),
+        rounds_done=done,
+        rounds_total=total,
+        gain=tail.gain,
+        started=_started(run),
+        last_sign=tail.time if tail.time is not None else saved,
+        bytes=sum(file.lstat().st_size for file in run.rglob("*") if file.is_file()),
+        resume=f"esper train ppo --resume {place} --rounds {total}" if resumable else None,
+    )
+
+
+def stored(run: Path) -> dict[str, Any]:
+    """The content of ``config.json``; empty where it cannot be read."""
+    try:
+        content = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def is_running(run: Path) -> bool:
+    """Whether a living process holds the run's lock; the system frees it when a process dies."""
+    try:
+        with held(run):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    """Hold the run's lock, so that nobody begins to write there.
+
+    Raises:
+        BlockingIOError: a process writes to the run.
+        OSError: the lock cannot be opened.
+    """
+    with (run / "lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def remove(run: Path) -> None:
+    """Remove a run directory that no process writes to.
+
+    Raises:
+        BlockingIOError: a process writes to it.
+        OSError: something cannot be removed.
+    """
+    if not (run / "lock").exists():
+        (run / "lock").touch()
+    with held(run):
+        # config.json goes last: what is left after an interruption is still known as a run.
+        for child in sorted(run.iterdir(), key=lambda child: child.name == "config.json"):
+            if child.is_dir() and not child.is_symlink():
+                shutil.rmtree(child)
+            else:
+                child.unlink()
+        run.rmdir()
+
+
+@dataclass(slots=True)
+class _Tail:
+    """What the end of an event file tells.
+
+    Attributes:
+        recorded: whether there are events at all.
+        said: the status with which the last process ended, None where it said nothing.
+        done: the last whole round.
+        gain: of that round.
+        time: of the last event.
+    """
+
+    recorded: bool = False
+    said: str | None = None
+    done: int = 0
+    gain: float | None = None
+    time: float | None = None
+
+
+def _tail(run: Path) -> _Tail:
+    """Read events from the end until the last whole round is found."""
+    tail = _Tail()
+    ended = False
+    for event in _events_backwards(run / "events.jsonl"):
+        tail.recorded = True
+        tail.time = event.time if tail.time is None else tail.time
+        if isinstance(event, TrainingStarted | TrainingFinished) and not ended:
+            ended = True
+            tail.said = event.status if isinstance(event, TrainingFinished) else None
+        if isinstance(event, EpisodeOutcome):
+            tail.done, tail.gain = event.round, _gain(event)
+            break
+    return tail
+
+
+def _status(run: Path, tail: _Tail, done: int, total: int | None) -> str:
+    if is_running(run):
+        return "running"
+    if tail.said in STATUSES:
+        return tail.said
+    if done == 0:
+        return "failed" if tail.recorded else "unknown"
+    return "finished" if not tail.recorded and done == total else "interrupted"
+
+
+def _gain(event: EpisodeOutcome) -> float | None:
+    pairs = zip(to_floats(event.accuracy), to_floats(event.twin_accuracy), strict=False)
+    return fmean(own - twin for own, twin in pairs) if event.accuracy else None
+
+
+def _first_start(run: Path) -> TrainingStarted | None:
+    """The first line, which says what begins."""
+    try:
+        with (run / "events.jsonl").open("rb") as lines:
+            event = decode(lines.readline())
+    except (OSError, msgspec.DecodeError):
+        return None
+    return event if isinstance(event, TrainingStarted) else None
+
+
+def _started(run: Path) -> float | None:
+    """When the run began; its settings are written before anything else."""
+    first = _first_start(run)
+    if first is not None:
+        return first.time
+    try:
+        return (run / "config.json").stat().st_mtime
+    except OSError:
+        return None
+
+
+def _last_checkpoint(run: Path) -> tuple[int, float | None]:
+    """The round of the last checkpoint and when it was written; 0 and None without one."""
+    manifests = sorted(run.glob("checkpoints/[0-9]*/manifest.json"))
+    if not manifests:
+        return 0, None
+    return int(manifests[-1].parent.name), manifests[-1].stat().st_mtime
+
+
+def _listed(task: Any) -> list[str]:
+    return [str(name) for name in task] if isinstance(task, list) else [str(task)] if task else []
+
+
+def _events_backwards(path: Path) -> Iterator[Event]:
+    """The events of a file from the last to the first; what cannot be read is passed over."""
+    for line in _lines_backwards(path):
+        try:
+            yield decode(line)
+        except msgspec.DecodeError:
+            continue
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    """The lines of a file from the last to the first, a block in memory at a time."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        place, rest = file.seek(0, os.SEEK_END), b""
+        while place > 0:
+            size = min(_BLOCK, place)
+            place = file.seek(place - size)
+            first, *whole = (file.read(size) + rest).split(b"\n")
+            yield from (line for line in reversed(whole) if line)
+            rest = first
+        if rest:
+            yield rest

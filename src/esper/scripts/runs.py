@@ -1,0 +1,205 @@
+"""``esper runs``: what runs there are, how they stand, how to go on, and what to throw away."""
+
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from esper.karn.runs import RunInfo, find_runs, inspect, remove
+from esper.leyline.config import OutputConfig
+from esper.leyline.errors import UsageError
+from esper.scripts.entry import print_help, wants_help
+from esper.scripts.flags import read_arguments
+
+LOOKS = {
+    "running": ("▶", "cyan"),
+    "finished": ("✓", "green"),
+    "interrupted": ("‖", "yellow"),
+    "failed": ("✗", "red"),
+    "unknown": ("?", "dim"),
+}
+"""A glyph and a colour for each status; its name always stands beside."""
+
+NOTHING = "-"
+UNBOUNDED = 1000
+"""Columns of a line that no terminal cuts."""
+
+DEFAULT_PLACE = Path(OutputConfig().telemetry_dir)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunsArguments:
+    """List runs with their status; `esper runs prune` removes some."""
+
+    directory: Annotated[Path, tyro.conf.Positional] = DEFAULT_PLACE
+    """Where to look for run directories, at any depth."""
+    json: bool = False
+    """One JSON list instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PruneArguments:
+    """Remove runs, but never running ones. Give one of --keep, --older-than and --failed."""
+
+    directory: Annotated[Path, tyro.conf.Positional] = DEFAULT_PLACE
+    """Where to look for run directories, at any depth."""
+    keep: int | None = None
+    """Keep this many of the latest runs and remove the others."""
+    older_than: float | None = None
+    """Remove runs of which nothing was heard for this many days."""
+    failed: bool = False
+    """Remove runs that failed."""
+    yes: bool = False
+    """Do not ask."""
+
+
+def runs(arguments: list[str]) -> int:
+    """List runs with their status, or remove some (runs prune)."""
+    if arguments and arguments[0] == "prune":
+        return prune(arguments[1:])
+    program = "esper runs"
+    if wants_help(arguments):
+        return print_help(RunsArguments, program)
+    given = RunsArguments(**_read(program, arguments, RunsArguments))
+    found = [inspect(run) for run in find_runs(given.directory)]
+    if given.json:
+        print(json.dumps([_plain(info) for info in found], indent=2))
+    elif not found:
+        print(f"no runs in {given.directory}")
+    else:
+        _show(found)
+        _show_resume(found)
+    return 0
+
+
+def prune(arguments: list[str]) -> int:
+    """Remove runs; shows them and asks first."""
+    program = "esper runs prune"
+    if wants_help(arguments):
+        return print_help(PruneArguments, program)
+    given = PruneArguments(**_read(program, arguments, PruneArguments))
+    chosen = _chosen(given)
+    if not chosen:
+        print("nothing to remove")
+        return 0
+    _show(chosen)
+    total = f"{len(chosen)} runs, {_size(sum(info.bytes for info in chosen))}"
+    if not given.yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"{program}: would remove {total}; add --yes where nobody can answer")
+        if input(f"Remove these {total}? [y/N] ").strip().lower() not in ("y", "yes"):
+            print("nothing was removed")
+            return 1
+    return max([_removed(info) for info in chosen])
+
+
+def _read(program: str, arguments: list[str], kind: type) -> dict[str, Any]:
+    """The settings of a command whose one positional argument is a directory."""
+    kinds = {f.name: f.type for f in fields(kind) if f.name != "directory"}
+    names, given = read_arguments(program, arguments, kinds)
+    if len(names) > 1:
+        raise UsageError(f"{program}: takes one directory, got {len(names)}: {' '.join(names)}")
+    return given | ({"directory": Path(names[0])} if names else {})
+
+
+def _chosen(given: PruneArguments) -> list[RunInfo]:
+    """The runs to remove, the oldest first.
+
+    Raises:
+        UsageError: not exactly one rule is given, or its number makes no sense.
+    """
+    rules = {"keep": given.keep, "older_than": given.older_than, "failed": given.failed or None}
+    if sum(rule is not None for rule in rules.values()) != 1:
+        raise UsageError("esper runs prune: give one of --keep N, --older-than DAYS, --failed")
+    for name, number in (("keep", given.keep), ("older_than", given.older_than)):
+        if number is not None and not 0 <= number < math.inf:
+            raise UsageError(f"{name}: must be 0 or more, got {number}")
+    found = [inspect(run) for run in find_runs(given.directory)]
+    if given.keep is not None:
+        found = found[: len(found) - given.keep] if given.keep < len(found) else []
+    if given.older_than is not None:
+        since = time.time() - 86400 * given.older_than
+        found = [info for info in found if (info.last_sign or info.started or 0.0) < since]
+    if given.failed:
+        found = [info for info in found if info.status == "failed"]
+    return [info for info in found if info.status != "running"]
+
+
+def _removed(info: RunInfo) -> int:
+    """Remove a run and say so; 1 where that was not possible."""
+    try:
+        remove(info.path)
+    except BlockingIOError:
+        print(f"kept {info.path}: a process has begun to write there", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"kept {info.path}: {error.strerror} ({error.filename})", file=sys.stderr)
+        return 1
+    print(f"removed {info.path}")
+    return 0
+
+
+def _show(found: list[RunInfo]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    table.add_column("rounds", justify="right", no_wrap=True)
+    table.add_column("gain", justify="right", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    table.add_column("task", overflow="fold")
+    table.add_column("begun", no_wrap=True)
+    table.add_column("disk", justify="right", no_wrap=True)
+    for info in found:
+        glyph, colour = LOOKS[info.status]
+        table.add_row(
+            Text(str(info.path)),
+            Text(f"{glyph} {info.status}", style=colour),
+            f"{info.rounds_done}/{info.rounds_total or '?'}",
+            NOTHING if info.gain is None else f"{100 * info.gain:+.1f}",
+            info.policy or NOTHING,
+            Text(_tasks(info)),
+            NOTHING if info.started is None else _moment(info.started),
+            _size(info.bytes),
+        )
+    Console(width=None if sys.stdout.isatty() else UNBOUNDED).print(table)
+
+
+def _show_resume(found: list[RunInfo]) -> None:
+    commands = [info.resume for info in found if info.resume]
+    if commands:
+        print("\nto go on:")
+    for command in commands:
+        print(f"  {command}")
+
+
+def _tasks(info: RunInfo) -> str:
+    listed = " ".join(info.tasks) or NOTHING
+    return listed if len(info.tasks) <= 2 else f"{len(info.tasks)} tasks"
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _plain(info: RunInfo) -> dict[str, Any]:
+    """A run for machines; a gain that is not finite is null."""
+    gain = info.gain if info.gain is not None and math.isfinite(info.gain) else None
+    return asdict(info) | {"path": str(info.path), "gain": gain}
