@@ -9,17 +9,11 @@ from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.table import Column, RowsTable
 from esper.karn.sanctum.text import compact
 from esper.karn.sanctum.troubles import Trouble, troubles
-from esper.karn.sanctum.view import Lines, View
+from esper.karn.sanctum.view import WIDE, Lines, View
 from esper.leyline.events import TelemetryDropped
 
-COLUMNS = (
-    Column("round", 6, right=True),
-    Column("step", 5, right=True),
-    Column("what", 26),
-    Column("value", 9, right=True),
-    Column("bound", 9, right=True),
-    Column("in words", 90),
-)
+PLACE = (Column("round", 5, right=True), Column("step", 4, right=True), Column("what", 21))
+MEASURED = (Column("value", 9, right=True), Column("bound", 9, right=True))
 
 
 class Anomalies(View):
@@ -47,10 +41,12 @@ class Anomalies(View):
     def show(self, moment: Moment, palette: Palette) -> None:
         self.troubles = troubles(moment)
         self.summary.show(_summary(moment, palette))
+        wide = self.app.screen.size.width >= WIDE
+        words = Column("in words", max(20, self.size.width - (54 if wide else 34)))
         self.table.show(
-            COLUMNS,
+            [*PLACE, *(MEASURED if wide else ()), words],
             len(self.troubles),
-            lambda i: _cells(self.troubles[i], palette),
+            lambda i: _cells(self.troubles[i], wide, palette),
             palette.cursor,
         )
 
@@ -74,12 +70,15 @@ def _summary(moment: Moment, palette: Palette) -> Text:
     return Text(" · ".join(parts), style=palette.muted, no_wrap=True, overflow="ellipsis")
 
 
-def _cells(trouble: Trouble, palette: Palette) -> list[Text | str]:
+def _cells(trouble: Trouble, wide: bool, palette: Palette) -> list[Text | str]:
+    measured = [
+        compact(trouble.value) if trouble.value is not None or trouble.measured else "",
+        "" if trouble.threshold is None else compact(trouble.threshold),
+    ]
     return [
         str(trouble.round),
         "" if trouble.step is None else str(trouble.step),
         Text(f"▲ {trouble.kind}", style=palette.bad),
-        compact(trouble.value) if trouble.value is not None or trouble.measured else "",
-        "" if trouble.threshold is None else compact(trouble.threshold),
+        *(measured if wide else ()),
         trouble.message,
     ]

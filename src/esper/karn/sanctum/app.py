@@ -27,7 +27,7 @@ from esper.karn.sanctum.policy import Policy
 from esper.karn.sanctum.scoreboard import Scoreboard
 from esper.karn.sanctum.table import RowsTable
 from esper.karn.sanctum.troubles import summary
-from esper.karn.sanctum.view import Lines, View
+from esper.karn.sanctum.view import WIDE, Lines, View
 
 POLL_SECONDS = 0.25
 FRAMES_PER_SECOND = 10
@@ -46,7 +46,7 @@ class Sanctum(App[None]):
     TITLE = "Sanctum"
     CSS_PATH = "sanctum.tcss"
     ENABLE_COMMAND_PALETTE = False
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *(

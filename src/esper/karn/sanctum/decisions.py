@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.text import Text
+
 from esper.karn.sanctum.moment import Moment
-from esper.karn.sanctum.palette import op_name
+from esper.karn.sanctum.palette import Palette, op_name
 from esper.karn.sanctum.table import Column
-from esper.karn.sanctum.text import to_float
+from esper.karn.sanctum.text import gauge, to_float, written
 from esper.leyline.actions import (
     ALPHA_SPEED_STEPS,
     ALPHA_TARGETS,
@@ -24,8 +26,7 @@ COLUMNS = (
     Column("decision", 10),
     Column("chance", 6, right=True),
     Column("effect", 6),
-    Column("where and what", 44),
-    Column("legal, with chances", 70),
+    Column("where and what", 46),
 )
 
 
@@ -39,7 +40,10 @@ class Decision:
         choice: where, and what the other heads said that mattered.
         probability: of the op; None where it is not told.
         success: whether it took effect.
-        options: every legal op with its probability; ``""`` where that is not told.
+        legal: every legal op with its probability, None where the policy has none; nothing before
+            schema 3.
+        log_prob: of the whole action, None where that is not told.
+        value: what the critic expected, likewise.
     """
 
     step: int
@@ -47,7 +51,9 @@ class Decision:
     choice: str
     probability: float | None
     success: bool
-    options: str
+    legal: dict[int, float | None]
+    log_prob: float | None = None
+    value: float | None = None
 
 
 def decisions(moment: Moment, steps: Sequence[EpochCompleted], environment: int) -> list[Decision]:
@@ -73,7 +79,9 @@ def _decision(
         " ".join([where, *_details(moment, made, environment)]).strip(),
         chances.get(op),
         step.success[environment],
-        _options(made, environment, chances),
+        {} if made is None else {o: chances.get(o) for o in made.legal_ops[environment]},
+        None if made is None else to_float(made.log_prob[environment]),
+        None if made is None else to_float(made.value[environment]),
     )
 
 
@@ -81,16 +89,6 @@ def _chances(made: DecisionsMade | None, environment: int) -> dict[int, float | 
     if made is None:
         return {}
     return {op: to_float(p) for op, p in enumerate(made.op_probability[environment])}
-
-
-def _options(made: DecisionsMade | None, environment: int, chances: dict[int, float | None]) -> str:
-    if made is None:
-        return ""
-    parts = []
-    for op in made.legal_ops[environment]:
-        chance = chances.get(op)
-        parts.append(op_name(op) + ("" if chance is None else f" {100 * chance:.0f} %"))
-    return " · ".join(parts)
 
 
 def _details(moment: Moment, made: DecisionsMade | None, environment: int) -> list[str]:
@@ -108,3 +106,35 @@ def _details(moment: Moment, made: DecisionsMade | None, environment: int) -> li
         "alpha_curve": lambda i: Curve(i).name.lower(),
     }
     return [say(chosen[head]) for head, say in said.items() if head in relevant]
+
+
+def in_one_line(decision: Decision, palette: Palette) -> Text:
+    """What was legal in a decision, with its chances."""
+    parts = [
+        op_name(op) + ("" if chance is None else f" {100 * chance:.0f} %")
+        for op, chance in decision.legal.items()
+    ]
+    told = f"legal: {' · '.join(parts)}" if parts else "what was legal is not told"
+    return Text(f"step {decision.step}  {told}", style=palette.muted)
+
+
+def in_full(decision: Decision, width: int, palette: Palette) -> Text:
+    """Every op of a decision as a bar, those that were not legal as well."""
+    text = Text(f"step {decision.step}", style="bold")
+    for label, value in (("log-prob", decision.log_prob), ("critic's value", decision.value)):
+        if value is not None:
+            text.append(f"  {label} {written(value)}", style=palette.muted)
+    if not decision.legal:
+        return text.append("  what was legal is not told", style=palette.muted)
+    for op in Op:
+        chosen = op_name(op) == decision.op
+        text.append(f"\n{'▶' if chosen else ' '} {op_name(op):<10}", "bold" if chosen else "")
+        if op not in decision.legal:
+            text.append("not legal", style=palette.muted)
+            continue
+        chance = decision.legal[op]
+        if chance is None:
+            text.append("legal")
+            continue
+        text.append(f"{100 * chance:5.1f} % ").append(gauge(chance, width), style=palette.twin)
+    return text

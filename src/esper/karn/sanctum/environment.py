@@ -9,13 +9,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
-from esper.karn.sanctum.decisions import COLUMNS, Decision, decisions
+from esper.karn.sanctum.decisions import COLUMNS, Decision, decisions, in_full, in_one_line
 from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import GLYPHS, Palette, op_name, stage_name
 from esper.karn.sanctum.plot import TICK_WIDTH, Curve, Frame, Plot
 from esper.karn.sanctum.table import RowsTable
 from esper.karn.sanctum.text import count, gauge, written
-from esper.karn.sanctum.view import Lines, View
+from esper.karn.sanctum.view import WIDE, Lines, View
 from esper.leyline.actions import Op
 from esper.leyline.events import EpochCompleted, to_floats
 from esper.leyline.stages import ACTING, COMPUTING, LIVING
@@ -40,6 +40,8 @@ class Environment(View):
         self.plot = Plot("validation accuracy", id="environment-accuracy")
         self.lanes, self.slots = Lines(id="environment-lanes"), Lines(id="environment-slots")
         self.table = RowsTable("decisions", "no decision but to wait yet")
+        self.detail = Lines(id="decision")
+        self.decisions: list[Decision] = []
         self.moment: Moment | None = None
         self.palette: Palette | None = None
 
@@ -48,7 +50,8 @@ class Environment(View):
         with Horizontal():
             with Vertical(id="environment-life"):
                 yield from (self.plot, self.lanes, self.slots)
-            yield self.table
+            with Vertical(id="environment-decisions"):
+                yield from (self.table, self.detail)
 
     def choose(self, environment: int) -> None:
         """Show another environment."""
@@ -82,9 +85,26 @@ class Environment(View):
         found = decisions(moment, steps, self.environment)
         if not self.waits:
             found = [decision for decision in found if decision.op != op_name(Op.WAIT)]
+        self.decisions = found
         self.table.show(
             COLUMNS, len(found), lambda i: _decision_cells(found[i], palette), palette.cursor
         )
+
+        self._show_decision(palette)
+
+    def _show_decision(self, palette: Palette) -> None:
+        """The decision under the cursor, in full where there is room."""
+        text = Text()
+        if self.decisions:
+            decision = self.decisions[min(self.table.cursor, len(self.decisions) - 1)]
+            wide = self.app.screen.size.width >= WIDE
+            full = in_full(decision, max(4, self.detail.size.width - 22), palette)
+            text = full if wide else in_one_line(decision, palette)
+        self.detail.show(text)
+
+    def on_rows_table_cursor_moved(self) -> None:
+        if self.palette is not None:
+            self._show_decision(self.palette)
 
     def _show_accuracy(
         self, moment: Moment, steps: Sequence[EpochCompleted], palette: Palette
@@ -213,5 +233,4 @@ def _decision_cells(decision: Decision, palette: Palette) -> list[Text | str]:
         chance,
         Text("") if decision.op == "wait" else effect,
         Text(decision.choice, style=quiet),
-        Text(decision.options, style=palette.muted),
     ]

@@ -10,7 +10,7 @@ from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.playhead import Playhead
 from esper.karn.sanctum.text import duration, gauge, written
-from esper.karn.sanctum.view import Lines
+from esper.karn.sanctum.view import WIDE, Lines
 
 QUIET_SECONDS = 10.0
 """Silence after which Sanctum says that no data come, unless the run is slower by nature."""
@@ -78,7 +78,7 @@ def _progress(moment: Moment, palette: Palette, width: int) -> Text:
         text.append(f" step {step.step}/{started.episode_length}")
         within = step.step / started.episode_length if step.round > done else 0.0
     share = (done + within) / max(1, started.rounds)
-    text.append(" ").append(gauge(share, 24 if width >= 120 else 8), style=f"{palette.accent}")
+    text.append(" ").append(gauge(share, 24 if width >= WIDE - 10 else 8), style=f"{palette.accent}")
     text.append(f" {100 * share:.0f} %")
     if moment.snapshots:
         speed = moment.snapshots[-1].environment_steps_per_second

@@ -24,8 +24,8 @@ KEYS: dict[str, tuple[tuple[str, str], ...]] = {
     "Tables": (
         ("↑ ↓ PgUp PgDn", "move the cursor"),
         ("s  S", "overview: sort by the next column; turn the order round"),
-        ("f  /", "overview: next filter; search for words; Escape shows all again"),
-        ("← →", "environment: the one before, the next one"),
+        ("f  /  Escape", "overview: next filter; search; show all again"),
+        ("←  →  w", "environment: previous, next; with waits or without"),
     ),
     "Time": (
         ("Space", "pause; go on"),

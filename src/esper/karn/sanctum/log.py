@@ -45,7 +45,8 @@ _outline = msgspec.json.Decoder(
     Union[tuple(kind for kind in EVENTS.values() if kind not in LOCATED) + tuple(_OUTLINES)]  # noqa: UP007
 )
 _MARK = 256
-"""Bytes of the last line that must still be there when the file has grown. Its time is in them."""
+"""Bytes at the end of the last line that must still be there when the file has grown; the time is
+among them, so that a round that is run again with the same bits is told from the first."""
 
 
 @dataclass(slots=True)
@@ -93,7 +94,8 @@ class Index:
     def add(self, line: bytes) -> None:
         """Take in one line, its newline left out."""
         offset, self.length, self.lines = self.length, self.length + len(line) + 1, self.lines + 1
-        self.mark, self.mark_offset = line[:_MARK], offset
+        self.mark = line[-_MARK:]
+        self.mark_offset = offset + len(line) - len(self.mark)
         try:
             event = _outline.decode(line)
         except msgspec.ValidationError:

@@ -20,7 +20,7 @@ from esper.karn.sanctum.plot import Curve, Plot
 from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arranged, rows
 from esper.karn.sanctum.table import Cell, Column, RowsTable
 from esper.karn.sanctum.text import count, sparkline, written
-from esper.karn.sanctum.view import Lines, View
+from esper.karn.sanctum.view import WIDE, Lines, View
 from esper.leyline.events import EpisodeOutcome, EpochCompleted, to_floats
 
 
@@ -72,7 +72,7 @@ class Overview(View):
         every = rows(moment)
         self.rows = arranged(every, self.sort, self.reversed, self.keep, self.words)
         gains = [grown - twin for grown, twin in map(self._means, moment.outcomes[-12:])]
-        summary = _totals(every, gains, palette, words=self.size.width >= 140)
+        summary = _totals(every, gains, palette, words=self.app.screen.size.width >= WIDE)
         summary.append("\n").append_text(self._arrangement(len(every), palette))
         self.summary.show(summary)
         self._show_table(moment, palette)

@@ -55,6 +55,9 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         def control(self) -> "RowsTable":
             return self.table
 
+    class CursorMoved(Message):
+        """Another row is under the cursor."""
+
     class HeadingClicked(Message):
         """A column's heading was clicked."""
 
@@ -133,6 +136,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
             self.scroll_to(y=self.cursor, animate=False)
         elif self.cursor >= top + height:
             self.scroll_to(y=self.cursor - height + 1, animate=False)
+        self.post_message(self.CursorMoved())
         self.refresh()
 
     def action_move(self, by: int) -> None:

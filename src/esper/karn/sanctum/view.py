@@ -8,6 +8,10 @@ from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
 
 
+WIDE = 140
+"""Columns from which on pages stand two abreast."""
+
+
 class View(Vertical):
     """One of Sanctum's pages. It is shown moments; it keeps nothing of a run itself."""
 
