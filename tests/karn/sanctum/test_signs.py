@@ -84,7 +84,7 @@ def test_the_state_of_a_head(metrics: dict[str, Any], state: State) -> None:
 def test_every_head_and_the_critic_have_a_row() -> None:
     assert [head.name for head in heads([update(1)])] == [*HEADS, "value"]
     assert state_of("value", {"head_grad_norms/value": 0.2}) is State.HEALTHY
-    assert ROWS == (*HEADS, "value")
+    assert (*HEADS, "value") == ROWS
 
 
 ROW = Row(

@@ -78,7 +78,7 @@ def _progress(moment: Moment, palette: Palette, width: int) -> Text:
         text.append(f" step {step.step}/{started.episode_length}")
         within = step.step / started.episode_length if step.round > done else 0.0
     share = (done + within) / max(1, started.rounds)
-    text.append(" ").append(gauge(share, 24 if width >= WIDE - 10 else 8), style=f"{palette.accent}")
+    text.append(" ").append(gauge(share, 24 if width >= WIDE - 10 else 8), style=palette.accent)
     text.append(f" {100 * share:.0f} %")
     if moment.snapshots:
         speed = moment.snapshots[-1].environment_steps_per_second

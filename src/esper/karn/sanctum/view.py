@@ -7,7 +7,6 @@ from textual.widgets import Static
 from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
 
-
 WIDE = 140
 """Columns from which on pages stand two abreast."""
 
