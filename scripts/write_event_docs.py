@@ -1,4 +1,4 @@
-"""Writes docs/events.md from the schema of events, the metrics and the bounds of anomalies.
+"""Writes docs/events.md from the schema of events, metrics, bounds of anomalies and views.
 
 python scripts/write_event_docs.py [--check]
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from esper.karn.queries import Store
 from esper.leyline.events import EVENTS, LEVELS, SCHEMA_VERSION, Event
 from esper.leyline.metrics import METRICS, PER_HEAD
 from esper.simic.anomalies import KINDS, Thresholds
@@ -37,6 +38,7 @@ def page() -> str:
     parts = [HEAD.format(version=SCHEMA_VERSION), *map(_event, EVENTS.values())]
     parts.append("## Metrics of an update\n\n" + _metrics())
     parts.append("## Anomalies\n\n" + _anomalies())
+    parts.append("## Views\n\n" + _views())
     return "\n".join(parts)
 
 
@@ -114,6 +116,17 @@ def _anomalies() -> str:
     for field in fields(Thresholds):
         rows.append(f"| `{field.name}` | {field.default:g} | {notes[field.name]} |")
     return "\n".join(rows) + "\n"
+
+
+def _views() -> str:
+    lines = [
+        "What `esper query` sees, besides one table an event under its name in small letters.\n"
+    ]
+    with Store([]) as store:
+        for view, columns in store.columns().items():
+            told = ", ".join(f"`{name}` {kind}" for name, kind in columns)
+            lines.append(f"**{view}**: {told}\n")
+    return "\n".join(lines)
 
 
 def main() -> int:

@@ -1,25 +1,34 @@
 """Events survive the way to disk and back."""
 
+import json
 import math
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from esper.karn.store import read_events
 from esper.leyline.events import (
+    EVENTS,
     LEVELS,
-    Event,
+    SCHEMA_VERSION,
+    AnalyticsSnapshot,
+    EpochCompleted,
     PPOUpdateCompleted,
-    SeedPruned,
+    TrainingStarted,
     decode,
     encode,
     number,
     numbers,
     to_floats,
 )
-from esper.nissa.hub import Hub
-from esper.nissa.sinks import JsonLines
+from esper.leyline.metrics import METRICS
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "tests" / "recorded"
 
 
 def update(metrics: dict[str, float]) -> PPOUpdateCompleted:
@@ -43,37 +52,6 @@ def enumerate_names(values: list[float]) -> list[tuple[str, float]]:
     return [(f"m{i}", v) for i, v in enumerate(values)]
 
 
-def test_the_hub_keeps_order_and_writes_only_what_the_level_wants(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    hub = Hub([JsonLines(path)], "minimal")
-    for i in range(100):
-        hub.emit(update({"i": i}))
-        hub.emit(SeedPruned(time=0, round=1, step=1, environment=[], slot=[], blueprint=[]))
-    hub.flush()
-    assert len(path.read_bytes().splitlines()) == 100
-    hub.close()
-    assert [e.metrics["i"] for e in read_events(tmp_path, PPOUpdateCompleted)] == list(range(100))
-    assert not list(read_events(tmp_path, SeedPruned))
-
-
-def test_a_failing_sink_is_dropped_and_the_others_go_on(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
-    class Broken:
-        def write(self, event: Event) -> None:
-            raise OSError("disk on fire")
-
-        def flush(self) -> None: ...
-
-        def close(self) -> None: ...
-
-    path = tmp_path / "events.jsonl"
-    hub = Hub([Broken(), JsonLines(path)], "normal")
-    for i in range(3):
-        hub.emit(update({"i": i}))
-    hub.close()
-    assert len(path.read_bytes().splitlines()) == 3
-    assert capsys.readouterr().err.count("disk on fire") == 1
-
-
 def test_a_corrupt_or_half_written_line_is_passed_over(tmp_path: Path) -> None:
     lines = encode(update({"i": 1})) + b'\n{"event_type":"NOPE"}\nnot json\n'
     (tmp_path / "events.jsonl").write_bytes(lines + encode(update({"i": 2})) + b'\n{"event_ty')
@@ -89,3 +67,53 @@ def test_reading_events_needs_no_torch() -> None:
     """Whoever looks at a run should not have to load the training stack."""
     code = "import esper.karn.store, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_is_missing_is_null_and_differs_from_nan() -> None:
+    event = update({})
+    event.metrics.update({"head_grad_norms/op": None, "head_grad_norms/slot": "NaN"})
+    assert b'"head_grad_norms/op":null,"head_grad_norms/slot":"NaN"' in encode(event)
+    back = decode(encode(event)).metrics
+    assert back["head_grad_norms/op"] is None
+    assert back["head_grad_norms/slot"] == "NaN"
+
+
+@pytest.mark.parametrize("text", ['"nan"', '"-NaN"', '"1.0"', '""', "[]", "true"])
+def test_only_numbers_and_the_three_texts_are_numbers(text: str) -> None:
+    line = encode(update({"m": 1.5})).replace(b"1.5", text.encode())
+    with pytest.raises(msgspec.ValidationError):
+        decode(line)
+
+
+def test_every_line_of_an_old_run_is_read_and_gets_the_defaults() -> None:
+    run = RECORDED / "old_schema"
+    lines = (run / "events.jsonl").read_bytes().splitlines()
+    events = [decode(line) for line in lines]
+    started = next(event for event in events if isinstance(event, TrainingStarted))
+    assert started.schema == 2 < SCHEMA_VERSION
+    assert (started.amp_dtype, started.blueprints, started.level) == (None, [], None)
+    snapshot = next(event for event in events if isinstance(event, AnalyticsSnapshot))
+    assert (snapshot.amp_scale, snapshot.learning_rates) == (None, {})
+    assert len(list(read_events(run, EpochCompleted))) == 42
+
+
+@pytest.mark.parametrize("kind", EVENTS.values(), ids=EVENTS)
+def test_an_event_keeps_its_old_fields_without_a_default(kind: type[msgspec.Struct]) -> None:
+    """What schema 2 had must be there; what came later may be absent."""
+    lines = (RECORDED / "old_schema" / "events.jsonl").read_text().splitlines()
+    old = [json.loads(line) for line in lines]
+    told = [event for event in old if event["event_type"] == kind.__struct_config__.tag]
+    for field in msgspec.structs.fields(kind) if told else ():
+        assert field.required == (field.name in told[0]), field.name
+
+
+def test_every_metric_that_is_reported_is_documented() -> None:
+    for run in ("healthy", "anomalous"):
+        for event in read_events(RECORDED / run, PPOUpdateCompleted):
+            assert event.metrics.keys() <= METRICS.keys()
+
+
+def test_the_page_on_events_is_what_the_code_says() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "write_event_docs.py"), "--check"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

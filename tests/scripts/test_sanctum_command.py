@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from esper.scripts.entry import guarded
+from esper.scripts.main import COMMANDS
 from esper.scripts.sanctum import find_run, sanctum
 from scripts.pseudo_terminal import ESPER, ROOT, OnTerminal
 
@@ -242,3 +244,16 @@ def test_a_hundred_kills_do_not_touch_a_training(
     terminal: list[OnTerminal], tmp_path: Path
 ) -> None:
     kill_while_training(tmp_path, 100, terminal)
+
+
+def test_commands_are_summed_up_as_they_say_themselves() -> None:
+    for name, command in COMMANDS.items():
+        module = import_module(f"esper.scripts.{name}")
+        said = getattr(module, name).__doc__.strip().splitlines()[0]
+        assert command.__doc__ == said
+
+
+def test_to_watch_needs_no_torch(tmp_path: Path) -> None:
+    code = "import sys, esper.scripts.main, esper.scripts.sanctum; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)

@@ -23,6 +23,7 @@ COMMANDS = {
         "train": "Train a policy: ppo or heuristic.",
         "sanctum": "Watch a run on the terminal, live or finished.",
         "report": "Write what runs did into one HTML file.",
+        "query": "Ask runs by SQL over views of their events.",
         "runs": "List runs with their status; `esper runs prune` removes some.",
         "tasks": "List the tasks one can train on.",
     }.items()

@@ -31,7 +31,9 @@ def gradients(run: Path, size: tuple[int, int]) -> dict[str, tuple[str, str]]:
     heading = next(line for line in lines if "gradient norm  " in line)
     end = heading.index("gradient norm") + len("gradient norm")
     rows = lines[lines.index(heading) + 1 :][: len(ROWS)]
-    return {row.split()[0]: (row[end - 13 : end].strip(), row[end:].split("  ")[-1]) for row in rows}
+    return {
+        row.split()[0]: (row[end - 13 : end].strip(), row[end:].split("  ")[-1]) for row in rows
+    }
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])

@@ -277,10 +277,17 @@ class _Session:
                     status, code = "interrupted", 128 + self.stop_signal
                     # Only a rollout was cut short: the weights are those of the last whole round.
                     self._save(hub, done + len(summaries))
-            hub.emit(TrainingFinished(time=time.time(), round=done + len(summaries), status=status))
+            self._tell_end(hub, done + len(summaries), status)
+        except Exception as error:
+            self._tell_end(hub, done + len(summaries), "failed", repr(error))
+            raise
         finally:
             hub.close()
         return status, code, summaries
+
+    @staticmethod
+    def _tell_end(hub: Hub, done: int, status: str, message: str | None = None) -> None:
+        hub.emit(TrainingFinished(time=time.time(), round=done, status=status, message=message))
 
     def _announce(self, hub: Hub, done: int, policy: str) -> None:
         world, growth = self.config.world, self.environment.config

@@ -1,0 +1,194 @@
+"""SQL over the events of runs, live or ended, in a database in memory that sees nothing else."""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import duckdb
+import pyarrow
+
+from esper.karn.runs import find_runs, inspect, stored
+from esper.karn.store import EventFile
+from esper.karn.views import TASKS, VIEWS, WORDS, event_table, view_definitions
+from esper.leyline.errors import UsageError
+from esper.leyline.events import EVENTS, PPOUpdateCompleted, TrainingStarted
+
+CHUNK = 4096
+"""Lines that are handed to the database at once."""
+
+_RUNS = pyarrow.schema(
+    [
+        ("run", pyarrow.string()),
+        ("path", pyarrow.string()),
+        ("status", pyarrow.string()),
+        ("policy", pyarrow.string()),
+        ("tasks", pyarrow.list_(pyarrow.string())),
+        ("rounds_done", pyarrow.int64()),
+        ("rounds_total", pyarrow.int64()),
+        ("gain", pyarrow.float64()),
+        ("envs", pyarrow.int64()),
+        ("episode_length", pyarrow.int64()),
+        ("device", pyarrow.string()),
+        ("amp_enabled", pyarrow.bool_()),
+        ("amp_dtype", pyarrow.string()),
+        ("schema", pyarrow.int64()),
+        ("resumed", pyarrow.int64()),
+        ("unreadable", pyarrow.int64()),
+        ("started", pyarrow.float64()),
+        ("last_sign", pyarrow.float64()),
+        ("bytes", pyarrow.int64()),
+        ("settings", pyarrow.string()),
+    ]
+)
+"""``started`` and ``last_sign`` are seconds since 1970; ``resumed`` counts how often it was gone on
+with, ``unreadable`` the lines that were passed over; ``settings`` is JSON."""
+
+
+class Store:
+    """The views over some runs, as they stand when it is made.
+
+    Args:
+        places: run directories, or directories that hold some at any depth.
+
+    Attributes:
+        unreadable: lines that were passed over, of all runs; said on stderr where there are any.
+
+    Raises:
+        UsageError: a place holds no run.
+    """
+
+    def __init__(self, places: list[Path]):
+        paths = _runs_at(places)
+        self._lines: dict[str, list[pyarrow.RecordBatch]] = defaultdict(list)
+        self._metrics: set[str] = set()
+        names = _names(paths)
+        rows = [self._read(path, name) for path, name in names.items()]
+        self.unreadable = sum(row["unreadable"] for row in rows)
+        if self.unreadable:
+            lines = "1 line" if self.unreadable == 1 else f"{self.unreadable} lines"
+            print(f"warning: {lines} cut off or corrupt, passed over", file=sys.stderr)
+        self._database = self._open(rows)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._database.close()
+
+    def query(self, sql: str) -> pyarrow.Table:
+        """The result of one SELECT.
+
+        Raises:
+            UsageError: it is no SELECT, or it is at fault.
+        """
+        try:
+            statements = self._database.extract_statements(sql)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise UsageError("SQL: must be one SELECT; runs are read, never written")
+            return self._database.sql(statements[0]).to_arrow_table()
+        except duckdb.Error as error:
+            raise UsageError(f"SQL: {_first_words(error)}") from error
+
+    def columns(self) -> dict[str, list[tuple[str, str]]]:
+        """Names and types of the columns of each view."""
+        return {
+            view: [
+                (row[0], row[1]) for row in self._database.execute(f"DESCRIBE {view}").fetchall()
+            ]
+            for view in VIEWS
+        }
+
+    def _read(self, path: Path, name: str) -> dict[str, Any]:
+        """Take in the lines of a run; its row in the view ``runs``."""
+        file, waiting = EventFile(path), defaultdict(list)
+        started: list[TrainingStarted] = []
+        for line, event in file:
+            kind = str(event.__struct_config__.tag)
+            waiting[kind].append(line)
+            if len(waiting[kind]) == CHUNK:
+                self._hand_over(kind, name, waiting.pop(kind))
+            if isinstance(event, TrainingStarted):
+                started.append(event)
+            if isinstance(event, PPOUpdateCompleted):
+                self._metrics.update(event.metrics)
+        for kind, lines in waiting.items():
+            self._hand_over(kind, name, lines)
+        return _row(path, name, started, file.unreadable)
+
+    def _hand_over(self, kind: str, name: str, lines: list[bytes]) -> None:
+        names = pyarrow.array([name] * len(lines), pyarrow.string())
+        texts = pyarrow.array(lines, pyarrow.binary()).cast(pyarrow.large_string())
+        self._lines[kind].append(pyarrow.record_batch([names, texts], names=["run", "line"]))
+
+    def _open(self, rows: list[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
+        database = duckdb.connect(":memory:")
+        columns = pyarrow.schema([("run", pyarrow.string()), ("line", pyarrow.large_string())])
+        for name in EVENTS:
+            table = pyarrow.Table.from_batches(self._lines[name], columns)
+            database.register(f"lines_{name.lower()}", table)
+            database.execute(f"CREATE VIEW {name.lower()} AS {event_table(name)}")
+        database.register("runs", pyarrow.Table.from_pylist(rows, _RUNS))
+        database.execute(f"CREATE VIEW tasks_of_rounds AS {TASKS}")
+        database.execute(f"CREATE VIEW words AS {WORDS}")
+        for view, sql in view_definitions(self._metrics).items():
+            database.execute(f"CREATE VIEW {view} AS {sql}")
+        # From here on SQL reaches neither files nor the variables of Python.
+        database.execute("SET python_enable_replacements = false")
+        database.execute("SET enable_external_access = false")
+        database.execute("SET lock_configuration = true")
+        return database
+
+
+def _runs_at(places: list[Path]) -> list[Path]:
+    found: list[Path] = []
+    for place in places:
+        if not place.is_dir():
+            raise UsageError(f"run: there is no directory {place}; esper runs lists your runs")
+        here = [place] if _is_readable(place) else [p for p in find_runs(place) if _is_readable(p)]
+        if not here:
+            raise UsageError(f"run: {place} holds no run with events; esper runs lists your runs")
+        found += here
+    return list(dict.fromkeys(path.resolve() for path in found))
+
+
+def _is_readable(path: Path) -> bool:
+    return (path / "events.jsonl").is_file()
+
+
+def _names(paths: list[Path]) -> dict[Path, str]:
+    """What each run is called: its directory's name, the whole path where two have one name."""
+    short = [path.name for path in paths]
+    return {path: path.name if short.count(path.name) == 1 else str(path) for path in paths}
+
+
+def _row(path: Path, name: str, started: list[TrainingStarted], unreadable: int) -> dict[str, Any]:
+    info, first = inspect(path), started[0] if started else None
+    told = {
+        field: getattr(first, field, None)
+        for field in ("envs", "episode_length", "device", "amp_enabled", "amp_dtype", "schema")
+    }
+    return told | {
+        "run": name,
+        "path": str(path),
+        "resumed": max(0, len(started) - 1),
+        "unreadable": unreadable,
+        "settings": json.dumps(stored(path).get("settings", {})),
+        **{
+            field: getattr(info, field)
+            for field in _RUNS.names
+            if hasattr(info, field) and field != "path"
+        },
+    }
+
+
+def _first_words(error: duckdb.Error) -> str:
+    """A database's message without the lines that quote the query."""
+    return " ".join(str(error).split("\n\nLINE")[0].split("\nLINE")[0].split())

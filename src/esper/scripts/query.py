@@ -1,0 +1,149 @@
+"""``esper query``: SQL over the events of runs."""
+
+import csv
+import io
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pyarrow
+import pyarrow.parquet
+import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from esper.karn.queries import Store
+from esper.karn.views import VIEWS
+from esper.leyline.errors import UsageError
+from esper.leyline.events import EVENTS, number
+from esper.scripts.entry import print_help, wants_help
+from esper.scripts.flags import read_arguments
+
+Form = Literal["table", "csv", "json", "parquet"]
+MOST_ROWS = 1_000
+"""Rows that a table shows; the other forms write all of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryArguments:
+    """Ask runs, live or ended, by SQL: esper query RUN... "SELECT ..."."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Run directories, or directories that hold some; behind them the SQL, one SELECT."""
+    format: Form = "table"
+    """How the result is written: as a table to look at, or as csv, json or parquet."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """File to write instead of the terminal (also -o); parquet needs one."""
+
+
+def query(arguments: list[str]) -> int:
+    """Ask runs by SQL over views of their events."""
+    program = "esper query"
+    if wants_help(arguments):
+        print_help(QueryArguments, program)
+        print(_views())
+        return 0
+    kinds = {"format": Form, "output": Path}
+    names, given = read_arguments(program, arguments, kinds, {"-o": "--output"})
+    settings = QueryArguments(runs=tuple(Path(name) for name in names[:-1]), **given)
+    if len(names) < 2:
+        raise UsageError(f'{program}: needs runs and SQL: {program} RUN "SELECT * FROM updates"')
+    if settings.format == "parquet" and settings.output is None:
+        raise UsageError("output: parquet is no text; name a file with -o")
+    with Store(list(settings.runs)) as store:
+        table = store.query(names[-1])
+    if settings.output is None:
+        _print(table, settings.format)
+        return 0
+    try:
+        _write(table, settings.format, settings.output)
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"output: cannot write to {settings.output} ({reason}); name another file"
+        ) from error
+    return 0
+
+
+def _views() -> str:
+    """The views with their columns, and the tables of events."""
+    with Store([]) as store:
+        columns = store.columns()
+    lines = ["views and their columns:"]
+    for view in VIEWS:
+        lines += ["", f"  {view}"]
+        lines += [f"    {name:<32}{kind}" for name, kind in columns[view]]
+    lines += ["", "besides, one row an event, as docs/events.md describes them:", ""]
+    return "\n".join([*lines, *(f"  {name.lower()}" for name in EVENTS)])
+
+
+def _print(table: pyarrow.Table, form: Form) -> None:
+    if form == "table":
+        console = Console()
+        console.print(_shown(table))
+        if table.num_rows > MOST_ROWS:
+            left = table.num_rows - MOST_ROWS
+            print(f"{left} more rows; --format csv writes all of them", file=sys.stderr)
+        return
+    sys.stdout.write(_text(table, form))
+
+
+def _write(table: pyarrow.Table, form: Form, target: Path) -> None:
+    if form == "parquet":
+        with target.open("wb") as file:
+            pyarrow.parquet.write_table(table, file)
+    elif form == "table":
+        with target.open("w", encoding="utf-8") as text:
+            Console(file=text, width=1_000).print(_shown(table))
+    else:
+        target.write_text(_text(table, form), encoding="utf-8")
+
+
+def _text(table: pyarrow.Table, form: Form) -> str:
+    """The result as CSV, where nothing stands for what is missing, or as a JSON list of rows."""
+    rows = table.to_pylist()
+    if form == "json":
+        return json.dumps([_plain(row) for row in rows], default=str, indent=1) + "\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.column_names)
+    writer.writerows([_cell(value) for value in row.values()] for row in rows)
+    return text.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it; numbers that are not finite as events write them."""
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _cell(value: Any) -> Any:
+    plain = _plain(value)
+    return json.dumps(plain, default=str) if isinstance(plain, list | dict) else plain
+
+
+def _shown(table: pyarrow.Table) -> Table:
+    shown = Table()
+    for field in table.schema:
+        right = pyarrow.types.is_integer(field.type) or pyarrow.types.is_floating(field.type)
+        shown.add_column(Text(field.name), justify="right" if right else "left", overflow="fold")
+    for row in table.slice(0, MOST_ROWS).to_pylist():
+        shown.add_row(*(Text(_readable(value)) for value in row.values()))
+    return shown
+
+
+def _readable(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else str(number(value))
+    if isinstance(value, list):
+        return " ".join(_readable(item) for item in value)
+    return str(value)

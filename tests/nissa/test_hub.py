@@ -1,0 +1,161 @@
+"""The hub: order, levels, sinks that fail or are slow, and what may be lost."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.karn.store import read_events
+from esper.leyline.events import (
+    CheckpointSaved,
+    EpochCompleted,
+    Event,
+    PPOUpdateCompleted,
+    SeedPruned,
+    TelemetryDropped,
+    TrainingFinished,
+)
+from esper.nissa.hub import Hub
+from esper.nissa.sinks import JsonLines
+from esper.simic.training.vectorized import train_ppo_vectorized
+
+
+class Kept:
+    """A sink that keeps what it is given, and writes only while its gate is open."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.calls: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def write(self, event: Event) -> None:
+        assert self.gate.wait(20)
+        self.events.append(event)
+
+    def flush(self) -> None:
+        self.calls.append("flush")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def update(number: int) -> PPOUpdateCompleted:
+    return PPOUpdateCompleted(time=1.0, round=number, update=number, metrics={"i": number})
+
+
+def pruned(step: int) -> SeedPruned:
+    return SeedPruned(time=0, round=1, step=step, environment=[], slot=[], blueprint=[])
+
+
+def test_the_hub_keeps_order_and_writes_only_what_the_level_wants(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    hub = Hub([JsonLines(path)], "minimal")
+    for i in range(100):
+        hub.emit(update(i))
+        hub.emit(pruned(i))
+        hub.emit_later(lambda i=i: [pruned(i)])
+    hub.flush()
+    assert len(path.read_bytes().splitlines()) == 100
+    hub.close()
+    assert [e.metrics["i"] for e in read_events(tmp_path, PPOUpdateCompleted)] == list(range(100))
+    assert not list(read_events(tmp_path, SeedPruned))
+
+
+def test_without_a_sink_nothing_is_wanted() -> None:
+    hub = Hub([], "debug")
+    assert not hub.wants(EpochCompleted)
+    hub.emit(update(1))
+    hub.close()
+
+
+@pytest.mark.parametrize("method", ["write", "flush", "close"])
+def test_a_failing_sink_is_dropped_and_the_others_go_on(
+    capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("disk on fire")
+
+    broken, sound = Kept(), Kept()
+    setattr(broken, method, fail)
+    hub = Hub([broken, sound], "normal")
+    for i in range(3):
+        hub.emit(update(i))
+        hub.flush()
+    hub.close()
+    assert sound.events == [update(i) for i in range(3)]
+    assert sound.calls[-1] == "close"
+    said = capsys.readouterr().err
+    assert said.count("disk on fire") == said.count("\n") == 1
+
+
+def test_steps_are_left_out_where_a_sink_is_slow_and_rounds_never(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sink = Kept()
+    sink.gate.clear()
+    hub = Hub([sink], "normal", capacity=4)
+    hub.emit(update(1))
+    time.sleep(0.2)  # the hub's thread now holds the first event and waits at the gate
+    begin = time.monotonic()
+    for step in range(10):
+        hub.emit_later(lambda step=step: [pruned(step)])
+    assert time.monotonic() - begin < 5, "to leave out a step must not wait"
+    opener = threading.Timer(0.3, sink.gate.set)
+    opener.start()
+    hub.emit(CheckpointSaved(time=0, round=1, path="x"))  # waits for a place
+    hub.flush()
+    assert [e.step for e in sink.events if isinstance(e, SeedPruned)] == [0, 1, 2, 3]
+    assert [type(e) for e in sink.events[-2:]] == [CheckpointSaved, TelemetryDropped]
+    told = sink.events[-1]
+    assert isinstance(told, TelemetryDropped)
+    assert (told.round, told.steps, told.total, hub.dropped) == (1, 6, 6, 6)
+
+    hub.emit_later(lambda: [pruned(11)])
+    hub.flush()
+    assert sum(isinstance(e, TelemetryDropped) for e in sink.events) == 1, "nothing new to tell"
+    hub.emit(TrainingFinished(time=0, round=1, status="finished"))
+    hub.close()
+    assert isinstance(sink.events[-1], TrainingFinished)
+    assert capsys.readouterr().err.count("steps are left out") == 1
+
+
+def test_events_that_cannot_be_made_are_counted_and_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> list[Event]:
+        raise ValueError("no such tensor")
+
+    sink = Kept()
+    hub = Hub([sink], "normal")
+    hub.emit_later(fail)
+    hub.emit_later(fail)
+    hub.emit(update(1))
+    hub.close()
+    assert [type(e) for e in sink.events] == [PPOUpdateCompleted, TelemetryDropped]
+    assert hub.dropped == 2
+    assert capsys.readouterr().err.count("no such tensor") == 1
+
+
+def test_training_ends_in_the_same_numbers_when_its_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        "rounds": 2, "envs": 4, "group_size": 2, "episode_length": 4, "max_batches": 1,
+        "batch_size": 8, "lstm_hidden": 16, "threads": 1,
+    }  # fmt: skip
+    sound = train_ppo_vectorized(telemetry_dir=str(tmp_path / "sound"), **settings)
+    written = iter(range(1_000))
+    write = JsonLines.write
+
+    def full(self: JsonLines, event: Event) -> None:
+        if next(written) > 5:
+            raise OSError(28, "No space left on device")
+        write(self, event)
+
+    monkeypatch.setattr(JsonLines, "write", full)
+    broken = train_ppo_vectorized(telemetry_dir=str(tmp_path / "broken"), **settings)
+    assert broken.exit_code == 0
+    assert [r.episode_return for r in broken.rounds] == [r.episode_return for r in sound.rounds]
+    assert capsys.readouterr().err.count("No space left") == 1

@@ -1,0 +1,133 @@
+"""Trackers get scalars over rounds; what they cannot do is said before anything is written."""
+
+import importlib.util
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.karn.store import read_events
+from esper.leyline.errors import UsageError
+from esper.leyline.events import AnomalyDetected, EpisodeOutcome, PPOUpdateCompleted, decode
+from esper.nissa import trackers
+from esper.nissa.trackers import TensorBoard, WandB, scalars
+from esper.scripts.entry import guarded
+from esper.scripts.main import esper
+from esper.simic.training.vectorized import train_ppo_vectorized
+
+RUN = Path(__file__).parents[1] / "recorded" / "anomalous"
+TINY = {
+    "rounds": 1, "envs": 4, "group_size": 2, "episode_length": 4, "max_batches": 1,
+    "batch_size": 8, "lstm_hidden": 16, "threads": 1,
+}  # fmt: skip
+
+needs_tensorboard = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
+)
+needs_wandb = pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None, reason="wandb is not installed"
+)
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard's own reader finds."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {
+        tag: [(point.step, point.value) for point in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
+
+
+@needs_tensorboard
+def test_tensorboard_shows_every_update_and_outcome(tmp_path: Path) -> None:
+    sink = TensorBoard(tmp_path)
+    for line in (RUN / "events.jsonl").read_bytes().splitlines():
+        sink.write(decode(line))
+    sink.close()
+    found = curves(tmp_path)
+    losses = [(u.round, u.metrics["value_loss"]) for u in read_events(RUN, PPOUpdateCompleted)]
+    assert found["update/value_loss"] == [(r, pytest.approx(v)) for r, v in losses]
+    outcomes = [
+        (o.round, sum(map(float, o.accuracy)) / len(o.accuracy))
+        for o in read_events(RUN, EpisodeOutcome)
+    ]
+    assert found["episodes/accuracy"] == [(r, pytest.approx(v)) for r, v in outcomes]
+    style = dict(found["update/head_grad_norms/style"])
+    assert math.isnan(style[5])
+    assert 5 not in dict(found["update/head_grad_norms/tempo"]), "a missing norm is not shown"
+    assert len(found["speed/environment_steps_per_second"]) == 6
+
+
+@needs_tensorboard
+def test_a_run_writes_for_tensorboard_where_it_is_asked_to(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(telemetry_dir=str(tmp_path), tensorboard=True, **TINY).path
+    assert [step for step, _ in curves(run / "tensorboard")["update/entropy"]] == [1]
+    other = train_ppo_vectorized(telemetry_dir=str(tmp_path), **TINY).path
+    assert not (other / "tensorboard").exists()
+
+
+@pytest.mark.slow
+@needs_wandb
+def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
+    sink = WandB(tmp_path)
+    for line in (RUN / "events.jsonl").read_bytes().splitlines():
+        sink.write(decode(line))
+    sink.close()
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    # A process of its own writes, and may still be at it.
+    deadline = time.monotonic() + 20
+    while b"anomaly/missing_gradient" not in file.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    content = file.read_bytes()
+    for name in ("episodes/accuracy", "update/head_grad_norms/style", "anomaly/missing_gradient"):
+        assert name.encode() in content, name
+
+
+def test_an_update_has_no_scalar_for_what_is_missing() -> None:
+    seen = list(read_events(RUN, PPOUpdateCompleted))[-1]
+    values = scalars(seen)
+    assert "update/head_grad_norms/tempo" not in values
+    assert math.isnan(values["update/head_grad_norms/style"])
+    assert not scalars(next(read_events(RUN, AnomalyDetected)))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_missing_library_is_one_line_before_anything_is_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda _: None)
+    runs = tmp_path / "runs"
+    arguments = ["train", "ppo", f"--{name}", "--telemetry-dir", str(runs)]
+    assert guarded(esper, arguments) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith(f"esper: {name}: ")
+    assert "esper-growth[trackers]" in said
+    assert not runs.exists()
+
+
+def test_a_tracker_without_events_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="telemetry_level off"):
+        train_ppo_vectorized(
+            telemetry_dir=str(tmp_path / "runs"), tensorboard=True, telemetry_level="off", **TINY
+        )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_tracker_that_fails_does_not_stop_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no tracker today")
+
+    monkeypatch.setattr(TensorBoard, "write", fail)
+    summary = train_ppo_vectorized(telemetry_dir=str(tmp_path), tensorboard=True, **TINY)
+    assert summary.exit_code == 0
+    assert capsys.readouterr().err.count("no tracker today") == 1
+    assert len(list(read_events(summary.path, EpisodeOutcome))) == 1

@@ -1,0 +1,96 @@
+"""``esper query`` as one types it."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from esper.karn.views import VIEWS
+from esper.scripts.entry import guarded
+from esper.scripts.main import esper
+
+RUN = str(Path(__file__).parents[1] / "recorded" / "anomalous")
+SQL = (
+    "SELECT round, head_grad_norms_tempo AS missing, head_grad_norms_style AS bad, [1, 2] AS list "
+    "FROM updates WHERE round >= 4 ORDER BY round"
+)
+
+
+def run(*arguments: str) -> int:
+    return guarded(esper, ["query", *arguments])
+
+
+def test_a_table_shows_missing_and_nan_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(RUN, SQL) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ ")]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    assert [row[0] for row in cells] == ["4", "5", "6"]
+    assert cells[1] == ["5", "", "NaN", "1 2"]
+
+
+def test_csv_and_json_keep_missing_and_nan_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(RUN, SQL, "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows[1] == {"round": "5", "missing": "", "bad": "NaN", "list": "[1, 2]"}
+    assert run(RUN, SQL, "--format=json") == 0
+    parsed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert parsed[1] == {"round": 5, "missing": None, "bad": "NaN", "list": [1, 2]}
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_a_file_holds_what_the_terminal_would_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    target = tmp_path / "out"
+    assert run("--format", form, RUN, SQL, "-o", str(target)) == 0
+    assert capsys.readouterr().out == ""
+    assert run("--format", form, RUN, SQL) == 0
+    shown, written = capsys.readouterr().out, target.read_text()
+    assert written == shown or form == "table"
+    assert "NaN" in written
+
+
+def test_parquet_keeps_types(tmp_path: Path) -> None:
+    target = tmp_path / "out.parquet"
+    assert run(RUN, SQL, "--format", "parquet", "--output", str(target)) == 0
+    table = pyarrow.parquet.read_table(target)
+    assert table["missing"].null_count == 2
+    assert table["bad"].null_count == 0
+    assert [str(field.type) for field in table.schema][:3] == ["int64", "double", "double"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "needs runs and SQL"),
+        ([RUN], "needs runs and SQL"),
+        ([RUN, "SELECT nope FROM updates"], "SQL: "),
+        ([RUN, SQL, "--format", "xml"], "--format: "),
+        ([RUN, SQL, "--format", "parquet"], "-o"),
+        ([RUN, SQL, "-o", "/nope/x"], "output: "),
+        (["/nope", SQL], "run: "),
+        ([RUN, SQL, "--forma", "csv"], "did you mean --format?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert run(*arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("esper: ")
+    assert said.err.count("\n") == 1
+    assert says in said.err
+
+
+def test_help_lists_views_and_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    out = capsys.readouterr().out
+    for view in VIEWS:
+        assert f"\n  {view}\n" in out
+    for column in ("head_grad_norms_op", "return_so_far", "slot_name", "amp_scale", "legal_ops"):
+        assert f"    {column} " in out
+    assert "  epoch_completed" in out

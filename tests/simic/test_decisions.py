@@ -1,0 +1,82 @@
+"""What is told of decisions is what the policy computed."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from esper.karn.store import read_events
+from esper.leyline.actions import HEADS, Op
+from esper.leyline.config import unflatten
+from esper.leyline.events import (
+    DecisionsMade,
+    EpisodeOutcome,
+    EpisodeStarted,
+    EpochCompleted,
+    TrainingFinished,
+)
+from esper.simic.ppo import PPOAgent
+from esper.simic.training.vectorized import run_training
+
+TINY = {
+    "envs": 4, "group_size": 2, "episode_length": 6, "max_batches": 1, "batch_size": 8,
+    "lstm_hidden": 16, "seed": 5, "threads": 1, "rounds": 1,
+}  # fmt: skip
+RECORDED = Path(__file__).parents[1] / "recorded" / "healthy"
+
+
+def test_probabilities_agree_with_the_log_prob_of_the_action() -> None:
+    """Where the policy waits, the op is the whole action: two computations of one number."""
+    waits = 0
+    for event in read_events(RECORDED, DecisionsMade):
+        for actions, legal, probability, log_prob in zip(
+            event.actions, event.legal_ops, event.op_probability, event.log_prob, strict=True
+        ):
+            known = list(map(float, probability))
+            assert sum(known) == pytest.approx(1.0, abs=1e-4)
+            assert all(p == 0.0 for op, p in enumerate(known) if op not in legal)
+            assert actions[0] in legal
+            assert math.exp(float(log_prob)) <= known[actions[0]] + 2e-5
+            if actions[0] == Op.WAIT:
+                waits += 1
+                assert math.exp(float(log_prob)) == pytest.approx(known[Op.WAIT], abs=2e-5)
+    assert waits > 100
+
+
+def test_decisions_stand_beside_the_step_they_led_to() -> None:
+    pairs = zip(
+        read_events(RECORDED, DecisionsMade), read_events(RECORDED, EpochCompleted), strict=True
+    )
+    for decided, done in pairs:
+        assert (decided.round, decided.step) == (done.round, done.step)
+        assert [a[HEADS.index("op")] for a in decided.actions] == done.op
+        assert [a[HEADS.index("slot")] for a in decided.actions] == done.slot
+
+
+def test_a_policy_without_probabilities_has_none(tmp_path: Path) -> None:
+    run = run_training(unflatten({**TINY, "telemetry_dir": str(tmp_path)}), "random").path
+    for event in read_events(run, DecisionsMade):
+        assert event.op_probability == [[]] * 4
+        assert len(event.actions) == len(event.legal_ops) == len(event.value) == 4
+
+
+def test_a_round_says_at_its_start_what_it_trains() -> None:
+    started = list(read_events(RECORDED, EpisodeStarted))
+    outcomes = list(read_events(RECORDED, EpisodeOutcome))
+    assert [(s.round, s.task) for s in started] == [(o.round, o.task) for o in outcomes]
+    sizes = {"digits": 1442, "digits_shift": 438, "digits_mlp": 1514}
+    for event in started:
+        assert event.host_parameters == [sizes[task] for task in event.task]
+
+
+def test_a_run_that_breaks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(PPOAgent, "update", fail)
+    with pytest.raises(RuntimeError):
+        run_training(unflatten({**TINY, "telemetry_dir": str(tmp_path)}), "ppo")
+    (run,) = tmp_path.iterdir()
+    (end,) = read_events(run, TrainingFinished)
+    assert (end.round, end.status) == (0, "failed")
+    assert "out of memory" in (end.message or "")
