@@ -1,22 +1,33 @@
 """The command ``esper``."""
 
 import sys
+from importlib import import_module
 
-from esper.scripts.entry import dispatch, guarded
-from esper.scripts.query import query
-from esper.scripts.replay import replay
-from esper.scripts.report import report
-from esper.scripts.runs import runs
-from esper.scripts.tasks import tasks
-from esper.scripts.train import train
+from esper.scripts.entry import Command, dispatch, guarded
+
+
+def _later(name: str, summary: str) -> Command:
+    """A command whose module is imported when it is used: torch alone takes seconds."""
+
+    def command(arguments: list[str]) -> int:
+        run: Command = getattr(import_module(f"esper.scripts.{name}"), name)
+        return run(arguments)
+
+    command.__doc__ = summary
+    return command
+
 
 COMMANDS = {
-    "train": train,
-    "tasks": tasks,
-    "runs": runs,
-    "report": report,
-    "query": query,
-    "replay": replay,
+    name: _later(name, summary)
+    for name, summary in {
+        "train": "Train a policy: ppo or heuristic.",
+        "sanctum": "Watch a run on the terminal, live or finished.",
+        "report": "Write what runs did into one HTML file.",
+        "query": "Ask runs by SQL over views of their events.",
+        "runs": "List runs with their status; `esper runs prune` removes some.",
+        "replay": "Do an update again that met a number that is not finite.",
+        "tasks": "List the tasks one can train on.",
+    }.items()
 }
 
 

@@ -19,6 +19,7 @@ from esper.leyline.config import (
     unflatten,
 )
 from esper.leyline.errors import UsageError
+from esper.scripts.beside import Beside
 from esper.scripts.console import LiveProgress, print_summary
 from esper.scripts.entry import dispatch, guarded, print_help, wants_help
 from esper.scripts.flags import read_flags, settings_file
@@ -43,6 +44,15 @@ class SourceConfig(FileConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ViewConfig:
+    """What is shown while it trains."""
+
+    sanctum: bool = False
+    """Whether to watch the run in Sanctum, full screen, instead of a line of progress; closing it
+    does not end the training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PPOArguments:
     """Train a growth policy with PPO: it decides in every epoch of every host what grows where.
 
@@ -55,6 +65,7 @@ class PPOArguments:
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
+    view: ViewConfig = field(default_factory=ViewConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +76,7 @@ class HeuristicArguments:
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     source: FileConfig = field(default_factory=FileConfig)
+    view: ViewConfig = field(default_factory=ViewConfig)
 
 
 def ppo(arguments: list[str]) -> int:
@@ -74,12 +86,13 @@ def ppo(arguments: list[str]) -> int:
         return print_help(PPOArguments, program)
     given = read_flags(program, arguments, _kinds(PPOArguments))
     run, file = given.pop("resume", None), given.pop("config_json", None)
+    sanctum = given.pop("sanctum", False)
     if run is not None and file is not None:
         raise UsageError("config_json: a resumed run keeps its own settings; leave one of them out")
     if run is not None:
-        return _watched(lambda progress: resume_ppo(run, given, progress))
+        return _watched(lambda observer: resume_ppo(run, given, observer), sanctum)
     config = unflatten({**_of_file(file), **given})
-    return _watched(lambda progress: run_training(config, "ppo", observer=progress))
+    return _watched(lambda observer: run_training(config, "ppo", observer=observer), sanctum)
 
 
 def heuristic(arguments: list[str]) -> int:
@@ -88,10 +101,10 @@ def heuristic(arguments: list[str]) -> int:
     if wants_help(arguments):
         return print_help(HeuristicArguments, program)
     given = read_flags(program, arguments, _kinds(HeuristicArguments))
-    file = given.pop("config_json", None)
+    file, sanctum = given.pop("config_json", None), given.pop("sanctum", False)
     base = TrainConfig(world=HeuristicArguments().world)
     config = unflatten({**_of_file(file), **given}, base)
-    return _watched(lambda progress: run_training(config, "heuristic", observer=progress))
+    return _watched(lambda observer: run_training(config, "heuristic", observer=observer), sanctum)
 
 
 def _of_file(path: Path | None) -> dict[str, Any]:
@@ -104,11 +117,12 @@ def _kinds(kind: type) -> dict[str, Any]:
     return {f.name: f.type for group in groups if is_dataclass(group) for f in fields(group)}
 
 
-def _watched(run: Callable[[LiveProgress], RunSummary]) -> int:
+def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
     """Progress of a run while it goes on, table and report when it ends; its exit status."""
     console = Console()
-    with LiveProgress(console) as progress:
-        summary = run(progress)
+    with LiveProgress(console) as progress, Beside(progress, sanctum) as observer:
+        summary = run(observer)
+        observer.over(summary.exit_code)
     print_summary(console, summary)
     grown = any(isinstance(done, RoundSummary) for done in summary.rounds)
     if grown and (summary.path / "events.jsonl").exists():

@@ -1,0 +1,80 @@
+"""Makes the pictures of Sanctum that the documents show, and the screens that the tests expect.
+
+python scripts/make_screenshots.py [--run RUN]   # docs/images/*.svg, of a run that is trained
+python scripts/make_screenshots.py --expected    # tests/karn/sanctum/screens/*.txt
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from esper.karn.sanctum.app import PAGES, Sanctum
+from esper.simic.training.vectorized import train_ppo_vectorized
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+TESTS = ROOT / "tests"
+SIZES = ((80, 24), (160, 50))
+WIDTH, HEIGHT = 140, 40
+DEMO = {"task": "digits_shift", "envs": 16, "rounds": 13, "telemetry_level": "debug", "seed": 42}
+
+
+async def picture(run: Path, target: Path, keys: list[str], light: bool = False) -> None:
+    """One page of a run as SVG."""
+    app = Sanctum(run, light)
+    async with app.run_test(size=(WIDTH, HEIGHT)) as pilot:
+        while not app.loaded:
+            await pilot.pause(0.05)
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause(0.1)
+        await pilot.pause(0.3)
+        target.write_text(app.export_screenshot(title="esper sanctum"), encoding="utf-8")
+
+
+def pictures(run: Path) -> None:
+    """The pictures of the documents. A replay shows the run while it still grows."""
+    IMAGES.mkdir(exist_ok=True)
+    past = ["less_than_sign", *["comma"] * 12]
+    for name, keys, light in (
+        ("overview", ["1", "s", "s", *past], False),
+        ("policy", ["2"], False),
+        ("environment", ["5", "enter"], False),
+        ("scoreboard", ["5"], True),
+    ):
+        asyncio.run(picture(run, IMAGES / f"sanctum-{name}.svg", keys, light))
+
+
+def expected() -> None:
+    """The screens of the recorded runs."""
+    sys.path.insert(0, str(TESTS))
+    from karn.sanctum.screen import RECORDED, shown
+
+    folder = TESTS / "karn" / "sanctum" / "screens"
+    folder.mkdir(exist_ok=True)
+    for kind in ("healthy", "anomalous"):
+        for number, page in enumerate(PAGES, 1):
+            for size in SIZES:
+                lines = shown(RECORDED / kind, str(number), size=size)
+                name = f"{kind}-{page.title}-{size[0]}x{size[1]}.txt"
+                (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path, help="show this run instead of one trained for it")
+    parser.add_argument("--expected", action="store_true", help="write what the tests expect")
+    arguments = parser.parse_args()
+    if arguments.expected:
+        expected()
+    elif arguments.run is not None:
+        pictures(arguments.run)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            pictures(train_ppo_vectorized(telemetry_dir=folder, **DEMO).path)
+
+
+if __name__ == "__main__":
+    main()

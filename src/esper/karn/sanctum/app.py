@@ -1,0 +1,250 @@
+"""Sanctum itself: follows a run directory and shows its pages."""
+
+import asyncio
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from rich.style import Style
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import ContentSwitcher, Footer
+
+from esper.karn.runs import is_running
+from esper.karn.sanctum.anomalies import Anomalies
+from esper.karn.sanctum.environment import Environment
+from esper.karn.sanctum.header import QUIET_SECONDS, Header, Standing
+from esper.karn.sanctum.help import Help
+from esper.karn.sanctum.log import EventLog
+from esper.karn.sanctum.overview import Overview
+from esper.karn.sanctum.palette import DARK, LIGHT, Palette
+from esper.karn.sanctum.playhead import Playhead
+from esper.karn.sanctum.policy import Policy
+from esper.karn.sanctum.scoreboard import Scoreboard
+from esper.karn.sanctum.table import RowsTable
+from esper.karn.sanctum.troubles import summary
+from esper.karn.sanctum.view import WIDE, Lines, View
+
+POLL_SECONDS = 0.25
+FRAMES_PER_SECOND = 10
+PAGES: tuple[type[View], ...] = (Overview, Policy, Environment, Anomalies, Scoreboard)
+
+
+class Sanctum(App[None]):
+    """Shows the run in a directory.
+
+    Args:
+        run: the run directory.
+        light: dark letters on a light ground.
+        owner: process to end with; None to stay until the user closes.
+    """
+
+    TITLE = "Sanctum"
+    CSS_PATH = "sanctum.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(str(number), f"page('{page.title}')", page.title, show=False)
+            for number, page in enumerate(PAGES, 1)
+        ),
+        Binding("space", "pause", "pause"),
+        Binding("r", "replay", "replay"),
+        Binding("plus,equals_sign", "speed(1)", "faster", show=False),
+        Binding("minus", "speed(-1)", "slower", show=False),
+        Binding("comma", "step(-1)", "step back", show=False),
+        Binding("full_stop", "step(1)", "step", show=False),
+        Binding("less_than_sign", "round(-1)", "round back", show=False),
+        Binding("greater_than_sign", "round(1)", "round", show=False),
+        Binding("l", "follow", "live"),
+        Binding("t", "toggle_theme", "theme", show=False),
+        Binding("question_mark", "help", "help", key_display="?"),
+        Binding("q,ctrl+c,ctrl+q", "quit", "close", key_display="q", priority=True),
+    ]
+
+    def __init__(self, run: Path, light: bool = False, owner: int | None = None):
+        super().__init__()
+        self.run_directory, self.run_name = run, run.resolve().name
+        self.log_file = EventLog(run)
+        self.playhead = Playhead(self.log_file)
+        self.owner = owner
+        self.loaded = False
+        self.theme = "textual-light" if light else "textual-dark"
+        self._last_data = time.monotonic()
+        self._alive: bool | None = None
+        self._asked = -math.inf
+        # Held here, for a query looks at the topmost screen alone, and that may be the help.
+        self.header, self.strip, self.tabs = (
+            Header(id="header"),
+            Lines(id="strip"),
+            Lines(id="tabs"),
+        )
+        self.pages = {page.title: page() for page in PAGES}
+        self.switcher = ContentSwitcher(initial=PAGES[0].title)
+
+    def compose(self) -> ComposeResult:
+        yield from (self.header, self.strip, self.tabs)
+        with self.switcher:
+            yield from self.pages.values()
+        yield Footer()
+
+    @property
+    def palette(self) -> Palette:
+        """Colours that can be read on the present ground."""
+        return DARK if self.current_theme.dark else LIGHT
+
+    @property
+    def page(self) -> View:
+        """The page that is shown."""
+        assert self.switcher.current is not None
+        return self.pages[self.switcher.current]
+
+    def on_mount(self) -> None:
+        modified = self.log_file.modified()
+        if modified is not None:
+            self._last_data -= max(0.0, time.time() - modified)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
+        self.run_worker(self._follow(), name="follow")
+        self.set_interval(1 / FRAMES_PER_SECOND, self._tick)
+        self.set_interval(1.0, self._every_second)
+        self.action_page(PAGES[0].title)
+
+    async def _follow(self) -> None:
+        """Take in what the run writes, off the thread that draws."""
+        while True:
+            changed = await asyncio.to_thread(self.log_file.poll)
+            if changed and self.loaded:
+                self._last_data = time.monotonic()
+            if not self.log_file.behind:
+                changed |= not self.loaded
+                self.loaded = True
+            if self.loaded and changed:
+                self.draw()
+            elif changed:
+                self._draw_header()
+            await asyncio.sleep(0.0 if self.log_file.behind else POLL_SECONDS)
+
+    def _tick(self) -> None:
+        if self.playhead.advance(1 / FRAMES_PER_SECOND):
+            self.draw()
+
+    def _every_second(self) -> None:
+        if self.owner is not None and os.getppid() != self.owner:
+            self.exit()
+        self._look_after_process()
+        self._draw_header()
+
+    def _look_after_process(self) -> None:
+        """Whether the run's process lives, asked seldom: it means to hold its lock for a moment."""
+        now = time.monotonic()
+        if now - self._last_data < QUIET_SECONDS:
+            self._alive = None
+        elif now - self._asked > QUIET_SECONDS:
+            self._alive, self._asked = is_running(self.run_directory), now
+
+    def draw(self) -> None:
+        """Show the moment at the playhead. Pages that are not in sight are left alone."""
+        if not self.page.is_attached:
+            return  # being closed
+        moment, palette = self.playhead.moment(), self.palette
+        self._draw_header()
+        text = summary(moment, palette)
+        self.strip.set_class(bool(text), "-shown")
+        self.strip.show(text)
+        self.page.show(moment, palette)
+
+    def _draw_header(self) -> None:
+        silence = time.monotonic() - self._last_data
+        standing = Standing(self.log_file, self.playhead, silence, self._alive, self.loaded)
+        self.header.describe(self.run_name, self.playhead.moment(), standing, self.palette)
+
+    def _draw_tabs(self) -> None:
+        tabs = Text()
+        for i, page in enumerate(PAGES, 1):
+            click = Style(
+                reverse=page is type(self.page), meta={"@click": f"app.page('{page.title}')"}
+            )
+            tabs.append(f" {i} {page.title} ", click).append(" ")
+        self.tabs.show(tabs)
+
+    def action_page(self, title: str) -> None:
+        """Show a page."""
+        self.switcher.current = title
+        tables = self.page.query(RowsTable)
+        if tables:
+            tables.first().focus()
+        else:
+            self.page.focus()
+        self._draw_tabs()
+        # A page gets its size when it is shown; what it draws depends on that.
+        self.call_after_refresh(self.draw)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.draw)
+
+    def action_pause(self) -> None:
+        """Stop, or go on."""
+        self.playhead.toggle()
+        self.draw()
+
+    def action_replay(self) -> None:
+        """Play from the beginning."""
+        self.playhead.replay()
+        self.draw()
+
+    def action_follow(self) -> None:
+        """Back to the present."""
+        self.playhead.follow()
+        self.draw()
+
+    def action_speed(self, by: int) -> None:
+        """Play faster or slower."""
+        self.playhead.change_speed(by)
+        self.draw()
+
+    def action_step(self, by: int) -> None:
+        """One step on or back."""
+        self.playhead.playing = False
+        self.playhead.move(by)
+        self.draw()
+
+    def action_round(self, by: int) -> None:
+        """One round on or back."""
+        self.playhead.move_rounds(by)
+        self.draw()
+
+    def action_toggle_theme(self) -> None:
+        """Dark or light."""
+        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
+        self.draw()
+
+    def action_help(self) -> None:
+        """Explain the keys."""
+        self.push_screen(Help(self.palette))
+
+    def on_overview_environment_chosen(self, event: Overview.EnvironmentChosen) -> None:
+        self._choose(event.environment)
+        self.action_page(Environment.title)
+
+    def on_scoreboard_episode_chosen(self, event: Scoreboard.EpisodeChosen) -> None:
+        self._go_to(event.score.round, event.score.environment)
+
+    def on_anomalies_round_chosen(self, event: Anomalies.RoundChosen) -> None:
+        self._go_to(event.trouble.round, event.trouble.environment)
+
+    def _choose(self, environment: int) -> None:
+        page = self.pages[Environment.title]
+        assert isinstance(page, Environment)
+        page.choose(environment)
+
+    def _go_to(self, round_number: int, environment: int | None) -> None:
+        """Show how things stood at the end of a round."""
+        self.playhead.show(round_number)
+        if environment is not None:
+            self._choose(environment)
+        self.action_page(Overview.title if environment is None else Environment.title)

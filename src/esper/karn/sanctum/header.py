@@ -1,0 +1,141 @@
+"""The two lines at the top: which run, how far, how fast, and whether data still come."""
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from rich.text import Text
+
+from esper.karn.sanctum.log import EventLog
+from esper.karn.sanctum.moment import Moment
+from esper.karn.sanctum.palette import Palette
+from esper.karn.sanctum.playhead import Playhead
+from esper.karn.sanctum.text import duration, gauge, written
+from esper.karn.sanctum.view import WIDE, Lines
+
+QUIET_SECONDS = 10.0
+"""Silence after which Sanctum says that no data come, unless the run is slower by nature."""
+_QUIET_STEPS = 5.0
+_RECENT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the header needs to know besides the run.
+
+    Attributes:
+        log: the run's events.
+        playhead: which moment is shown.
+        silence: seconds since data last came.
+        alive: whether the run's process lives; None where that was not looked up.
+        loaded: whether the file was read to its end.
+    """
+
+    log: EventLog
+    playhead: Playhead
+    silence: float
+    alive: bool | None
+    loaded: bool
+
+
+class Header(Lines):
+    """See the module."""
+
+    def describe(self, name: str, moment: Moment, standing: Standing, palette: Palette) -> None:
+        """Draw a moment."""
+        text = _identity(name, moment, palette)
+        text.append("\n").append_text(status(moment, standing, palette)).append("  ")
+        text.append_text(_progress(moment, palette, self.size.width))
+        self.show(text)
+
+
+def _identity(name: str, moment: Moment, palette: Palette) -> Text:
+    text = Text("SANCTUM ", style=palette.accent, no_wrap=True, overflow="ellipsis")
+    text.append(name, style="bold")
+    started = moment.started
+    if started is None:
+        return text
+    tasks = " ".join(started.tasks)
+    snapshot = moment.snapshots[-1] if moment.snapshots else None
+    precision = (snapshot.amp_dtype if snapshot else None) or "float32"
+    if started.amp_enabled and snapshot is None:
+        precision = "mixed"
+    text.append(
+        f"  {tasks} · {started.policy} · {started.device} {precision} · {started.envs} envs",
+        style=palette.muted,
+    )
+    return text
+
+
+def _progress(moment: Moment, palette: Palette, width: int) -> Text:
+    started, step = moment.started, moment.step
+    if started is None:
+        return Text("waiting for the run's first event", style=palette.muted)
+    done = moment.outcomes[-1].round if moment.outcomes else started.round
+    within = 0.0
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"round {min(moment.round or 1, started.rounds)}/{started.rounds}")
+    if step is not None:
+        text.append(f" step {step.step}/{started.episode_length}")
+        within = step.step / started.episode_length if step.round > done else 0.0
+    share = (done + within) / max(1, started.rounds)
+    text.append(" ").append(gauge(share, 24 if width >= WIDE - 10 else 8), style=palette.accent)
+    text.append(f" {100 * share:.0f} %")
+    if moment.snapshots:
+        speed = moment.snapshots[-1].environment_steps_per_second
+        text.append(f"  {written(speed, ',.0f')} steps/s")
+    rate = learning_rate(moment)
+    if rate is not None:
+        text.append(f"  LR {rate}")
+    left = seconds_left(moment)
+    if left is not None and moment.finished is None and left > 0:
+        text.append(f"  {duration(left)} left")
+    return text
+
+
+def learning_rate(moment: Moment) -> str | None:
+    """That of the last update; None where nothing learns."""
+    if moment.updates and "learning_rate" in moment.updates[-1].metrics:
+        return written(moment.updates[-1].metrics["learning_rate"], ".3g")
+    if moment.snapshots and moment.snapshots[-1].learning_rate is not None:
+        return written(moment.snapshots[-1].learning_rate, ".3g")
+    return None
+
+
+def seconds_left(moment: Moment) -> float | None:
+    """Until the last round, at the pace of the last rounds; None until one is over."""
+    started, snapshots = moment.started, moment.snapshots[-_RECENT:]
+    if started is None or not snapshots:
+        return None
+    pace = fmean(float(s.rollout_seconds) + float(s.update_seconds) for s in snapshots)
+    return pace * (started.rounds - snapshots[-1].round)
+
+
+def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
+    """Whether this is the run's present or past, and whether data still come."""
+    playhead = standing.playhead
+    if not standing.loaded:
+        share = standing.log.index.length / max(1, standing.log.size)
+        return Text(f"reading, {100 * share:.0f} %", style=palette.warning)
+    if not playhead.live:
+        word = "▶ replay" if playhead.playing else "⏸ paused"
+        return Text(f"{word} at {playhead.steps_per_second} steps/s", style=palette.warning)
+    if moment.finished is not None:
+        glyph = "■" if moment.finished.status == "finished" else "▲"
+        style = palette.good if moment.finished.status == "finished" else palette.warning
+        return Text(f"{glyph} {moment.finished.status}", style=style)
+    if standing.silence > quiet_after(moment):
+        why = {None: "", True: ", but its process lives", False: "; its process has ended"}
+        words = f"▲ no new data for {duration(standing.silence)}{why[standing.alive]}"
+        return Text(words, style=palette.bad)
+    return Text("● live", style=palette.good)
+
+
+def quiet_after(moment: Moment) -> float:
+    """Seconds of silence that mean something: more than several usual steps and an update."""
+    if not moment.snapshots or moment.started is None:
+        return QUIET_SECONDS
+    last = moment.snapshots[-1]
+    rollout, update = float(last.rollout_seconds), float(last.update_seconds)
+    a_step = rollout / max(1, moment.started.episode_length)
+    between = max(a_step, update) if moment.steps else rollout + update
+    return max(QUIET_SECONDS, _QUIET_STEPS * between)

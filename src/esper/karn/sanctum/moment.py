@@ -1,0 +1,192 @@
+"""A run as it stood at one moment: what every view shows."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import TypeVar
+
+from esper.karn.sanctum.log import EventLog, Index, Place
+from esper.leyline.actions import BLUEPRINTS
+from esper.leyline.events import (
+    AnalyticsSnapshot,
+    AnomalyDetected,
+    CounterfactualMatrixComputed,
+    DecisionsMade,
+    EpisodeOutcome,
+    EpisodeStarted,
+    EpochCompleted,
+    Event,
+    GovernorRollback,
+    PPOUpdateCompleted,
+    SeedSignalsMeasured,
+    TrainingFinished,
+    TrainingStarted,
+)
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Everything that was known when the file had ``line`` lines.
+
+    Attributes:
+        log: where step events are read.
+        index: of the file at the time of asking.
+        line: the last line that counts; None for all there are.
+    """
+
+    log: EventLog
+    index: Index
+    line: int | None = None
+
+    def events(self, kind: type[E]) -> Sequence[E]:
+        """Events of a kind that is kept."""
+        return self.index.until(kind, self.line)
+
+    def latest(self, kind: type[E]) -> E | None:
+        """The last event of a kind that is kept."""
+        found = self.events(kind)
+        return found[-1] if found else None
+
+    @cached_property
+    def started(self) -> TrainingStarted | None:
+        """How the run was set up; of the last process, where it was resumed."""
+        return self.latest(TrainingStarted)
+
+    @cached_property
+    def finished(self) -> TrainingFinished | None:
+        """How it ended; None while it goes on, and after it was resumed."""
+        ends, starts = self.index.kept.get(TrainingFinished), self.index.kept.get(TrainingStarted)
+        end = self.latest(TrainingFinished)
+        if end is None or ends is None or starts is None:
+            return end
+        resumed = len(self.events(TrainingStarted)) > bisect_left(
+            starts.lines, ends.lines[len(self.events(TrainingFinished)) - 1]
+        )
+        return None if resumed else end
+
+    @property
+    def outcomes(self) -> Sequence[EpisodeOutcome]:
+        """What came of each round."""
+        return self.events(EpisodeOutcome)
+
+    @property
+    def updates(self) -> Sequence[PPOUpdateCompleted]:
+        """The policy's updates."""
+        return self.events(PPOUpdateCompleted)
+
+    @property
+    def snapshots(self) -> Sequence[AnalyticsSnapshot]:
+        """Throughput and precision, round by round."""
+        return self.events(AnalyticsSnapshot)
+
+    @cached_property
+    def steps(self) -> int:
+        """How many step events there are."""
+        places = self.index.places[EpochCompleted]
+        if self.line is None:
+            return len(places)
+        return bisect_right(places, self.line, key=attrgetter("line"))
+
+    @cached_property
+    def step(self) -> EpochCompleted | None:
+        """The last environment step; None at level minimal."""
+        if not self.steps:
+            return None
+        return self._read(EpochCompleted, self.index.places[EpochCompleted][self.steps - 1])
+
+    def episode(self, round_number: int) -> list[EpochCompleted]:
+        """The steps of a round so far."""
+        return self._of_round(EpochCompleted, round_number)
+
+    def signals(self, round_number: int) -> list[SeedSignalsMeasured]:
+        """What was measured of the seeds in a round so far; empty below level debug."""
+        return self._of_round(SeedSignalsMeasured, round_number)
+
+    def decisions(self, round_number: int) -> list[DecisionsMade]:
+        """What was free to do and was done in a round so far; empty before schema 3."""
+        return self._of_round(DecisionsMade, round_number)
+
+    def _of_round(self, kind: type[E], round_number: int) -> list[E]:
+        places = self.index.places[kind]
+        end = len(places)
+        if self.line is not None:
+            end = bisect_right(places, self.line, key=attrgetter("line"))
+        begin = bisect_left(places, round_number, hi=end, key=attrgetter("round"))
+        end = bisect_right(places, round_number, lo=begin, hi=end, key=attrgetter("round"))
+        found = (self._read(kind, place) for place in places[begin:end])
+        return [event for event in found if event is not None]
+
+    def _read(self, kind: type[E], place: Place) -> E | None:
+        event = self.log.read(place)
+        return event if isinstance(event, kind) else None
+
+    @property
+    def anomalies(self) -> Sequence[AnomalyDetected]:
+        """What went out of its bounds, in order."""
+        return self.events(AnomalyDetected)
+
+    @property
+    def round(self) -> int:
+        """The round that is going on, or the last one."""
+        if self.step is not None:
+            return self.step.round
+        if self.outcomes:
+            return self.outcomes[-1].round
+        return 0
+
+    @cached_property
+    def rolled_back(self) -> dict[int, GovernorRollback]:
+        """The last rollback of every environment that had one in this round."""
+        return {
+            environment: event
+            for event in self.events(GovernorRollback)
+            if event.round == self.round
+            for environment in event.environment
+        }
+
+    def outcome(self, round_number: int) -> EpisodeOutcome | None:
+        """What came of a round, once it is over."""
+        return next((o for o in reversed(self.outcomes) if o.round == round_number), None)
+
+    def worth(self, round_number: int) -> CounterfactualMatrixComputed | None:
+        """What each seed was worth at the end of a round."""
+        matrices = self.events(CounterfactualMatrixComputed)
+        return next((m for m in reversed(matrices) if m.round == round_number), None)
+
+    def task(self, environment: int) -> str | None:
+        """What an environment's host learns in this round.
+
+        With several tasks each group draws one for every round. Schema 2 tells which when the round
+        is over; None until then.
+        """
+        if self.started is None:
+            return None
+        if len(self.started.tasks) == 1:
+            return self.started.tasks[0]
+        told = self._tasks_of_round
+        return told[environment] if environment < len(told) else None
+
+    @cached_property
+    def _tasks_of_round(self) -> list[str]:
+        begun = self.latest(EpisodeStarted)
+        if begun is not None and begun.round == self.round:
+            return begun.task
+        outcome = self.outcome(self.round)
+        return outcome.task if outcome else []
+
+    def slot_names(self, environment: int, slots: int) -> list[str]:
+        """Names of an environment's ``slots`` slots; numbers while its task is not known."""
+        task = self.task(environment)
+        names: list[str] = []
+        if self.started is not None and task in self.started.tasks:
+            names = self.started.slots[self.started.tasks.index(task)]
+        return [*names[:slots], *(f"slot {i}" for i in range(len(names), slots))]
+
+    def blueprint_name(self, kind: int) -> str:
+        """The name of a blueprint; before schema 3 one that a plugin brought has only a number."""
+        names = (self.started.blueprints if self.started else None) or BLUEPRINTS
+        return names[kind] if 0 <= kind < len(names) else f"blueprint {kind}"

@@ -1,0 +1,139 @@
+"""Curves over rounds or steps, drawn with plotext."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.color import Color
+from rich.style import Style
+from textual.content import Content
+from textual_plotext import PlotextPlot
+
+from esper.karn.sanctum.text import to_float
+from esper.leyline.events import Number
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line; values that are missing or not finite leave a gap.
+
+    Attributes:
+        label: its name.
+        values: parallel to the plot's places.
+        style: a ``rich`` style, of which the colour counts.
+        marker: what it is drawn with, so that lines differ without colour.
+    """
+
+    label: str
+    values: Sequence[Number | None]
+    style: str
+    marker: str = "braille"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Limits of the axes, vertical (low, high) and horizontal; None fits the data."""
+
+    low: float | None = None
+    high: float | None = None
+    left: float | None = None
+    right: float | None = None
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """What a plot shows, to leave it alone while that is the same."""
+
+    places: Sequence[float] = ()
+    curves: Sequence[Curve] = ()
+    frame: Frame = field(default_factory=Frame)
+
+
+class Plot(PlotextPlot):
+    """A plot with a title and a legend in it."""
+
+    def __init__(self, title: str, id: str):
+        super().__init__(id=id)
+        self.caption = title
+        self._drawn = _Drawn()
+
+    def show(
+        self, places: Sequence[float], curves: Sequence[Curve], frame: Frame | None = None
+    ) -> None:
+        """Draw curves over ``places``."""
+        wanted = _Drawn(places, curves, frame or Frame())
+        if wanted == self._drawn:
+            return
+        self._drawn = wanted
+        self._build()
+        self.refresh()
+
+    def _build(self) -> None:
+        plt, frame = self.plt, self._drawn.frame
+        plt.clear_figure()
+        self.border_title = self._title()
+        plt.xaxes(True, False)
+        plt.yaxes(True, False)
+        for curve in self._drawn.curves:
+            for xs, ys in _pieces(self._drawn.places, curve.values):
+                plt.plot(xs, ys, marker=curve.marker, color=_rgb(curve.style))
+        plt.ylim(frame.low, frame.high)
+        plt.xlim(frame.left, frame.right)
+        ticks = _whole_ticks(self._drawn.places, frame)
+        plt.xticks(ticks, [str(tick) for tick in ticks])
+        if frame.low is not None and frame.high is not None:
+            levels = [frame.low, (frame.low + frame.high) / 2, frame.high]
+            plt.yticks(levels, [format(level, f"{TICK_WIDTH}.2f") for level in levels])
+
+    def _title(self) -> Content:
+        """The caption, and behind it the name of every line in its colour."""
+        parts = [Content(self.caption)]
+        if len(self._drawn.curves) > 1:
+            for curve in self._drawn.curves:
+                sample = f"  {_SAMPLE.get(curve.marker, curve.marker)} {curve.label}"
+                parts.append(Content.styled(sample, _hex(curve.style)))
+        return Content("").join(parts)
+
+
+TICK_WIDTH = 5
+"""Characters of a vertical axis whose limits are given; the axis itself takes one more."""
+_SAMPLE = {"braille": "━"}
+
+
+def _pieces(
+    places: Sequence[float], values: Sequence[Number | None]
+) -> list[tuple[list[float], list[float]]]:
+    """The stretches of a curve that are numbers, thinned to what a terminal can show."""
+    stride = max(1, len(places) // 400)
+    pieces: list[tuple[list[float], list[float]]] = []
+    gap = True
+    for x, value in zip(places[::stride], values[::stride], strict=False):
+        y = to_float(value)
+        if y is None or not math.isfinite(y):
+            gap = True
+            continue
+        if gap:
+            pieces.append(([], []))
+        gap = False
+        pieces[-1][0].append(x)
+        pieces[-1][1].append(y)
+    return pieces
+
+
+def _rgb(style: str) -> tuple[int, int, int]:
+    color = Style.parse(style).color or Color.parse("white")
+    triplet = color.get_truecolor()
+    return triplet.red, triplet.green, triplet.blue
+
+
+def _whole_ticks(places: Sequence[float], frame: Frame) -> list[float]:
+    """Five places of the horizontal axis, which counts rounds or steps."""
+    if not places:
+        return []
+    low = places[0] if frame.left is None else frame.left
+    high = places[-1] if frame.right is None else frame.right
+    return sorted({round(low + part * (high - low) / 4) for part in range(5)})
+
+
+def _hex(style: str) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*_rgb(style))

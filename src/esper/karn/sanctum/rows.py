@@ -1,0 +1,175 @@
+"""The environments of a moment as rows, and how they are sorted and filtered."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from esper.karn.sanctum.moment import Moment
+from esper.karn.sanctum.palette import op_name, stage_name
+from esper.leyline.events import EpisodeOutcome, EpochCompleted
+from esper.leyline.stages import Stage
+
+BEHIND = -0.02
+"""Gain from which on an environment counts as behind its twin."""
+
+_DEVELOPING = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
+
+
+class Status(Enum):
+    """How an environment does; the glyph stands before the word."""
+
+    NOT_FINITE = "✖ not finite"
+    ROLLED_BACK = "↩ rolled back"
+    BEHIND = "▼ behind"
+    GROWING = "◑ growing"
+    GROWN = "● grown"
+    PLAIN = "· plain"
+
+
+TROUBLE = (Status.NOT_FINITE, Status.ROLLED_BACK, Status.BEHIND)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One environment.
+
+    Attributes:
+        environment: its number.
+        task: what its host learns, None while that is not known.
+        accuracy, twin: validation accuracy of the host and of its never-grow twin.
+        reward: of the last step; of the episode where the run has no steps.
+        stages: a number a slot; empty where the run has no steps.
+        blueprints: their names, likewise.
+        op: what was last done, in words; ``""`` where the run has no steps.
+        success: whether it took effect.
+        added: parameters that were added.
+    """
+
+    environment: int
+    task: str | None
+    accuracy: float
+    twin: float
+    loss: float
+    reward: float
+    stages: list[int]
+    blueprints: list[str]
+    op: str
+    success: bool
+    added: int
+    rolled_back: bool
+
+    @property
+    def gain(self) -> float:
+        """Accuracy above the twin's."""
+        return self.accuracy - self.twin
+
+    @property
+    def status(self) -> Status:
+        """How it does; the worst that holds."""
+        if not (math.isfinite(self.accuracy) and math.isfinite(self.loss)):
+            return Status.NOT_FINITE
+        if self.rolled_back:
+            return Status.ROLLED_BACK
+        if self.gain < BEHIND:
+            return Status.BEHIND
+        if any(stage in _DEVELOPING for stage in self.stages):
+            return Status.GROWING
+        if self.added or Stage.FOSSILISED in self.stages:
+            return Status.GROWN
+        return Status.PLAIN
+
+    @property
+    def words(self) -> str:
+        """What a filter looks at."""
+        seeds = [
+            f"{stage_name(stage)} {name}"
+            for stage, name in zip(self.stages, self.blueprints, strict=True)
+            if stage > Stage.DORMANT
+        ]
+        task = self.task or ""
+        return " ".join([str(self.environment), task, self.op, self.status.value, *seeds]).lower()
+
+
+def rows(moment: Moment) -> list[Row]:
+    """Every environment as it stands."""
+    if moment.step is not None:
+        return _of_step(moment, moment.step)
+    return _of_outcome(moment.outcomes[-1]) if moment.outcomes else []
+
+
+def _of_step(moment: Moment, step: EpochCompleted) -> list[Row]:
+    return [
+        Row(
+            environment=i,
+            task=moment.task(i),
+            accuracy=float(step.validation_accuracy[i]),
+            twin=float(step.twin_validation_accuracy[i]),
+            loss=float(step.train_loss[i]),
+            reward=float(step.reward[i]),
+            stages=step.stage[i],
+            blueprints=[moment.blueprint_name(kind) for kind in step.blueprint[i]],
+            op=op_name(step.op[i]),
+            success=step.success[i],
+            added=step.added_parameters[i],
+            rolled_back=i in moment.rolled_back,
+        )
+        for i in range(len(step.reward))
+    ]
+
+
+def _of_outcome(outcome: EpisodeOutcome) -> list[Row]:
+    return [
+        Row(
+            environment=i,
+            task=outcome.task[i],
+            accuracy=float(outcome.accuracy[i]),
+            twin=float(outcome.twin_accuracy[i]),
+            loss=0.0,
+            reward=float(outcome.episode_return[i]),
+            stages=[],
+            blueprints=[],
+            op="",
+            success=True,
+            added=outcome.added_parameters[i],
+            rolled_back=outcome.rolled_back[i] > 0,
+        )
+        for i in range(len(outcome.accuracy))
+    ]
+
+
+SORTS: dict[str, tuple[Callable[[Row], float | str], bool]] = {
+    "env": (lambda row: row.environment, False),
+    "accuracy": (lambda row: row.accuracy, True),
+    "gain": (lambda row: row.gain, True),
+    "reward": (lambda row: row.reward, True),
+    "added": (lambda row: row.added, True),
+    "last op": (lambda row: row.op, False),
+    "status": (lambda row: list(Status).index(row.status), False),
+}
+"""What rows are sorted by: the value, and whether the largest comes first."""
+
+FILTERS: dict[str, Callable[[Row], bool]] = {
+    "all": lambda row: True,
+    "growing": lambda row: row.status is Status.GROWING,
+    "grown": lambda row: row.added > 0,
+    "in trouble": lambda row: row.status in TROUBLE,
+}
+
+
+def arranged(found: list[Row], sort: str, reverse: bool, keep: str, words: str) -> list[Row]:
+    """Rows that pass a filter and hold all of ``words``, sorted.
+
+    Values that are not finite come first when the largest do, for they want to be seen.
+    """
+    wanted = words.lower().split()
+    kept = [
+        row for row in found if FILTERS[keep](row) and all(word in row.words for word in wanted)
+    ]
+    value, largest_first = SORTS[sort]
+
+    def key(row: Row) -> float | str:
+        found = value(row)
+        return math.inf if isinstance(found, float) and math.isnan(found) else found
+
+    return sorted(kept, key=key, reverse=largest_first != reverse)

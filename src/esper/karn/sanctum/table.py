@@ -1,0 +1,170 @@
+"""A table of any length that draws only the rows in sight."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.events import Click
+from textual.geometry import Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+Cell = Text | str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column; its width is in characters, a blank beside it not counted."""
+
+    title: str
+    width: int
+    right: bool = False
+
+
+class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
+    """Rows under a heading that stays.
+
+    Rows are made by a function when they come into sight, so a thousand cost what thirty do.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("pageup", "page(-1)", "page up", show=False),
+        Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("home", "move(-1000000)", "first", show=False),
+        Binding("end", "move(1000000)", "last", show=False),
+        Binding("enter", "choose", "open", show=False),
+    ]
+    cursor: reactive[int] = reactive(0)
+
+    class Chosen(Message):
+        """A row was opened."""
+
+        def __init__(self, table: "RowsTable", row: int):
+            super().__init__()
+            self.table, self.row = table, row
+
+        @property
+        def control(self) -> "RowsTable":
+            return self.table
+
+    class CursorMoved(Message):
+        """Another row is under the cursor."""
+
+    class HeadingClicked(Message):
+        """A column's heading was clicked."""
+
+        def __init__(self, table: "RowsTable", title: str):
+            super().__init__()
+            self.table, self.title = table, title
+
+        @property
+        def control(self) -> "RowsTable":
+            return self.table
+
+    def __init__(self, id: str, nothing: str):
+        """
+        Args:
+            id: of the widget.
+            nothing: what is said when there are no rows.
+        """
+        super().__init__(id=id)
+        self.nothing = nothing
+        self.columns: Sequence[Column] = ()
+        self.rows = 0
+        self.cells: Callable[[int], Sequence[Cell]] = lambda row: ()
+        self.cursor_style = "reverse"
+
+    def show(
+        self,
+        columns: Sequence[Column],
+        rows: int,
+        cells: Callable[[int], Sequence[Cell]],
+        cursor_style: str,
+    ) -> None:
+        """Draw other rows; the cursor stays where it is."""
+        self.columns, self.rows, self.cells = columns, rows, cells
+        self.cursor_style = cursor_style
+        width = sum(column.width + 1 for column in columns)
+        size = Size(width, rows + 1)
+        if size != self.virtual_size:
+            self.virtual_size = size
+        self.cursor = max(0, min(self.cursor, rows - 1))
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        scroll_x, scroll_y = self.scroll_offset
+        row = y - 1 + scroll_y
+        base = self.rich_style
+        if y == 0:
+            strip = self._line([c.title for c in self.columns], base + Style(bold=True, dim=True))
+        elif row < self.rows:
+            style = base
+            if row == self.cursor:
+                style = base + Style.parse(self.cursor_style)
+            strip = self._line(self.cells(row), style)
+        elif y == 1 and not self.rows:
+            strip = Strip([Segment(self.nothing, base + Style(dim=True))])
+        else:
+            return Strip.blank(self.size.width, base)
+        return strip.crop_extend(scroll_x, scroll_x + self.size.width, base)
+
+    def _line(self, cells: Sequence[Cell], base: Style) -> Strip:
+        segments: list[Segment] = []
+        blank = Segment(" ", base)
+        for column, cell in zip(self.columns, cells, strict=False):
+            text = cell.copy() if isinstance(cell, Text) else Text(cell)
+            text.truncate(column.width, overflow="ellipsis")
+            text.align("right" if column.right else "left", column.width)
+            text.end = ""
+            rendered = text.render(self.app.console)
+            segments += [Segment(s.text, base + (s.style or Style.null())) for s in rendered]
+            segments.append(blank)
+        return Strip(segments)
+
+    def watch_cursor(self) -> None:
+        height = max(1, self.size.height - 1)
+        top = round(self.scroll_y)
+        if self.cursor < top:
+            self.scroll_to(y=self.cursor, animate=False)
+        elif self.cursor >= top + height:
+            self.scroll_to(y=self.cursor - height + 1, animate=False)
+        self.post_message(self.CursorMoved())
+        self.refresh()
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor."""
+        self.cursor = max(0, min(self.rows - 1, self.cursor + by))
+
+    def action_page(self, pages: int) -> None:
+        """Move the cursor by what is in sight."""
+        self.action_move(pages * max(1, self.size.height - 2))
+
+    def action_choose(self) -> None:
+        """Open the row under the cursor."""
+        if self.rows:
+            self.post_message(self.Chosen(self, self.cursor))
+
+    def on_click(self, event: Click) -> None:
+        if event.y == 0:
+            self._click_heading(event.x + round(self.scroll_x))
+            return
+        row = event.y - 1 + round(self.scroll_y)
+        if 0 <= row < self.rows:
+            self.cursor = row
+            if event.chain == 2:
+                self.action_choose()
+
+    def _click_heading(self, x: int) -> None:
+        for column in self.columns:
+            if x <= column.width:
+                self.post_message(self.HeadingClicked(self, column.title))
+                return
+            x -= column.width + 1

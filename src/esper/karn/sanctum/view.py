@@ -1,0 +1,33 @@
+"""What all views have in common."""
+
+from rich.text import Text
+from textual.containers import Vertical
+from textual.widgets import Static
+
+from esper.karn.sanctum.moment import Moment
+from esper.karn.sanctum.palette import Palette
+
+WIDE = 140
+"""Columns from which on pages stand two abreast."""
+
+
+class View(Vertical):
+    """One of Sanctum's pages. It is shown moments; it keeps nothing of a run itself."""
+
+    title = ""
+
+    def show(self, moment: Moment, palette: Palette) -> None:
+        """Draw a moment."""
+        raise NotImplementedError
+
+
+class Lines(Static):
+    """Text of some lines. The page is laid out anew only when their number changes."""
+
+    lines = 0
+
+    def show(self, text: Text) -> None:
+        """Show other text."""
+        lines = text.plain.count("\n") + 1 if text else 0
+        self.update(text, layout=lines != self.lines)
+        self.lines = lines

@@ -1,0 +1,170 @@
+"""Sanctum beside a training: it gets the terminal, and neither can hurt the other.
+
+Sanctum is a process of its own that reads the run directory. Training stays in this process; what
+it prints meanwhile goes to ``console.log`` in the run directory. When Sanctum ends, in whatever
+way, the terminal is put in order and training goes on in plain sight.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from esper.leyline.config import TrainConfig
+from esper.scripts.console import LiveProgress
+from esper.scripts.sanctum import is_terminal
+from esper.simic.step import Step
+from esper.simic.training.recorder import RoundSummary
+
+GRACE_SECONDS = 3.0
+"""Time that Sanctum gets to leave the screen before it is killed."""
+
+_PLAIN_SCREEN = (
+    "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l"
+    "\x1b[?2004l\x1b[?2048l\x1b[<u\x1b[?7h\x1b[0m"
+)
+"""Leaves the alternate screen, shows the cursor and ends every mode that Sanctum switches on."""
+
+
+class Terminal:
+    """The terminal while Sanctum has it.
+
+    Args:
+        run: the run directory, where this process's output goes meanwhile.
+    """
+
+    def __init__(self, run: Path):
+        self.run, self.log = run, run / "console.log"
+        self._modes = termios.tcgetattr(0)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self._own = [os.dup(1), os.dup(2)]
+        with self.log.open("ab") as log:
+            self._begin = log.tell()
+            command = [sys.executable, "-m", "esper.scripts.sanctum", str(run)]
+            self.process = subprocess.Popen([*command, "--owner", str(os.getpid())])
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+        self._waiter = threading.Thread(target=self._wait, name="sanctum", daemon=True)
+        self._waiter.start()
+
+    @property
+    def given(self) -> bool:
+        """Whether Sanctum still has it."""
+        return self._waiter.is_alive()
+
+    def wait(self) -> None:
+        """Until the user closes Sanctum."""
+        self._waiter.join()
+
+    def take_back(self) -> None:
+        """End Sanctum."""
+        self.process.terminate()
+        self._waiter.join(GRACE_SECONDS)
+        if self.given:
+            self.process.kill()
+            self._waiter.join()
+
+    def _wait(self) -> None:
+        # In the background, setting the terminal's modes would stop this process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        status = self.process.wait()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for stream, own in zip((1, 2), self._own, strict=True):
+            os.dup2(own, stream)
+            os.close(own)
+        try:
+            termios.tcsetattr(0, termios.TCSANOW, self._modes)
+            if status:
+                os.write(2, _PLAIN_SCREEN.encode())
+        except OSError:
+            return  # the terminal itself is gone
+        if status:
+            print(f"sanctum: ended with status {status}", file=sys.stderr)
+        if self.log.stat().st_size > self._begin:
+            print(f"printed meanwhile: {self.log}", file=sys.stderr)
+
+
+class Beside:
+    """Watches a run, see ``simic.training.vectorized.Observer``, with or without Sanctum.
+
+    Args:
+        progress: what is shown where Sanctum is not.
+        wanted: whether the user asked for Sanctum.
+    """
+
+    def __init__(self, progress: LiveProgress, wanted: bool):
+        self.progress, self.wanted = progress, wanted
+        self.terminal: Terminal | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.terminal is not None and self.terminal.given:
+            self.terminal.take_back()
+
+    def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
+        """See ``Observer``."""
+        self.progress.started(path, config, done, steps_per_round)
+        if not self.wanted:
+            return
+        reason = _obstacle(config)
+        if reason is not None:
+            print(f"sanctum: {reason}; training without it", file=sys.stderr)
+            return
+        self.progress.progress.stop()
+        self.terminal = Terminal(path)
+
+    def stepped(self, step: Step) -> None:
+        """See ``Observer``."""
+        self._notice()
+        self.progress.stepped(step)
+
+    def round_done(self, summary: RoundSummary) -> None:
+        """See ``Observer``."""
+        self._notice()
+        self.progress.round_done(summary)
+
+    def over(self, exit_code: int) -> None:
+        """Training has ended. A whole run stays on the screen until the user has seen it."""
+        if self.terminal is None or not self.terminal.given:
+            return
+        if exit_code == 0:
+            with suppress(KeyboardInterrupt):
+                self.terminal.wait()
+        if self.terminal.given:
+            self.terminal.take_back()
+
+    def _notice(self) -> None:
+        """Go on in plain sight once Sanctum is closed."""
+        if self.terminal is None or self.terminal.given:
+            return
+        run, self.terminal = self.terminal.run, None
+        print(
+            f"training goes on; Ctrl+C ends it with a checkpoint, "
+            f"esper sanctum {run} shows it again",
+            file=sys.stderr,
+        )
+        self.progress.progress.start()
+
+
+def _obstacle(config: TrainConfig) -> str | None:
+    """Why Sanctum cannot be shown; None where it can."""
+    if not is_terminal():
+        return "needs a terminal"
+    if config.output.telemetry_level == "off":
+        return "telemetry_level off writes nothing that it could show"
+    return None

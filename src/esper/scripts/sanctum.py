@@ -1,0 +1,68 @@
+"""``esper sanctum``: a run on the terminal."""
+
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from esper.karn.sanctum.app import Sanctum
+from esper.leyline.errors import UsageError
+from esper.scripts.entry import guarded, print_help, wants_help
+from esper.scripts.flags import read_arguments
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SanctumArguments:
+    """Watch a run on the terminal, live or finished, here or copied from elsewhere."""
+
+    run: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    """The run directory, or one that holds several: then the latest of them."""
+    light: bool = False
+    """Dark letters on a light ground; the key t changes it."""
+    owner: int | None = None
+    """Process to end with; `esper train ppo --sanctum` sets it."""
+
+
+def sanctum(arguments: list[str]) -> int:
+    """Watch a run on the terminal, live or finished."""
+    program = "esper sanctum"
+    if wants_help(arguments):
+        return print_help(SanctumArguments, program)
+    kinds = {f.name: f.type for f in fields(SanctumArguments) if f.name != "run"}
+    names, settings = read_arguments(program, arguments, kinds)
+    if len(names) > 1:
+        raise UsageError(f"run: {program} shows one run, got {len(names)}; name one")
+    given = SanctumArguments(**settings)
+    run = find_run(Path(names[0]) if names else given.run)
+    if not is_terminal():
+        raise UsageError("sanctum: needs a terminal; esper report makes a page of the run instead")
+    Sanctum(run, given.light, given.owner).run()
+    return 0
+
+
+def find_run(path: Path) -> Path:
+    """The run directory at ``path``, or the latest one in it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if (path / "events.jsonl").is_file() or (path / "config.json").is_file():
+        return path
+    try:
+        runs = [child for child in path.iterdir() if (child / "config.json").is_file()]
+    except OSError:
+        runs = []
+    if not runs:
+        raise UsageError(f"run: {path} is no run directory and holds none; name one")
+    return max(runs, key=lambda run: (run.stat().st_mtime, run.name))
+
+
+def is_terminal() -> bool:
+    """Whether one can be drawn on: keys come from stdin, and stderr is drawn on."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(sanctum, sys.argv[1:]))

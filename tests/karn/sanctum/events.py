@@ -1,0 +1,101 @@
+"""Events made by hand."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.events import (
+    AnalyticsSnapshot,
+    EpisodeOutcome,
+    EpochCompleted,
+    Event,
+    PPOUpdateCompleted,
+    TrainingFinished,
+    TrainingStarted,
+    encode,
+)
+from esper.leyline.stages import Stage
+
+
+def started(rounds: int = 3, time: float = 0.0, **changes: Any) -> TrainingStarted:
+    fields = {
+        "schema": 3, "round": 0, "rounds": rounds, "tasks": ["digits_shift"], "policy": "ppo",
+        "envs": 2, "group_size": 2, "episode_length": 4, "slots": [["r0c0", "r0c1"]],
+        "host_parameters": [438], "device": "cpu", "amp_enabled": False,
+    }  # fmt: skip
+    return TrainingStarted(time=time, **(fields | changes))
+
+
+def step(round_number: int, number: int, time: float | None = None, **changes: Any) -> Event:
+    fields: dict[str, Any] = {
+        name: [0.25, 0.5]
+        for name in (
+            "train_loss", "train_accuracy", "validation_loss", "validation_accuracy",
+            "expected_accuracy", "twin_validation_accuracy", "twin_expected_accuracy", "reward",
+        )
+    }  # fmt: skip
+    fields |= {
+        "added_parameters": [0, 0], "op": [0, 0], "slot": [0, 0], "success": [True, True],
+        "stage": [[Stage.DORMANT] * 2] * 2, "blueprint": [[0, 0]] * 2, "alpha": [[0.0, 0.0]] * 2,
+    }  # fmt: skip
+    when = round_number + number / 10 if time is None else time
+    return EpochCompleted(time=when, round=round_number, step=number, **(fields | changes))
+
+
+def outcome(round_number: int, accuracy: Sequence[float] = (0.5, 0.6)) -> EpisodeOutcome:
+    rows = {
+        name: [0.4] * len(accuracy)
+        for name in (
+            "utility", "twin_utility", "twin_accuracy", "expected_accuracy",
+            "twin_expected_accuracy", "episode_return",
+        )
+    }  # fmt: skip
+    counts = {
+        name: [1] * len(accuracy)
+        for name in ("added_parameters", "germinated", "fossilised", "pruned", "rolled_back")
+    }
+    return EpisodeOutcome(
+        time=round_number + 0.9,
+        round=round_number,
+        task=["digits_shift"] * len(accuracy),
+        accuracy=list(accuracy),
+        **rows,
+        **counts,
+    )
+
+
+def update(number: int, **metrics: Any) -> PPOUpdateCompleted:
+    return PPOUpdateCompleted(
+        time=number + 0.8, round=number, update=number, metrics={"policy_loss": 0.1, **metrics}
+    )
+
+
+def snapshot(round_number: int, seconds: float = 1.0) -> AnalyticsSnapshot:
+    return AnalyticsSnapshot(
+        time=round_number + 0.8,
+        round=round_number,
+        amp_enabled=False,
+        amp_dtype=None,
+        learning_rate=1e-3,
+        environment_steps_per_second=8.0,
+        rollout_seconds=seconds,
+        update_seconds=0.0,
+    )
+
+
+def finished(round_number: int) -> TrainingFinished:
+    return TrainingFinished(time=round_number + 1.0, round=round_number, status="finished")
+
+
+def a_round(number: int) -> list[Event]:
+    return [*(step(number, i) for i in range(1, 5)), update(number), snapshot(number),
+            outcome(number)]  # fmt: skip
+
+
+def write(run: Path, events: Sequence[Event], more: bytes = b"") -> Path:
+    """A run directory with these events, and some bytes behind them."""
+    run.mkdir(exist_ok=True)
+    (run / "config.json").write_text("{}")
+    lines = b"".join(encode(event) + b"\n" for event in events)
+    (run / "events.jsonl").write_bytes(lines + more)
+    return run

@@ -1,0 +1,83 @@
+"""Sanctum driven by keys, and what then stands on its screen."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+from textual.pilot import Pilot
+
+from esper.karn.sanctum.app import Sanctum
+
+RECORDED = Path(__file__).parents[2] / "recorded"
+KINDS = ("healthy", "anomalous", "interrupted", "old_schema")
+_CHARACTER = 12.2
+"""Width of a character in Textual's pictures."""
+
+
+def text_of(svg: str) -> list[str]:
+    """The characters of a screenshot, row by row, whatever its fonts, colours and identities."""
+    rows: dict[int, dict[int, str]] = {}
+    for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text"):
+        place = re.search(r"-line-(\d+)\)", element.get("clip-path", ""))
+        if place is None:
+            continue
+        column = round(float(element.get("x", "0")) / _CHARACTER)
+        row = rows.setdefault(int(place[1]), {})
+        for i, character in enumerate((element.text or "").replace("\xa0", " ")):
+            row[column + i] = character
+    return [
+        "".join(row.get(i, " ") for i in range(max(row, default=-1) + 1)).rstrip()
+        for row in (rows.get(i, {}) for i in range(max(rows, default=-1) + 1))
+    ]
+
+
+def drive(
+    run: Path,
+    session: Callable[[Sanctum, Pilot[None]], Awaitable[None]],
+    size: tuple[int, int] = (80, 24),
+    light: bool = False,
+) -> None:
+    """Open Sanctum on ``run`` without a terminal and do ``session`` once it has read everything."""
+
+    async def body() -> None:
+        app = Sanctum(run, light)
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: app.loaded)
+            await pilot.pause()
+            await session(app, pilot)
+
+    asyncio.run(body())
+
+
+async def until(pilot: Pilot[None], holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until something holds."""
+    for _ in range(int(seconds / 0.02)):
+        if holds():
+            return
+        await pilot.pause(0.02)
+    raise TimeoutError
+
+
+async def press(pilot: Pilot[None], *keys: str) -> None:
+    """Press keys, and let the screen follow."""
+    for key in keys:
+        await pilot.press(key)
+        # What is drawn may depend on a size that is known after the next layout.
+        await pilot.pause()
+        await pilot.pause(0.02)
+
+
+def shown(
+    run: Path, *keys: str, size: tuple[int, int] = (80, 24), light: bool = False
+) -> list[str]:
+    """The screen after some keys."""
+    found: list[str] = []
+
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        await press(pilot, *keys)
+        found.extend(text_of(app.export_screenshot()))
+
+    drive(run, session, size, light)
+    return found

@@ -1,0 +1,293 @@
+"""Sanctum as a user drives it."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from esper.karn.sanctum.app import PAGES, Sanctum
+from esper.karn.sanctum.heads import ROWS
+from esper.karn.sanctum.help import KEYS
+from esper.leyline.events import encode
+from esper.leyline.stages import Stage
+from karn.sanctum.events import a_round, finished, outcome, snapshot, started, step, update, write
+from karn.sanctum.screen import KINDS, RECORDED, drive, press, shown, text_of, until
+
+EXPECTED = Path(__file__).parent / "screens"
+
+
+def screen(app: Sanctum) -> str:
+    return "\n".join(text_of(app.export_screenshot()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recorded_runs_open_on_every_page(kind: str) -> None:
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        for number, page in enumerate(PAGES, 1):
+            await press(pilot, str(number))
+            text = screen(app)
+            assert f"SANCTUM {kind}" in text
+            assert app.page.title == page.title
+            assert text.count("\n") == 24 - 1
+        await press(pilot, "r", "space", "full_stop", "less_than_sign", "1")
+        assert "paused" in screen(app)
+
+    drive(RECORDED / kind, session)
+
+
+@pytest.mark.parametrize("path", sorted(EXPECTED.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_screens_are_those_that_were_looked_at(path: Path) -> None:
+    """After a wanted change: ``python scripts/make_screenshots.py --expected``."""
+    kind, page, size = path.stem.split("-")
+    width, height = map(int, size.split("x"))
+    keys = [str(number) for number, p in enumerate(PAGES, 1) if p.title == page]
+    found = shown(RECORDED / kind, *keys, size=(width, height))
+    assert "\n".join(found) == path.read_text().rstrip("\n")
+
+
+def test_there_are_screens_of_every_page_in_both_sizes() -> None:
+    kinds = [path.stem.split("-") for path in EXPECTED.glob("*.txt")]
+    assert {page for _, page, _ in kinds} == {page.title for page in PAGES}
+    assert {size for _, _, size in kinds} == {"80x24", "160x50"}
+
+
+def test_light_and_dark_say_the_same() -> None:
+    screens: dict[bool, list[str]] = {}
+
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        for _ in range(2):
+            found = screens.setdefault(app.current_theme.dark, [])
+            for number in range(1, len(PAGES) + 1):
+                await press(pilot, str(number))
+                found.append(screen(app))
+            await press(pilot, "t")
+
+    drive(RECORDED / "healthy", session)
+    assert len(screens[True]) == len(PAGES)
+    assert screens[True] == screens[False]
+    assert "\n".join(shown(RECORDED / "healthy", light=True)) == screens[True][0]
+
+
+def test_the_overview_shows_every_environment_and_opens_one() -> None:
+    lines = shown(RECORDED / "healthy", "1")
+    rows = [line.split() for line in lines if re.match(r" +\d+ +0\.\d{3} ", line)]
+    assert [row[0] for row in rows] == ["0", "1", "2", "3", "4", "5"]
+    opened = shown(RECORDED / "healthy", "down", "down", "enter")
+    assert any("environment 2 " in line for line in opened)
+
+
+def test_sorting_turning_filtering_and_searching() -> None:
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        async def order(*keys: str) -> list[int]:
+            await press(pilot, *keys)
+            return [int(n) for n in re.findall(r"^ +(\d+) +0\.\d{3} ", screen(app), re.MULTILINE)]
+
+        by_accuracy = await order("s")
+        assert sorted(by_accuracy) == list(range(6))
+        assert by_accuracy != list(range(6))
+        assert await order("S") == by_accuracy[::-1]
+        narrowed = await order("slash", *"conv_heavy", "enter")
+        assert 0 < len(narrowed) < 6
+        assert "showing all with “conv_heavy”" in screen(app)
+        assert sorted(await order("escape")) == list(range(6))
+        assert await order("f", "f") == []
+        assert "showing grown: 0 of 6" in screen(app)
+
+    drive(RECORDED / "healthy", session)
+
+
+def test_the_policy_page_tells_missing_from_nan() -> None:
+    text = "\n".join(shown(RECORDED / "anomalous", "2"))
+    assert re.search(r"^ style .* NaN .* ✖ not finite", text, re.MULTILINE)
+    assert re.search(r"^ tempo .* missing .* ∅ missing", text, re.MULTILINE)
+    assert re.search(r"^ op .* 0\.\d+ .* ● healthy", text, re.MULTILINE)
+
+
+def test_the_environment_page_shows_lives_decisions_and_masks() -> None:
+    text = "\n".join(shown(RECORDED / "healthy", "3", "right", "right"))
+    assert "environment 2 " in text
+    assert re.search(r"r0c1 ○+◔+◑+", text)
+    assert re.search(r"set alpha +41 % ✓ +r1c1 to 0\.7", text)
+    assert "legal: " in text
+    assert "wait" not in text.split("where and what")[1].split("legal")[0]
+    assert "wait" in "\n".join(shown(RECORDED / "healthy", "3", "w")).split("where and what")[1]
+    wide = "\n".join(shown(RECORDED / "healthy", "3", size=(160, 50)))
+    assert "not legal" in wide
+    assert "log-prob" in wide
+
+
+def test_an_older_schema_shows_what_it_has() -> None:
+    text = "\n".join(shown(RECORDED / "old_schema", "3"))
+    assert "what was legal is not told" in text
+    assert re.search(r"germinate +- ", text)
+
+
+def test_the_scoreboard_and_the_anomalies_open_their_moment() -> None:
+    best = "\n".join(shown(RECORDED / "healthy", "5", "enter"))
+    assert "paused" in best
+    assert "environment " in best
+    trouble = "\n".join(shown(RECORDED / "anomalous", "4", "end", "enter"))
+    assert "round 4/6" in trouble
+
+
+def test_help_tells_every_key() -> None:
+    text = " ".join(shown(RECORDED / "healthy", "question_mark", size=(100, 50)))
+    for keys in KEYS.values():
+        for key, meaning in keys:
+            assert key in text
+            assert meaning in text
+    told = " ".join(key for keys in KEYS.values() for key, _ in keys)
+    names = {
+        "slash": "/", "plus": "+", "minus": "-", "comma": ",", "full_stop": ".", "left": "←",
+        "less_than_sign": "<", "greater_than_sign": ">", "question_mark": "?", "right": "→",
+        "space": "Space", "escape": "Escape",
+    }  # fmt: skip
+    bound = [key for kind in (Sanctum, *PAGES) for key, *_ in map(first_key, kind.BINDINGS)]
+    for key in bound:
+        assert names.get(key, key) in told, key
+    assert "overview" not in " ".join(shown(RECORDED / "healthy", "question_mark", "escape")[5:])
+
+
+def first_key(binding: object) -> tuple[str]:
+    return (str(getattr(binding, "key", "")).split(",")[0],)
+
+
+def test_a_run_is_followed_and_its_silence_told(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [started(), *a_round(1)])
+
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        assert "● live" in screen(app)
+        assert "round 1/3 step 4/4" in screen(app)
+        assert "2 s left" in screen(app)
+        with (run / "events.jsonl").open("ab") as file:
+            half = encode(step(2, 1, reward=[0.125, 7.5]))
+            file.write(half[:99])
+            file.flush()
+            await pilot.pause(0.5)
+            assert "round 1/3 step 4/4" in screen(app)
+            file.write(half[99:] + b"\n")
+        await until(pilot, lambda: "round 2/3 step 1/4" in screen(app))
+        assert "+7.500" in screen(app)
+        app._last_data = time.monotonic() - 12
+        await until(pilot, lambda: "▲ no new data for 1" in screen(app))
+        assert "its process has ended" in screen(app)
+        with (run / "events.jsonl").open("ab") as file:
+            file.write(encode(finished(2)) + b"\n")
+        await until(pilot, lambda: "■ finished" in screen(app))
+
+    drive(run, session)
+
+
+def test_an_old_file_without_an_end_is_quiet_from_the_start(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [started(), *a_round(1)])
+    before = time.time() - 3 * 3600
+    os.utime(run / "events.jsonl", (before, before))
+    assert "no new data for 3 h 0 min" in shown(run)[1]
+
+
+def test_a_slow_run_is_not_called_quiet_too_early(tmp_path: Path) -> None:
+    slow = [*a_round(1)[:-2], snapshot(1, seconds=40.0), outcome(1)]
+    run = write(tmp_path / "run", [started(), *slow])
+    past = time.time() - 30
+    os.utime(run / "events.jsonl", (past, past))
+    assert "live" in shown(run)[1]
+
+
+def test_a_resumed_run_is_shown_as_it_is_now(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [started(), *a_round(1), *a_round(2), step(3, 1)])
+
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        assert "round 3/3 step 1/4" in screen(app)
+        write(run, [started(), *a_round(1), started(round=1, time=9.0), step(2, 1, time=9.5)])
+        await until(pilot, lambda: "round 2/3 step 1/4" in screen(app))
+
+    drive(run, session)
+
+
+def test_a_replay_is_watched_and_left(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [started(), *a_round(1), *a_round(2), *a_round(3), finished(3)])
+
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        app.playhead.speed = 1
+        await press(pilot, "r")
+        assert "▶ replay at 2 steps/s" in screen(app)
+        await press(pilot, "plus")
+        assert "▶ replay at 5 steps/s" in screen(app)
+        await until(pilot, lambda: "step 3/4" in screen(app))
+        await press(pilot, "space")
+        assert "⏸ paused" in screen(app)
+        await press(pilot, "l")
+        assert "■ finished" in screen(app)
+
+    drive(run, session)
+
+
+def test_nothing_yet_is_said_in_words(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    assert "waiting for the run's first event" in shown(run)[1]
+
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        for number in range(1, len(PAGES) + 1):
+            await press(pilot, str(number), "down", "enter", "r")
+            assert app.is_running
+
+    drive(run, session, (160, 50))
+
+
+def test_a_run_of_level_minimal_shows_its_rounds(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [started(), update(1), snapshot(1), outcome(1, [0.5, 0.75])])
+    overview = "\n".join(shown(run))
+    assert re.search(r"1 +0\.750 +\+0\.350", overview)
+    assert "telemetry level normal" in "\n".join(shown(run, "3"))
+
+
+def test_numbers_that_are_none_do_not_end_it(tmp_path: Path) -> None:
+    bad = step(
+        1, 1, validation_accuracy=["NaN", 0.5], train_loss=["Infinity", 1.0], reward=["NaN", 0.0],
+        stage=[[Stage.BLENDING, 99], [0, 0]], blueprint=[[500, 1], [0, 0]],
+        alpha=[["NaN", 0.5], [0.0, 0.0]], op=[77, 0],
+    )  # fmt: skip
+    run = write(tmp_path / "run", [started(), bad])
+
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        assert "✖ not finite" in screen(app)
+        for number in range(2, len(PAGES) + 1):
+            await press(pilot, str(number))
+            assert app.is_running
+        await press(pilot, "3")
+        assert "blueprint 500" in screen(app)
+        assert "op 77" in screen(app)
+
+    drive(run, session, (160, 50))
+
+
+def test_many_slots_and_many_environments_fit(tmp_path: Path) -> None:
+    count, slots = 300, 12
+    wide = step(
+        1, 1, stage=[[Stage.TRAINING] * slots] * count, blueprint=[[1] * slots] * count,
+        alpha=[[0.5] * slots] * count, op=[0] * count, slot=[0] * count, success=[True] * count,
+        added_parameters=[1] * count,
+        **{
+            name: [0.25] * count
+            for name in (
+                "train_loss", "train_accuracy", "validation_loss", "validation_accuracy",
+                "expected_accuracy", "twin_validation_accuracy", "twin_expected_accuracy", "reward",
+            )
+        },
+    )  # fmt: skip
+    run = write(tmp_path / "run", [started(envs=count), wide])
+    text = "\n".join(shown(run, "end"))
+    assert re.search(r"^ +299 ", text, re.MULTILINE)
+    assert re.search(r"^ +285 ", text, re.MULTILINE)
+    assert "environment 299" in "\n".join(shown(run, "3", "left"))
+
+
+def test_every_head_stands_on_a_screen_of_80x24() -> None:
+    lines = shown(RECORDED / "healthy", "2")
+    for head in ROWS:
+        found = [line for line in lines if re.match(rf" {head} .* [●·∅✖▲▽▬] [a-z ]+$", line)]
+        assert len(found) == 1, head

@@ -1,0 +1,124 @@
+"""A run as it stood, and moving through it."""
+
+from pathlib import Path
+
+from esper.karn.sanctum.log import EventLog
+from esper.karn.sanctum.playhead import SPEEDS, Playhead
+from esper.leyline.events import EpochCompleted
+from karn.sanctum.events import a_round, finished, outcome, started, step, write
+
+
+def opened(run: Path) -> Playhead:
+    log = EventLog(run)
+    while log.poll() or log.behind:
+        pass
+    return Playhead(log)
+
+
+def at(playhead: Playhead) -> tuple[int, int]:
+    shown = playhead.moment().step
+    assert shown is not None
+    return shown.round, shown.step
+
+
+def test_the_past_knows_nothing_of_what_came_later(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [started(), *a_round(1), *a_round(2), finished(2)])
+    playhead = opened(run)
+    assert playhead.live
+    assert at(playhead) == (2, 4)
+    assert playhead.moment().finished is not None
+    playhead.place = 4
+    past = playhead.moment()
+    assert at(playhead) == (2, 1)
+    assert [event.round for event in past.outcomes] == [1]
+    assert [event.round for event in past.updates] == [1]
+    assert past.finished is None
+    assert [event.step for event in past.episode(2)] == [1]
+    assert past.steps == 5
+    playhead.place = 3
+    assert playhead.moment().outcomes == []
+
+
+def test_a_replay_passes_every_step_at_its_speed_and_ends_in_the_present(tmp_path: Path) -> None:
+    playhead = opened(write(tmp_path / "run", [started(), *a_round(1), *a_round(2)]))
+    playhead.replay()
+    playhead.speed = SPEEDS.index(5)
+    seen = [at(playhead)]
+    for _ in range(100):
+        if playhead.live:
+            break
+        if playhead.advance(0.1):
+            seen.append(at(playhead))
+    assert seen == [(r, s) for r in (1, 2) for s in (1, 2, 3, 4)] + [(2, 4)]
+    assert playhead.live
+
+
+def test_speed_stays_within_its_range(tmp_path: Path) -> None:
+    playhead = opened(write(tmp_path / "run", [started(), *a_round(1)]))
+    playhead.change_speed(100)
+    assert playhead.steps_per_second == SPEEDS[-1]
+    playhead.change_speed(-100)
+    assert playhead.steps_per_second == 1
+
+
+def test_steps_and_rounds_back_and_forward(tmp_path: Path) -> None:
+    rounds = [event for number in (1, 2, 3) for event in a_round(number)]
+    playhead = opened(write(tmp_path / "run", [started(), *rounds]))
+    playhead.move(-1)
+    assert at(playhead) == (3, 3)
+    playhead.move_rounds(-1)
+    assert at(playhead) == (3, 1)
+    playhead.move_rounds(-1)
+    assert at(playhead) == (2, 1)
+    playhead.move(1)
+    playhead.move_rounds(1)
+    assert at(playhead) == (3, 1)
+    playhead.move(-100)
+    assert at(playhead) == (1, 1)
+    playhead.show(2)
+    assert at(playhead) == (2, 4)
+    playhead.move(100)
+    assert playhead.live
+
+
+def test_pausing_holds_a_live_run(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [started(), *a_round(1), step(2, 1)])
+    playhead = opened(run)
+    playhead.toggle()
+    write(run, [started(), *a_round(1), step(2, 1), step(2, 2)])
+    playhead.log.poll()
+    assert at(playhead) == (2, 1)
+    assert not playhead.advance(10.0)
+    playhead.follow()
+    assert at(playhead) == (2, 2)
+
+
+def test_a_run_without_steps_is_replayed_by_its_rounds(tmp_path: Path) -> None:
+    playhead = opened(write(tmp_path / "run", [started(), outcome(1), outcome(2), outcome(3)]))
+    playhead.replay()
+    assert len(playhead.moment().outcomes) == 1
+    playhead.move(1)
+    assert len(playhead.moment().outcomes) == 2
+
+
+def test_a_resumed_run_is_not_finished(tmp_path: Path) -> None:
+    events = [started(rounds=1), *a_round(1), finished(1)]
+    assert opened(write(tmp_path / "a", events)).moment().finished is not None
+    more = [*events, started(rounds=2, round=1), step(2, 1)]
+    assert opened(write(tmp_path / "b", more)).moment().finished is None
+    ended = [*more, finished(2)]
+    moment = opened(write(tmp_path / "c", ended)).moment()
+    assert moment.finished is not None
+    assert moment.finished.round == 2
+
+
+def test_an_empty_run_can_be_played(tmp_path: Path) -> None:
+    playhead = opened(tmp_path)
+    for act in (playhead.replay, playhead.toggle, playhead.follow):
+        act()
+    playhead.move(3)
+    playhead.move_rounds(-2)
+    playhead.show(4)
+    assert playhead.live
+    assert playhead.moment().step is None
+    assert not playhead.log.index.places[EpochCompleted]

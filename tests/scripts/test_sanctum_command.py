@@ -1,0 +1,259 @@
+"""Sanctum on a real terminal: beside a training, and killed."""
+
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from esper.scripts.entry import guarded
+from esper.scripts.main import COMMANDS
+from esper.scripts.sanctum import find_run, sanctum
+from scripts.pseudo_terminal import ESPER, ROOT, OnTerminal
+
+RECORDED = ROOT / "tests" / "recorded"
+SETTINGS = "--envs 2 --group-size 2 --episode-length 4 --max-batches 1 --batch-size 8 --threads 1"
+LEAVES_SCREEN, ENTERS_SCREEN = b"\x1b[?1049l", b"\x1b[?1049h"
+
+
+@pytest.fixture
+def terminal() -> Iterator[list[OnTerminal]]:
+    opened: list[OnTerminal] = []
+    yield opened
+    for one in opened:
+        one.close()
+
+
+def training(tmp_path: Path, rounds: int, *more: str, backend: str = "torch") -> list[str]:
+    return [
+        "train", "ppo", *SETTINGS.split(), "--rounds", str(rounds), "--backend", backend,
+        "--telemetry-dir", str(tmp_path), *more,
+    ]  # fmt: skip
+
+
+def outcomes(run: Path) -> list[dict[str, object]]:
+    """What came of each round, all that tells the time left out."""
+    lines = (run / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines if "EPISODE_OUTCOME" in line]
+    return [{name: e[name] for name in e if name != "time"} for e in events]
+
+
+def wait_for(run_place: Path, text: str, seconds: float = 90.0) -> Path:
+    """The run directory once its events hold ``text``."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for events in run_place.glob("*/events.jsonl"):
+            if text in events.read_text():
+                return events.parent
+        time.sleep(0.05)
+    raise TimeoutError(text)
+
+
+def test_a_run_is_shown_and_left_in_order(terminal: list[OnTerminal]) -> None:
+    one = OnTerminal("sanctum", str(RECORDED / "healthy"))
+    terminal.append(one)
+    one.until(lambda out: "■ finished".encode() in out)
+    one.type("2")
+    one.until(lambda out: b"gradient norm" in out)
+    one.type("q")
+    assert one.exit_status() == 0
+    assert LEAVES_SCREEN in one.output[one.output.index(ENTERS_SCREEN) :]
+    assert one.modes() == one.modes_before
+
+
+def test_ctrl_c_closes_it(terminal: list[OnTerminal]) -> None:
+    one = OnTerminal("sanctum", str(RECORDED / "anomalous"))
+    terminal.append(one)
+    one.until(lambda out: "■ finished".encode() in out)
+    one.type("\x03")
+    assert one.exit_status() == 0
+    assert one.modes() == one.modes_before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "nowhere"),
+        (["a", "b"], "one"),
+        (["--lihgt"], "--light"),
+        ([str(RECORDED / "healthy")], "terminal"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert guarded(sanctum, arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_the_latest_of_several_runs_is_shown(tmp_path: Path) -> None:
+    for i, name in enumerate(("old", "new", "middle")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        when = {"old": 1, "middle": 2, "new": 3}[name] * 1000
+        os.utime(tmp_path / name, (when, when))
+        assert i < 3
+    assert find_run(tmp_path) == tmp_path / "new"
+    assert find_run(tmp_path / "old") == tmp_path / "old"
+
+
+def test_without_a_terminal_it_is_said_and_training_goes_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "esper.scripts.train", *training(tmp_path, 1, "--sanctum")[1:]],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("sanctum: needs a terminal; training without it") == 1
+    assert "finished after" in done.stdout
+
+
+def test_it_watches_a_training_to_its_end_and_is_closed(
+    terminal: list[OnTerminal], tmp_path: Path
+) -> None:
+    one = OnTerminal(*training(tmp_path, 3, "--sanctum"))
+    terminal.append(one)
+    one.until(lambda out: "■ finished".encode() in out)
+    one.type("q")
+    assert one.exit_status() == 0
+    after = one.output[one.output.rindex(LEAVES_SCREEN) :].decode()
+    assert "finished after" in after
+    assert "report: " in after
+    assert one.modes() == one.modes_before
+    (run,) = tmp_path.iterdir()
+    assert "round 3/3" in (run / "console.log").read_text()
+    shown = one.output[one.output.index(ENTERS_SCREEN) : one.output.rindex(LEAVES_SCREEN)]
+    assert b"round 1/3  accuracy" not in shown
+
+
+def test_closing_or_killing_it_leaves_a_training_in_plain_sight(
+    terminal: list[OnTerminal], tmp_path: Path
+) -> None:
+    for folder, end in (("closed", None), ("killed", signal.SIGKILL)):
+        one = OnTerminal(*training(tmp_path / folder, 2000, "--sanctum"))
+        terminal.append(one)
+        one.until(lambda out: "● live".encode() in out)
+        if end is None:
+            one.type("q")
+        else:
+            (child,) = one.children()
+            os.kill(child, end)
+        one.until(lambda out: b"training goes on" in out)
+        assert one.modes() == one.modes_before
+        one.until(lambda out: b"steps/s" in out[out.rindex(b"training goes on") :])
+        assert (b"ended with status -9" in one.output) == (end is not None)
+        one.type("\x03")
+        assert one.exit_status() == 130
+        run = wait_for(tmp_path / folder, '"status":"interrupted"')
+        assert any((run / "checkpoints").iterdir())
+
+
+def test_ending_the_training_ends_it_too(terminal: list[OnTerminal], tmp_path: Path) -> None:
+    one = OnTerminal(*training(tmp_path, 2000, "--sanctum"))
+    terminal.append(one)
+    one.until(lambda out: "● live".encode() in out)
+    one.signal(signal.SIGTERM)
+    assert one.exit_status() == 143
+    assert one.modes() == one.modes_before
+    assert LEAVES_SCREEN in one.output
+    wait_for(tmp_path, '"status":"interrupted"')
+
+
+def test_a_killed_training_takes_it_off_the_screen(
+    terminal: list[OnTerminal], tmp_path: Path
+) -> None:
+    shell = shutil.which("bash")
+    if shell is None:
+        pytest.skip("needs bash, for a shell that has job control")
+    one = OnTerminal(command=[shell, "--norc", "--noprofile", "-i"])
+    terminal.append(one)
+    one.type(shlex.join([*ESPER, *training(tmp_path, 2000, "--sanctum")]) + "\n")
+    one.until(lambda out: "● live".encode() in out)
+    (trains,) = one.children()
+    (watches,) = one.children(trains)
+    os.kill(trains, signal.SIGKILL)
+    one.until(lambda out: LEAVES_SCREEN in out)
+    end = time.monotonic() + 30
+    while Path(f"/proc/{watches}").exists() and time.monotonic() < end:
+        one.read(0.1)
+    assert not Path(f"/proc/{watches}").exists()
+    one.type("echo the shell $((40 + 2))\n")
+    one.until(lambda out: b"the shell 42" in out)
+    one.type("exit\n")
+
+
+def kill_while_training(place: Path, kills: int, terminal: list[OnTerminal]) -> None:
+    """Watch a training and kill the watcher, again and again: its bits are those of one alone."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*ESPER, *training(place / "watched", 1_000_000)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+    )
+    draw = random.Random(7)
+    try:
+        run = wait_for(place / "watched", "EPOCH_COMPLETED")
+        for _ in range(kills):
+            one = OnTerminal("sanctum", str(run))
+            end = time.monotonic() + draw.uniform(0.0, 2.0)
+            while time.monotonic() < end:
+                one.read()
+            one.close()
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    finally:
+        process.kill()
+    watched = outcomes(run)
+    assert len(watched) > kills / 10
+    few = min(len(watched), 200)
+    subprocess.run(
+        [*ESPER, *training(place / "alone", few)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=600,
+    )
+    (alone,) = (place / "alone").iterdir()
+    assert watched[:few] == outcomes(alone)
+
+
+def test_five_kills_do_not_touch_a_training(terminal: list[OnTerminal], tmp_path: Path) -> None:
+    kill_while_training(tmp_path, 5, terminal)
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_do_not_touch_a_training(
+    terminal: list[OnTerminal], tmp_path: Path
+) -> None:
+    kill_while_training(tmp_path, 100, terminal)
+
+
+def test_commands_are_summed_up_as_they_say_themselves() -> None:
+    for name, command in COMMANDS.items():
+        module = import_module(f"esper.scripts.{name}")
+        said = getattr(module, name).__doc__.strip().splitlines()[0]
+        assert command.__doc__ == said
+
+
+def test_to_watch_needs_no_torch(tmp_path: Path) -> None:
+    code = "import sys, esper.scripts.main, esper.scripts.sanctum; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
