@@ -41,7 +41,7 @@ from esper.simic.run_directory import (
 from esper.simic.step import Step
 from esper.simic.training.recorder import Recorder, RoundSummary
 from esper.simic.training.setup import build_environment, control, resolve_device, resolved
-from esper.tolaria.precision import Precision, resolve_precision
+from esper.tolaria.precision import Precision
 
 MAY_CHANGE_ON_RESUME = frozenset(
     {
@@ -167,10 +167,7 @@ def run_training(
     begin = time.perf_counter()
     check(config)
     device = resolve_device(config.machine.device)
-    precision = resolve_precision(config.machine.use_amp, device)
-    if precision.reason:
-        print(f"warning: use_amp: {precision.reason}; running in float32", file=sys.stderr)
-    environment = build_environment(config, precision, device)
+    environment = build_environment(config, device)
     config = resolved(config, environment)
     agent = PPOAgent(config.learner, config.world.seed, device) if policy == "ppo" else None
     actor = agent or control(policy, environment)
@@ -181,7 +178,7 @@ def run_training(
         environment,
         actor,
         agent,
-        precision,
+        environment.precision,
         observer or Unobserved(),
         saved=done if resume else None,
     )
