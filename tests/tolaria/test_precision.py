@@ -11,11 +11,12 @@ from esper.kasmina import blueprints, ops
 from esper.kasmina.blueprints import Blueprint
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import Stack, zeros
-from esper.leyline.actions import Style
+from esper.leyline.actions import HEADS, Style
 from esper.simic.environment import GrowthEnv
 from esper.simic.step import GrowthConfig
 from esper.tolaria.backends import EpochResult, HeldBack
 from esper.tolaria.backends.torch import TorchBackend, cross_entropy
+from esper.tolaria.governor import Reason
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision, resolve_precision
 from support import (
@@ -137,12 +138,13 @@ class _NoHalf(torch.autograd.Function):
         return gradient, None
 
 
-def environment(precision: Precision, episode_length: int = 3) -> GrowthEnv:
+def environment(precision: Precision) -> GrowthEnv:
+    """Four environments on the device of ``precision``."""
     config = GrowthConfig(
-        seed=2, group_size=2, episode_length=episode_length, max_batches=1, batch_size=4,
-        backend="torch",
-    )  # fmt: skip
-    return GrowthEnv([small_task(small_host())], torch.arange(4), config, precision, CPU)
+        seed=2, group_size=2, episode_length=6, max_batches=1, batch_size=4, backend="torch"
+    )
+    device = torch.device(precision.device_type)
+    return GrowthEnv([small_task(small_host())], torch.arange(4), config, precision, device)
 
 
 @DTYPES
@@ -348,3 +350,36 @@ def test_no_neighbour_changes_a_bit_of_an_environment(host: Host, dtype: torch.d
     assert all(part.isfinite().all() for part in expected.values())
     for what in DISTURBANCES:
         assert_identical(lived(what), expected)
+
+
+def waiting(env: GrowthEnv) -> Tensor:
+    """Actions that change nothing."""
+    return torch.zeros(env.count, len(HEADS), dtype=torch.long, device=env.device)
+
+
+@DEVICES
+@DTYPES
+def test_a_diverged_environment_is_rolled_back_alone(device: str, dtype: torch.dtype) -> None:
+    env = environment(Precision(device, dtype))
+    assert env.precision.enabled
+    env.reset(0)
+    (shard,) = env.shards
+    shard.engine.stack.host[SUBJECT] = NAN
+    report = env.step(waiting(env)).report
+    assert report.rollback.tolist() == [0, Reason.NOT_FINITE, 0, 0]
+    assert report.train_loss.isnan().tolist() == [False, True, False, False]
+    assert report.scores.loss.isfinite().all()
+
+
+@DEVICES
+def test_an_overflow_is_skipped_alone_and_is_no_disaster(device: str) -> None:
+    env = environment(Precision(device, torch.float16))
+    env.load_state(env.state() | {"scale": torch.tensor([1024.0, 2.0**40, *[1024.0] * 4])})
+    env.reset(0)
+    report = env.step(waiting(env)).report
+    assert env.scales is not None
+    assert env.scales.skipped.tolist() == [0, 1, 0, 0, 0, 0]
+    assert report.rollback.tolist() == [0, 0, 0, 0]
+    assert report.train_loss.isfinite().all()
+    (shard,) = env.shards
+    assert shard.engine.stack.host_optimizer.step.tolist() == [1, 0, 1, 1, 1, 1]

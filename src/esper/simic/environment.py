@@ -68,7 +68,7 @@ class GrowthEnv:
     Attributes:
         precision: in effect.
         scales: of the losses, environments first and then twins by group; None where losses are
-            not scaled. They go from episode to episode with their environment.
+            not scaled. They go from episode to episode with their environment, whatever its task.
         task_of: index in ``tasks`` of each environment's task in this episode, int64 ``[N]``.
 
     Raises:
@@ -126,6 +126,7 @@ class GrowthEnv:
         self.twin_groups = torch.unique(self.groups)
         rows = self.count + len(self.twin_groups)
         self.scales = ScaleTable.fresh(rows, device) if self.precision.scaled else None
+        self._outlives = self.scales.state() if self.scales else {}
 
     @property
     def amp(self) -> MixedPrecision:
@@ -139,12 +140,12 @@ class GrowthEnv:
         return MixedPrecision(enabled, dtype, mean, least, int(count))
 
     def state(self) -> dict[str, Tensor]:
-        """What outlives an episode, for a checkpoint.
+        """What outlives an episode, for a checkpoint; an episode that is cut short leaves nothing.
 
-        The loss scales of the N environments and then of their twins by group; empty where losses
-        are not scaled.
+        The loss scales of the N environments and then of their twins by group, as they were after
+        the last whole episode; empty where losses are not scaled.
         """
-        return {} if self.scales is None else self.scales.state()
+        return dict(self._outlives)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take up what ``state`` gave.
@@ -157,9 +158,12 @@ class GrowthEnv:
         """
         if self.scales is not None and state:
             self.scales.load(state)
+            self._outlives = self.scales.state()
 
     def reset(self, episode: int) -> Observation:
         """Begin episode number ``episode`` with fresh hosts."""
+        if self.scales is not None:
+            self.scales.load(self._outlives)
         self.task_of = self._draw(episode)
         if self._dealt is None or not torch.equal(self._dealt, self.task_of):
             self._deal()
@@ -176,7 +180,10 @@ class GrowthEnv:
             partial(shard.step, actions[rows])
             for shard, rows in zip(self.shards, self.rows, strict=True)
         ]
-        return self._merge(self._each(calls))
+        step = self._merge(self._each(calls))
+        if step.done and self.scales is not None:
+            self._outlives = self.scales.state()
+        return step
 
     def _draw(self, episode: int) -> Tensor:
         """The task of each environment: consecutive groups get different ones, in random order."""
