@@ -83,7 +83,7 @@ def _evened(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 class _HalfConvolution(torch.autograd.Function):
     """A float16 convolution on a CPU whose backward accumulates in float32, as a GPU's does.
 
-    That of torch 2.13 is a reference implementation, a hundred times slower.
+    That of torch 2.13 is a reference implementation, too slow to train with.
     """
 
     @staticmethod
