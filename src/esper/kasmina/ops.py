@@ -45,7 +45,8 @@ def conv2d(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
     if x.shape[3] > 1 and _cpu_dtype(x) == torch.bfloat16:
         x, weight = _evened(x, weight)
     images = _convolution(to_images(x), weight.flatten(0, 1), groups=x.shape[3])
-    return from_images(images, len(weight), rectify)[..., :outputs].contiguous()
+    out = from_images(images, len(weight), rectify)
+    return out if out.shape[4] == outputs else out[..., :outputs].contiguous()
 
 
 def depthwise_conv2d(x: Tensor, weight: Tensor) -> Tensor:
