@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules clean
+.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision clean
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -44,6 +44,9 @@ bench-schedules: $(READY)
 
 bench-memory: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py --write
+
+bench-precision: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/precision.py --write
 
 bench-tasks: $(READY)
 	$(BIN)/python benchmarks/tasks.py --write

@@ -264,7 +264,7 @@ def main() -> int:
         print(compared(before, after))
         return 0
     torch.set_num_threads(1)
-    precision = resolve_precision(arguments.amp, torch.device(arguments.device))
+    device = torch.device(arguments.device)
     rows = []
     for envs in arguments.envs:
         for backend in arguments.backend:
@@ -275,7 +275,7 @@ def main() -> int:
                 max_batches=arguments.max_batches,
                 batch_size=arguments.batch_size,
                 device=arguments.device,
-                precision=precision,
+                precision=resolve_precision(arguments.amp, device, backend=backend),
                 telemetry=arguments.telemetry,
                 threads=arguments.threads,
             )

@@ -36,6 +36,20 @@ def files(where: Path) -> list[Path]:
     return [path for path in where.rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_users_smoke_command_runs_in_mixed_precision_on_torch(
+    dtype: str, tmp_path: Path
+) -> None:
+    arguments = f"ppo {SMOKE} --backend torch --amp-dtype {dtype}"
+    done = esper(arguments, tmp_path, "esper.scripts.train")
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    (events,) = (tmp_path / "runs").glob("*/events.jsonl")
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    snapshots = [line for line in lines if line["event_type"] == "ANALYTICS_SNAPSHOT"]
+    assert [(s["amp_enabled"], s["amp_dtype"]) for s in snapshots] == [(True, dtype)]
+
+
 def test_the_users_smoke_command_runs_as_written(tmp_path: Path) -> None:
     done = esper(f"ppo {SMOKE}", tmp_path, "esper.scripts.train")
     assert done.returncode == 0, done.stderr

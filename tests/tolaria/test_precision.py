@@ -1,30 +1,111 @@
-"""Mixed precision is on only where it is asked for and gains something."""
+"""Mixed precision: where it is on, what computes in which dtype, and who stays apart."""
+
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from esper.tolaria.precision import resolve_precision
+from esper.kasmina import blueprints, ops
+from esper.kasmina.blueprints import Blueprint
+from esper.kasmina.hosts.host import Host
+from esper.kasmina.stack import Stack, zeros
+from esper.leyline.actions import HEADS, Style
+from esper.simic.environment import GrowthEnv
+from esper.simic.step import GrowthConfig
+from esper.tolaria.backends import EpochResult, HeldBack
+from esper.tolaria.backends.torch import TorchBackend, cross_entropy
+from esper.tolaria.governor import Reason
+from esper.tolaria.plan import Seeds
+from esper.tolaria.precision import Precision, resolve_precision
+from support import (
+    CPU,
+    LIVES,
+    Garden,
+    Plant,
+    assert_identical,
+    minibatches,
+    names_of,
+    optimisation,
+    own_blueprints,
+    random_batches,
+    random_stack,
+    row_of,
+    seed_state,
+    small_host,
+    small_mlp,
+    small_task,
+)
+
+CUDA = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
+DTYPES = pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"]
+)
+SUBJECT, ROWS = 1, 4
+NAN = float("nan")
+ODD = small_host(image=(4, 4, 3), channels=(3, 5))
+"""Odd numbers of channels, on images of 2 x 2 behind the pool."""
+HOSTS = {"odd": ODD, "even": small_host(channels=(4, 6)), "mlp": small_mlp()}
+
+
+# What is on.
 
 
 def test_it_is_off_unless_asked_for() -> None:
-    precision = resolve_precision(False, torch.device("cpu"))
+    precision = resolve_precision(False, CPU, "bfloat16", "torch")
     assert not precision.enabled
     assert precision.reason is None
 
 
-def test_a_device_that_cannot_says_why_and_runs_in_full_precision() -> None:
-    precision = resolve_precision(True, torch.device("cpu"))
+@pytest.mark.parametrize("backend", ["auto", "native"])
+def test_on_a_cpu_other_backends_say_why_not(backend: str) -> None:
+    precision = resolve_precision(True, CPU, "float16", backend)
     assert not precision.enabled
     assert precision.reason is not None
+    assert "--backend torch" in precision.reason
     with precision.autocast():
         assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("auto", torch.bfloat16), ("bfloat16", torch.bfloat16), ("float16", torch.float16)],
+)
+def test_torch_on_a_cpu_computes_in_either(name: str, dtype: torch.dtype) -> None:
+    precision = resolve_precision(True, CPU, name, "torch")
+    assert precision.amp_dtype == dtype
+    assert precision.dtype_name == str(dtype).split(".")[1]
+    assert precision.scaled == (dtype == torch.float16)
+    with precision.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+
+
 def test_an_environment_variable_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESPER_DISABLE_AMP", "1")
-    precision = resolve_precision(True, torch.device("cuda:0"))
-    assert not precision.enabled
-    assert precision.reason == "ESPER_DISABLE_AMP is set"
+    for value, enabled in (("1", False), ("0", True), ("", True)):
+        monkeypatch.setenv("ESPER_DISABLE_AMP", value)
+        precision = resolve_precision(True, CPU, backend="torch")
+        assert precision.enabled == enabled
+        assert precision.reason == (None if enabled else "ESPER_DISABLE_AMP is set")
+
+
+def test_a_cuda_device_without_bfloat16_takes_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    assert resolve_precision(True, device).amp_dtype == torch.float16
+    refused = resolve_precision(True, device, "bfloat16")
+    assert not refused.enabled
+    assert refused.reason is not None
+    assert "--amp-dtype float16" in refused.reason
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert resolve_precision(True, device).amp_dtype == torch.bfloat16
 
 
 @pytest.mark.gpu
@@ -35,3 +116,270 @@ def test_a_cuda_device_with_bfloat16_uses_it() -> None:
     with precision.autocast():
         product = torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")
     assert product.dtype == torch.bfloat16
+
+
+# A trial before the run.
+
+
+class _NoHalf(torch.autograd.Function):
+    """An operation that some device does not have in half precision."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fails: str) -> Tensor:
+        ctx.fails = fails
+        if fails == "forward" and x.dtype != torch.float32:
+            raise RuntimeError("not implemented for 'Half'\nand more")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if ctx.fails == "backward" and gradient.dtype != torch.float32:
+            raise NotImplementedError("not implemented for 'Half'\nand more")
+        return gradient, None
+
+
+def environment(precision: Precision) -> GrowthEnv:
+    """Four environments on the device of ``precision``."""
+    config = GrowthConfig(
+        seed=2, group_size=2, episode_length=6, max_batches=1, batch_size=4, backend="torch"
+    )
+    device = torch.device(precision.device_type)
+    return GrowthEnv([small_task(small_host())], torch.arange(4), config, precision, device)
+
+
+@DTYPES
+@pytest.mark.parametrize("fails", ["forward", "backward"])
+def test_what_cannot_be_computed_is_found_before_the_run(fails: str, dtype: torch.dtype) -> None:
+    def forward(p: dict[str, Tensor], x: Tensor) -> Tensor:
+        return p["scale"][:, None] * _NoHalf.apply(x, fails)
+
+    mixed = Precision("cpu", dtype)
+    with own_blueprints():
+        assert environment(mixed).amp.enabled
+        blueprints.register("odd_one", lambda channels: Blueprint((zeros("scale"),), forward))
+        fallen = environment(mixed)
+        assert not fallen.amp.enabled
+        assert fallen.amp.dtype is None
+        reason = fallen.precision.reason
+        assert reason is not None
+        assert reason.endswith("fails on cpu (not implemented for 'Half')")
+        assert environment(Precision("cpu")).precision.reason is None
+
+
+# Which dtype computes what.
+
+
+class _Witness(torch.autograd.Function):
+    """Notes in which dtype, and whether under autocast, a seed is computed."""
+
+    seen: list[tuple[str, torch.dtype, bool]]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        _Witness.seen.append(("forward", x.dtype, torch.is_autocast_enabled("cpu")))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        _Witness.seen.append(("backward", gradient.dtype, torch.is_autocast_enabled("cpu")))
+        return gradient
+
+
+@pytest.fixture
+def witness() -> Iterator[str]:
+    """A blueprint that notes how it is computed."""
+    _Witness.seen = []
+
+    def forward(p: dict[str, Tensor], x: Tensor) -> Tensor:
+        channels = x.shape[4]
+        convolved = ops.conv2d(x, x.new_ones(x.shape[3], channels, channels, 1, 1))
+        return p["scale"][:, None] * _Witness.apply(convolved)
+
+    with own_blueprints():
+        blueprints.register("witness", lambda channels: Blueprint((zeros("scale"),), forward))
+        yield "witness"
+
+
+@DTYPES
+def test_forward_and_loss_run_under_autocast_and_backward_outside(
+    dtype: torch.dtype, witness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+
+    def spied(logits: Tensor, labels: Tensor) -> Tensor:
+        loss = cross_entropy(logits, labels)
+        losses.append((logits.dtype, loss.dtype, torch.is_autocast_enabled("cpu")))
+        return loss
+
+    monkeypatch.setattr("esper.tolaria.backends.torch.cross_entropy", spied)
+    host = small_host()
+    stack = random_stack(host, 2, torch.float32)
+    garden: Garden = [{0: Plant(witness)}, {}]
+    trained(host, stack, garden, random_batches(host, 2, 1, dtype=torch.float32), dtype)
+    assert _Witness.seen == [("forward", dtype, True), ("backward", dtype, False)]
+    assert losses == [(dtype, torch.float32, True)]
+    assert {part.dtype for part in row_of(stack, 0).values()} == {torch.float32}
+    held_back = HeldBack(torch.ones(1, 3, 6, 6, 2), torch.zeros(1, 3, dtype=torch.long), zero(2))
+    backend = TorchBackend(host, Precision("cpu", dtype))
+    scores, _ = backend.evaluate(stack, Seeds.acting(seed_state(garden, 3)), held_back, [])
+    assert _Witness.seen[2:] == [("forward", dtype, True)]
+    assert {scores.loss.dtype, scores.expected.dtype} == {torch.float32}
+
+
+@DTYPES
+def test_the_mean_of_an_image_does_not_overflow(dtype: torch.dtype) -> None:
+    image = torch.full((1, 8, 8, 1, 2), 2048.0, dtype=dtype)
+    assert torch.equal(ops.mean_pool(image), torch.full((1, 1, 2), 2048.0, dtype=dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("depthwise", [False, True], ids=["grouped", "depthwise"])
+def test_convolutions_are_those_of_float32_rounded(dtype: torch.dtype, depthwise: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, 3, 1 if depthwise else 3, 3, 3)
+    x = torch.randn(4, 5, 6, 2, 3, generator=generator).to(dtype).float()
+    weight = torch.randn(shape, generator=generator).to(dtype).float()
+    layer = ops.depthwise_conv2d if depthwise else ops.conv2d
+    found = []
+    for precision in (Precision("cpu"), Precision("cpu", dtype)):
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        with precision.autocast():
+            out = layer(*leaves)
+        assert out.dtype == (precision.amp_dtype or torch.float32)
+        found.append((out.float(), *torch.autograd.grad(out.float().square().sum(), leaves)))
+    for exact, rounded in zip(*found, strict=True):
+        assert rounded.dtype == torch.float32
+        error = (rounded - exact).norm() / exact.norm()
+        assert 0 < error < 8 * torch.finfo(dtype).eps
+
+
+# Environments stay apart.
+
+
+def zero(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.long)
+
+
+def trained(
+    host: Host,
+    stack: Stack,
+    garden: Garden,
+    batches: list[tuple[Tensor, Tensor]],
+    dtype: torch.dtype | None,
+    **settings: Any,
+) -> EpochResult:
+    """An epoch in place, in mixed precision unless ``dtype`` is None."""
+    backend = TorchBackend(host, Precision("cpu", dtype))
+    how = optimisation(len(garden), len(host.slots), dtype=torch.float32, **settings)
+    seeds = Seeds.training(seed_state(garden, len(host.slots)))
+    return backend.train_epoch(stack, seeds, minibatches(batches), how)
+
+
+def garden_of(host: Host) -> Garden:
+    """The same kinds everywhere, so that all share every call, in every situation by turns."""
+    names, lives = names_of(host), list(LIVES.values())
+    plants = [
+        {s: Plant(names[(3 * n + s) % len(names)], list(Style)[(n + s) % 4], **lives[(n + s) % 6])
+         for s in range(3)}
+        for n in range(len(names))
+    ]  # fmt: skip
+    return [plants[n // ROWS] for n in range(ROWS * len(plants))]
+
+
+def disturbed(what: str, stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
+    """Change every environment that is not a subject."""
+    rows = torch.arange(len(stack.host)) % ROWS != SUBJECT
+    if what == "NaN hosts":
+        stack.host[rows] = NAN
+    elif what == "hosts too large":
+        stack.host[rows] = 1e30
+    elif what == "NaN statistics":
+        stack.buffers[rows] = NAN
+    for store in stack.seeds:
+        if what == "NaN seeds":
+            store[rows] = NAN
+        elif what == "other seeds":
+            store[rows] *= -1.5
+    for images, labels in batches:
+        if what == "NaN images":
+            images[:, :, :, rows] = NAN
+        elif what == "other images":
+            images[:, :, :, rows] += 1.0
+            labels[rows] = 0
+
+
+DISTURBANCES = (
+    "NaN hosts",
+    "hosts too large",
+    "NaN statistics",
+    "NaN seeds",
+    "other seeds",
+    "NaN images",
+    "other images",
+)
+
+
+@DTYPES
+@pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
+def test_no_neighbour_changes_a_bit_of_an_environment(host: Host, dtype: torch.dtype) -> None:
+    garden = garden_of(host)
+    state = seed_state(garden, 3)
+    subjects = torch.arange(SUBJECT, len(garden), ROWS)
+
+    def lived(what: str) -> dict[str, Tensor]:
+        stack = random_stack(host, len(garden), torch.float32)
+        batches = random_batches(host, len(garden), 2, dtype=torch.float32)
+        disturbed(what, stack, batches)
+        result = trained(host, stack, garden, batches, dtype)
+        images = torch.linspace(-1, 1, 5 * batches[0][0][0, :, :, 0].numel())
+        images = images.view(1, 5, *host.image)
+        held_back = HeldBack(images, zero(5)[None], zero(len(garden)))
+        scores, _ = TorchBackend(host, Precision("cpu", dtype)).evaluate(
+            stack, Seeds.acting(state), held_back, []
+        )
+        report = {"loss": result.loss, "norm": result.host_gradient_norm, "score": scores.loss}
+        report |= {"seed norms": result.seed_gradient_norm.nan_to_num(-1.0)}
+        report = {name: part[subjects] for name, part in report.items()}
+        return report | {
+            f"{n} {name}": part
+            for n in subjects.tolist()
+            for name, part in row_of(stack, n).items()
+        }
+
+    expected = lived("nothing")
+    assert all(part.isfinite().all() for part in expected.values())
+    for what in DISTURBANCES:
+        assert_identical(lived(what), expected)
+
+
+def waiting(env: GrowthEnv) -> Tensor:
+    """Actions that change nothing."""
+    return torch.zeros(env.count, len(HEADS), dtype=torch.long, device=env.device)
+
+
+@DEVICES
+@DTYPES
+def test_a_diverged_environment_is_rolled_back_alone(device: str, dtype: torch.dtype) -> None:
+    env = environment(Precision(device, dtype))
+    assert env.precision.enabled
+    env.reset(0)
+    (shard,) = env.shards
+    shard.engine.stack.host[SUBJECT] = NAN
+    report = env.step(waiting(env)).report
+    assert report.rollback.tolist() == [0, Reason.NOT_FINITE, 0, 0]
+    assert report.train_loss.isnan().tolist() == [False, True, False, False]
+    assert report.scores.loss.isfinite().all()
+
+
+@DEVICES
+def test_an_overflow_is_skipped_alone_and_is_no_disaster(device: str) -> None:
+    env = environment(Precision(device, torch.float16))
+    env.load_state(env.state() | {"scale": torch.tensor([1024.0, 2.0**40, *[1024.0] * 4])})
+    env.reset(0)
+    report = env.step(waiting(env)).report
+    assert env.scales is not None
+    assert env.scales.skipped.tolist() == [0, 1, 0, 0, 0, 0]
+    assert report.rollback.tolist() == [0, 0, 0, 0]
+    assert report.train_loss.isfinite().all()
+    (shard,) = env.shards
+    assert shard.engine.stack.host_optimizer.step.tolist() == [1, 0, 1, 1, 1, 1]

@@ -41,16 +41,76 @@ def conv2d(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
     Returns:
         ``[B, H, W, N, C_out]``.
     """
-    environments, padding = len(weight), weight.shape[-1] // 2
-    images = F.conv2d(to_images(x), weight.flatten(0, 1), padding=padding, groups=x.shape[3])
-    return from_images(images, environments, rectify)
+    outputs = weight.shape[1]
+    if x.shape[3] > 1 and _cpu_dtype(x) == torch.bfloat16:
+        x, weight = _evened(x, weight)
+    images = _convolution(to_images(x), weight.flatten(0, 1), groups=x.shape[3])
+    out = from_images(images, len(weight), rectify)
+    return out if out.shape[4] == outputs else out[..., :outputs].contiguous()
 
 
 def depthwise_conv2d(x: Tensor, weight: Tensor) -> Tensor:
     """Same-size convolution of each channel by its own kernel ``weight [N, C, 1, k, k]``."""
-    padding, channels = weight.shape[-1] // 2, weight.shape[0] * weight.shape[1]
-    images = F.conv2d(to_images(x), weight.flatten(0, 1), padding=padding, groups=channels)
-    return from_images(images, len(weight))
+    channels = weight.shape[0] * weight.shape[1]
+    return from_images(_convolution(to_images(x), weight.flatten(0, 1), channels), len(weight))
+
+
+def _convolution(images: Tensor, weight: Tensor, groups: int) -> Tensor:
+    if _cpu_dtype(images) == torch.float16:
+        half: Tensor = _HalfConvolution.apply(images.half(), weight.half(), groups)
+        return half
+    return F.conv2d(images, weight, padding=weight.shape[-1] // 2, groups=groups)
+
+
+def _cpu_dtype(x: Tensor) -> torch.dtype | None:
+    """In which dtype a CPU would convolve ``x``, with autocast; None on another device."""
+    if x.device.type != "cpu":
+        return None
+    if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:
+        return torch.get_autocast_dtype("cpu")
+    return x.dtype
+
+
+def _evened(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """An even number of channels, going in and coming out; the last may be zeros.
+
+    oneDNN's grouped bfloat16 convolution takes channels in pairs. Of an odd number the last goes
+    together with the neighbour's first, times a zero weight, and zero times NaN is NaN.
+    """
+    more_out, more_in = weight.shape[1] % 2, weight.shape[2] % 2
+    return F.pad(x, (0, more_in)), F.pad(weight, (0, 0, 0, 0, 0, more_in, 0, more_out))
+
+
+class _HalfConvolution(torch.autograd.Function):
+    """A float16 convolution on a CPU whose backward accumulates in float32, as a GPU's does.
+
+    That of torch 2.13 is a reference implementation, too slow to train with.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weight: Tensor, groups: int) -> Tensor:
+        ctx.save_for_backward(images, weight)
+        ctx.groups = groups
+        return F.conv2d(images, weight, padding=weight.shape[-1] // 2, groups=groups)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        images, weight = (part.float() for part in ctx.saved_tensors)
+        both = torch.ops.aten.convolution_backward(
+            gradient.float(),
+            images,
+            weight,
+            bias_sizes=None,
+            stride=[1, 1],
+            padding=[weight.shape[-1] // 2] * 2,
+            dilation=[1, 1],
+            transposed=False,
+            output_padding=[0, 0],
+            groups=ctx.groups,
+            output_mask=[ctx.needs_input_grad[0], True, False],
+        )
+        of_images, of_weight, _ = both
+        return (None if of_images is None else of_images.half()), of_weight.half(), None
 
 
 def batch_norm(
@@ -131,7 +191,9 @@ class _MeanPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.shape = x.shape
-        return (x.sum((1, 2)) / (x.shape[1] * x.shape[2])).transpose(0, 1)
+        # The sum over an image may be too large for half precision; the mean is not.
+        total = x.sum((1, 2), dtype=torch.float32 if x.dtype == torch.float16 else x.dtype)
+        return (total / (x.shape[1] * x.shape[2])).to(x.dtype).transpose(0, 1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:

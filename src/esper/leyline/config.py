@@ -180,10 +180,11 @@ class MachineConfig:
     """What computes the hosts: native (C++, on a CPU, compiled once on first use), torch
     (everywhere), or auto, which is native wherever that can be had."""
     use_amp: bool = False
-    """Mixed precision for the hosts where the device gains from it (also --amp);
+    """Mixed precision for the hosts (also --amp): on CUDA, and on a CPU with --backend torch.
     ESPER_DISABLE_AMP=1 forbids it."""
     amp_dtype: Literal["auto", "bfloat16", "float16"] = "auto"
-    """Dtype of mixed precision; auto is bfloat16 where the device has it."""
+    """In which of the two --use-amp computes: bfloat16, float16 with scaled losses, or auto, which
+    is bfloat16 where the device has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,8 +19,8 @@ from typing import Self
 from esper.leyline.config import TrainConfig
 from esper.scripts.console import LiveProgress
 from esper.scripts.sanctum import is_terminal
-from esper.simic.step import Step
-from esper.simic.training.recorder import RoundSummary
+from esper.simic.training.observer import AnySummary
+from esper.simic.training.trainee import AnyStep
 
 GRACE_SECONDS = 3.0
 """Time that Sanctum gets to leave the screen before it is killed."""
@@ -128,12 +128,12 @@ class Beside:
         self.progress.progress.stop()
         self.terminal = Terminal(path)
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: AnyStep) -> None:
         """See ``Observer``."""
         self._notice()
         self.progress.stepped(step)
 
-    def round_done(self, summary: RoundSummary) -> None:
+    def round_done(self, summary: AnySummary) -> None:
         """See ``Observer``."""
         self._notice()
         self.progress.round_done(summary)

@@ -7,6 +7,7 @@ together in the order of the environments. All N run in lockstep and end togethe
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeVar
 
@@ -22,14 +23,35 @@ from esper.simic.step import GrowthConfig, Step
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends import Backend
 from esper.tolaria.backends.choice import choose_backend
+from esper.tolaria.backends.trial import tried
 from esper.tolaria.bank import DataBank, StackKey
 from esper.tolaria.precision import Precision
+from esper.tolaria.scaler import LossScales, ScaleTable
 
 _T = TypeVar("_T")
 
 MOST_ROWS = 300
 """Environments of a shard of the torch backend on a CPU: with more, what all of them have in
 flight at once no longer fits into the cache, and each costs half as much again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPrecision:
+    """In which precision hosts are computed, and how their loss scales stand.
+
+    Attributes:
+        enabled: whether in mixed precision.
+        dtype: ``bfloat16`` or ``float16``, None when not enabled.
+        mean_scale, least_scale: over the environments; None where losses are not scaled.
+        skipped: minibatches in which an update was skipped since the run began, of all
+            environments together; None where losses are not scaled.
+    """
+
+    enabled: bool
+    dtype: str | None
+    mean_scale: float | None = None
+    least_scale: float | None = None
+    skipped: int | None = None
 
 
 class GrowthEnv:
@@ -40,10 +62,13 @@ class GrowthEnv:
         environments: identities, int64 ``[N]``. The numbers of an environment depend on its
             identity and actions alone, so any subset replays the same trajectories.
         config: see ``GrowthConfig``.
-        precision: of the hosts' arithmetic.
+        precision: of the hosts' arithmetic; float32 where a trial of it fails.
         device: where everything lives.
 
     Attributes:
+        precision: in effect.
+        scales: of the losses, environments first and then twins by group; None where losses are
+            not scaled. They go from episode to episode with their environment, whatever its task.
         task_of: index in ``tasks`` of each environment's task in this episode, int64 ``[N]``.
 
     Raises:
@@ -76,11 +101,13 @@ class GrowthEnv:
             )
             for key in dict.fromkeys(keys)
         }
+        hosts = [bank.tasks[0].host for bank in self.banks.values()]
+        self.precision = tried(precision, hosts, config.dtype, device)
         self.backends: dict[StackKey, Backend] = {
             key: choose_backend(
                 config.backend,
                 bank.tasks[0].host,
-                precision,
+                self.precision,
                 config.dtype,
                 device,
                 config.threads,
@@ -96,6 +123,42 @@ class GrowthEnv:
         self.slot_count = max(len(task.host.slots) for task in self.tasks)
         self._pool = _workers(config.threads) if config.threads > 1 else None
         self._dealt: Tensor | None = None
+        self.twin_groups = torch.unique(self.groups)
+        rows = self.count + len(self.twin_groups)
+        self.scales = ScaleTable.fresh(rows, device) if self.precision.scaled else None
+        self._outlives = self.scales.state() if self.scales else {}
+
+    @property
+    def amp(self) -> MixedPrecision:
+        """Precision and loss scales as they stand, for telemetry; one transfer from the device."""
+        enabled, dtype = self.precision.enabled, self.precision.dtype_name
+        if self.scales is None:
+            return MixedPrecision(enabled, dtype)
+        scale, skipped = self.scales.scale[: self.count], self.scales.skipped[: self.count]
+        numbers = torch.stack([scale.mean(), scale.min(), skipped.sum().float()])
+        mean, least, count = numbers.tolist()
+        return MixedPrecision(enabled, dtype, mean, least, int(count))
+
+    def state(self) -> dict[str, Tensor]:
+        """What outlives an episode, for a checkpoint; an episode that is cut short leaves nothing.
+
+        The loss scales of the N environments and then of their twins by group, as they were after
+        the last whole episode; empty where losses are not scaled.
+        """
+        return dict(self._outlives)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take up what ``state`` gave.
+
+        Scales this precision has no use for are left aside, and where it needs some and the state
+        has none, they stay as they are.
+
+        Raises:
+            UsageError: the state is of another number of environments.
+        """
+        if self.scales is not None and state:
+            self.scales.load(state)
+            self._outlives = self.scales.state()
 
     @property
     def backend_name(self) -> str:
@@ -104,6 +167,8 @@ class GrowthEnv:
 
     def reset(self, episode: int) -> Observation:
         """Begin episode number ``episode`` with fresh hosts."""
+        if self.scales is not None:
+            self.scales.load(self._outlives)
         self.task_of = self._draw(episode)
         if self._dealt is None or not torch.equal(self._dealt, self.task_of):
             self._deal()
@@ -120,7 +185,10 @@ class GrowthEnv:
             partial(shard.step, actions[rows])
             for shard, rows in zip(self.shards, self.rows, strict=True)
         ]
-        return self._merge(self._each(calls))
+        step = self._merge(self._each(calls))
+        if step.done and self.scales is not None:
+            self._outlives = self.scales.state()
+        return step
 
     def _draw(self, episode: int) -> Tensor:
         """The task of each environment: consecutive groups get different ones, in random order."""
@@ -150,12 +218,26 @@ class GrowthEnv:
             for mine in rows.split(_cut(runs, self._parts(backend, len(rows)))):
                 place = self._place[self.task_of[mine]]
                 self.shards.append(
-                    Shard(bank, self.environments[mine], place, self.config, backend)
+                    Shard(
+                        bank,
+                        self.environments[mine],
+                        place,
+                        self.config,
+                        backend,
+                        self._scales_of(mine),
+                    )
                 )
                 self.rows.append(mine)
         together = torch.cat(self.rows)
         self._order = together.argsort()
         self._in_order = torch.equal(self._order, torch.arange(self.count, device=self.device))
+
+    def _scales_of(self, rows: Tensor) -> LossScales | None:
+        """The loss scales of some environments and then of their twins."""
+        if self.scales is None:
+            return None
+        twins = torch.searchsorted(self.twin_groups, torch.unique(self.groups[rows]))
+        return LossScales(self.scales, torch.cat([rows, self.count + twins]))
 
     def _parts(self, backend: Backend, rows: int) -> int:
         """Into how many shards so many environments of a bank are cut."""

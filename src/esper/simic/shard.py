@@ -32,6 +32,7 @@ from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Measurement, Rows
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.health import updated_signals
+from esper.tolaria.scaler import LossScales
 
 TWIN_STREAM = 1 << 30
 """Identities of twins start here, so that no environment ever shares one."""
@@ -82,6 +83,8 @@ class Shard:
         tasks: index of each one's task in ``bank``, int64 ``[N]``; the same within a group.
         config: see ``GrowthConfig``.
         backend: does the arithmetic of the hosts.
+        scales: of the losses of environments and then twins, for backends that compute in float16;
+            brought up to date in place, from episode to episode.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Shard:
         tasks: Tensor,
         config: GrowthConfig,
         backend: Backend,
+        scales: LossScales | None = None,
     ):
         self.config, self.device = config, bank.train_images.device
         self.count = len(environments)
@@ -110,6 +114,7 @@ class Shard:
             config.max_batches,
             config.batch_size,
             config.episode_length,
+            scales,
         )
         self.slots = self.engine.slots
         self.host_parameters = self.engine.host.parameter_count

@@ -22,6 +22,7 @@ from esper.tolaria.bank import DataBank
 from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_first_change
 from esper.tolaria.memory import keep_memory
 from esper.tolaria.plan import Seeds
+from esper.tolaria.scaler import LossScales
 
 
 class Rows:
@@ -72,6 +73,7 @@ class Engine:
         max_batches: minibatches of an epoch.
         batch_size: images of a minibatch.
         episode_length: steps of an episode, in which a task's data may drift.
+        scales: of the rows' losses, for backends that compute in float16.
         max_gradient_norm: at which the gradient of each host, and of each seed, is clipped.
     """
 
@@ -84,6 +86,7 @@ class Engine:
         max_batches: int,
         batch_size: int,
         episode_length: int = 1,
+        scales: LossScales | None = None,
         max_gradient_norm: float = 1.0,
     ):
         keep_memory()
@@ -113,6 +116,7 @@ class Engine:
             weight_decay=bank.tasks[0].weight_decay,
             max_gradient_norm=max_gradient_norm,
             momentum=bank.tasks[0].momentum,
+            scales=scales,
         )
         self.parameter_table = stack_tables(self.slots, "parameter_table").to(device)
         self.episode = 0

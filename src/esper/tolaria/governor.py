@@ -86,8 +86,10 @@ class Governor:
         """
         limits, loss = self.limits, scores.loss.float()
         seeds = epoch.seed_gradient_norm.isfinite() | ~computing
-        finite = loss.isfinite() & epoch.loss.isfinite() & epoch.host_gradient_norm.isfinite()
-        finite &= seeds.all(1)
+        gradients = epoch.host_gradient_norm.isfinite() & seeds.all(1)
+        if epoch.unmeasured is not None:
+            gradients |= epoch.unmeasured
+        finite = loss.isfinite() & epoch.loss.isfinite() & gradients
 
         known = self.losses.isfinite()
         count = known.sum(1).clamp(min=1)

@@ -66,6 +66,8 @@ def updated_signals(
     exploding = torch.stack([exploding for _, exploding in per_slot], 1)
     # An epoch that was rolled back measured nothing that still holds.
     measured = state.computing & ~epoch.loss.isnan()[:, None]
+    if epoch.unmeasured is not None:
+        measured &= ~epoch.unmeasured[:, None]
     change = contribution - previous.contribution
     velocity = torch.where(
         change.isfinite(),

@@ -146,11 +146,13 @@ class AnalyticsSnapshot(RoundEvent, tag="ANALYTICS_SNAPSHOT"):
     update_seconds: float
     """Wall time of the update."""
     amp_scale: float | None = None
-    """Loss scale, where the type needs one."""
+    """Least loss scale of the hosts, where the type needs one."""
     learning_rates: dict[str, float] = msgspec.field(default_factory=dict)
     """Step size of each parameter group, by its name."""
     amp_policy: bool = False
     """Whether the policy's trunk runs in half precision too."""
+    amp_policy_scale: float | None = None
+    """The policy's loss scale, where it needs one."""
 
 
 class AnomalyDetected(RoundEvent, tag="ANOMALY_DETECTED"):

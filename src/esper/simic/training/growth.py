@@ -1,6 +1,5 @@
 """Growing networks as what a run trains."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ from esper.simic.training.recorder import Recorder, RoundSummary
 from esper.simic.training.setup import build_agent, build_environment, control, resolved
 from esper.simic.training.trainee import AnyStep
 from esper.tamiyo.policy.features import Observation
-from esper.tolaria.precision import resolve_precision
 
 
 class GrowthTrainee:
@@ -39,11 +37,8 @@ class GrowthTrainee:
 
     def __init__(self, config: TrainConfig, policy: str, device: torch.device):
         self.policy = policy
-        self.precision = resolve_precision(config.machine.use_amp, device)
-        if self.precision.reason:
-            reason = self.precision.reason
-            print(f"warning: use_amp: {reason}; running in float32", file=sys.stderr)
-        self.environment = build_environment(config, self.precision, device)
+        self.environment = build_environment(config, device)
+        self.precision = self.environment.precision
         self.config = resolved(config, self.environment)
         self.agent = build_agent(self.config, device) if policy == "ppo" else None
         self.actor: Actor = self.agent or control(policy, self.environment)
@@ -73,6 +68,10 @@ class GrowthTrainee:
             level=self.config.output.telemetry_level,
         )
 
+    def amp_scale(self) -> float | None:
+        """See ``Trainee.amp_scale``."""
+        return self.environment.amp.least_scale
+
     def collect(
         self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
     ) -> Rollout[Observation]:
@@ -93,14 +92,15 @@ class GrowthTrainee:
         return self.recorder.finish(steps_per_second, metrics)
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """See ``Trainee.parts``. Hosts are fresh in every round."""
+        """See ``Trainee.parts``. Hosts are fresh in every round; their loss scales stay."""
         assert self.agent is not None, "only a learned policy is saved"
-        return agent_parts(self.agent)
+        return agent_parts(self.agent) | {"environment": self.environment.state()}
 
     def restore(self, parts: dict[str, dict[str, Any]]) -> None:
         """See ``Trainee.restore``."""
         assert self.agent is not None, "only a learned policy is resumed"
         restore_agent(self.agent, parts)
+        self.environment.load_state(parts.get("environment", {}))
 
     def close(self) -> None:
         """See ``Trainee.close``."""

@@ -113,6 +113,10 @@ class GymTrainee:
             level=self.config.output.telemetry_level,
         )
 
+    def amp_scale(self) -> float | None:
+        """See ``Trainee.amp_scale``; there is nothing to scale."""
+        return None
+
     def collect(
         self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
     ) -> Rollout[FlatObservation]:

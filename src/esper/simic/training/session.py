@@ -174,12 +174,11 @@ class Session:
         update_seconds: float,
     ) -> AnalyticsSnapshot:
         precision, agent = self.trainee.precision, self.agent
-        amp_dtype = precision.amp_dtype
         return AnalyticsSnapshot(
             time=time.time(),
             round=index,
             amp_enabled=precision.enabled,
-            amp_dtype=str(amp_dtype).removeprefix("torch.") if amp_dtype else None,
+            amp_dtype=precision.dtype_name,
             learning_rate=metrics.get("learning_rate"),
             learning_rates={
                 group: rate
@@ -187,7 +186,8 @@ class Session:
                 if (rate := metrics.get(f"learning_rate/{group}")) is not None
             },
             amp_policy=agent is not None and agent.policy.amp_dtype is not None,
-            amp_scale=metrics.get("amp_scale"),
+            amp_scale=self.trainee.amp_scale(),
+            amp_policy_scale=metrics.get("amp_scale"),
             environment_steps_per_second=speed,
             rollout_seconds=rollout_seconds,
             update_seconds=update_seconds,

@@ -1,6 +1,7 @@
 """From settings to the things they describe: device, task, environments, controls."""
 
 import os
+import sys
 from dataclasses import replace
 
 import torch
@@ -20,7 +21,7 @@ from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends.choice import NAMES as BACKENDS
-from esper.tolaria.precision import Precision, disabled
+from esper.tolaria.precision import disabled, resolve_precision
 
 
 def resolve_device(name: str) -> torch.device:
@@ -63,8 +64,10 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
     return tuple(with_slots(task) for task in find_all(config.world.task))
 
 
-def build_environment(config: TrainConfig, precision: Precision, device: torch.device) -> GrowthEnv:
+def build_environment(config: TrainConfig, device: torch.device) -> GrowthEnv:
     """The environments that ``config`` describes.
+
+    Where mixed precision is asked for and cannot be had, a line on stderr says why.
 
     Raises:
         UsageError: there is no such task or slot, or they do not fit into memory.
@@ -73,7 +76,9 @@ def build_environment(config: TrainConfig, precision: Precision, device: torch.d
     episode_length, max_batches, batch_size = agree(
         tasks, world.episode_length, world.max_batches, world.batch_size
     )
-    threads = config.machine.threads or torch.get_num_threads()
+    machine = config.machine
+    precision = resolve_precision(machine.use_amp, device, machine.amp_dtype, machine.backend)
+    threads = machine.threads or torch.get_num_threads()
     growth = GrowthConfig(
         seed=world.seed,
         group_size=world.group_size,
@@ -86,17 +91,20 @@ def build_environment(config: TrainConfig, precision: Precision, device: torch.d
         rollback_penalty=world.rollback_penalty,
         strict_gates=world.strict_gates,
         one_at_a_time=world.one_at_a_time,
-        backend=config.machine.backend,
+        backend=machine.backend,
         threads=threads if device.type == "cpu" else 1,
     )
     try:
         environment = GrowthEnv(tasks, torch.arange(world.envs), growth, precision, device)
         environment.reset(0)
-        return environment
     except (RuntimeError, MemoryError) as error:
         raise UsageError(
             f"envs: {world.envs} do not fit into memory ({str(error).splitlines()[0]}); take fewer"
         ) from error
+    if environment.precision.reason:
+        reason = environment.precision.reason
+        print(f"warning: use_amp: {reason}; running in float32", file=sys.stderr)
+    return environment
 
 
 def build_agent(config: TrainConfig, device: torch.device) -> PPOAgent[Observation]:

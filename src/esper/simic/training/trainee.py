@@ -54,6 +54,10 @@ class Trainee(Protocol):
         """What there is to tell of it, ``done`` rounds having been trained before."""
         ...
 
+    def amp_scale(self) -> float | None:
+        """The least loss scale of the environments, None where losses are not scaled."""
+        ...
+
     def collect(self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]) -> Rollout[Any]:
         """Act for one round, told to the hub; ``on_step`` may raise to cut it short."""
         ...

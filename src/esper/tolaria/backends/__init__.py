@@ -8,6 +8,7 @@ from torch import Tensor
 
 from esper.kasmina.stack import Stack
 from esper.tolaria.plan import Seeds
+from esper.tolaria.scaler import LossScales
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Optimisation:
         weight_decay: of the hosts; seeds have none.
         max_gradient_norm: of each host, and of each seed, by itself.
         momentum: of SGD, in which weight decay is a part of the gradient; AdamW when None.
+        scales: of the losses, brought up to date after every minibatch; losses are not scaled
+            when None.
     """
 
     host_learning_rate: Tensor
@@ -27,6 +30,7 @@ class Optimisation:
     weight_decay: float
     max_gradient_norm: float
     momentum: float | None = None
+    scales: LossScales | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,12 @@ class EpochResult:
     Attributes:
         loss: mean cross-entropy, nats, ``[N]``.
         accuracy: fraction of correct training predictions, ``[N]``.
-        host_gradient_norm: of the last minibatch before clipping, ``[N]``.
+        host_gradient_norm: of the last minibatch before clipping, ``[N]``. Where losses are scaled,
+            of the last one that did not overflow; NaN where all did.
         seed_gradient_norm: likewise ``[N, S]``, NaN where no seed was computed.
         seed_tensor_norms: by parameter tensor, ``S`` tensors ``[N, tensors]``, NaN likewise.
+        unmeasured: where a gradient is unknown because the loss scale was too high all epoch and
+            has come down since, bool ``[N]``: nothing diverged. None where losses are not scaled.
     """
 
     loss: Tensor
@@ -91,6 +98,7 @@ class EpochResult:
     host_gradient_norm: Tensor
     seed_gradient_norm: Tensor
     seed_tensor_norms: list[Tensor]
+    unmeasured: Tensor | None = None
 
     def forget(self, rows: Tensor) -> None:
         """Put NaN where ``rows``, bool ``[N]``, is true: what was measured there holds no more."""

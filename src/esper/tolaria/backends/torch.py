@@ -3,7 +3,7 @@
 It needs no compiler and is the reference for the other backends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,10 +48,14 @@ class TorchBackend:
         optimisation: Optimisation,
     ) -> EpochResult:
         """See ``Backend.train_epoch``."""
-        calls = plan(seeds)
+        calls, scales = plan(seeds), optimisation.scales
+        hosts = _host_rows(stack, optimisation)
         growing = {
-            s: _SeedRows(stack, s, p, seeds.frozen) for s, p in enumerate(calls) if p is not None
+            s: _SeedRows(stack, s, p, seeds.frozen, optimisation)
+            for s, p in enumerate(calls)
+            if p is not None
         }
+        everything = [hosts, *growing.values()]
         buffers = self.host.buffers.views(stack.buffers)
         losses, hits = [], []
         for images, labels in minibatches:
@@ -60,27 +64,24 @@ class TorchBackend:
             with self.precision.autocast():
                 parameters = self.host.layout.views(host)
                 logits = self._forward(parameters, buffers, leaves, calls, images, training=True)
-            loss = cross_entropy(logits, labels)
-            gradient, *seed_gradients = torch.autograd.grad(loss.sum(), [host, *leaves.values()])
-            host_norm, scale = clip_scale(gradient, optimisation.max_gradient_norm)
-            _update(
-                stack.host,
-                gradient * scale[:, None],
-                stack.host_optimizer,
-                optimisation.host_learning_rate,
-                optimisation.weight_decay,
-                optimisation,
-            )
-            for rows, seed_gradient in zip(growing.values(), seed_gradients, strict=True):
-                rows.update(seed_gradient, optimisation)
+                loss = cross_entropy(logits, labels)
+            total = loss.sum() if scales is None else (loss * scales.scale).sum()
+            gradients = torch.autograd.grad(total, [host, *leaves.values()])
+            for rows, gradient in zip(everything, gradients, strict=True):
+                rows.update(gradient)
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(-1) == labels).to(loss.dtype).mean(1))
+            if scales is not None:
+                scales.adjust(_in_any(everything, _Rows.overflowed), losses[-1])
         for rows in growing.values():
             rows.write_back(stack)
-        return self._result(torch.stack(losses), torch.stack(hits), host_norm, growing)
+        result = self._result(torch.stack(losses), torch.stack(hits), hosts, growing)
+        if scales is not None:
+            result.unmeasured = scales.adaptable & _in_any(everything, _Rows.unknown)
+        return result
 
     def _result(
-        self, losses: Tensor, hits: Tensor, host_norm: Tensor, seeds: "dict[int, _SeedRows]"
+        self, losses: Tensor, hits: Tensor, hosts: "_Rows", seeds: "dict[int, _SeedRows]"
     ) -> EpochResult:
         count = losses.shape[1]
         norms = losses.new_full((count, len(self.host.slots)), float("nan"))
@@ -88,10 +89,10 @@ class TorchBackend:
         for s, slot in enumerate(self.host.slots):
             by_tensor = losses.new_full((count, slot.segment_count), float("nan"))
             if s in seeds:
-                norms[seeds[s].rows, s] = torch.linalg.vector_norm(seeds[s].gradient, dim=1)
+                norms[seeds[s].rows, s] = seeds[s].norm
                 by_tensor[seeds[s].rows] = seeds[s].tensor_norms(slot)
             tensor_norms.append(by_tensor)
-        return EpochResult(losses.mean(0), hits.mean(0), host_norm, norms, tensor_norms)
+        return EpochResult(losses.mean(0), hits.mean(0), hosts.norm, norms, tensor_norms)
 
     @torch.no_grad()
     def evaluate(
@@ -301,29 +302,99 @@ def _update(
         sgd_(parameters, gradient, state, rate, weight_decay, momentum, active)
 
 
-class _SeedRows:
+class _Rows:
+    """Rows of a store in training.
+
+    Args:
+        store: their parameters ``[M, P]``; updated in place, and so is ``optimizer``.
+        rate: learning rate of each row, ``[M]``.
+        weight_decay: of all.
+        active: where parameters learn, bool ``[M]``; everywhere when None.
+        rows: which rows of the stack they are, int64 ``[M]``; all when None.
+
+    Attributes:
+        gradient: of the last minibatch whose gradient did not overflow, ``[M, P]``; NaN before.
+        finite: where the last minibatch's gradient was finite, bool ``[M]``; kept where losses are
+            scaled.
+    """
+
+    def __init__(
+        self,
+        store: Tensor,
+        optimizer: AdamState,
+        optimisation: Optimisation,
+        rate: Tensor,
+        weight_decay: float,
+        active: Tensor | None = None,
+        rows: Tensor | None = None,
+    ):
+        self.store, self.optimizer, self.optimisation = store, optimizer, optimisation
+        self.rate, self.weight_decay, self.active, self.rows = rate, weight_decay, active, rows
+        self.gradient = torch.full_like(store, float("nan"))
+        self.finite = torch.ones_like(rate, dtype=torch.bool)
+
+    def update(self, gradient: Tensor) -> None:
+        """Go against ``gradient [M, P]`` of the loss, or where it is scaled of the scaled loss."""
+        active, scales = self.active, self.optimisation.scales
+        if scales is None:
+            self.gradient = gradient
+        else:
+            gradient, self.finite = scales.unscaled(gradient, self.rows)
+            self.gradient = torch.where(self.finite[:, None], gradient, self.gradient)
+            active = self.finite if active is None else active & self.finite
+        _, factor = clip_scale(gradient, self.optimisation.max_gradient_norm)
+        _update(
+            self.store,
+            gradient * factor[:, None],
+            self.optimizer,
+            self.rate,
+            self.weight_decay,
+            self.optimisation,
+            active,
+        )
+
+    def overflowed(self) -> Tensor:
+        """Where the last minibatch was skipped, bool ``[M]``."""
+        return ~self.finite
+
+    def unknown(self) -> Tensor:
+        """Where all were, bool ``[M]``."""
+        return self.gradient.isnan().any(1)
+
+    @property
+    def norm(self) -> Tensor:
+        """Of each row's gradient before clipping, ``[M]``."""
+        return torch.linalg.vector_norm(self.gradient, dim=1)
+
+
+def _host_rows(stack: Stack, optimisation: Optimisation) -> _Rows:
+    rate, decay = optimisation.host_learning_rate, optimisation.weight_decay
+    return _Rows(stack.host, stack.host_optimizer, optimisation, rate, decay)
+
+
+class _SeedRows(_Rows):
     """The computed seeds of one slot, gathered for an epoch so that idle rows cost nothing."""
 
-    def __init__(self, stack: Stack, slot: int, plan: SlotPlan, frozen: Tensor):
-        self.slot, self.rows = slot, plan.rows
+    rows: Tensor
+
+    def __init__(
+        self, stack: Stack, slot: int, plan: SlotPlan, frozen: Tensor, optimisation: Optimisation
+    ):
+        self.slot, rows = slot, plan.rows
         sizes = torch.tensor([len(group.rows) for group in plan.groups])
         kinds = torch.tensor([group.kind for group in plan.groups])
-        self.kinds = kinds.repeat_interleave(sizes).to(plan.rows.device)
-        still = frozen[self.rows, slot]
-        self.active = ~still if bool(still.any()) else None
-        self.store = stack.seeds[slot][self.rows]
+        self.kinds = kinds.repeat_interleave(sizes).to(rows.device)
+        still = frozen[rows, slot]
         state = stack.seed_optimizers[slot]
-        self.optimizer = AdamState(
-            *(part[self.rows] for part in (state.first, state.second, state.step))
+        super().__init__(
+            stack.seeds[slot][rows],
+            AdamState(*(part[rows] for part in (state.first, state.second, state.step))),
+            optimisation,
+            optimisation.seed_learning_rate[rows, slot],
+            0.0,
+            ~still if bool(still.any()) else None,
+            rows,
         )
-        self.gradient = torch.full_like(self.store, float("nan"))
-
-    def update(self, gradient: Tensor, optimisation: Optimisation) -> None:
-        self.gradient = gradient
-        _, scale = clip_scale(gradient, optimisation.max_gradient_norm)
-        rate = optimisation.seed_learning_rate[self.rows, self.slot]
-        clipped = gradient * scale[:, None]
-        _update(self.store, clipped, self.optimizer, rate, 0.0, optimisation, self.active)
 
     def tensor_norms(self, slot: SlotSpec) -> Tensor:
         """Gradient norm of every parameter tensor of the last minibatch, ``[M, tensors]``."""
@@ -338,6 +409,15 @@ class _SeedRows:
         state.first[self.rows] = self.optimizer.first
         state.second[self.rows] = self.optimizer.second
         state.step[self.rows] = self.optimizer.step
+
+
+def _in_any(stores: Sequence[_Rows], where: Callable[[_Rows], Tensor]) -> Tensor:
+    """Environments with something true, bool ``[N]``, in the hosts' store or in one behind it."""
+    hosts, *others = stores
+    found = where(hosts)
+    for rows in others:
+        found[rows.rows] |= where(rows)
+    return found
 
 
 class _ScoreSums:

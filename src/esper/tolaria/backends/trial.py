@@ -1,0 +1,78 @@
+"""Tries mixed precision on the very hosts and seeds a run may come to, before it begins.
+
+Not every operation exists in every dtype on every device, and a plug-in's may fail in its own way.
+Found at the start, it costs a warning; found in the middle, a run whose numbers depend on when.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+
+from esper.kasmina.hosts.host import Host
+from esper.kasmina.stack import Stack
+from esper.leyline.actions import Style
+from esper.tolaria.backends import HeldBack, Minibatches, Optimisation
+from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.plan import Seeds
+from esper.tolaria.precision import Precision
+
+_STYLES = (Style.LINEAR_ADD, Style.LINEAR_MULTIPLY, Style.GATED_GATE)
+_ALPHAS = (0.0, 0.5)
+_BATCH = 2
+
+
+def tried(
+    precision: Precision, hosts: Sequence[Host], dtype: torch.dtype, device: torch.device
+) -> Precision:
+    """``precision`` if all ``hosts`` can be trained and scored in it, else float32 and why.
+
+    Args:
+        precision: wanted.
+        hosts: of every stack.
+        dtype: of parameters and data.
+        device: where they live.
+    """
+    if not precision.enabled:
+        return precision
+    try:
+        for host in hosts:
+            _try(host, precision, dtype, device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = f"{precision.dtype_name} fails on {device} ({line})"
+        return Precision(precision.device_type, reason=reason)
+    return precision
+
+
+def _try(host: Host, precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
+    """A minibatch and a validation of every blueprint in every slot and style."""
+    seeds = _every_seed(host, device)
+    rows, slots = seeds.alpha.shape
+    widths = [slot.width for slot in host.slots]
+    stack = Stack.allocate(rows, host.layout.size, host.buffers.size, widths, dtype, device)
+    images = torch.zeros(_BATCH, *host.image, dtype=dtype, device=device)
+    labels = torch.zeros(_BATCH, dtype=torch.long, device=device)
+    drawn = torch.arange(_BATCH, device=device).expand(rows, 1, -1)
+    rate = torch.zeros(rows, slots + 1, dtype=dtype, device=device)
+    backend = TorchBackend(host, precision)
+    optimisation = Optimisation(rate[:, 0], rate[:, 1:], weight_decay=0.0, max_gradient_norm=1.0)
+    backend.train_epoch(stack, seeds, Minibatches(images, labels, drawn), optimisation)
+    dataset = torch.zeros(rows, dtype=torch.long, device=device)
+    backend.evaluate(stack, seeds, HeldBack(images[None], labels[None], dataset), [])
+
+
+def _every_seed(host: Host, device: torch.device) -> Seeds:
+    each = [list(product(slot.kinds, _STYLES, _ALPHAS)) for slot in host.slots]
+    rows = max(map(len, each), default=1)
+    table = [[kinds[row % len(kinds)] for kinds in each] for row in range(rows)]
+
+    def column(index: int, kind: torch.dtype) -> torch.Tensor:
+        values = [[seed[index] for seed in row] for row in table]
+        return torch.tensor(values, dtype=kind, device=device).view(rows, len(host.slots))
+
+    alpha = column(2, torch.float32)
+    none = torch.zeros_like(alpha, dtype=torch.bool)
+    return Seeds(~none, column(0, torch.long), column(1, torch.long), alpha, none)

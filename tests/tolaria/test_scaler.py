@@ -1,0 +1,315 @@
+"""Loss scaling: an overflow costs its environment one update, and the others nothing.
+
+The scale's own walk is that of ``torch.amp.GradScaler``, one for each environment.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.hosts.host import Host
+from esper.kasmina.seeds import SeedSignals
+from esper.kasmina.stack import Stack
+from esper.leyline.errors import UsageError
+from esper.tolaria import scaler
+from esper.tolaria.backends import EpochResult, Scores
+from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.governor import Governor, Reason
+from esper.tolaria.health import updated_signals
+from esper.tolaria.plan import Seeds
+from esper.tolaria.precision import Precision
+from esper.tolaria.scaler import GROWTH_INTERVAL, LEAST, MOST, START, LossScales, ScaleTable
+from support import (
+    CPU,
+    LIVES,
+    Garden,
+    Plant,
+    assert_identical,
+    copied,
+    minibatches,
+    optimisation,
+    random_batches,
+    random_stack,
+    row_of,
+    seed_state,
+    slot_row_of,
+    small_host,
+    small_mlp,
+)
+
+HOST = small_host()
+SUBJECT, ROWS = 1, 4
+F16, F32 = torch.float16, torch.float32
+NAN = float("nan")
+GARDEN: Garden = [
+    {
+        0: Plant("conv_heavy", **LIVES["training"]),
+        1: Plant("attention", **LIVES["blending"]),
+        2: Plant("norm", **LIVES["on the way down"]),
+    }
+] * ROWS
+
+
+def scales_of(*powers: int) -> LossScales:
+    """Scales 2^p, one an environment."""
+    table = ScaleTable.fresh(len(powers), CPU)
+    table.scale.copy_(2.0 ** torch.tensor(powers))
+    return LossScales(table, torch.arange(len(powers)))
+
+
+def trained(
+    stack: Stack,
+    scales: LossScales | None,
+    dtype: torch.dtype | None = F16,
+    count: int = 1,
+    garden: Garden = GARDEN,
+    host: Host = HOST,
+    momentum: float | None = None,
+    max_norm: float = 1.0,
+) -> EpochResult:
+    """An epoch in place."""
+    rows = len(garden)
+    how = optimisation(rows, 3, dtype=F32, momentum=momentum, max_norm=max_norm)
+    how = replace(how, scales=scales)
+    backend = TorchBackend(host, Precision("cpu", dtype))
+    batches = minibatches(random_batches(host, rows, count, dtype=F32))
+    return backend.train_epoch(stack, Seeds.training(seed_state(garden, 3)), batches, how)
+
+
+def steep(stack: Stack, row: int = SUBJECT) -> Stack:
+    """The stack with a host whose gradients overflow at a scale of 2^16. Its loss is finite."""
+    HOST.layout.views(stack.host)["head.weight"][row] *= 3000.0
+    return stack
+
+
+def rows_of(stack: Stack) -> list[dict[str, Tensor]]:
+    return [row_of(stack, n) for n in range(len(stack.host))]
+
+
+# What an overflow costs.
+
+
+def test_an_overflow_skips_the_update_of_its_environment_alone() -> None:
+    before = steep(random_stack(HOST, ROWS, F32))
+    stack, calm = copied(before), random_stack(HOST, ROWS, F32)
+    scales, calm_scales = scales_of(16, 16, 15, 14), scales_of(16, 10, 15, 14)
+    result = trained(stack, scales)
+    expected = trained(calm, calm_scales)
+    assert calm_scales.scale.tolist() == [2.0**16, 2.0**10, 2.0**15, 2.0**14]
+    assert scales.scale.tolist() == [2.0**16, 2.0**15, 2.0**15, 2.0**14]
+    assert scales.table.skipped.tolist() == [0, 1, 0, 0]
+    assert scales.table.clean.tolist() == [1, 0, 1, 1]
+    assert result.loss.isfinite().all()
+    for n in range(ROWS):
+        rows, untouched = row_of(stack, n), row_of(before, n)
+        if n == SUBJECT:
+            # BatchNorm saw the images, as it does under torch's own scaler.
+            assert not torch.equal(rows.pop("statistics"), untouched.pop("statistics"))
+            assert_identical(rows, untouched)
+            continue
+        assert_identical(rows, row_of(calm, n))
+        assert rows["host update count"] == 1
+        assert rows["seed 0 update count"] == 1
+        assert result.host_gradient_norm[n] == expected.host_gradient_norm[n]
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9], ids=["adamw", "sgd"])
+def test_a_scale_comes_down_until_its_environment_learns_again(momentum: float | None) -> None:
+    stack, scales = steep(random_stack(HOST, ROWS, F32)), scales_of(*[16] * ROWS)
+    result = trained(stack, scales, count=14, momentum=momentum)
+    skipped = int(scales.table.skipped[SUBJECT])
+    assert 0 < skipped < 14
+    assert scales.scale[SUBJECT] == 2.0 ** (16 - skipped)
+    assert stack.host_optimizer.step.tolist() == [14, 14 - skipped, 14, 14]
+    assert result.host_gradient_norm.isfinite().all()
+    assert result.unmeasured is not None
+    assert not result.unmeasured.any()
+
+
+def test_a_seed_behind_the_host_stops_itself_alone() -> None:
+    """Nothing of it reaches the host, so neither does its overflow."""
+    healthy, poisoned = (random_stack(HOST, ROWS, F32) for _ in range(2))
+    poisoned.seeds[0][SUBJECT] = NAN
+    before = copied(poisoned)
+    scales = scales_of(*[10] * ROWS)
+    trained(healthy, scales_of(*[10] * ROWS))
+    trained(poisoned, scales)
+    own = slot_row_of(before, 0, SUBJECT)
+    for name, part in own.items():
+        torch.testing.assert_close(row_of(poisoned, SUBJECT)[name], part, equal_nan=True)
+    for n in range(ROWS):
+        rows, expected = row_of(poisoned, n), row_of(healthy, n)
+        others = rows.keys() - (own.keys() if n == SUBJECT else set())
+        assert_identical({k: rows[k] for k in others}, {k: expected[k] for k in others})
+    assert scales.scale.tolist() == [1024.0, 512.0, 1024.0, 1024.0]
+
+
+def test_a_loss_that_is_not_finite_is_no_matter_of_scaling() -> None:
+    stack, scales = random_stack(HOST, ROWS, F32), scales_of(*[10] * ROWS)
+    stack.host[SUBJECT] = NAN
+    result = trained(stack, scales)
+    assert scales.scale.tolist() == [1024.0] * ROWS
+    assert scales.table.skipped.tolist() == [0, 1, 0, 0]
+    assert judged(result).tolist() == [Reason.NONE, Reason.NOT_FINITE, Reason.NONE, Reason.NONE]
+
+
+def judged(result: EpochResult) -> Tensor:
+    """What the governor says, validation being well."""
+    ones = torch.ones(ROWS)
+    governor = Governor(random_stack(HOST, ROWS, F32), HOST.classes)
+    return governor.judge(result, Scores(ones, ones, ones), seed_state(GARDEN, 3).computing)
+
+
+def test_an_epoch_of_overflows_is_no_disaster_while_the_scale_can_come_down() -> None:
+    stack, scales = steep(random_stack(HOST, ROWS, F32)), scales_of(16, 16, 16, 16)
+    result = trained(stack, scales)
+    assert result.unmeasured is not None
+    assert result.unmeasured.tolist() == [False, True, False, False]
+    assert result.host_gradient_norm.isnan().tolist() == [False, True, False, False]
+    assert judged(result).tolist() == [Reason.NONE] * ROWS
+    state = seed_state(GARDEN, 3)
+    signals = updated_signals(
+        SeedSignals.unknown((ROWS, 3), CPU),
+        state,
+        HOST.slots,
+        result,
+        torch.full((ROWS, 3), NAN),
+        torch.ones(ROWS),
+        torch.ones(ROWS, 3),
+        HOST.parameter_count,
+    )
+    assert signals.health.isnan().all(1).tolist() == [False, True, False, False]
+    assert not signals.exploding[SUBJECT].any()
+
+
+def test_at_the_least_scale_it_is_one() -> None:
+    """A seed of NaN behind its host shows in its own gradient alone, at any scale."""
+    for power, reason in ((1, Reason.NONE), (0, Reason.NOT_FINITE)):
+        stack, scales = random_stack(HOST, ROWS, F32), scales_of(*[power + 1] * ROWS)
+        stack.seeds[0][SUBJECT] = NAN
+        result = trained(stack, scales)
+        assert result.loss.isfinite().all()
+        assert scales.scale[SUBJECT] == 2.0**power
+        assert judged(result).tolist() == [Reason.NONE, reason, Reason.NONE, Reason.NONE]
+
+
+# What scaling must not change.
+
+
+@pytest.mark.parametrize("host", [HOST, small_mlp()], ids=["cnn", "mlp"])
+def test_in_float32_powers_of_two_change_no_bit(host: Host) -> None:
+    """Gradients are unscaled before the clipping, the norms and the moments see them."""
+    kinds = ("conv_heavy", "attention") if host is HOST else ("mlp", "mlp_small")
+    garden: Garden = [{0: Plant(kinds[0], **LIVES["training"]), 1: Plant(kinds[1])}] * ROWS
+    plain, scaled = (random_stack(host, ROWS, F32) for _ in range(2))
+    settings = {"dtype": None, "count": 3, "garden": garden, "host": host, "max_norm": 0.5}
+    expected = trained(plain, None, **settings)
+    result = trained(scaled, scales_of(0, 5, 10, 16), **settings)
+    assert (expected.host_gradient_norm > 0.5).any(), "otherwise nothing was clipped"
+    for rows, wanted in zip(rows_of(scaled), rows_of(plain), strict=True):
+        assert_identical(rows, wanted)
+    assert torch.equal(result.host_gradient_norm, expected.host_gradient_norm)
+    assert expected.unmeasured is None
+    for norms, wanted in zip(result.seed_tensor_norms, expected.seed_tensor_norms, strict=True):
+        torch.testing.assert_close(norms, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [F16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_gradients_are_those_of_float32_but_for_rounding(dtype: torch.dtype) -> None:
+    """SGD without momentum writes the gradient into the parameters, clipped."""
+    exact, mixed = (random_stack(HOST, ROWS, F32) for _ in range(2))
+    before = copied(exact)
+    expected = trained(exact, None, None, momentum=0.0)
+    scales = scales_of(10, 12, 8, 6) if dtype == F16 else None
+    result = trained(mixed, scales, dtype, momentum=0.0)
+    tolerance = 40 * torch.finfo(dtype).eps
+    torch.testing.assert_close(result.loss, expected.loss, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        result.host_gradient_norm, expected.host_gradient_norm, rtol=tolerance, atol=0
+    )
+    for wanted, found, start in zip(
+        [exact.host, *exact.seeds], [mixed.host, *mixed.seeds], [before.host, *before.seeds],
+        strict=True,
+    ):  # fmt: skip
+        change, wanted_change = found - start, wanted - start
+        assert (change - wanted_change).norm() <= tolerance * wanted_change.norm()
+    assert not torch.equal(exact.host, before.host)
+    assert not torch.equal(exact.seeds[0], before.seeds[0])
+
+
+def test_small_gradients_survive_where_they_would_underflow() -> None:
+    """A head of almost nothing sends back gradients below the least number of float16."""
+
+    def first_layer(scales: LossScales | None, dtype: torch.dtype | None) -> Tensor:
+        stack = random_stack(HOST, ROWS, F32)
+        HOST.layout.views(stack.host)["head.weight"].mul_(2e-5)
+        trained(stack, scales, dtype, garden=[{}] * ROWS)
+        return HOST.layout.views(stack.host_optimizer.first)["conv0.weight"].clone()
+
+    exact = first_layer(None, None)
+    unscaled, scaled = first_layer(None, F16), first_layer(scales_of(*[16] * ROWS), F16)
+    assert (unscaled - exact).norm() > 0.3 * exact.norm()
+    assert (scaled - exact).norm() < 0.01 * exact.norm()
+
+
+# How a scale walks.
+
+
+def test_the_scale_walks_as_torchs_own_scaler_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One scaler of torch for each environment, over random overflows."""
+    monkeypatch.setattr(scaler, "GROWTH_INTERVAL", 7)
+    draw = random.Random(3)
+    chance = [0.02, 0.1, 0.2, 0.0]
+    scales = scales_of(10, 12, 8, 6)
+    oracles = [
+        torch.amp.GradScaler("cpu", init_scale=2.0**p, growth_interval=7) for p in (10, 12, 8, 6)
+    ]
+    weights = [nn.Parameter(torch.zeros(1)) for _ in oracles]
+    optimizers = [torch.optim.SGD([w], lr=0.0) for w in weights]
+    for _ in range(60):
+        skipped = [draw.random() < p for p in chance]
+        scales.adjust(torch.tensor(skipped), torch.ones(ROWS))
+        for oracle, weight, optimizer, bad in zip(
+            oracles, weights, optimizers, skipped, strict=True
+        ):
+            weight.grad = None
+            oracle.scale(weight.sum()).backward()
+            if bad:
+                weight.grad = torch.full_like(weight, float("inf"))
+            oracle.step(optimizer)
+            oracle.update()
+        expected = [min(max(oracle.get_scale(), LEAST), MOST) for oracle in oracles]
+        assert scales.scale.tolist() == expected
+    assert len(set(scales.scale.tolist())) == ROWS
+
+
+def test_the_scale_stays_within_its_bounds() -> None:
+    scales, ones = scales_of(16, 0), torch.ones(2)
+    for _ in range(GROWTH_INTERVAL):
+        scales.adjust(torch.tensor([False, True]), ones)
+    assert scales.scale.tolist() == [MOST, LEAST]
+    assert scales.adaptable.tolist() == [True, False]
+    assert scales.table.skipped.tolist() == [0, GROWTH_INTERVAL]
+
+
+def test_scales_are_kept_for_others_by_row() -> None:
+    table = ScaleTable.fresh(5, CPU)
+    assert table.scale.tolist() == [START] * 5
+    LossScales(table, torch.tensor([3, 1])).adjust(torch.tensor([True, False]), torch.ones(2))
+    assert table.scale.tolist() == [START, START, START, START / 2, START]
+    assert table.clean.tolist() == [0, 1, 0, 0, 0]
+    assert table.skipped.tolist() == [0, 0, 0, 1, 0]
+
+
+def test_a_state_of_other_environments_is_refused() -> None:
+    table = ScaleTable.fresh(3, CPU)
+    state = table.state()
+    table.scale.mul_(2)
+    assert state["scale"].tolist() == [START] * 3, "a state must be a copy"
+    table.load(state)
+    assert table.scale.tolist() == [START] * 3
+    with pytest.raises(UsageError, match=r"^resume: .* 3 .* 4.*--envs"):
+        ScaleTable.fresh(4, CPU).load(state)
