@@ -26,6 +26,7 @@ from esper.tamiyo.policy.features import (
     SLOT_FEATURES,
     Observation,
 )
+from esper.tamiyo.policy.native import network as native
 
 OP_BIAS: dict[Op, float] = {
     Op.WAIT: 4.0,
@@ -86,6 +87,9 @@ class FactoredLSTM(nn.Module):
     The op is drawn from the LSTM's output, the slot given the op by pointing at slot embeddings,
     the six other heads given both. The critic alone sees ``Observation.critic``.
 
+    On a CPU in full precision a native library computes all of it, on ``threads`` threads; no number
+    depends on how many. Elsewhere, under autocast, and where ``native`` is false, torch does.
+
     Args:
         lstm_hidden: width of the LSTM.
         slot_width: width of a slot's embedding.
@@ -93,6 +97,7 @@ class FactoredLSTM(nn.Module):
 
     def __init__(self, lstm_hidden: int = 128, slot_width: int = 32):
         super().__init__()
+        self.native, self.threads = True, 1
         self.lstm_hidden = lstm_hidden
         self.blueprint_embedding = nn.Embedding(len(BLUEPRINTS), 4)
         self.slot_encoder = nn.Sequential(
@@ -170,6 +175,9 @@ class FactoredLSTM(nn.Module):
         Returns:
             actions int64 ``[N, heads]``, log-prob ``[N]``, normalised value ``[N]``, hidden after.
         """
+        if self._computes_natively(observation, hidden):
+            sizes, parameters = self._native_sizes(), self._native_parameters()
+            return native.act(sizes, parameters, observation, hidden, noise, self.threads)
         features, slots = self._encode(observation)
         memory, hidden = self.lstm(features[None], hidden)
         memory = memory[0]
@@ -208,10 +216,63 @@ class FactoredLSTM(nn.Module):
             actions: int64 ``[T, N, heads]``.
             hidden: before the first step.
         """
+        if self._computes_natively(observation, hidden):
+            sizes, parameters = self._native_sizes(), self._native_parameters()
+            return Evaluation(
+                *native.evaluate(sizes, parameters, observation, actions, hidden, self.threads)
+            )
         features, slots = self._encode(observation)
         memory, _ = self.lstm(features, hidden)
         log_prob, entropy, choice = self._evaluate(memory, slots, observation, actions)
         return Evaluation(log_prob, entropy, choice, self._value(memory, observation))
+
+    def _computes_natively(self, observation: Observation, hidden: Hidden) -> bool:
+        weight = self.op_embedding.weight
+        inputs = (observation.host, observation.slots, observation.critic, *hidden)
+        return (
+            self.native
+            # A subclass may compute something else.
+            and type(self) is FactoredLSTM
+            and weight.device.type == "cpu"
+            and not torch.is_autocast_enabled("cpu")
+            and not any(x.requires_grad or x.dtype != weight.dtype for x in inputs)
+            and native.available(weight.dtype)
+        )
+
+    def _native_sizes(self) -> native.Sizes:
+        kinds, ops = self.blueprint_embedding, self.op_embedding
+        return native.Sizes(
+            host_features=len(HOST_FEATURES),
+            slot_features=len(SLOT_FEATURES),
+            critic_features=len(CRITIC_FEATURES),
+            blueprints=kinds.num_embeddings,
+            kind_width=kinds.embedding_dim,
+            slot_width=self.slot_head.hidden.in_features - self.lstm_hidden - ops.embedding_dim,
+            hidden=self.lstm_hidden,
+            ops=ops.num_embeddings,
+            op_width=ops.embedding_dim,
+            op_hidden=self.op_head.hidden.out_features,
+            slot_hidden=self.slot_head.hidden.out_features,
+            trunk=self.op_head.hidden.out_features,
+            value_hidden=self.value_head.hidden.out_features,
+            widths=tuple(layer.out_features for layer in self._choice_layers()),
+        )
+
+    def _native_parameters(self) -> list[Tensor]:
+        """In the order of ``native/src/calls.h``."""
+        modules: list[nn.Module] = [
+            self.blueprint_embedding,
+            self.slot_encoder,
+            self.encoder,
+            self.lstm,
+            self.op_embedding,
+            self.op_head,
+            self.slot_head,
+            self.choice_trunk,
+            self.value_head,
+            self.choice_heads,
+        ]
+        return [parameter for module in modules for parameter in module.parameters()]
 
     def _encode(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Input of the LSTM ``[..., lstm_hidden]`` and slot embeddings ``[..., S, slot_width]``."""
