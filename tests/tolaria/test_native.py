@@ -289,7 +289,8 @@ def test_the_library_is_clean_under_sanitisers(tmp_path: Path):
         pytest.skip("this g++ comes without sanitisers")
     here = Path(__file__).parent
     flags = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
-    files = [here / "test_training_oracle.py", here / "test_measure_oracle.py"]
+    policy = here.parent / "tamiyo" / "policy" / "test_native_policy.py"
+    files = [here / "test_training_oracle.py", here / "test_measure_oracle.py", policy]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "native"]
         + [str(path) for path in files]

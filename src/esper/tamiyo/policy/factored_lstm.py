@@ -87,8 +87,9 @@ class FactoredLSTM(nn.Module):
     The op is drawn from the LSTM's output, the slot given the op by pointing at slot embeddings,
     the six other heads given both. The critic alone sees ``Observation.critic``.
 
-    On a CPU in full precision a native library computes all of it, on ``threads`` threads; no number
-    depends on how many. Elsewhere, under autocast, and where ``native`` is false, torch does.
+    On a CPU in full precision a native library computes all of it, on ``threads`` threads; no
+    number depends on how many. Elsewhere, under autocast, and where ``native`` is false, torch
+    does.
 
     Args:
         lstm_hidden: width of the LSTM.
@@ -331,7 +332,8 @@ class FactoredLSTM(nn.Module):
         return _widened(logits, logits.shape[-1] + 1)[..., places], options
 
     def _value(self, memory: Tensor, observation: Observation) -> Tensor:
-        return self.value_head(torch.cat([memory, observation.critic], -1))[..., 0].float()
+        value = self.value_head(torch.cat([memory, observation.critic], -1))[..., 0]
+        return value if value.dtype == torch.float64 else value.float()
 
 
 def _places(widths: list[int]) -> list[list[int]]:

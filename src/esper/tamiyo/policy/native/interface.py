@@ -57,15 +57,10 @@ class Library:
             pointer.restype, pointer.argtypes = result, arguments
             return pointer
 
-        pointers = POINTER(c_void_p)
-        self.forward = checked(
-            function(
-                "forward", c_int, POINTER(PolicySpec), pointers, POINTER(PolicyCall), c_int, pointers
-            )
-        )
-        self.backward = checked(
-            function("backward", c_int, c_void_p, c_void_p, c_void_p, c_void_p, pointers, c_int)
-        )
+        spec, call, pointers = POINTER(PolicySpec), POINTER(PolicyCall), POINTER(c_void_p)
+        self.forward = checked(function("forward", c_int, spec, pointers, call, c_int, pointers))
+        gradients = (c_void_p, c_void_p, c_void_p, pointers)
+        self.backward = checked(function("backward", c_int, c_void_p, *gradients, c_int))
         self.free = function("free", None, c_void_p)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from esper.leyline.actions import CANONICAL_CHOICE, HEADS, RELEVANT_HEADS, Op
 from esper.tamiyo.policy.features import Observation
@@ -52,7 +52,7 @@ def _spec(sizes: Sizes) -> PolicySpec:
     """Sizes and causal table as the library reads them."""
     relevant = [head in RELEVANT_HEADS[op] for op in Op for head in HEADS]
     canonical = [CANONICAL_CHOICE.get(head, 0) for head in HEADS]
-    arrays = {
+    arrays: dict[str, ctypes.Array[Any]] = {
         "widths": (ctypes.c_int32 * len(sizes.widths))(*sizes.widths),
         "relevant": (ctypes.c_uint8 * len(relevant))(*relevant),
         "canonical": (ctypes.c_int32 * len(canonical))(*canonical),
@@ -135,7 +135,7 @@ def evaluate(
     hidden: Hidden,
     threads: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-prob, entropy and freedom of each head, and value; see ``FactoredLSTM.evaluate_actions``."""
+    """What ``Evaluation`` holds, in its order; see ``FactoredLSTM.evaluate_actions``."""
     said: tuple[Tensor, Tensor, Tensor, Tensor] = _Evaluate.apply(
         sizes, observation, actions, hidden, threads, *parameters
     )

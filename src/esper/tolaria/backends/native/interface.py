@@ -76,9 +76,7 @@ class Library:
         self.destroy = function("destroy", None, c_void_p)
         self.sizes = function("sizes", None, c_void_p, ctypes.c_int, ctypes.c_int, POINTER(c_int32))
         self.train = checked(function("train", ctypes.c_int, c_void_p, POINTER(TrainCall)))
-        self.evaluate = checked(
-            function("evaluate", ctypes.c_int, c_void_p, POINTER(EvaluateCall))
-        )
+        self.evaluate = checked(function("evaluate", ctypes.c_int, c_void_p, POINTER(EvaluateCall)))
 
 
 def checked(function: "ctypes._FuncPointer") -> "ctypes._FuncPointer":

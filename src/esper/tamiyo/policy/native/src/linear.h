@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "maps.h"
 
@@ -28,9 +29,13 @@ struct Matrix {
   Matrix column(ptrdiff_t c) const { return {data + c, stride}; }
 };
 
+// Rows a power of two apart would all lie in the same few places of the cache: one register between
+// them puts them elsewhere.
 template <class T>
 inline Matrix<T> take(Arena<T>& arena, ptrdiff_t rows, int columns) {
-  return {arena.take(rows * padded<T>(columns)), padded<T>(columns)};
+  const ptrdiff_t wide = padded<T>(columns), bytes = wide * ptrdiff_t(sizeof(T));
+  const ptrdiff_t stride = bytes % 256 == 0 ? wide + kLanes<T> : wide;
+  return {arena.take(rows * stride), stride};
 }
 
 // f(register number) for every register of `rows` rows whose padding belongs to them.
@@ -76,21 +81,24 @@ inline void add_products(const T* a, ptrdiff_t a_row, ptrdiff_t a_step, const T*
 template <class T>
 class Packed {
  public:
-  // Element (k, c) is w[k * depth_step + c * column_step].
-  void pack(const T* w, ptrdiff_t depth_step, ptrdiff_t column_step, int depth, int columns,
-            Arena<T>& arena) {
+  void take(int depth, int columns, Arena<T>& arena) {
     depth_ = depth;
+    columns_ = columns;
     registers_ = rounded_up(columns, kLanes<T>) / kLanes<T>;
     data_ = arena.take(ptrdiff_t(depth) * registers_ * kLanes<T>);
+  }
+
+  // Element (k, c) is w[k * depth_step + c * column_step].
+  void pack(const T* w, ptrdiff_t depth_step, ptrdiff_t column_step) {
     in_registers(registers_, [&](auto block, int first) {
       const int begin = first * kLanes<T>, width = block() * kLanes<T>;
-      const int known = std::min(width, columns - begin);
-      T* place = data_ + ptrdiff_t(depth) * begin;
+      const int known = std::min(width, columns_ - begin);
+      T* place = data_ + ptrdiff_t(depth_) * begin;
       for (int c = 0; c < known; ++c)
-        for (int k = 0; k < depth; ++k)
+        for (int k = 0; k < depth_; ++k)
           place[ptrdiff_t(k) * width + c] = w[k * depth_step + (begin + c) * column_step];
       for (int c = known; c < width; ++c)
-        for (int k = 0; k < depth; ++k) place[ptrdiff_t(k) * width + c] = 0;
+        for (int k = 0; k < depth_; ++k) place[ptrdiff_t(k) * width + c] = 0;
     });
   }
 
@@ -119,8 +127,24 @@ class Packed {
 
  private:
   T* data_ = nullptr;
-  int depth_ = 0, registers_ = 0;
+  int depth_ = 0, columns_ = 0, registers_ = 0;
 };
+
+// numbers[c] += sums[c] for the first `count` lanes, numbers that lie anywhere.
+template <class T>
+inline void add_to(T* numbers, Vector<T> sums, int count) {
+  if (count >= kLanes<T>) {
+    Vector<T> before;
+    std::memcpy(&before, numbers, sizeof(before));
+    before += sums;
+    std::memcpy(numbers, &before, sizeof(before));
+  } else {
+    for (int c = 0; c < count; ++c) numbers[c] += sums[c];
+  }
+}
+
+// Rows whose products are summed at a time: those of x stay in the first-level cache.
+constexpr ptrdiff_t kDepth = 128;
 
 // gradient[o][i] += sum over rows of dy[row][o] x[row][i]; a row of `gradient` has `length` numbers.
 template <class T>
@@ -129,14 +153,18 @@ void add_weight_gradient(Matrix<T> dy, Matrix<T> x, ptrdiff_t rows, int outputs,
   const int registers = rounded_up(inputs, kLanes<T>) / kLanes<T>;
   in_registers(registers, [&](auto block, int first) {
     constexpr int count = block(), tile = kTileRows<count>;
-    const int begin = first * kLanes<T>;
-    const int known = std::min(count * kLanes<T>, inputs - begin);
-    for (int o = 0; o < outputs; o += tile) {
-      Vector<T> sums[tile][count] = {};
-      add_products<T, count>(dy.data + o, 1, dy.stride, x.data + begin, x.stride, rows, sums);
-      for (int i = 0; i < std::min(tile, outputs - o); ++i) {
-        T* place = gradient + (o + i) * length + begin;
-        for (int c = 0; c < known; ++c) place[c] += sums[i][c / kLanes<T>][c % kLanes<T>];
+    const int begin = first * kLanes<T>, known = std::min(count * kLanes<T>, inputs - begin);
+    for (ptrdiff_t row = 0; row < rows; row += kDepth) {
+      const ptrdiff_t depth = std::min(kDepth, rows - row);
+      for (int o = 0; o < outputs; o += tile) {
+        Vector<T> sums[tile][count] = {};
+        add_products<T, count>(dy.row(row) + o, 1, dy.stride, x.row(row) + begin, x.stride, depth,
+                               sums);
+        for (int i = 0; i < tile; ++i) {
+          T* place = gradient + (o + i) * length + begin;
+          for (int r = 0; r < count && o + i < outputs; ++r)
+            add_to<T>(place + r * kLanes<T>, sums[i][r], known - r * kLanes<T>);
+        }
       }
     }
   });
@@ -166,17 +194,18 @@ class Linear {
   Linear(Place place, int inputs, int outputs, const T* const* parameters, Arena<T>& arena)
       : place_(place), inputs_(inputs), outputs_(outputs) {
     weight_ = parameters[place.weight] + offset();
-    down_.pack(weight_, 1, place.length, inputs, outputs, arena);
+    down_.take(inputs, outputs, arena);
     if (place.bias < 0) return;
     bias_ = arena.take(padded<T>(outputs));
     std::fill_n(bias_, padded<T>(outputs), T(0));
     std::copy_n(parameters[place.bias] + place.first_output, outputs, bias_);
   }
 
-  // Once, before `backward`.
-  void prepare_backward(Arena<T>& arena) {
-    up_.pack(weight_, place_.length, 1, outputs_, inputs_, arena);
-  }
+  void take_backward(Arena<T>& arena) { up_.take(outputs_, inputs_, arena); }
+
+  // Once each, before `forward` and before `backward`.
+  void prepare_forward() { down_.pack(weight_, 1, place_.length); }
+  void prepare_backward() { up_.pack(weight_, place_.length, 1); }
 
   void forward(Matrix<T> x, ptrdiff_t rows, Matrix<T> y, bool add = false) const {
     down_.multiply(x, rows, bias_, add, y);

@@ -31,17 +31,21 @@ class PolicyNetwork {
   }
 
   void forward(int threads) {
+    const auto all = maps();
+    in_parallel(int64_t(all.size()), threads,
+                [&](int, int64_t map) { all[size_t(map)]->prepare_forward(); });
     in_parallel(blocks_, int(std::min<int64_t>(threads, blocks_)),
                 [&](int, int64_t block) { forward(block); });
   }
 
-  // Gradients of log_prob [T, N], entropy [T, N, heads] and value [T, N] in; adds those of the
-  // parameters. Once.
+  // From the gradients of log_prob [T, N], entropy [T, N, heads] and value [T, N]; adds those of the
+  // parameters to `gradients`. Once.
   void backward(const T* d_log_prob, const T* d_entropy, const T* d_value, T* const* gradients,
                 int threads) {
-    for (Linear<T>* map : maps()) map->prepare_backward(arena_);
-    lstm_.prepare_backward(arena_);
     take_backward();
+    const auto all = maps();
+    in_parallel(int64_t(all.size()), threads,
+                [&](int, int64_t map) { all[size_t(map)]->prepare_backward(); });
     in_parallel(blocks_, int(std::min<int64_t>(threads, blocks_)), [&](int, int64_t block) {
       heads_back(block, d_log_prob, d_entropy, d_value);
       backward(block);
@@ -86,6 +90,7 @@ class PolicyNetwork {
                                 &op_out_,     &slot_context_, &slot_place_, &slot_out_,
                                 &trunk_,      &value_hidden_, &value_out_};
     for (Linear<T>& map : choices_) all.push_back(&map);
+    lstm_.add_maps(all);
     return all;
   }
 
@@ -120,6 +125,7 @@ class PolicyNetwork {
   }
 
   void take_backward() {
+    for (Linear<T>* map : maps()) map->take_backward(arena_);
     const auto of_rows = [&](int columns) { return take(arena_, blocks_ * rows_, columns); };
     const auto of_slots = [&](int columns) { return take(arena_, blocks_ * slot_rows_, columns); };
     d_values_hidden_ = of_rows(spec_.value_hidden);

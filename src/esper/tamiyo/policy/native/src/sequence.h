@@ -89,9 +89,9 @@ class Lstm {
     }
   }
 
-  void prepare_backward(Arena<T>& arena) {
-    for (auto& map : input_) map.prepare_backward(arena);
-    for (auto& map : recurrent_) map.prepare_backward(arena);
+  void add_maps(std::vector<Linear<T>*>& all) {
+    for (Linear<T>& map : input_) all.push_back(&map);
+    for (Linear<T>& map : recurrent_) all.push_back(&map);
   }
 
   // x [steps * kRows, inputs]. `hidden` and `cell` have one step more: their first holds the state
