@@ -162,9 +162,7 @@ def _germinate(state: SeedState, where: Tensor, choice: dict[str, Tensor]) -> Se
         blueprint=torch.where(where, choice["blueprint"][:, None], state.blueprint),
         style=torch.where(where, choice["style"][:, None], state.style),
         tempo=torch.where(where, _lookup(TEMPO_STEPS, choice["tempo"])[:, None], state.tempo),
-        goal=torch.where(
-            where, _lookup(ALPHA_TARGETS, choice["alpha_target"])[:, None], state.goal
-        ),
+        goal=torch.where(where, goal, state.goal),
     )
 
 
