@@ -28,6 +28,7 @@ from hot_path_workload import Loop, Timed, Workload
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.seeds import SeedState
+from esper.runtime.registry import find_all
 from esper.simic.run_directory import processor_name
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import resolve_precision
@@ -248,7 +249,7 @@ def main() -> int:
     parser.add_argument("--envs", type=int, nargs="+", default=[64])
     parser.add_argument("--max-batches", type=int)
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--episode-length", type=int, default=20)
+    parser.add_argument("--episode-length", type=int, help="the task's own when not given")
     parser.add_argument("--episodes", type=int, default=2, help="timed ones")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--amp", action="store_true")
@@ -265,13 +266,15 @@ def main() -> int:
         return 0
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
+    (task,) = find_all([arguments.task])
+    length = arguments.episode_length or task.episode_length
     rows = []
     for envs in arguments.envs:
         for backend in arguments.backend:
             workload = Workload(
                 task=arguments.task,
                 envs=envs,
-                episode_length=arguments.episode_length,
+                episode_length=length,
                 max_batches=arguments.max_batches,
                 batch_size=arguments.batch_size,
                 device=arguments.device,
@@ -290,7 +293,7 @@ def main() -> int:
         page = (
             f"`python scripts/benchmark_hot_path.py {' '.join(sys.argv[1:])}`\n\n{table(rows)}\n\n"
             f"Whole loops in turns, {arguments.episodes} timed episodes of "
-            f"{arguments.episode_length} steps. torch {row['torch']}, {row['device_name']}, "
+            f"{length} steps. torch {row['torch']}, {row['device_name']}, "
             f"{row['threads']} threads, {time.strftime('%Y-%m-%d')}.\n"
         )
         arguments.json.with_suffix(".md").write_text(page)

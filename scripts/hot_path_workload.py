@@ -179,6 +179,7 @@ class Loop:
         self.backend_name = type(self.environment.backends[key]).__name__
         learner = LearnerConfig(lstm_hidden=workload.lstm_hidden, ppo_epochs=workload.ppo_epochs)
         self.agent = growth_agent(learner, SEED, device)
+        self.agent.policy.threads = workload.threads
         self.device = device
         self.folder = tempfile.TemporaryDirectory()
         sinks = (

@@ -40,6 +40,7 @@ class Seen:
     """Dtypes that pass through a policy's parts while it acts or learns."""
 
     def __init__(self, policy: Policy, monkeypatch):
+        policy.native = False  # the native library has no other precision
         self.dtypes: dict[str, set[torch.dtype]] = {}
         for name, module in policy.named_modules():
             if isinstance(module, torch.nn.Linear | torch.nn.LSTM):

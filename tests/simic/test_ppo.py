@@ -198,17 +198,17 @@ def test_minibatches_hold_whole_episodes_and_every_environment_once_an_epoch() -
     """Seen from outside: environments with a marked critic feature, one batch an epoch or many."""
     marks: list[list[int]] = []
     agent = agent_with(ppo_epochs=3, minibatches=5)
-    encode = agent.policy.encode
+    evaluate = agent.policy.evaluate_actions
 
-    def spy(observation):
-        assert len(observation.critic) == LENGTH
+    def spy(observation, actions, hidden):
+        assert actions.shape[0] == LENGTH
         assert bool((observation.critic[:, :, 0] == observation.critic[:1, :, 0]).all())
         marks.append(observation.critic[0, :, 0].long().tolist())
-        return encode(observation)
+        return evaluate(observation, actions, hidden)
 
     rollout = rollout_of(agent)
     rollout.observation.critic[..., 0] = torch.arange(ENVIRONMENTS)
-    agent.compiled.encode = spy
+    agent.policy.evaluate_actions = spy
     agent.update(rollout)
     assert len(marks) == 15
     epochs = [[mark for part in marks[i : i + 5] for mark in part] for i in (0, 5, 10)]

@@ -184,7 +184,7 @@ def test_a_library_that_was_compiled_is_found_again(tmp_path: Path, monkeypatch)
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
     original, compiled = Path(library()._name), []
 
-    def compile_library(command: list[str], path: Path) -> None:
+    def compile_library(command: list[str], source: Path, path: Path) -> None:
         compiled.append(path)
         path.write_bytes(original.read_bytes())
 
@@ -202,7 +202,7 @@ def test_a_library_that_was_compiled_is_found_again(tmp_path: Path, monkeypatch)
     # What was damaged in the cache is made anew.
     damaged = tmp_path / "esper-damaged.so"
     damaged.write_bytes(b"no library at all")
-    monkeypatch.setattr(build, "_key", lambda command: "damaged")
+    monkeypatch.setattr(build, "_key", lambda command, source: "damaged")
     assert found() == str(damaged)
     assert compiled[2:] == [damaged]
     build._found.cache_clear()
@@ -289,7 +289,8 @@ def test_the_library_is_clean_under_sanitisers(tmp_path: Path):
         pytest.skip("this g++ comes without sanitisers")
     here = Path(__file__).parent
     flags = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
-    files = [here / "test_training_oracle.py", here / "test_measure_oracle.py"]
+    policy = here.parent / "tamiyo" / "policy" / "test_native_policy.py"
+    files = [here / "test_training_oracle.py", here / "test_measure_oracle.py", policy]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "native"]
         + [str(path) for path in files]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.constants import constant
-from esper.kasmina.seeds import AlphaMode, SeedState, among, shape_of
+from esper.kasmina.seeds import AlphaMode, SeedState, among
 from esper.leyline.actions import (
     ALPHA_SPEED_STEPS,
     ALPHA_TARGETS,
@@ -122,7 +122,7 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
         state,
         alpha=alpha,
         alpha_velocity=alpha - state.alpha,
-        ramp_mode=torch.where(finished, AlphaMode.HOLD, state.ramp_mode),
+        ramp_mode=state.ramp_mode.masked_fill(finished, AlphaMode.HOLD),
         ramp_done=ramp_done,
         age=state.age + state.living,
         stage_age=state.stage_age + (stage != Stage.DORMANT),
@@ -131,8 +131,7 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
     ticked = _enter(ticked, stage == Stage.PRUNED, Stage.EMBARGOED)
     ticked = _enter(ticked, (stage == Stage.EMBARGOED) & over, Stage.RESETTING)
     ticked = _pruned(ticked, finished & state.pruning)
-    empty = SeedState.dormant(shape_of(stage), stage.device)
-    return empty.where(stage == Stage.RESETTING, ticked)
+    return ticked.emptied(stage == Stage.RESETTING)
 
 
 def progress(curve: Tensor, time: Tensor) -> Tensor:
@@ -149,24 +148,22 @@ def progress(curve: Tensor, time: Tensor) -> Tensor:
 def _enter(state: SeedState, where: Tensor, stage: Stage) -> SeedState:
     return replace(
         state,
-        stage=torch.where(where, stage, state.stage),
-        stage_age=torch.where(where, 0, state.stage_age),
+        stage=state.stage.masked_fill(where, stage),
+        stage_age=state.stage_age.masked_fill(where, 0),
     )
 
 
 def _germinate(state: SeedState, where: Tensor, choice: dict[str, Tensor]) -> SeedState:
-    def column(values: Tensor) -> Tensor:
-        return values[:, None].expand_as(where)
-
-    born = replace(
-        SeedState.dormant(shape_of(where), where.device),
-        stage=torch.full_like(state.stage, Stage.GERMINATED),
-        blueprint=column(choice["blueprint"]),
-        style=column(choice["style"]),
-        tempo=column(_lookup(TEMPO_STEPS, choice["tempo"])),
-        goal=column(_lookup(ALPHA_TARGETS, choice["alpha_target"])),
+    """An empty slot has nothing that would have to be forgotten."""
+    goal = _lookup(ALPHA_TARGETS, choice["alpha_target"])[:, None]
+    return replace(
+        state,
+        stage=state.stage.masked_fill(where, Stage.GERMINATED),
+        blueprint=torch.where(where, choice["blueprint"][:, None], state.blueprint),
+        style=torch.where(where, choice["style"][:, None], state.style),
+        tempo=torch.where(where, _lookup(TEMPO_STEPS, choice["tempo"])[:, None], state.tempo),
+        goal=torch.where(where, goal, state.goal),
     )
-    return born.where(where, state)
 
 
 def _advance(state: SeedState, where: Tensor) -> SeedState:
@@ -226,10 +223,10 @@ def _ramp(
         alpha=torch.where(where & jump, target, state.alpha),
         ramp_start=torch.where(where, state.alpha, state.ramp_start),
         ramp_target=torch.where(where, target, state.ramp_target),
-        ramp_mode=torch.where(where, torch.where(jump, AlphaMode.HOLD, mode), state.ramp_mode),
+        ramp_mode=torch.where(where, mode.masked_fill(jump, AlphaMode.HOLD), state.ramp_mode),
         ramp_curve=torch.where(where, curve, state.ramp_curve),
         ramp_steps=torch.where(where, steps, state.ramp_steps),
-        ramp_done=torch.where(where, 0, state.ramp_done),
+        ramp_done=state.ramp_done.masked_fill(where, 0),
     )
 
 

@@ -15,7 +15,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
-_MOST_WORDS = 1 << 18
+_MOST_WORDS = 1 << 16
 """Words that ``StepBits`` draws in one go: they should stay in the cache."""
 
 

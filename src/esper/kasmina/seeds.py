@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
+from math import nan
 
 import torch
 from torch import Tensor
@@ -22,7 +23,10 @@ class AlphaMode(IntEnum):
 
 @dataclass(slots=True)
 class SeedState:
-    """Everything about the seeds that is not a network parameter; every field is ``[N, S]``."""
+    """Everything about the seeds that is not a network parameter; every field is ``[N, S]``.
+
+    In an empty slot all but the stage is 0.
+    """
 
     stage: Tensor
     """``Stage``, int64."""
@@ -90,14 +94,10 @@ class SeedState:
         """The state with ``function`` applied to every field."""
         return SeedState(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
 
-    def where(self, condition: Tensor, other: "SeedState") -> "SeedState":
-        """``self`` where ``condition [N, S]`` holds and ``other`` elsewhere."""
-        return SeedState(
-            **{
-                f.name: torch.where(condition, getattr(self, f.name), getattr(other, f.name))
-                for f in fields(self)
-            }
-        )
+    def emptied(self, slots: Tensor) -> "SeedState":
+        """The state with nothing where ``slots [N, S]`` is true."""
+        empty = self.map(lambda x: x.masked_fill(slots, 0))
+        return replace(empty, stage=self.stage.masked_fill(slots, Stage.DORMANT))
 
     @property
     def living(self) -> Tensor:
@@ -152,7 +152,6 @@ class SeedSignals:
         def filled(value: float) -> Tensor:
             return torch.full(shape, value, device=device)
 
-        nan = float("nan")
         return cls(
             contribution=filled(nan),
             contribution_velocity=filled(0.0),
@@ -188,13 +187,16 @@ class SeedSignals:
 
     def forget(self, slots: Tensor) -> "SeedSignals":
         """The signals with everything unknown where ``slots [N, S]`` is true."""
-        fresh = SeedSignals.unknown(shape_of(slots), slots.device)
         return SeedSignals(
             **{
-                f.name: torch.where(slots, getattr(fresh, f.name), getattr(self, f.name))
+                f.name: getattr(self, f.name).masked_fill(slots, _UNMEASURED.get(f.name, nan))
                 for f in fields(self)
             }
         )
+
+
+_UNMEASURED = {"contribution_velocity": 0.0, "exploding": False}
+"""What signals are when nothing was measured, where that is not NaN."""
 
 
 def among(stage: Tensor, stages: tuple[Stage, ...]) -> Tensor:

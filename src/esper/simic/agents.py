@@ -18,17 +18,19 @@ def growth_agent(
     device: torch.device,
     amp_dtype: torch.dtype | None = None,
     compile_mode: str = "off",
+    threads: int = 1,
 ) -> PPOAgent[Observation]:
     """A learner of growth policies.
 
     Args:
         config, seed, device, compile_mode: see ``PPOAgent``.
         amp_dtype: of the policy's trunk, see ``Policy.amp_dtype``.
+        threads: of the native policy, see ``FactoredLSTM``.
     """
 
     def network() -> FactoredLSTM:
         policy = FactoredLSTM(config.lstm_hidden)
-        policy.amp_dtype = amp_dtype
+        policy.amp_dtype, policy.threads = amp_dtype, threads
         return policy
 
     kind = agent_class(device, compile_mode)

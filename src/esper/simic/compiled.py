@@ -1,13 +1,13 @@
 """What surrounds the memory, compiled: the encoder, and heads with their loss."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from esper.simic.loss import ppo_loss
+from esper.simic.sequences import Sequences
 from esper.tamiyo.policy.base import Policy
 
 log = logging.getLogger(__name__)
@@ -36,13 +36,24 @@ class Compiled:
     def __init__(self, policy: Policy[Any], mode: str):
         self._policy = policy
         self.active = mode != "off"
-        self.encode: Callable[[Any], tuple[Tensor, ...]] = policy.encode
-        self.loss: Callable[..., tuple[Tensor, dict[str, Tensor]]] = self._loss
         if self.active:
-            self.encode = torch.compile(policy.encode, mode=mode)
-            self.loss = torch.compile(self._loss, mode=mode)
+            self._encode = torch.compile(policy.encode, mode=mode)
+            self._judge = torch.compile(self._judged, mode=mode)
 
-    def _loss(
+    def loss(
+        self, part: Sequences[Any], clip: Tensor, entropy_weight: Tensor, value_weight: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``ppo_loss`` of what the policy says of the sequences ``part``."""
+        learned = part.log_prob, part.advantages, part.targets, part.weight
+        rest = (*learned, clip, entropy_weight, value_weight)
+        if not self.active:
+            said = self._policy.evaluate_actions(part.observation, part.actions, part.hidden)
+            return ppo_loss(said, *rest)
+        encoded = self._encode(part.observation)
+        memory, _ = self._policy.remember(encoded[0], part.hidden)
+        return self._judge(memory, encoded, part.observation, part.actions, *rest)
+
+    def _judged(
         self,
         memory: Tensor,
         encoded: tuple[Tensor, ...],
@@ -50,7 +61,6 @@ class Compiled:
         actions: Tensor,
         *rest: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """``ppo_loss`` of what the policy says; ``rest`` are its arguments behind the first."""
         said = self._policy.judge(memory, encoded, observation, actions)
         return ppo_loss(said, *rest)
 
@@ -62,5 +72,4 @@ class Compiled:
         reason = first[0] if first else type(error).__name__
         log.warning("compile: %s; going on without compilation", reason)
         self.active = False
-        self.encode, self.loss = self._policy.encode, self._loss
         return True

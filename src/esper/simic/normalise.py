@@ -16,12 +16,16 @@ class RunningMoments:
     Args:
         shape: shape of one row.
         device: where the moments live.
+
+    Attributes:
+        deviation: standard deviation of every column, 1 before the first update.
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device):
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         self.mean = torch.zeros(shape, dtype=torch.float64, device=device)
         self.squares = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.deviation = torch.ones(shape, dtype=torch.float64, device=device)
 
     def update(self, rows: Tensor) -> None:
         """Take in ``rows [..., *shape]``; a row with a number that is not finite is left out.
@@ -43,12 +47,11 @@ class RunningMoments:
         self.squares += squares + shift.square() * self.count * count / total
         self.mean += shift * count / total
         self.count += count
+        self._find_deviation()
 
-    @property
-    def deviation(self) -> Tensor:
-        """Standard deviation of every column, 1 before the first update."""
+    def _find_deviation(self) -> None:
         variance = self.squares / self.count.clamp(min=1.0)
-        return torch.where(self.count > 0, (variance + _EPSILON).sqrt(), 1.0)
+        self.deviation.copy_(torch.where(self.count > 0, (variance + _EPSILON).sqrt(), 1.0))
 
     def normalise(self, x: Tensor) -> Tensor:
         """``(x - mean) / deviation`` within +-10, in float32; infinity, an error, stays."""
@@ -77,6 +80,7 @@ class RunningMoments:
             raise ValueError(f"moments of {tuple(state['mean'].shape)}, not {self.mean.shape}")
         for name, mine in self._tensors().items():
             mine.copy_(state[name])
+        self._find_deviation()
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"count": self.count, "mean": self.mean, "squares": self.squares}

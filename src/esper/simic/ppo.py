@@ -250,21 +250,8 @@ class PPOAgent(Generic[Seen]):
 
     def _backward(self, part: Sequences[Seen]) -> tuple[Tensor, dict[str, Tensor]]:
         self.optimizer.zero_grad()
-        encoded = self.compiled.encode(part.observation)
-        memory, _ = self.policy.remember(encoded[0], part.hidden)
-        loss, record = self.compiled.loss(
-            memory,
-            encoded,
-            part.observation,
-            part.actions,
-            part.log_prob,
-            part.advantages,
-            part.targets,
-            part.weight,
-            self.scalars["clip"],
-            self.scalars["entropy"],
-            self.config.value_weight,
-        )
+        clip, entropy_weight = self.scalars["clip"], self.scalars["entropy"]
+        loss, record = self.compiled.loss(part, clip, entropy_weight, self.config.value_weight)
         if self.scaler is None:
             loss.backward()
         else:

@@ -46,7 +46,7 @@ class _Lived:
         epoch: what training measured.
         measurement: what validation found, of restored hosts where the governor rolled back.
         rollback: ``Reason``, int64 ``[R]``.
-        state: the seeds that were measured.
+        state: the seeds that were measured; those that acted where nothing was rolled back.
         birth_accuracy: see ``SeedSignals``, of seeds that ended in this step too.
     """
 
@@ -164,11 +164,12 @@ class Shard:
         self.gain = torch.zeros(self.count, dtype=self.config.dtype, device=self.device)
         self.seed_parameters = self.engine.seed_parameters(self.state)
         self.legal = legal_slots(self.state, self.signals, self.rules)
+        self.own, self.own_signals = self.state.map(self._own), self.signals.map(self._own)
         return self._observe()
 
     def step(self, actions: Tensor) -> Step:
         """One environment step for all; ``actions`` int64 ``[N, heads]``."""
-        t, before = self.progress.step, self.state
+        t, before, own_before = self.progress.step, self.state, self.own
         assert t < self.config.episode_length, "the episode is over: reset first"
         last = t + 1 == self.config.episode_length
         everyone = torch.cat([actions, self.idle])
@@ -189,8 +190,8 @@ class Shard:
             last=last,
             op=self._own(op),
             slot=everyone[: self.count, HEADS.index("slot")],
-            before=before.map(self._own),
-            after=self.state.map(self._own),
+            before=own_before,
+            after=self.own,
             contribution=self._own(lived.contribution).to(score.dtype),
             accuracy=self._own(counted.accuracy),
             initial_accuracy=self._own(self.initial_accuracy),
@@ -208,7 +209,7 @@ class Shard:
             before=inputs.before,
             acted=acted.map(self._own),
             after=inputs.after,
-            signals=self.signals.map(self._own),
+            signals=self.own_signals,
             seed_parameters=self._own(self.seed_parameters),
             success=self._own(success),
             rollback=self._own(lived.rollback),
@@ -229,7 +230,8 @@ class Shard:
     def _germinate(self, before: SeedState, acted: SeedState, t: int) -> None:
         """Give newborn seeds their numbers, and keep those of seeds that became fossils."""
         kept = (acted.stage == Stage.FOSSILISED) & (before.stage == Stage.HOLDING)
-        self.governor.snapshot(kept.any(1))
+        if bool(kept.any()):
+            self.governor.snapshot(kept.any(1))
         born = (acted.stage == Stage.GERMINATED) & (before.stage == Stage.DORMANT)
         self.engine.germinate(born, acted.blueprint, t)
 
@@ -240,8 +242,9 @@ class Shard:
         measurement = self.engine.measure(acted, t, committed=near_end)
         rollback = self.governor.judge(epoch, measurement.scores, acted.computing)
         rolled = rollback != Reason.NONE
-        state = roll_back(acted, rolled)
+        state = acted
         if bool(rolled.any()):
+            state = roll_back(acted, rolled)
             self._restore(rolled, state, t, epoch, measurement)
         if (t + 1) % self.governor.every == 0:
             self.governor.snapshot(self.governor.healthy)
@@ -252,7 +255,9 @@ class Shard:
 
         Returns parameters of the seeds that lived before or live after, int64 ``[R, S]``.
         """
-        self.state = roll_back(tick(acted, self.rules), lived.rolled)
+        self.state = tick(acted, self.rules)
+        if lived.state is not acted:
+            self.state = roll_back(self.state, lived.rolled)
         parameters = self.engine.seed_parameters(self.state)
         ever = torch.maximum(parameters, self.seed_parameters)
         self.seed_parameters = parameters
@@ -269,6 +274,7 @@ class Shard:
         lived.birth_accuracy = signals.birth_accuracy
         self.signals = signals.forget(~self.state.living)
         self.legal = legal_slots(self.state, self.signals, self.rules)
+        self.own, self.own_signals = self.state.map(self._own), self.signals.map(self._own)
         self.accuracy = lived.scores.accuracy
         return ever
 
@@ -329,8 +335,7 @@ class Shard:
 
     def _added(self, last: bool) -> Tensor:
         """Parameters that pay rent, int64 ``[N]``."""
-        state = self.state.map(self._own)
-        counted = state.stage == Stage.FOSSILISED if last else state.acting
+        counted = self.own.stage == Stage.FOSSILISED if last else self.own.acting
         return torch.where(counted, self._own(self.seed_parameters), 0).sum(1)
 
     def _reward(self, inputs: RewardInputs, rolled: Tensor) -> Tensor:
@@ -340,8 +345,7 @@ class Shard:
         return reward - self.config.rollback_penalty * rolled
 
     def _observe(self) -> Observation:
-        state, parameters = self.state.map(self._own), self._own(self.seed_parameters)
-        signals = self.signals.map(self._own)
+        state, parameters = self.own, self._own(self.seed_parameters)
         score, twin_score = self._scores(last=False)
         return Observation(
             host=host_features(
@@ -355,11 +359,11 @@ class Shard:
                 self.slots,
                 self.config.episode_length,
                 state,
-                signals,
+                self.own_signals,
                 self.host_parameters,
                 parameters,
             ),
-            blueprints=torch.where(state.living, state.blueprint, 0),
+            blueprints=state.blueprint * state.living,
             critic=critic_features(score, twin_score),
             masks=ActionMasks(self._own(self.legal), self.kinds.expand(self.count, -1, -1)),
         )

@@ -95,7 +95,7 @@ class Governor:
         count = known.sum(1).clamp(min=1)
         experienced = count >= LEAST_HISTORY
         mean = self.losses.nan_to_num(0.0).sum(1) / count
-        squares = torch.where(known, self.losses - mean[:, None], 0.0).square().sum(1)
+        squares = (self.losses - mean[:, None]).masked_fill(~known, 0.0).square().sum(1)
         deviation = (squares / count).sqrt()
 
         guessing = log(self.classes)
@@ -105,11 +105,11 @@ class Governor:
         runaway = experienced & (loss > limits.runaway_loss)
         runaway &= loss > mean + limits.runaway_deviations * deviation
         runaway &= loss > limits.runaway_factor * mean
-        self.strikes = torch.where(runaway, self.strikes + 1, 0)
+        self.strikes = (self.strikes + 1) * runaway
 
-        reason = torch.where(self.strikes >= STRIKES, int(Reason.RUNAWAY), int(Reason.NONE))
-        reason = torch.where(collapsed, int(Reason.COLLAPSE), reason)
-        reason = torch.where(finite, reason, int(Reason.NOT_FINITE))
+        reason = (self.strikes >= STRIKES) * int(Reason.RUNAWAY)
+        reason = reason.masked_fill(collapsed, int(Reason.COLLAPSE))
+        reason = reason.masked_fill(~finite, int(Reason.NOT_FINITE))
         self.strikes = self.strikes.masked_fill(reason != Reason.NONE, 0)
         self.healthy = (reason == Reason.NONE) & ~runaway
         grown = torch.cat([self.losses[:, 1:], loss[:, None]], 1)

@@ -1,8 +1,12 @@
 """Gradient health of seeds, and the bookkeeping of what was measured of them."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from esper.kasmina.constants import constant
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.tolaria.backends import EpochResult
@@ -20,20 +24,19 @@ def gradient_health(tensor_norms: Tensor, tensor_counts: Tensor) -> tuple[Tensor
     above 10 or not finite. Health is 0 when any norm is not finite.
 
     Args:
-        tensor_norms: ``[N, tensors]``, the first ``tensor_counts[n]`` of each row count.
-        tensor_counts: int64 ``[N]``.
+        tensor_norms: ``[..., tensors]``, the first ``tensor_counts`` of each row count.
+        tensor_counts: int64 ``[...]``.
 
     Returns:
-        health ``[N]``, exploding bool ``[N]``.
+        health ``[...]``, exploding bool ``[...]``.
     """
-    counted = (
-        torch.arange(tensor_norms.shape[1], device=tensor_norms.device) < tensor_counts[:, None]
-    )
-    finite = tensor_norms.isfinite()
-    vanishing = (counted & (tensor_norms < VANISHING_NORM)).sum(1) / tensor_counts
-    exploding = (counted & (~finite | (tensor_norms > EXPLODING_NORM))).sum(1) / tensor_counts
+    places = torch.arange(tensor_norms.shape[-1], device=tensor_norms.device)
+    counted = places < tensor_counts[..., None]
+    infinite = counted & ~tensor_norms.isfinite()
+    vanishing = (counted & (tensor_norms < VANISHING_NORM)).sum(-1) / tensor_counts
+    exploding = (infinite | (counted & (tensor_norms > EXPLODING_NORM))).sum(-1) / tensor_counts
     health = (1.0 - 0.5 * vanishing - 0.8 * exploding).clamp(min=0.0)
-    return torch.where((finite | ~counted).all(1), health, 0.0), exploding > 0
+    return health.masked_fill(infinite.any(-1), 0.0), exploding > 0
 
 
 def updated_signals(
@@ -58,12 +61,9 @@ def updated_signals(
         seed_parameters: of the living seeds, ``[N, S]``.
         host_parameters: of the host alone.
     """
-    per_slot = [
-        gradient_health(norms, slot.tensor_counts.to(norms.device)[state.blueprint[:, s]])
-        for s, (slot, norms) in enumerate(zip(slots, epoch.seed_tensor_norms, strict=True))
-    ]
-    health = torch.stack([health for health, _ in per_slot], 1).float()
-    exploding = torch.stack([exploding for _, exploding in per_slot], 1)
+    health, exploding = gradient_health(
+        _side_by_side(epoch.seed_tensor_norms), _tensor_counts(slots, state.blueprint)
+    )
     # An epoch that was rolled back measured nothing that still holds.
     measured = state.computing & ~epoch.loss.isnan()[:, None]
     if epoch.unmeasured is not None:
@@ -77,7 +77,7 @@ def updated_signals(
     return SeedSignals(
         contribution=contribution,
         contribution_velocity=velocity,
-        health=torch.where(measured, health, float("nan")),
+        health=health.float().masked_fill(~measured, float("nan")),
         previous_health=previous.health,
         gradient_norm=epoch.seed_gradient_norm.float(),
         exploding=measured & exploding,
@@ -86,6 +86,29 @@ def updated_signals(
         improvement=accuracy.float()[:, None] - previous.baseline,
         birth_accuracy=previous.birth_accuracy,
     )
+
+
+def _side_by_side(norms: list[Tensor]) -> Tensor:
+    """``[N, S, tensors]``: the slots' ``[N, tensors]``, filled up to the widest."""
+    widest = max(part.shape[1] for part in norms)
+    return torch.stack(
+        [
+            part if part.shape[1] == widest else pad(part, (0, widest - part.shape[1]))
+            for part in norms
+        ],
+        1,
+    )
+
+
+def _tensor_counts(slots: tuple[SlotSpec, ...], blueprint: Tensor) -> Tensor:
+    """Parameter tensors of each ``blueprint [N, S]``."""
+    table = constant(_count_table(slots), blueprint.device)
+    return table[torch.arange(len(slots), device=blueprint.device), blueprint]
+
+
+@cache
+def _count_table(slots: tuple[SlotSpec, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(slot.tensor_counts.tolist()) for slot in slots)
 
 
 def _smoothed_ratio(

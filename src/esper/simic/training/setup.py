@@ -115,6 +115,7 @@ def build_agent(config: TrainConfig, device: torch.device) -> PPOAgent[Observati
         device,
         policy_dtype(config, device),
         resolve_mode(config.machine.compile, device),
+        config.machine.threads or torch.get_num_threads(),
     )
 
 

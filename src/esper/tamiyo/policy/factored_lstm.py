@@ -25,6 +25,7 @@ from esper.tamiyo.policy.features import (
     SLOT_FEATURES,
     Observation,
 )
+from esper.tamiyo.policy.native import network as native
 
 OP_BIAS: dict[Op, float] = {
     Op.WAIT: 4.0,
@@ -65,6 +66,10 @@ class FactoredLSTM(Policy[Observation]):
     The op is drawn from the LSTM's output, the slot given the op by pointing at slot embeddings,
     the six other heads given both. The critic alone sees ``Observation.critic``.
 
+    On a CPU in full precision a native library computes all of it, on ``threads`` threads; no
+    number depends on how many. Elsewhere, in half precision, and where ``native`` is false, torch
+    does.
+
     Args:
         lstm_hidden: width of the LSTM.
         slot_width: width of a slot's embedding.
@@ -74,6 +79,7 @@ class FactoredLSTM(Policy[Observation]):
 
     def __init__(self, lstm_hidden: int = 128, slot_width: int = 32):
         super().__init__()
+        self.native, self.threads = True, 1
         self.lstm_hidden = lstm_hidden
         self.blueprint_embedding = nn.Embedding(len(BLUEPRINTS), 4)
         self.slot_encoder = nn.Sequential(
@@ -146,6 +152,9 @@ class FactoredLSTM(Policy[Observation]):
         self, observation: Observation, hidden: Hidden, noise: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
         """See ``Policy.act``."""
+        if self._computes_natively(observation, hidden):
+            sizes, parameters = self._native_sizes(), self._native_parameters()
+            return native.act(sizes, parameters, observation, hidden, noise, self.threads)
         features, slots = self.encode(observation)
         memory, hidden = self.remember(features[None], hidden)
         with full_precision(memory.device):
@@ -190,6 +199,65 @@ class FactoredLSTM(Policy[Observation]):
         with full_precision(hidden[0].device):
             logits = self.op_head(hidden[0][-1])
             return MaskedCategorical(logits, masks.ops, validate=False).log_probs.exp()
+
+    def evaluate_actions(
+        self, observation: Observation, actions: Tensor, hidden: Hidden
+    ) -> Evaluation:
+        """See ``Policy.evaluate_actions``."""
+        if self._computes_natively(observation, hidden):
+            sizes, parameters = self._native_sizes(), self._native_parameters()
+            return Evaluation(
+                *native.evaluate(sizes, parameters, observation, actions, hidden, self.threads)
+            )
+        return super().evaluate_actions(observation, actions, hidden)
+
+    def _computes_natively(self, observation: Observation, hidden: Hidden) -> bool:
+        weight = self.op_embedding.weight
+        inputs = (observation.host, observation.slots, observation.critic, *hidden)
+        return (
+            self.native
+            # A subclass may compute something else.
+            and type(self) is FactoredLSTM
+            and weight.device.type == "cpu"
+            and self.amp_dtype is None
+            and not any(x.requires_grad or x.dtype != weight.dtype for x in inputs)
+            and native.available(weight.dtype)
+        )
+
+    def _native_sizes(self) -> native.Sizes:
+        kinds, ops = self.blueprint_embedding, self.op_embedding
+        return native.Sizes(
+            host_features=len(HOST_FEATURES),
+            slot_features=len(SLOT_FEATURES),
+            critic_features=len(CRITIC_FEATURES),
+            blueprints=kinds.num_embeddings,
+            kind_width=kinds.embedding_dim,
+            slot_width=self.slot_head.hidden.in_features - self.lstm_hidden - ops.embedding_dim,
+            hidden=self.lstm_hidden,
+            ops=ops.num_embeddings,
+            op_width=ops.embedding_dim,
+            op_hidden=self.op_head.hidden.out_features,
+            slot_hidden=self.slot_head.hidden.out_features,
+            trunk=self.op_head.hidden.out_features,
+            value_hidden=self.value_head.hidden.out_features,
+            widths=tuple(layer.out_features for layer in self._choice_layers()),
+        )
+
+    def _native_parameters(self) -> list[Tensor]:
+        """In the order of ``native/src/calls.h``."""
+        modules: list[nn.Module] = [
+            self.blueprint_embedding,
+            self.slot_encoder,
+            self.encoder,
+            self.lstm,
+            self.op_embedding,
+            self.op_head,
+            self.slot_head,
+            self.choice_trunk,
+            self.value_head,
+            self.choice_heads,
+        ]
+        return [parameter for module in modules for parameter in module.parameters()]
 
     def encode(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Input of the LSTM ``[..., lstm_hidden]`` and slot embeddings ``[..., S, slot_width]``."""
@@ -267,7 +335,8 @@ class FactoredLSTM(Policy[Observation]):
         return _widened(logits, logits.shape[-1] + 1)[..., places], options
 
     def _value(self, memory: Tensor, observation: Observation) -> Tensor:
-        return self.value_head(torch.cat([memory, observation.critic], -1))[..., 0].float()
+        value = self.value_head(torch.cat([memory, observation.critic], -1))[..., 0]
+        return value if value.dtype == torch.float64 else value.float()
 
 
 def _places(widths: list[int]) -> list[list[int]]:

@@ -11,7 +11,7 @@ from esper.kasmina.constants import constant
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState, among
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op, Style
-from esper.leyline.stages import LIVING, Stage
+from esper.leyline.stages import LIVING, STAGE_COUNT, Stage
 from esper.tamiyo.policy.action_masks import ActionMasks
 
 HISTORY = 5
@@ -153,33 +153,30 @@ def host_features(
     count, slots = state.stage.shape
     part = progress.step / progress.episode_length
 
-    def column(value: float | Tensor) -> Tensor:
-        return torch.as_tensor(value, device=state.stage.device).float().expand(count)[:, None]
-
-    def share(*stages: Stage) -> Tensor:
-        return among(state.stage, stages).float().mean(1, keepdim=True)
-
-    added = seed_parameters.sum(1, keepdim=True).float()
-    living = state.living.float().sum(1, keepdim=True)
+    device = state.stage.device
+    losses = torch.cat([progress.losses, progress.train_loss[:, None]], 1)
+    losses = _known(symlog(losses))
+    scores = _known(torch.cat([progress.expected, progress.train_accuracy[:, None]], 1))
+    shares = constant(_SHARES, device)[state.stage].mean(1)
+    living = state.living.sum(1, keepdim=True)
+    flags = torch.stack([progress.success, progress.rolled_back], 1).float()
     features = torch.cat(
         [
-            column(part),
-            column(1.0 - part),
-            _known(symlog(progress.losses[:, -1:])),
-            _known(progress.expected[:, -1:]),
-            _known(symlog(progress.losses[:, :-1])),
-            _known(progress.expected[:, :-1]),
-            _known(symlog(progress.train_loss)[:, None]),
-            _known(progress.train_accuracy[:, None]),
-            share(Stage.TRAINING),
-            share(Stage.BLENDING),
-            share(Stage.HOLDING, Stage.FOSSILISED),
-            column(progress.success),
-            _one_of(progress.last_op, tuple(Op)),
-            column(host_parameters).log() / 10.0,
-            (added / host_parameters).log1p(),
-            1.0 - living / max(1, min(max_seeds, slots)),
-            column(progress.rolled_back),
+            torch.full((count, 1), part, device=device),
+            torch.full((count, 1), 1.0 - part, device=device),
+            losses[:, HISTORY : HISTORY + 1],
+            scores[:, HISTORY : HISTORY + 1],
+            losses[:, :HISTORY],
+            scores[:, :HISTORY],
+            losses[:, HISTORY + 1 :],
+            scores[:, HISTORY + 1 :],
+            shares,
+            flags[:, :1],
+            _one_of(progress.last_op, _OPS),
+            constant(((host_parameters,),), device).float().log().expand(count, 1) / 10.0,
+            (seed_parameters.sum(1, keepdim=True).float() / host_parameters).log1p(),
+            1.0 - living.float() / max(1, min(max_seeds, slots)),
+            flags[:, 1:],
         ],
         1,
     )
@@ -187,12 +184,29 @@ def host_features(
     return features
 
 
-def _one_of(x: Tensor, values: tuple[int, ...]) -> Tensor:
-    """1 where ``x [...]`` is each of ``values``, 0 elsewhere, ``[..., len(values)]``.
+def _one_hot(values: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
+    """By number up to the largest of ``values``: 1 at the place of each."""
+    return tuple(tuple(float(i == v) for v in values) for i in range(max(values) + 1))
+
+
+_OPS, _STAGES, _STYLES = _one_hot(tuple(Op)), _one_hot(tuple(Stage)), _one_hot(tuple(Style))
+_RAMPS = tuple(tuple(float(m == way) for way in (AlphaMode.UP, AlphaMode.DOWN)) for m in AlphaMode)
+_SHARES = tuple(
+    tuple(
+        float(stage in stages)
+        for stages in ((Stage.TRAINING,), (Stage.BLENDING,), (Stage.HOLDING, Stage.FOSSILISED))
+    )
+    for stage in range(STAGE_COUNT)
+)
+"""By stage, which of the three shares of slots it counts for."""
+
+
+def _one_of(x: Tensor, table: tuple[tuple[float, ...], ...]) -> Tensor:
+    """The row of ``table`` for each of ``x [...]``.
 
     torch's one_hot looks at the largest number first, for which the host waits.
     """
-    return (x[..., None] == constant(values, x.device)).float()
+    return constant(table, x.device)[x]
 
 
 def slot_features(
@@ -204,41 +218,39 @@ def slot_features(
     seed_parameters: Tensor,
 ) -> Tensor:
     """``[N, S, len(SLOT_FEATURES)]`` in float32; what belongs to a seed is 0 in an empty slot."""
-    living = among(state.stage, LIVING)
-
-    def ages(x: Tensor) -> Tensor:
-        return x.float() / episode_length
-
-    stages = _one_of(state.stage, tuple(Stage))
-    of_seed = [
-        state.alpha,
-        state.alpha_velocity,
-        state.goal,
-        state.ramp_target,
-        (state.ramp_mode == AlphaMode.UP).float(),
-        (state.ramp_mode == AlphaMode.DOWN).float(),
-        ages(state.ramp_steps),
-        ages(state.ramp_done),
-        ages(state.tempo),
-        *_one_of(state.style, tuple(Style)).unbind(-1),
-        10.0 * signals.contribution.nan_to_num(0.0),
-        10.0 * signals.contribution_velocity,
-        signals.contribution.isfinite().float(),
-        symlog(signals.gradient_norm.nan_to_num(0.0, posinf=1e6)),
-        _known(signals.health),
-        _known(signals.previous_health),
-        signals.exploding.float(),
-        symlog(signals.gradient_ratio.nan_to_num(0.0, posinf=1e6)),
-        10.0 * signals.improvement.nan_to_num(0.0),
-        ages(state.age),
-        ages(state.stage_age),
-        (seed_parameters.float() / host_parameters).log1p(),
-    ]
-    seeds = torch.where(living[..., None], torch.stack([f.float() for f in of_seed], -1), 0.0)
-    places = torch.tensor([[slot.depth, slot.channels] for slot in slots], device=living.device)
-    places[:, 1] = places[:, 1].log() / 5.0
-    place = places.expand(*living.shape, -1)
-    features = torch.cat([living[..., None].float(), stages, seeds, place], -1)
+    living = among(state.stage, LIVING)[..., None]
+    alphas = torch.stack(
+        [state.alpha, state.alpha_velocity, state.goal, state.ramp_target], -1
+    ).float()
+    times = [state.ramp_steps, state.ramp_done, state.tempo, state.age, state.stage_age]
+    ages = torch.stack(times, -1).float() / episode_length
+    measured = [signals.contribution, signals.contribution_velocity, signals.improvement]
+    points = 10.0 * torch.stack(measured, -1).float().nan_to_num(0.0)
+    gradients = [signals.gradient_norm, signals.gradient_ratio]
+    norms = symlog(torch.stack(gradients, -1).float().nan_to_num(0.0, posinf=1e6))
+    health = _known(torch.stack([signals.health, signals.previous_health], -1))
+    flags = torch.stack([signals.contribution.isfinite(), signals.exploding], -1).float()
+    seeds = torch.cat(
+        [
+            alphas,
+            _one_of(state.ramp_mode, _RAMPS),
+            ages[..., :3],
+            _one_of(state.style, _STYLES),
+            points[..., :2],
+            flags[..., :1],
+            norms[..., :1],
+            health,
+            flags[..., 1:],
+            norms[..., 1:],
+            points[..., 2:],
+            ages[..., 3:],
+            (seed_parameters[..., None].float() / host_parameters).log1p(),
+        ],
+        -1,
+    ).masked_fill(~living, 0.0)
+    places = constant(tuple((slot.depth, slot.channels) for slot in slots), living.device)
+    place = torch.cat([places[:, :1], places[:, 1:].log() / 5.0], 1).expand(len(living), -1, -1)
+    features = torch.cat([living.float(), _one_of(state.stage, _STAGES), seeds, place], -1)
     assert features.shape[-1] == len(SLOT_FEATURES)
     return features
 

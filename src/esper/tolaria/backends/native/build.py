@@ -1,4 +1,4 @@
-"""The compiled library: built once for this machine's instruction set, then found in a cache."""
+"""Compiled libraries: built once for this machine's instruction set, then found in a cache."""
 
 import ctypes
 import hashlib
@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "src"
+"""The hosts' library; other libraries may include its headers."""
 CACHE_VARIABLE = "ESPER_CACHE_DIR"
 FLAGS_VARIABLE = "ESPER_NATIVE_FLAGS"
 """Further compiler flags, such as ``-fsanitize=address``."""
@@ -42,48 +43,51 @@ class NoCompiler(Unavailable):
     """There is no C++ compiler."""
 
 
-def library() -> ctypes.CDLL:
-    """The library, compiled if the cache has none for these sources, this compiler and this CPU.
+def library(source: Path = SOURCE) -> ctypes.CDLL:
+    """A library, compiled if the cache has none for these sources, this compiler and this CPU.
+
+    Args:
+        source: the folder of its ``library.cpp``.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
     """
-    found = _found()
+    found = _found(source)
     if isinstance(found, Unavailable):
         raise found
     return found
 
 
 @cache
-def _found() -> ctypes.CDLL | Unavailable:
-    """The library, or why there is none; a failure is not tried again in this process."""
+def _found(source: Path) -> ctypes.CDLL | Unavailable:
+    """A library, or why there is none; a failure is not tried again in this process."""
     try:
-        return _load()
+        return _load(source)
     except Unavailable as reason:
         return reason
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         return Unavailable(f"building it failed ({error})")
 
 
-def _load() -> ctypes.CDLL:
+def _load(source: Path) -> ctypes.CDLL:
     command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     if shutil.which(command[0]) is None:
         raise NoCompiler(f"there is no C++ compiler {command[0]!r} (CXX names another)")
     extra = os.environ.get(FLAGS_VARIABLE, "").split()
     command += [*FLAGS, *instruction_set(), *extra]
-    path = cache_directory() / f"esper-{_key(command)}.so"
+    path = cache_directory() / f"esper-{_key(command, source)}.so"
     if path.exists():
         try:
             return ctypes.CDLL(str(path))
         except OSError:
             path.unlink()  # damaged; it is made anew
     logging.getLogger(__name__).info("native backend: compiling, once for this machine")
-    compile_library(command, path)
+    compile_library(command, source, path)
     return ctypes.CDLL(str(path))
 
 
-def compile_library(command: list[str], path: Path) -> None:
-    """Compile ``library.cpp`` to ``path``, which appears whole or not at all.
+def compile_library(command: list[str], source: Path, path: Path) -> None:
+    """Compile the ``library.cpp`` of ``source`` to ``path``, which appears whole or not at all.
 
     Raises:
         Unavailable: the compiler fails, or the cache cannot be written.
@@ -96,7 +100,7 @@ def compile_library(command: list[str], path: Path) -> None:
         raise Unavailable(f"{path.parent} cannot be written; set {CACHE_VARIABLE}") from error
     try:
         run = subprocess.run(
-            [*command, str(SOURCE / "library.cpp"), "-o", name],
+            [*command, f"-I{SOURCE}", str(source / "library.cpp"), "-o", name],
             capture_output=True,
             text=True,
             check=False,
@@ -141,14 +145,14 @@ def cpu_features() -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
-def _key(command: list[str]) -> str:
+def _key(command: list[str], source: Path) -> str:
     version = subprocess.run(
         [command[0], "--version"], capture_output=True, text=True, check=False, timeout=60
     )
     digest = hashlib.sha256()
     for part in (*command, version.stdout, platform.machine()):
         digest.update(part.encode())
-    for path in sorted(SOURCE.glob("*")):
+    for path in sorted({*SOURCE.glob("*"), *source.glob("*")}):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

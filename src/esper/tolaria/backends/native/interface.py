@@ -75,13 +75,13 @@ class Library:
         self.create = function("create", c_void_p, POINTER(HostSpec), ctypes.c_int)
         self.destroy = function("destroy", None, c_void_p)
         self.sizes = function("sizes", None, c_void_p, ctypes.c_int, ctypes.c_int, POINTER(c_int32))
-        self.train = _checked(function("train", ctypes.c_int, c_void_p, POINTER(TrainCall)))
-        self.evaluate = _checked(
-            function("evaluate", ctypes.c_int, c_void_p, POINTER(EvaluateCall))
-        )
+        self.train = checked(function("train", ctypes.c_int, c_void_p, POINTER(TrainCall)))
+        self.evaluate = checked(function("evaluate", ctypes.c_int, c_void_p, POINTER(EvaluateCall)))
 
 
-def _checked(function: "ctypes._FuncPointer") -> "ctypes._FuncPointer":
+def checked(function: "ctypes._FuncPointer") -> "ctypes._FuncPointer":
+    """``function`` with an exception where its result is not 0."""
+
     def check(result: Any, _: Any, __: Any) -> Any:
         if result == _OUT_OF_MEMORY:
             raise MemoryError("the native backend ran out of memory")
