@@ -347,19 +347,20 @@ def test_a_settings_file_that_cannot_be_written_anew_stays(
 def test_cutting_events_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the file is cut its kept lines are written already; once more gives the same."""
     run = train_ppo_vectorized(tiny(tmp_path)).path
-    found = load_latest(run)
     (run / "checkpoints" / "000002").rename(tmp_path / "gone")
     before = load_latest(run)
+    with (run / "events.jsonl").open("ab") as events:
+        events.write(b'{"event_type":"TRAINING_FINISHED","time":9.0,"round":1,"status":"late"}\n')
     directory, original = RunDirectory(run), (run / "events.jsonl").read_bytes()
     directory.cut_events(before.events_bytes, before.round)
     expected = (run / "events.jsonl").read_bytes()
     kept = expected[before.events_bytes :]
     assert b"CHECKPOINT_SAVED" in kept
+    assert kept.count(b'"late"') == 1
     (run / "events.jsonl").write_bytes(expected + original[len(expected) :])
     directory.cut_events(before.events_bytes, before.round)
     directory.close()
     assert (run / "events.jsonl").read_bytes() == expected
-    assert found.round == 2
 
 
 def test_the_backend_that_computes_is_stored(tmp_path: Path) -> None:

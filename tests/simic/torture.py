@@ -4,6 +4,7 @@ The processes are forked from one that has imported everything already, so that 
 tenth of a second. What they print goes to files, which outlive them.
 """
 
+import atexit
 import multiprocessing
 import os
 import re
@@ -73,6 +74,8 @@ class Training:
         self._pipe, theirs = _CONTEXT.Pipe()
         self.process = _CONTEXT.Process(target=_train, args=(arguments, log, theirs, halts))
         self.process.start()
+        # Left where it halts by a test that failed, it would be waited for at the end.
+        atexit.register(self.process.kill)
         theirs.close()
         self.said: list[str] = []
         self._words: SimpleQueue[str | None] = SimpleQueue()
