@@ -32,7 +32,7 @@ LEARNER = {
 
 ENTROPY, CHOICE, GRADIENT = "head_entropy/", "head_choice/", "head_grad_norms/"
 
-SCHEDULED = ("learning_rate", "entropy_weight", "entropy_coefficient", "clip_range")
+SCHEDULED = ("learning_rate", "entropy_weight", "clip")
 """Metrics that a schedule sets; also those that begin with one of them and a slash."""
 
 _NONE: Floats = np.empty(0)
