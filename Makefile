@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling clean
+.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-sanctum screenshots clean
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -41,6 +41,12 @@ bench-scaling: $(READY)
 
 bench-memory: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py --write
+
+bench-sanctum: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sanctum_frame.py --write
+
+screenshots: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/make_screenshots.py
 
 bench-tasks: $(READY)
 	$(BIN)/python benchmarks/tasks.py --write
