@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision clean
+.PHONY: demo test test-all test-gpu screenshots clean bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -47,6 +47,12 @@ bench-memory: $(READY)
 
 bench-precision: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/precision.py --write
+
+bench-sanctum: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sanctum_frame.py --write
+
+screenshots: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/make_screenshots.py
 
 bench-tasks: $(READY)
 	$(BIN)/python benchmarks/tasks.py --write

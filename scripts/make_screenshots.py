@@ -37,7 +37,7 @@ async def picture(run: Path, target: Path, keys: list[str], light: bool = False)
 def pictures(run: Path) -> None:
     """The pictures of the documents. A replay shows the run while it still grows."""
     IMAGES.mkdir(exist_ok=True)
-    past = ["less_than_sign", *["comma"] * 12]
+    past = ["less_than_sign", *["comma"] * 20]
     for name, keys, light in (
         ("overview", ["1", "s", "s", *past], False),
         ("policy", ["2"], False),

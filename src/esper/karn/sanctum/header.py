@@ -117,8 +117,10 @@ def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
         share = standing.log.index.length / max(1, standing.log.size)
         return Text(f"reading, {100 * share:.0f} %", style=palette.warning)
     if not playhead.live:
-        word = "▶ replay" if playhead.playing else "⏸ paused"
-        return Text(f"{word} at {playhead.steps_per_second} steps/s", style=palette.warning)
+        if not playhead.playing:
+            return Text("⏸ paused", style=palette.warning)
+        words = f"▶ replay at {playhead.steps_per_second} steps/s"
+        return Text(words, style=palette.warning)
     if moment.finished is not None:
         glyph = "■" if moment.finished.status == "finished" else "▲"
         style = palette.good if moment.finished.status == "finished" else palette.warning

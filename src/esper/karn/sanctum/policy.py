@@ -119,11 +119,11 @@ def _schedule(moment: Moment) -> str:
 def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
     """Entropy, gradient norm, trend and state of every head, a line each."""
     recent = updates[-RECENT:]
-    spark = max(8, min(40, (width - 62) // 2))
+    spark = max(8, min(40, (width - 61) // 2))
     text = Text(no_wrap=True, overflow="ellipsis")
     heading = (
-        f"{'head':<13}{'entropy':>9} {'':<{spark}} {'gradient norm':>13}   {'':<{spark}} "
-        f"{'choice':>6}  state (update {updates[-1].update})"
+        f"{f'update {updates[-1].update}':<13}{'entropy':>9} {'':<{spark}} {'gradient norm':>13}   {'':<{spark}} "
+        f"{'choice':>6}  state"
     )
     text.append(heading, style=palette.muted)
     for head in heads(recent):
