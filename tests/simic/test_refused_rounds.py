@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from test_resume_variants import SMALL, tensors
 
 from esper.karn.store import read_events
 from esper.leyline.events import TrainingFinished, UpdateRefused
@@ -12,7 +13,6 @@ from esper.scripts.main import esper
 from esper.simic.checkpoint import load_latest
 from esper.simic.training import growth
 from esper.simic.training.vectorized import train_ppo_vectorized
-from test_resume_variants import SMALL, tensors
 
 
 def spoiling(monkeypatch, bad_rounds: set[int]) -> None:

@@ -6,6 +6,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
+from esper.kasmina.transfer import moved
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.base import Hidden, Seen
 
@@ -44,7 +45,7 @@ class Sequences(Generic[Seen]):
         length = self.actions.shape[0]
         if self.lengths is not None:
             length = int(self.lengths[chosen].max())
-        index = chosen.to(self.actions.device, non_blocking=True)
+        index = moved(chosen, self.actions.device)
 
         def part(x: Tensor) -> Tensor:
             return x[:length, index]
@@ -130,10 +131,10 @@ def cut(
     steps = torch.arange(int(lengths.max()))[:, None]
     inside = steps < lengths
     device = rollout.actions.device
-    time = torch.where(inside, first + steps, first).to(device)
-    environment = environment.to(device)
-    weight = inside.to(device)
-    goes_on = (first == 0).to(device)[:, None]
+    time = moved(torch.where(inside, first + steps, first), device)
+    environment = moved(environment, device)
+    weight = moved(inside, device)
+    goes_on = moved(first == 0, device)[:, None]
 
     def part(x: Tensor) -> Tensor:
         return x[time, environment]

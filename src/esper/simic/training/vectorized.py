@@ -138,7 +138,7 @@ def run_training(
             directory, trainee, observer or Unobserved(), stop, saved=done if resume else None
         )
         try:
-            with _operation_threads(device, trainee.operation_threads):
+            with _arithmetic(device, trainee.operation_threads):
                 status, code, rounds = session.run(done)
         finally:
             directory.close()
@@ -155,15 +155,21 @@ def _trainee(config: TrainConfig, policy: str, device: torch.device) -> Trainee:
 
 
 @contextmanager
-def _operation_threads(device: torch.device, count: int) -> Iterator[None]:
-    """A CPU's operations run on ``count`` threads each."""
-    before = torch.get_num_threads()
+def _arithmetic(device: torch.device, threads: int) -> Iterator[None]:
+    """A CPU's operations run on ``threads`` threads each; CUDA's float32 products in TF32."""
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
     if device.type == "cpu":
-        torch.set_num_threads(count)
+        torch.set_num_threads(threads)
+    else:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        torch.set_float32_matmul_precision(before[1])
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _open(

@@ -1,0 +1,24 @@
+"""How a run sets the arithmetic of its device, and puts it back."""
+
+import torch
+
+from esper.simic.training.vectorized import _arithmetic
+from synthetic import CPU
+
+
+def settings() -> tuple:
+    return (
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+    )
+
+
+def test_cuda_multiplies_in_tf32_and_a_cpu_does_not() -> None:
+    before = settings()
+    with _arithmetic(torch.device("cuda"), 1):
+        assert settings()[1:] == ("high", True)
+    assert settings() == before
+    with _arithmetic(CPU, 1):
+        assert settings()[:2] == (1, "highest")
+    assert settings() == before
