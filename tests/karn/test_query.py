@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 from functools import cache
 from pathlib import Path
@@ -227,7 +228,10 @@ def test_anomalies_and_rollbacks_stand_in_one_view(tmp_path: Path) -> None:
 def test_lines_that_cannot_be_read_are_counted_and_said_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bad = b'not json\n{"event_type":"NOPE"}\n\xff\xfe\n{"event_type":"PPO_UPDATE_COMPLETED"}\n'
+    bad = (
+        b'not json\n{"event_type":"NOPE"}\n{"event_type":"PPO_UPDATE_COMPLETED"}\n'
+        + encode(update(9))[:-1] + b',"new":"\xff"}\n'
+    )  # fmt: skip
     run = run_of(tmp_path, update(1), tail=bad + encode(update(2)) + b'\n{"event_type":"PPO_UP')
     assert rows(run, "SELECT count(*) FROM updates") == [(2,)]
     assert capsys.readouterr().err == "warning: 5 lines cut off or corrupt, passed over\n"
@@ -256,6 +260,12 @@ def test_a_directory_of_runs_is_all_of_them() -> None:
     ]
     twice = [RECORDED / "healthy", str(RECORDED / "healthy" / ".")]
     assert esper.karn.query(twice, "SELECT * FROM runs").num_rows == 1
+
+
+def test_a_name_that_is_no_text_is_escaped(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"run-\xff")
+    run_of(tmp_path, update(1)).rename(place)
+    assert rows(place, "SELECT run FROM updates") == [("run-\\udcff",)]
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

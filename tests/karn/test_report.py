@@ -1,78 +1,268 @@
-"""The report of a run is one whole file that needs nothing else."""
+"""The report is one whole page that needs nothing else, and no plot in it is empty."""
 
+import os
 import re
-import xml.etree.ElementTree as ElementTree
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from esper.karn.report import write_report
+from esper.karn.report.drawing import new_figure, picture, styled
+from esper.karn.report.gather import gather
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
-    AnalyticsSnapshot,
-    EpisodeOutcome,
-    Event,
-    PPOUpdateCompleted,
-    TrainingStarted,
-    encode,
+    AnomalyDetected,
+    GovernorRollback,
+    TelemetryDropped,
+    TrainingFinished,
+)
+from report_pages import Page, check
+from run_directories import (
+    changed,
+    finished,
+    outcome,
+    recorded_run,
+    started,
+    update,
+    whole_round,
+    write_run,
 )
 
-
-def recorded(run: Path, rounds: int, updates: bool = True) -> Path:
-    """A run directory as a process would leave it."""
-    run.mkdir()
-    (run / "config.json").write_text('{"settings": {"task": "a<b"}}')
-    events: list[Event] = [
-        TrainingStarted(
-            time=0, schema=1, round=0, rounds=rounds, tasks=["a<b"], policy="ppo", envs=2,
-            group_size=2, episode_length=4, slots=[["r0c0"]], host_parameters=[10],
-            device="cpu", amp_enabled=False,
-        )
-    ]  # fmt: skip
-    for number in range(1, rounds + 1):
-        events.append(
-            EpisodeOutcome(
-                time=0, round=number, task=["a<b"] * 2, utility=[0.1, 0.2], twin_utility=[0.1, 0.1],
-                rolled_back=[0, 1], accuracy=[0.1 * number, 0.3], twin_accuracy=[0.1, "NaN"],
-                expected_accuracy=[0, 0], twin_expected_accuracy=[0, 0], episode_return=[1, 2],
-                added_parameters=[0, 4], germinated=[1, 0], fossilised=[0, 1], pruned=[0, 0],
-            )
-        )  # fmt: skip
-        events.append(
-            AnalyticsSnapshot(
-                time=0, round=number, amp_enabled=False, amp_dtype=None, learning_rate=1e-3,
-                environment_steps_per_second=7.0, rollout_seconds=1, update_seconds=1,
-            )
-        )  # fmt: skip
-        metrics = {"explained_variance_within_step": 0.5, "entropy": 1.0, "value_loss": "Infinity"}
-        if updates:
-            events.append(PPOUpdateCompleted(time=0, round=number, update=number, metrics=metrics))
-    (run / "events.jsonl").write_bytes(b"".join(encode(e) + b"\n" for e in events))
-    return run
+RECORDED = Path(__file__).parents[1] / "recorded"
+KINDS = ("healthy", "anomalous", "interrupted", "old_schema")
 
 
-@pytest.mark.parametrize(("updates", "plots"), [(True, 3), (False, 2)])
-def test_a_report_is_one_file_with_a_curve_in_every_plot(
-    tmp_path: Path, updates: bool, plots: int
+def report(*runs: Path, to: Path) -> Page:
+    """The checked page on ``runs``."""
+    return check(write_report(runs, to / "report.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(
+    tmp_path: Path, kind: str
 ) -> None:
-    text = write_report(recorded(tmp_path / "run", 3, updates)).read_text()
-    assert "a&lt;b: ppo" in text
-    assert "a<b" not in text
-    assert not re.search(r"<script|<link|src=|@import", text)
-    pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(pictures) == plots
-    for picture in pictures:
-        root = ElementTree.fromstring(picture)
-        lines = [e for e in root.iter() if e.get("id", "").startswith("line2d")]
-        drawn = [p.get("d", "") for line in lines for p in line.iter() if p.tag.endswith("path")]
-        assert sum(d.count("L") >= 2 for d in drawn) >= 1, "no curve through three rounds"
+    page = report(RECORDED / kind, to=tmp_path)
+    wanted = {"Accuracy", "Gain over the twin", "Seeds an episode", "Accuracy against parameters",
+              "Lives of seeds", "Updates", "Entropy of each head", "Gradient norm of each head",
+              "Schedules", "Throughput"}  # fmt: skip
+    assert wanted <= page.plots.keys()
+    assert ("was interrupted after 2 of 100 rounds" in page.text) == (kind == "interrupted")
+    assert ("cannot be read, left out: 1." in page.text) == (kind == "interrupted")
+    assert ("Anomalies" in page.plots) == (kind == "anomalous")
+    gradients = page.plots["Gradient norm of each head"]
+    assert ("missing" in gradients.words) == (kind == "anomalous")
+    assert len(gradients.axes) == 9
+
+
+def test_runs_side_by_side_share_axes_and_tell_how_they_differ(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", [started(), *whole_round(1), *whole_round(2)], lr=1)
+    two = write_run(tmp_path / "two", [started(), *whole_round(1)], lr=2)
+    page = report(one, two, to=tmp_path)
+    curves = [len(curve) for curve in page.plots["Gain over the twin"].axes[0].curves]
+    assert curves.count(2) == 1, "the run of two rounds has a curve through two points"
+    assert curves.count(1) == 1
+    assert {"one", "two"} <= set(page.plots["Gain over the twin"].words)
+    rows = re.findall(r"<tr>(.*?)</tr>", page.text, re.DOTALL)
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+    assert ["lr", "1", "2"] in cells
+    assert not [row for row in cells if row[0] == "envs"], "a setting in which they agree"
+    gains = next(row for row in cells if row[0] == "gain over the twin, points")
+    assert gains[1:] == ["+2.0 [+2.0, +2.0]", "+1.0 [+1.0, +1.0]"]
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [recorded_run(tmp_path / parent / "run", 1) for parent in "ab"]
+    page = report(*runs, to=tmp_path)
+    assert {"run (1)", "run (2)"} <= set(page.plots["Gain over the twin"].words)
 
 
 def test_the_same_run_gives_the_same_report(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run", 2)
-    assert write_report(run).read_bytes() == write_report(run).read_bytes()
+    run = recorded_run(tmp_path / "run", 2)
+    write_report([run], tmp_path / "one.html")
+    write_report([run], tmp_path / "two.html")
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
 
 
-def test_a_run_without_a_finished_round_has_nothing_to_report(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no finished round"):
-        write_report(recorded(tmp_path / "run", 0))
+def test_what_a_run_says_is_no_markup(tmp_path: Path) -> None:
+    page = report(recorded_run(tmp_path / "<b>run", 1), to=tmp_path)
+    assert "a&lt;b: ppo" in page.text
+    assert "a<b" not in page.text
+    assert "b" not in page.tags
+
+
+def test_directories_may_have_any_name(tmp_path: Path) -> None:
+    names = [b"_run", rb"$\frac$", b"run\xff\x1b"]
+    runs = [recorded_run(tmp_path / os.fsdecode(name), 1) for name in names]
+    page = report(*runs, to=tmp_path)
+    shown = {"run _run", r"$\frac$", r"run\udcff\x1b"}
+    assert shown <= set(page.plots["Gain over the twin"].words)
+
+
+def test_a_run_that_does_not_learn_says_so_in_place_of_the_plots(tmp_path: Path) -> None:
+    page = report(recorded_run(tmp_path / "run", 2, learns=False), to=tmp_path)
+    assert "there were no updates" in page.text
+    assert not {"Updates", "Schedules", "Entropy of each head"} & page.plots.keys()
+
+
+def test_one_environment_has_a_curve_but_no_interval(tmp_path: Path) -> None:
+    page = report(recorded_run(tmp_path / "run", 2, envs=1), to=tmp_path)
+    (axes,) = page.plots["Gain over the twin"].axes
+    assert [len(curve) for curve in axes.curves] == [2]
+    assert "[" not in re.search(r"gain over the twin, points</th><td>(.*?)</td>", page.text)[1]
+
+
+def test_a_run_within_its_first_round_has_a_report_of_sentences(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", [started()]), to=tmp_path)
+    assert page.plots == {}
+    for sentence in ("has no whole round yet", "No round was whole yet", "No round was timed"):
+        assert sentence in page.text
+
+
+def test_without_seed_events_the_report_says_why_there_are_no_lives(tmp_path: Path) -> None:
+    quiet = write_run(tmp_path / "quiet", [started(level="minimal"), outcome(1)])
+    assert "from --telemetry-level normal on" in report(quiet, to=tmp_path).text
+    barren = write_run(tmp_path / "barren", [started(level="normal"), outcome(1)])
+    assert "No seed germinated" in report(barren, to=tmp_path).text
+
+
+def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+    bad = outcome(2, accuracy=["NaN", "Infinity", 0.5, 0.7], utility=["NaN"] * 4)
+    run = write_run(tmp_path / "run", [started(), *whole_round(1), bad])
+    page = report(run, to=tmp_path)
+    assert "Values that are not finite are left out: 2." in page.text
+    (axes,) = page.plots["Accuracy"].axes
+    assert all(np.isfinite(curve).all() for curve in axes.curves)
+
+
+def test_a_missing_gradient_is_a_cross_and_never_a_zero(tmp_path: Path) -> None:
+    name = "head_grad_norms/slot"
+    metrics = [0.5, None, 0.7, "NaN", 0.0]
+    updates = [update(i, **{name: value}) for i, value in enumerate(metrics, 1)]
+    run = write_run(tmp_path / "run", [started(), outcome(1), *updates])
+    plot = report(run, to=tmp_path).plots["Gradient norm of each head"]
+    slot = next(axes for axes in plot.axes if "slot" in axes.words)
+    line, *special = slot.marks
+    assert len(line) == 2, "only what was measured and is above 0 is on the curve"
+    assert [len(marks) for marks in special] == [1, 1, 1]
+    rounds = [round(marks[0][0], 3) for marks in special]
+    op = next(axes for axes in plot.axes if "op" in axes.words)
+    whole = [round(x, 3) - op.box[0] for x, _ in op.marks[0]]
+    assert [x - slot.box[0] for x in rounds] == pytest.approx(
+        [whole[1], whole[3], whole[4]], abs=0.01
+    )
+    assert {"missing", "not a number", "exactly 0"} <= set(plot.words)
+
+
+def test_what_went_wrong_is_told_with_its_rounds(tmp_path: Path) -> None:
+    found = AnomalyDetected(time=0, round=2, kind="ratio_explosion", message="9 times as probable")
+    rollback = GovernorRollback(time=0, round=3, step=1, environment=[0, 1], reason=["RUNAWAY"] * 2)
+    events = [started(), outcome(1), outcome(2), outcome(3), found, rollback]
+    events += [TelemetryDropped(time=0, round=3, steps=5, total=5)]
+    end = TrainingFinished(time=0, round=3, status="failed", message="the disk is full")
+    page = report(write_run(tmp_path / "run", [*events, end]), to=tmp_path)
+    assert {"ratio explosion", "rollback: runaway"} <= set(page.plots["Anomalies"].words)
+    for words in ("9 times as probable", "the disk is full", "too slow to record: 5"):
+        assert words in page.text
+
+
+def test_lives_are_followed_to_their_ends(tmp_path: Path) -> None:
+    events = [
+        changed(1, 1, "GERMINATED", environment=0),
+        changed(1, 2, "GERMINATED", environment=1, slot=1, blueprint="attention"),
+        changed(1, 2, "TRAINING", environment=0),
+        changed(1, 3, "PRUNED", environment=1, slot=1),
+        changed(1, 4, "EMBARGOED", environment=1, slot=1),
+        changed(1, 3, "GERMINATED", environment=2),
+        changed(1, 4, "DORMANT", environment=2),
+        changed(1, 5, "GERMINATED", environment=3),
+        changed(1, 5, "FOSSILISED", environment=0),
+    ]
+    lives = gather(write_run(tmp_path / "run", [started(), *events, outcome(1)])).lives
+    told = {(b.blueprint, b.slot, b.step): b.fate for b in lives.births[1]}
+    assert told == {
+        ("norm", 0, 1): "fossilised",
+        ("attention", 1, 2): "pruned",
+        ("norm", 0, 3): "rolled back",
+        ("norm", 0, 5): "unfinished",
+    }
+    kept = next(life for life in lives.last if life.environment == 0)
+    assert kept.stages == [(1, "GERMINATED"), (2, "TRAINING"), (5, "FOSSILISED")]
+    assert next(life for life in lives.last if life.fate == "pruned").end == 3
+
+
+def test_a_round_that_was_cut_off_and_run_again_counts_once(tmp_path: Path) -> None:
+    cut = [changed(2, 1, "GERMINATED", environment=3)]
+    again = [started(round=1), *whole_round(2)]
+    data = gather(write_run(tmp_path / "run", [started(), *whole_round(1), *cut, *again]))
+    assert data.rounds.tolist() == [1, 2]
+    assert sum(data.lives.births[2].values()) == 1
+    assert data.processes == 2
+
+
+def test_many_tasks_have_their_own_curves_and_rows(tmp_path: Path) -> None:
+    tasks = started(tasks=["x", "y"], slots=[["r0c0"]] * 2, host_parameters=[10, 1000])
+    rounds = [outcome(i, task=["x", "x", "y", "y"]) for i in (1, 2)]
+    page = report(write_run(tmp_path / "run", [tasks, *rounds]), to=tmp_path)
+    assert {"x", "y"} <= set(page.plots["Gain by task"].words)
+    assert len(page.plots["Gain by task"].axes) == 2
+    assert re.search(r'<th scope="row">y</th><td>37.0', page.text)
+
+
+def test_long_runs_are_drawn_as_means_of_rounds(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [started(1000), *(outcome(i) for i in range(1, 1001))])
+    page = report(run, to=tmp_path)
+    assert "Each point is the mean of 4 rounds" in page.text
+    assert max(len(c) for a in page.plots["Accuracy"].axes for c in a.curves) <= 300
+
+
+def test_steps_are_not_kept(tmp_path: Path) -> None:
+    def peak(rounds: int) -> int:
+        run = recorded_run(tmp_path / str(rounds), rounds, envs=64)
+        tracemalloc.start()
+        data = gather(run)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(data.rounds) == rounds
+        return most
+
+    # Both are longer than the block in which the end of a file is read.
+    few, many = peak(40), peak(100)
+    values_in_steps = 60 * 6 * 64 * 12
+    assert many - few < 8 * values_in_steps / 2
+
+
+def test_a_figure_without_a_finite_point_is_left_out_with_a_sentence() -> None:
+    with styled():
+        figure = new_figure()
+        figure.add_subplot().plot([1, 2], [np.nan, np.inf])
+        assert picture(figure, "Empty", "Nothing.").svg is None
+        figure = new_figure()
+        full, empty = figure.subplots(1, 2)
+        full.plot([1, 2], [3, 4])
+        empty.scatter([1], [np.nan])
+        assert check(picture(figure, "Half", "One axes.").svg or "").plots["Half"].axes[1:] == []
+
+
+def test_a_run_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", 1)
+    for bad in ([tmp_path / "nowhere"], [run, run]):
+        with pytest.raises(UsageError, match="run:"):
+            write_report(bad, tmp_path / "report.html")
+    silent = write_run(tmp_path / "silent", [finished(1)])
+    with pytest.raises(UsageError, match="does not say yet"):
+        write_report([silent], tmp_path / "report.html")
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_the_entropy_of_a_head_without_a_choice_is_no_zero(tmp_path: Path) -> None:
+    slot = {"head_entropy/slot": 0.0}
+    free = update(1, **slot | {"head_choice/slot": 0.5})
+    forced = update(2, **slot | {"head_choice/slot": 0.0})
+    run = write_run(tmp_path / "run", [started(), outcome(1), outcome(2), free, forced])
+    plot = report(run, to=tmp_path).plots["Entropy of each head"]
+    line, ring = next(axes for axes in plot.axes if "slot" in axes.words).marks
+    assert (len(line), len(ring)) == (1, 1)
+    assert line[0][0] < ring[0][0]
+    assert "no choice" in plot.words

@@ -22,13 +22,22 @@ TINY = {
     "envs": 4, "group_size": 2, "episode_length": 6, "max_batches": 1, "batch_size": 8,
     "lstm_hidden": 16, "seed": 5, "threads": 1, "rounds": 1,
 }  # fmt: skip
-RECORDED = Path(__file__).parents[1] / "recorded" / "healthy"
 
 
-def test_probabilities_agree_with_the_log_prob_of_the_action() -> None:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two rounds of three tasks; a high entropy weight makes the policy try things."""
+    settings = {
+        "task": ["digits_shift", "digits", "digits_mlp"], "envs": 6, "rounds": 2, "entropy": 2.0,
+        "learning_rate": 0.02, "target_kl": 1.0, "telemetry_dir": str(tmp_path_factory.mktemp("r")),
+    }  # fmt: skip
+    return run_training(unflatten(TINY | settings), "ppo").path
+
+
+def test_probabilities_agree_with_the_log_prob_of_the_action(run: Path) -> None:
     """Where the policy waits, the op is the whole action: two computations of one number."""
-    waits = 0
-    for event in read_events(RECORDED, DecisionsMade):
+    waits, ops = 0, set()
+    for event in read_events(run, DecisionsMade):
         for actions, legal, probability, log_prob in zip(
             event.actions, event.legal_ops, event.op_probability, event.log_prob, strict=True
         ):
@@ -37,16 +46,16 @@ def test_probabilities_agree_with_the_log_prob_of_the_action() -> None:
             assert all(p == 0.0 for op, p in enumerate(known) if op not in legal)
             assert actions[0] in legal
             assert math.exp(float(log_prob)) <= known[actions[0]] + 2e-5
+            ops.add(actions[0])
             if actions[0] == Op.WAIT:
                 waits += 1
                 assert math.exp(float(log_prob)) == pytest.approx(known[Op.WAIT], abs=2e-5)
-    assert waits > 100
+    assert waits > 20
+    assert len(ops) > 2
 
 
-def test_decisions_stand_beside_the_step_they_led_to() -> None:
-    pairs = zip(
-        read_events(RECORDED, DecisionsMade), read_events(RECORDED, EpochCompleted), strict=True
-    )
+def test_decisions_stand_beside_the_step_they_led_to(run: Path) -> None:
+    pairs = zip(read_events(run, DecisionsMade), read_events(run, EpochCompleted), strict=True)
     for decided, done in pairs:
         assert (decided.round, decided.step) == (done.round, done.step)
         assert [a[HEADS.index("op")] for a in decided.actions] == done.op
@@ -60,9 +69,9 @@ def test_a_policy_without_probabilities_has_none(tmp_path: Path) -> None:
         assert len(event.actions) == len(event.legal_ops) == len(event.value) == 4
 
 
-def test_a_round_says_at_its_start_what_it_trains() -> None:
-    started = list(read_events(RECORDED, EpisodeStarted))
-    outcomes = list(read_events(RECORDED, EpisodeOutcome))
+def test_a_round_says_at_its_start_what_it_trains(run: Path) -> None:
+    started = list(read_events(run, EpisodeStarted))
+    outcomes = list(read_events(run, EpisodeOutcome))
     assert [(s.round, s.task) for s in started] == [(o.round, o.task) for o in outcomes]
     sizes = {"digits": 1442, "digits_shift": 438, "digits_mlp": 1514}
     for event in started:

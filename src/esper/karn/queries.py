@@ -141,7 +141,6 @@ class Store:
         for view, sql in view_definitions(self._metrics).items():
             database.execute(f"CREATE VIEW {view} AS {sql}")
         # From here on SQL reaches neither files nor the variables of Python.
-        database.execute("SET python_enable_replacements = false")
         database.execute("SET enable_external_access = false")
         database.execute("SET lock_configuration = true")
         return database
@@ -166,7 +165,12 @@ def _is_readable(path: Path) -> bool:
 def _names(paths: list[Path]) -> dict[Path, str]:
     """What each run is called: its directory's name, the whole path where two have one name."""
     short = [path.name for path in paths]
-    return {path: path.name if short.count(path.name) == 1 else str(path) for path in paths}
+    return {path: _text(path.name if short.count(path.name) == 1 else str(path)) for path in paths}
+
+
+def _text(name: str) -> str:
+    """A name in which bytes that are no text are escaped."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _row(path: Path, name: str, started: list[TrainingStarted], unreadable: int) -> dict[str, Any]:
@@ -177,7 +181,7 @@ def _row(path: Path, name: str, started: list[TrainingStarted], unreadable: int)
     }
     return told | {
         "run": name,
-        "path": str(path),
+        "path": _text(str(path)),
         "resumed": max(0, len(started) - 1),
         "unreadable": unreadable,
         "settings": json.dumps(stored(path).get("settings", {})),

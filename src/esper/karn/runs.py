@@ -218,7 +218,7 @@ def _first_start(run: Path) -> TrainingStarted | None:
     try:
         with (run / "events.jsonl").open("rb") as lines:
             event = decode(lines.readline())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return event if isinstance(event, TrainingStarted) else None
 
@@ -251,7 +251,7 @@ def _events_backwards(path: Path) -> Iterator[Event]:
     for line in _lines_backwards(path):
         try:
             yield decode(line)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue
 
 

@@ -34,8 +34,8 @@ class EventFile:
             with self.path.open("rb") as lines:
                 for line in lines:
                     try:
-                        event = decode(line)
-                    except (msgspec.DecodeError, UnicodeDecodeError):
+                        event = decode(line.decode())
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                         self.unreadable += 1
                         continue
                     yield line, event

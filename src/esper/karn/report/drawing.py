@@ -1,5 +1,6 @@
 """Figures as SVG that lives in a page: its colours follow the page, its words stay words."""
 
+import hashlib
 import io
 import re
 from collections.abc import Iterator
@@ -52,6 +53,8 @@ _STYLE: Any = {
     # The same run gives the same file.
     "svg.hashsalt": "esper",
     "svg.fonttype": "none",
+    # Names of runs and tasks are no formulas.
+    "text.parse_math": False,
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "axes.titlesize": 9.0,
@@ -104,7 +107,7 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.62) -> Figure:
+def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.74) -> Figure:
     """An empty figure, sizes in inches; ``left`` is the room for the words beside the axes."""
     figure = Figure(figsize=(width, height))
     # A layout engine would measure every word several times; these margins fit ours.
@@ -121,11 +124,12 @@ def panels(
 
     The axes share their abscissa, which is the round. Each row is ``height`` inches high.
     """
+    columns = min(columns, count)
     rows = -(-count // columns)
     whole = height * rows + 0.35
     figure = new_figure(WIDE, whole)
     between = 0.12 if sharey else 0.6
-    room = (WIDE - 0.74 - between * (columns - 1)) / columns
+    room = (WIDE - 0.86 - between * (columns - 1)) / columns
     figure.subplots_adjust(
         top=1 - 0.3 / whole, wspace=between / room, hspace=0.42 / (height - 0.42)
     )
@@ -198,9 +202,12 @@ def legend(figure: Figure) -> None:
     )
 
 
+def _drawn(axes: Axes) -> list[Artist]:
+    return [*axes.lines, *axes.collections, *axes.patches]
+
+
 def _data(axes: Axes) -> list[Artist]:
-    drawn = [*axes.lines, *axes.collections, *axes.patches]
-    return [artist for artist in drawn if artist.get_gid() != "guide"]
+    return [artist for artist in _drawn(axes) if artist.get_gid() != "guide"]
 
 
 def _is_drawn(artist: Artist) -> bool:
@@ -221,13 +228,15 @@ def _svg(figure: Figure, title: str, description: str) -> str:
 
     Artists that hold data are groups whose id begins with ``data``.
     """
-    for index, artist in enumerate(a for axes in figure.axes for a in _data(axes)):
-        artist.set_gid(f"data-{index}")
+    for index, artist in enumerate(a for axes in figure.axes for a in _drawn(axes)):
+        artist.set_gid(f"{artist.get_gid() or 'data'}-{index}")
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)
     drawing = buffer.getvalue()[buffer.getvalue().index("<svg") :]
-    prefix = re.sub(r"\W+", "-", title.lower())
+    # A style element of one picture would hold for the whole page; the page has this rule.
+    drawing = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", drawing, count=1, flags=re.DOTALL)
+    prefix = f"f{hashlib.sha256(title.encode()).hexdigest()[:6]}"
     drawing = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}--", drawing)
     labels = f"{prefix}--title {prefix}--description"
     head = (

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from esper.karn.report.intervals import Floats
 from esper.karn.report.lives import LifeBook
 from esper.karn.runs import RunInfo, inspect, stored
-from esper.karn.store import read_events
+from esper.karn.store import EventFile
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
     AnalyticsSnapshot,
+    AnomalyDetected,
     EpisodeOutcome,
     EpochCompleted,
     Event,
@@ -22,6 +24,8 @@ from esper.leyline.events import (
     Number,
     PPOUpdateCompleted,
     SeedStageChanged,
+    TelemetryDropped,
+    TrainingFinished,
     TrainingStarted,
     to_floats,
 )
@@ -65,10 +69,15 @@ class RunData:
         tasks: the task of each environment, ``[R, N]``.
         updates: rounds of the updates, ``[U]``.
         metrics: of the updates by name, ``[U]``; NaN where missing or not a number.
+        missing: where a metric was not measured, bool ``[U]`` by name. Before schema 3 a missing
+            gradient was NaN.
         speed: environment steps a second, ``[R']`` for the rounds ``timed``.
         seconds: wall time of rollout and update, each ``[R']``.
         lives: of the seeds.
         rollbacks: how often a round had a rollback for a reason.
+        anomalies: what training itself found wrong.
+        dropped: steps of which nothing was told, for the disk could not keep up.
+        failure: why the last process failed, None where it did not say.
         episode: the last whole round step by step, None where steps were not recorded.
         unreadable: lines that could not be read.
     """
@@ -80,14 +89,18 @@ class RunData:
     processes: int
     rounds: Floats
     outcomes: dict[str, Floats]
-    tasks: np.ndarray[Any, np.dtype[np.str_]]
+    tasks: NDArray[np.str_]
     updates: Floats
     metrics: dict[str, Floats]
+    missing: dict[str, NDArray[np.bool_]]
     timed: Floats
     speed: Floats
     seconds: tuple[Floats, Floats]
     lives: LifeBook
     rollbacks: Counter[tuple[int, str]]
+    anomalies: list[AnomalyDetected]
+    dropped: int
+    failure: str | None
     episode: Episode | None
     unreadable: int
 
@@ -106,10 +119,14 @@ class _Pass:
     """What has been seen so far."""
 
     starts: list[TrainingStarted] = field(default_factory=list)
-    outcomes: dict[int, EpisodeOutcome] = field(default_factory=dict)
+    outcomes: dict[int, Floats] = field(default_factory=dict)
+    tasks: dict[int, NDArray[np.str_]] = field(default_factory=dict)
     updates: dict[int, PPOUpdateCompleted] = field(default_factory=dict)
     snapshots: dict[int, AnalyticsSnapshot] = field(default_factory=dict)
     rollbacks: Counter[tuple[int, str]] = field(default_factory=Counter)
+    anomalies: list[AnomalyDetected] = field(default_factory=list)
+    dropped: int = 0
+    failure: str | None = None
     lives: LifeBook = field(default_factory=LifeBook)
     steps: dict[int, EpochCompleted] = field(default_factory=dict)
     episode: Episode | None = None
@@ -121,7 +138,8 @@ class _Pass:
             case SeedStageChanged():
                 self.lives.change(event)
             case EpisodeOutcome():
-                self.outcomes[event.round] = event
+                self.outcomes[event.round] = _table([getattr(event, name) for name in OUTCOMES])
+                self.tasks[event.round] = np.array(event.task, dtype=str)
                 self.lives.end_round(event.round, event.task)
                 self.episode = _episode(self.steps)
                 self.steps = {}
@@ -131,8 +149,15 @@ class _Pass:
                 self.snapshots[event.round] = event
             case GovernorRollback():
                 self.rollbacks.update((event.round, reason) for reason in event.reason)
+            case AnomalyDetected():
+                self.anomalies.append(event)
+            case TelemetryDropped():
+                self.dropped += event.steps
+            case TrainingFinished():
+                self.failure = event.message
             case TrainingStarted():
                 self.starts.append(event)
+                self.failure = None
                 self.lives.begin_round()
                 self.steps = {}
 
@@ -143,26 +168,29 @@ def gather(run: Path) -> RunData:
     Raises:
         UsageError: ``run`` holds no events, or none that says what was trained.
     """
-    seen = _Pass()
-    for event in read_events(run, Event):
+    seen, file = _Pass(), EventFile(run)
+    for _, event in file:
         seen.take(event)
     if not seen.starts:
         raise UsageError(f"run: {run} does not say yet what it trains; wait for its first event")
-    outcomes = [seen.outcomes[number] for number in sorted(seen.outcomes)]
+    rounds = sorted(seen.outcomes)
+    nothing = np.empty((0, len(OUTCOMES), seen.starts[-1].envs))
+    outcomes = np.stack([seen.outcomes[number] for number in rounds]) if rounds else nothing
     updates = [seen.updates[number] for number in sorted(seen.updates)]
     snapshots = [seen.snapshots[number] for number in sorted(seen.snapshots)]
     names = dict.fromkeys(name for update in updates for name in update.metrics)
     return RunData(
-        label=run.resolve().name,
+        label=_label(run),
         info=inspect(run),
         config=stored(run),
         started=seen.starts[-1],
         processes=len(seen.starts),
-        rounds=np.array([float(o.round) for o in outcomes]),
-        outcomes={name: _table([getattr(o, name) for o in outcomes]) for name in OUTCOMES},
-        tasks=np.array([o.task for o in outcomes], dtype=str),
+        rounds=np.array(rounds, dtype=float),
+        outcomes=dict(zip(OUTCOMES, outcomes.transpose(1, 0, 2), strict=True)),
+        tasks=np.array([seen.tasks[number] for number in rounds], dtype=str),
         updates=np.array([float(u.round) for u in updates]),
         metrics={name: _column([u.metrics.get(name) for u in updates]) for name in names},
+        missing={n: np.array([u.metrics.get(n) is None for u in updates]) for n in names},
         timed=np.array([float(s.round) for s in snapshots]),
         speed=_column([s.environment_steps_per_second for s in snapshots]),
         seconds=(
@@ -171,9 +199,20 @@ def gather(run: Path) -> RunData:
         ),
         lives=seen.lives,
         rollbacks=seen.rollbacks,
+        anomalies=seen.anomalies,
+        dropped=seen.dropped,
+        failure=seen.failure,
         episode=seen.episode,
-        unreadable=0,
+        unreadable=file.unreadable,
     )
+
+
+def _label(run: Path) -> str:
+    """The name of a run's directory as one can print it."""
+    name = run.resolve().name
+    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    # Matplotlib hides a curve whose label begins with an underscore.
+    return f"run {printable}" if printable.startswith("_") else printable
 
 
 def _episode(steps: dict[int, EpochCompleted]) -> Episode | None:
@@ -189,7 +228,7 @@ def _episode(steps: dict[int, EpochCompleted]) -> Episode | None:
 
 def _table(rows: Sequence[Sequence[Number]]) -> Floats:
     """Rows of equal length as floats, ``[len(rows), N]``."""
-    return np.array([to_floats(row) for row in rows], dtype=float).reshape(len(rows), -1)
+    return np.array([to_floats(row) for row in rows], dtype=float)
 
 
 def _column(values: Sequence[Number | None]) -> Floats:

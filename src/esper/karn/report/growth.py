@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from esper.karn.report.drawing import (
     BAD,
@@ -97,6 +98,7 @@ def _fates(title: str, span: str, run: RunData, births: Counter[Birth], rows: li
     figure = new_figure(height=_height(rows), left=_room(rows))
     axes = figure.add_subplot(xlabel="seeds", yticks=range(len(rows)), yticklabels=rows)
     axes.grid(axis="y", visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     before = np.zeros(len(rows))
     for fate in FATES:
         counts = np.zeros(len(rows))
@@ -281,5 +283,5 @@ def _of(runs: list[RunData], run: RunData) -> str:
 
 
 def _why_no_lives(run: RunData) -> str:
-    level = run.config.get("settings", {}).get("telemetry_level")
+    level = run.started.level or run.config.get("settings", {}).get("telemetry_level")
     return NOT_RECORDED if level == "minimal" else NO_SEED

@@ -72,9 +72,17 @@ def anomaly_pictures(runs: list[RunData]) -> list[Picture]:
 
 def anomalies(run: RunData) -> Counter[tuple[int, str]]:
     """How often what went wrong, by round and name."""
-    found: Counter[tuple[int, str]] = Counter()
+    found = Counter((event.round, event.kind.replace("_", " ")) for event in run.anomalies)
     for (number, reason), count in run.rollbacks.items():
         found[number, f"rollback: {reason.lower().replace('_', ' ')}"] += count
+    if run.started.schema < 3:
+        found += _unnoticed(run)
+    return found
+
+
+def _unnoticed(run: RunData) -> Counter[tuple[int, str]]:
+    """What can be seen in the updates of a run that did not look for anomalies itself."""
+    found: Counter[tuple[int, str]] = Counter()
     for name, values in run.metrics.items():
         if not name.startswith(MAY_BE_UNDEFINED):
             for number in run.updates[~np.isfinite(values)]:

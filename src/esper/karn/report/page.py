@@ -42,15 +42,21 @@ def write_report(runs: Sequence[Path], target: Path) -> Path:
         target: the file to write.
 
     Raises:
-        UsageError: a run holds no events yet, or is named twice.
+        UsageError: a run holds no events yet, or is named twice; or ``target`` cannot be a file.
         OSError: ``target`` cannot be written.
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise UsageError("run: the same run is named twice; name each once")
+    if target.is_dir() or not target.parent.is_dir():
+        raise UsageError(f"output: {target} is no file in a directory that exists; name another")
     text = render([gather(run) for run in runs])
     draft = target.with_name(f".{target.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(target)
+    try:
+        # A path on a command line may hold bytes that are no text.
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
     return target
 
 
@@ -121,8 +127,12 @@ def _notes(run: RunData) -> list[str]:
         "failed": f"{run.label} failed {so_far}",
     }
     found = [notes[run.info.status]] if run.info.status in notes else []
+    if run.failure:
+        found.append(f"{run.label}: {run.failure}")
+    if run.dropped:
+        found.append(f"Steps of {run.label} that the disk was too slow to record: {run.dropped}.")
     if run.unreadable:
-        found.append(f"{run.unreadable} lines of {run.label} cannot be read and are left out.")
+        found.append(f"Lines of {run.label} that cannot be read, left out: {run.unreadable}.")
     if not len(run.rounds):
         found.append(f"{run.label} has no whole round yet.")
     return found

@@ -3,6 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
+from numpy.typing import NDArray
 
 from esper.karn.report.drawing import (
     BAD,
@@ -29,7 +30,7 @@ LEARNER = {
 }
 """Metrics of an update, and what they are called."""
 
-ENTROPY, GRADIENT = "head_entropy/", "head_grad_norms/"
+ENTROPY, CHOICE, GRADIENT = "head_entropy/", "head_choice/", "head_grad_norms/"
 
 SCHEDULED = ("learning_rate", "entropy_weight", "entropy_coefficient", "clip_range")
 """Metrics that a schedule sets; also those that begin with one of them and a slash."""
@@ -49,15 +50,16 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
         _metrics(
             learned,
             "Entropy of each head",
-            "Mean over the decisions in which the head had a choice, in nats.",
+            "Mean over the decisions in which the head had a choice, in nats; a ring at the bottom "
+            "marks an update in which it never had one.",
             _heads(learned, ENTROPY),
         ),
         _metrics(
             learned,
             "Gradient norm of each head",
             "Of the head's own parameters, logarithmic. At the bottom a cross marks an update in "
-            "which a gradient was missing or not a number, which is never drawn as 0, and a ring "
-            "one in which it was exactly 0, as in a head that had nothing to decide.",
+            "which a gradient was missing, which is never drawn as 0, and a ring one in which it "
+            "was exactly 0, as in a head that had nothing to decide.",
             _heads(learned, GRADIENT),
             logarithmic=True,
         ),
@@ -86,43 +88,54 @@ def _metrics(
         axes.set_title(label)
         axes.margins(y=0.15)
         for run in runs:
-            if name in run.metrics:
-                _line(axes, runs, run, run.metrics[name], logarithmic)
-        _marks(axes, runs, name, logarithmic)
+            if name not in run.metrics:
+                continue
+            unplaced = _unplaced(run, name, logarithmic)
+            placed = ~np.any([where for where, _, _ in unplaced], axis=0)
+            _line(axes, runs, run, np.where(placed, run.metrics[name], np.nan), logarithmic)
+            for where, mark, why in unplaced:
+                if where.any():
+                    _mark(axes, run.updates[where], mark, why)
         axes.set_ylim(bottom=bottom)
     legend(figure)
     return picture(figure, title, text + _told(runs, present))
 
 
 def _line(axes: Axes, runs: list[RunData], run: RunData, values: Floats, logarithmic: bool) -> None:
-    x, rows = blocks(run.updates, np.where(np.isfinite(values), values, np.nan)[:, None])
+    x, rows = blocks(run.updates, values[:, None])
     if logarithmic and (rows > 0).any():
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=5))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(NullLocator())
-        rows = np.where(rows > 0, rows, np.nan)
     label, dashes = name_of(runs, run), dashes_of(runs, run)
     axes.plot(x, rows[:, 0], dashes, color=colour_of(runs, run), label=label, marker=dot(x))
     whole_rounds(axes)
 
 
-def _marks(axes: Axes, runs: list[RunData], name: str, logarithmic: bool) -> None:
-    """At the bottom: crosses where a value is missing or not a number, triangles where infinite,
-    rings where a logarithm cannot show a 0."""
-    across = axes.get_xaxis_transform()
-    for run in runs:
-        values = run.metrics.get(name, np.full(len(run.updates), np.nan))
-        for where, mark, label, colour in (
-            (np.isnan(values), "x", "missing or not a number", BAD),
-            (np.isinf(values), "^", "infinite", BAD),
-            ((values == 0) & logarithmic, "o", "exactly 0", MUTED),
-        ):
-            if where.any():
-                x = run.updates[where]
-                (line,) = axes.plot(x, np.full(len(x), 0.04), mark, transform=across)
-                line.set(label=label, color=colour, markerfacecolor="none")
-                line.set(clip_on=False, markersize=4.5)
+def _mark(axes: Axes, rounds: Floats, mark: str, label: str) -> None:
+    """Marks at the bottom, where no value stands."""
+    where = np.full(len(rounds), 0.04)
+    (line,) = axes.plot(rounds, where, mark, transform=axes.get_xaxis_transform())
+    line.set(label=label, color=MUTED if mark == "o" else BAD, markerfacecolor="none")
+    line.set(clip_on=False, markersize=4.5)
+
+
+def _unplaced(
+    run: RunData, name: str, logarithmic: bool
+) -> list[tuple[NDArray[np.bool_], str, str]]:
+    """Updates whose value has no place on the curve: where, with which mark, and why."""
+    values, missing = run.metrics[name], run.missing[name]
+    undefined = "not a number" if run.started.schema >= 3 else "missing or not a number"
+    choice = run.metrics.get(name.replace(ENTROPY, CHOICE))
+    forced = (choice == 0) & name.startswith(ENTROPY) if choice is not None else missing & False
+    return [
+        (missing, "x", "missing"),
+        (np.isnan(values) & ~missing, "+", undefined),
+        (np.isinf(values), "^", "infinite"),
+        (forced, "o", "no choice"),
+        ((values == 0) & logarithmic, "o", "exactly 0"),
+    ]
 
 
 def _told(runs: list[RunData], names: dict[str, str]) -> str:

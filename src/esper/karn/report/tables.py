@@ -187,12 +187,14 @@ def anomaly_table(runs: list[RunData]) -> Table | None:
     rows = []
     for run in runs:
         found = anomalies(run)
+        messages = {event.kind.replace("_", " "): event.message for event in run.anomalies}
         for name in dict.fromkeys(name for _, name in found):
             rounds = [number for number, other in found if other == name]
             count = sum(found[number, name] for number in rounds)
-            rows.append([name, run.label, str(count), str(min(rounds)), str(max(rounds))])
-    columns = ["what", "run", "times", "first in round", "last in round"]
-    return Table("What went wrong", "", columns, rows) if rows else None
+            row = [name, run.label, str(count), str(min(rounds)), str(max(rounds))]
+            rows.append([*row, messages.get(name, NOTHING)])
+    columns = ["what", "run", "times", "first in round", "last in round", "last"]
+    return Table("What went wrong", "", columns, rows, False) if rows else None
 
 
 def settings_table(runs: list[RunData]) -> Table:

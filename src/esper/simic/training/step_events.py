@@ -34,6 +34,10 @@ _FLOATS = (
 )
 
 
+_DIGITS = 6
+"""Decimals of these that are told: what float32 holds of them, in half of the bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What there is to tell of one step, on the host.
@@ -114,7 +118,8 @@ class StepRecord:
     def _epoch(self) -> EpochCompleted:
         added, op, slot, success = self.integers.tolist()
         named: dict[str, list[Number]] = {
-            name: numbers(row) for name, row in zip(_FLOATS, self.floats.tolist(), strict=True)
+            name: numbers(row)
+            for name, row in zip(_FLOATS, self.floats.round(decimals=_DIGITS).tolist(), strict=True)
         }
         stage = self.stages[2]
         blueprint = torch.where(stage <= Stage.DORMANT, 0, self.seeds[1])
@@ -128,7 +133,7 @@ class StepRecord:
             success=[bool(value) for value in success],
             stage=stage.tolist(),
             blueprint=blueprint.tolist(),
-            alpha=nested_numbers(self.signals[0].tolist()),
+            alpha=nested_numbers(self.signals[0].round(decimals=_DIGITS).tolist()),
             **named,
         )
 

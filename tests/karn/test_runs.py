@@ -1,0 +1,191 @@
+"""The status of a run follows from its files; removing one never touches a run at work."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from esper.karn import runs as module
+from esper.karn.runs import find_runs, inspect, remove
+from esper.leyline.errors import UsageError
+from run_directories import finished, outcome, recorded_run, started, step, whole_round, write_run
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+
+HOLD = """
+import fcntl, sys
+lock = open(sys.argv[1], "a")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def process_at_work(run: Path) -> Iterator[subprocess.Popen]:
+    """Another process that holds the run's lock, as training does."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+def checkpoint(run: Path, number: int) -> None:
+    """A checkpoint of a round."""
+    folder = run / "checkpoints" / f"{number:06d}"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "rounds"),
+    [
+        ("healthy", "finished", (6, 6)),
+        ("anomalous", "finished", (6, 6)),
+        ("interrupted", "interrupted", (2, 100)),
+        ("old_schema", "finished", (3, 3)),
+    ],
+)
+def test_recorded_runs(kind: str, status: str, rounds: tuple[int, int]) -> None:
+    info = inspect(RECORDED / kind)
+    assert info.status == status
+    assert (info.rounds_done, info.rounds_total) == rounds
+    assert info.policy == "ppo"
+    assert "digits_shift" in info.tasks
+    files = [file for file in (RECORDED / kind).rglob("*") if file.is_file()]
+    assert info.bytes == sum(len(file.read_bytes()) for file in files)
+
+
+def test_a_run_is_running_as_long_as_a_process_holds_its_lock(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", 1)
+    with process_at_work(run) as process:
+        assert inspect(run).status == "running"
+        assert inspect(run).resume is None
+        process.kill()
+        process.wait()
+        assert inspect(run).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ([started(), *whole_round(1), finished(1, "interrupted")], "interrupted"),
+        ([started(), *whole_round(1), finished(1, "failed")], "failed"),
+        ([started(), *whole_round(1), step(2, 1)], "interrupted"),
+        ([started(), step(1, 1)], "failed"),
+        ([started(), *whole_round(1), finished(1), started(), step(2, 1)], "interrupted"),
+        ([started(), outcome(1), finished(1), started(), outcome(2), finished(2)], "finished"),
+    ],
+    ids=["a signal", "said so", "killed", "killed early", "killed when resumed", "resumed"],
+)
+def test_status_of_a_run_without_a_process(tmp_path: Path, events: list, status: str) -> None:
+    assert inspect(write_run(tmp_path / "run", events)).status == status
+
+
+def test_without_events_the_checkpoints_tell(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [], rounds=4)
+    (run / "events.jsonl").unlink()
+    assert inspect(run).status == "unknown"
+    checkpoint(run, 2)
+    info = inspect(run)
+    assert (info.status, info.rounds_done, info.tasks) == ("interrupted", 2, ["a<b"])
+    checkpoint(run, 4)
+    assert inspect(run).status == "finished"
+
+
+def test_gain_and_times_are_those_of_the_last_whole_round(tmp_path: Path) -> None:
+    events = [started(), *whole_round(1), *whole_round(2), step(3, 1)]
+    run = write_run(tmp_path / "run", events)
+    with (run / "events.jsonl").open("ab") as file:
+        file.write(b'{"event_type":"EPOCH_COMPL\xff')
+    info = inspect(run)
+    assert info.gain == pytest.approx(0.02)
+    assert info.rounds_done == 2
+    assert (info.started, info.last_sign) == (1000.0, 1003.0)
+
+
+def test_a_file_is_read_from_its_end_over_any_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [started(), *whole_round(1), *whole_round(2), *[step(3, t) for t in range(1, 9)]]
+    run = write_run(tmp_path / "run", events)
+    lines = (run / "events.jsonl").read_bytes().splitlines()
+    for block in (1, 7, 1000, 1 << 20):
+        monkeypatch.setattr(module, "_BLOCK", block)
+        assert list(module._lines_backwards(run / "events.jsonl")) == lines[::-1]
+    assert inspect(run).rounds_done == 2
+
+
+def test_what_was_interrupted_with_a_checkpoint_can_be_resumed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "my runs" / "run", [started(), *whole_round(1)], rounds=30)
+    assert inspect(run).resume is None
+    checkpoint(run, 1)
+    assert inspect(run).resume == f"esper train ppo --resume '{run}' --rounds 30"
+    whole = recorded_run(tmp_path / "whole", 1)
+    checkpoint(whole, 1)
+    assert inspect(whole).resume is None
+
+
+def test_runs_are_found_at_any_depth_the_oldest_first(tmp_path: Path) -> None:
+    young = write_run(tmp_path / "a" / "young", [started(time=2000.0)])
+    old = write_run(tmp_path / "z" / "b" / "old", [started(time=1000.0)])
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(old)
+    assert find_runs(tmp_path) == [old, young]
+    assert find_runs(old) == [old]
+    with pytest.raises(UsageError, match="DIR"):
+        find_runs(tmp_path / "nowhere")
+
+
+def test_settings_that_cannot_be_read_are_no_reason_to_fail(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", 2)
+    for content in ("{", "[]", "[" * 100_000, '{"settings": {}}'):
+        (run / "config.json").write_text(content)
+        info = inspect(run)
+        assert (info.rounds_done, info.tasks) == (2, ["a<b"])
+
+
+def test_removing_a_run_leaves_what_it_links_to(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").touch()
+    run = recorded_run(tmp_path / "run", 1)
+    checkpoint(run, 1)
+    (run / "link").symlink_to(outside)
+    remove(run)
+    assert not run.exists()
+    assert (outside / "precious").exists()
+
+
+def test_a_running_run_is_never_removed(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", 1)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with process_at_work(run), pytest.raises(BlockingIOError):
+        remove(run)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_what_is_left_of_a_removal_that_failed_is_still_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded_run(tmp_path / "run", 1)
+    checkpoint(run, 1)
+
+    def broken(path: Path) -> None:
+        raise OSError("disk on fire")
+
+    monkeypatch.setattr(module.shutil, "rmtree", broken)
+    with pytest.raises(OSError, match="on fire"):
+        remove(run)
+    assert find_runs(tmp_path) == [run]
+    assert json.loads((run / "config.json").read_text())
