@@ -59,13 +59,13 @@ def in_seed_gradient(row: int, bad: float, slot: int, minibatch: int = 0) -> Fau
     def arm(shard: Shard) -> Callable[[], None]:
         original, calls = backend._SeedRows.update, iter(range(1_000))
 
-        def poisoned(self, gradient: Tensor, optimisation) -> None:
+        def poisoned(self, gradient: Tensor) -> None:
             if self.slot == slot and next(calls) == minibatch:
                 place = (self.rows == row).nonzero()[:, 0]
                 assert len(place) == 1
                 gradient = gradient.clone()
                 gradient[place, 0] = bad
-            original(self, gradient, optimisation)
+            original(self, gradient)
 
         backend._SeedRows.update = poisoned
         return lambda: setattr(backend._SeedRows, "update", original)

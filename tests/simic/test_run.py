@@ -29,7 +29,8 @@ from esper.leyline.events import (
     TrainingFinished,
     TrainingStarted,
 )
-from esper.nissa.hub import Hub, JsonLines
+from esper.nissa.hub import Hub
+from esper.nissa.sinks import JsonLines
 from esper.runtime.tasks import TASKS, find
 from esper.simic import checkpoint, disk
 from esper.simic.checkpoint import load_latest

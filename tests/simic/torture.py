@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 
+from esper.nissa import sinks
 from esper.scripts.entry import guarded
 from esper.scripts.train import train
 from esper.simic import environment
-from esper.simic.training import vectorized
+from esper.simic.ppo import PPOAgent
+from esper.simic.training import growth, session, vectorized
 
 TINY = {
     "task": "digits",
@@ -157,17 +159,17 @@ def _train(arguments: list[str], log: Path, pipe: Connection, halts: tuple[str, 
 
 
 POINTS: dict[str, tuple[Any, str]] = {
-    "building": (vectorized, "build_environment"),
+    "building": (growth, "build_environment"),
     "opening": (vectorized, "_open"),
     "stepping": (environment.GrowthEnv, "step"),
-    "updating": (vectorized.PPOAgent, "update"),
-    "reporting": (vectorized, "write_parquet"),
+    "updating": (PPOAgent, "update"),
+    "reporting": (sinks, "write_parquet"),
 }
 """Where a process may be halted, besides ``save begins`` and the steps of a save."""
 
 
 def _tell_of_saves(say: Callable[[str], None]) -> None:
-    inside, original = [False], vectorized.save
+    inside, original = [False], session.save
 
     def save(*arguments: Any) -> Path:
         say("save begins")
@@ -178,7 +180,7 @@ def _tell_of_saves(say: Callable[[str], None]) -> None:
             inside[0] = False
             say("save ends")
 
-    vectorized.save = save
+    session.save = save
     for owner, name in STEPS_OF_A_SAVE:
         _before(owner, name, lambda name=name: say(name) if inside[0] else None)
 

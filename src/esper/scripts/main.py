@@ -24,7 +24,7 @@ COMMANDS = {
         "sanctum": "Watch a run on the terminal, live or finished.",
         "report": "Write what runs did into one HTML file.",
         "query": "Ask runs by SQL over views of their events.",
-        "runs": "List runs with their status; `esper runs prune` removes some.",
+        "runs": "List runs with their status, or remove some (runs prune).",
         "replay": "Do an update again that met a number that is not finite.",
         "tasks": "List the tasks one can train on.",
     }.items()

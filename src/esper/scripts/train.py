@@ -56,7 +56,7 @@ class ViewConfig:
 class PPOArguments:
     """Train a growth policy with PPO: it decides in every epoch of every host what grows where.
 
-    With --gym ID a policy for a Gymnasium task instead.
+    With a Gymnasium id a policy for that task instead.
     """
 
     world: WorldConfig = field(default_factory=WorldConfig)

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from esper.karn.sanctum.app import PAGES, Sanctum
 from esper.karn.sanctum.heads import ROWS
 from esper.karn.sanctum.help import KEYS
-from esper.leyline.events import encode
+from esper.leyline.events import AnomalyDetected, TrainingFinished, encode
 from esper.leyline.stages import Stage
 from karn.sanctum.events import a_round, finished, outcome, snapshot, started, step, update, write
 from karn.sanctum.screen import KINDS, RECORDED, drive, press, shown, text_of, until
@@ -263,6 +263,27 @@ def test_numbers_that_are_none_do_not_end_it(tmp_path: Path) -> None:
         assert "op 77" in screen(app)
 
     drive(run, session, (160, 50))
+
+
+def test_names_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
+    name = b"run-\xff\x1b[2J"
+    wild = "\x1b]0;owned\x07\r\x9b31m"
+    anomaly = AnomalyDetected(time=9.0, round=1, kind=f"odd{wild}", message=f"{wild} thing")
+    ended = TrainingFinished(time=9.5, round=1, status=f"failed{wild}")
+    events = [started(tasks=[f"digits{wild}"]), step(1, 1), anomaly, ended]
+    run = write(tmp_path / os.fsdecode(name), events)
+
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        for number in range(1, len(PAGES) + 1):
+            await press(pilot, str(number))
+            drawn = "".join(
+                s.text for strip in app.screen._compositor.render_strips() for s in strip
+            )
+            assert drawn.isprintable()
+            assert "SANCTUM run-" in drawn
+        drawn.encode()
+
+    drive(run, session)
 
 
 def test_many_slots_and_many_environments_fit(tmp_path: Path) -> None:

@@ -185,8 +185,6 @@ class EventLog:
         return bool(end) or cut
 
     def _was_cut(self, file: BinaryIO) -> bool:
-        if self.size < self.index.length:
-            return True
         file.seek(self.index.mark_offset)
         return file.read(len(self.index.mark)) != self.index.mark
 

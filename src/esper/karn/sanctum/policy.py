@@ -121,9 +121,9 @@ def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: i
     recent = updates[-RECENT:]
     spark = max(8, min(40, (width - 61) // 2))
     text = Text(no_wrap=True, overflow="ellipsis")
+    number = f"update {updates[-1].update}"
     heading = (
-        f"{f'update {updates[-1].update}':<13}{'entropy':>9} {'':<{spark}} "
-        f"{'gradient norm':>13}   {'':<{spark}} "
+        f"{number:<13}{'entropy':>9} {'':<{spark}} {'gradient norm':>13}   {'':<{spark}} "
         f"{'choice':>6}  state"
     )
     text.append(heading, style=palette.muted)

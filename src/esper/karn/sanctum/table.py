@@ -15,6 +15,8 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from esper.karn.sanctum.text import harmless
+
 Cell = Text | str
 
 
@@ -120,7 +122,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         segments: list[Segment] = []
         blank = Segment(" ", base)
         for column, cell in zip(self.columns, cells, strict=False):
-            text = cell.copy() if isinstance(cell, Text) else Text(cell)
+            text = harmless(cell.copy() if isinstance(cell, Text) else Text(cell))
             text.truncate(column.width, overflow="ellipsis")
             text.align("right" if column.right else "left", column.width)
             text.end = ""

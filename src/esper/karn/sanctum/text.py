@@ -3,12 +3,21 @@
 import math
 from collections.abc import Sequence
 
+from rich.text import Text
+
 from esper.leyline.events import Number
 
 MISSING = "missing"
 """What stands where there is no number. Never 0, and not NaN, which is one that came out wrong."""
 
 _BARS = "▁▂▃▄▅▆▇█"
+
+
+def harmless(text: Text) -> Text:
+    """``text``, its control characters replaced: a run copied from elsewhere may hold any."""
+    if not text.plain.replace("\n", "").isprintable():
+        text.plain = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text.plain)
+    return text
 
 
 def to_float(value: Number | None) -> float | None:

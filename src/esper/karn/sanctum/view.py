@@ -6,6 +6,7 @@ from textual.widgets import Static
 
 from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
+from esper.karn.sanctum.text import harmless
 
 WIDE = 140
 """Columns from which on pages stand two abreast."""
@@ -29,5 +30,5 @@ class Lines(Static):
     def show(self, text: Text) -> None:
         """Show other text."""
         lines = text.plain.count("\n") + 1 if text else 0
-        self.update(text, layout=lines != self.lines)
+        self.update(harmless(text), layout=lines != self.lines)
         self.lines = lines
