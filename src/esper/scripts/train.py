@@ -46,7 +46,7 @@ class SourceConfig(FileConfig):
 class PPOArguments:
     """Train a growth policy with PPO: it decides in every epoch of every host what grows where.
 
-    With --gym ID a policy for a Gymnasium task instead.
+    Or, where a Gymnasium environment is named, a policy for that.
     """
 
     world: WorldConfig = field(default_factory=WorldConfig)
