@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# What only the comparisons with other libraries need.
+BENCH := $(VENV)/.ready-bench
 
-.PHONY: demo test test-all test-gpu screenshots clean bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum
+.PHONY: demo test test-all test-gpu screenshots clean bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -54,6 +56,12 @@ bench-sanctum: $(READY)
 screenshots: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/make_screenshots.py
 
+bench-gym: $(BENCH)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_speed.py --write
+
+bench-gym-proofs: $(BENCH)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_proofs.py --write
+
 bench-tasks: $(READY)
 	$(BIN)/python benchmarks/tasks.py --write
 
@@ -61,6 +69,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Esper needs Python 3.11 or newer; make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(BENCH): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@
 
 clean:

@@ -11,15 +11,16 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from esper.leyline.config import LearnerConfig, TrainConfig, options_of
+from esper.leyline.config import GymConfig, LearnerConfig, TrainConfig, options_of
 from esper.runtime.tasks import SUITES, TASKS
 
 KINDS: dict[str, Any] = {
     f.name: f.type
     for group in dataclasses.fields(TrainConfig)
+    if group.type is not GymConfig  # another kind of run; see tests/simic/gym
     for f in dataclasses.fields(group.type)
 }
-"""The type of every setting, by name."""
+"""The type of every setting of growing networks, by name."""
 LEARNER = {f.name for f in dataclasses.fields(LearnerConfig)}
 """Settings that the heuristic does not have."""
 

@@ -65,6 +65,100 @@ def test_with_lambda_zero_advantages_are_one_step_errors(episode) -> None:
     torch.testing.assert_close(advantages, rewards + 0.9 * following - values)
 
 
+def test_a_truncated_episode_is_what_one_computes_by_hand() -> None:
+    """The first example once more, cut off after its first step; the second step only resets.
+
+    V of the state in which it was cut off is that of the second step, 1:
+        A_0 = 1 + 0.9 * 1 - 0.5 = 1.4, and nothing of what follows comes back to it.
+    Cut off behind the last step of the rollout, V is the last value, 3:
+        A_2 = 2 + 0.9 * 3 + 1 = 5.7
+    """
+    rewards, values = f64([[1.0], [0.0], [2.0]]), f64([[0.5], [1.0], [-1.0]])
+    truncated = torch.tensor([[True], [False], [True]])
+    advantages, _ = generalised_advantages(
+        rewards, values, f64([3.0]), no_end(rewards), 0.9, 0.5, truncated
+    )
+    torch.testing.assert_close(advantages[[0, 2], 0], f64([1.4, 5.7]))
+
+
+def test_in_an_endless_world_of_equal_rewards_it_is_the_geometric_sum() -> None:
+    """Reward 1, V = 0 everywhere: A_t = sum over k of (gamma lambda)^k, to the end of the episode.
+
+    With V = 1 / (1 - gamma), which is exact, every advantage is 0, however episodes are cut off.
+    """
+    gamma, decay, length = 0.9, 0.7, 12
+    rewards = torch.ones(length, 1, dtype=torch.float64)
+    nothing = torch.zeros_like(rewards)
+    advantages, _ = generalised_advantages(
+        rewards, nothing, f64([0.0]), no_end(rewards), gamma, decay
+    )
+    left = torch.arange(length, 0, -1, dtype=torch.float64)
+    expected = (1.0 - (gamma * decay) ** left) / (1.0 - gamma * decay)
+    torch.testing.assert_close(advantages[:, 0], expected)
+    exact = torch.full_like(rewards, 1.0 / (1.0 - gamma))
+    truncated = (torch.arange(length) % 5 == 3)[:, None]
+    advantages, returns = generalised_advantages(
+        rewards, exact, exact[0], no_end(rewards), gamma, decay, truncated
+    )
+    torch.testing.assert_close(advantages, nothing)
+    torch.testing.assert_close(returns, exact)
+
+
+def ended_at_random(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Terminated and truncated steps, never both."""
+    draw = torch.rand(like.shape, generator=torch.Generator().manual_seed(8))
+    return draw < 0.2, draw > 0.8
+
+
+def test_it_agrees_with_a_linear_filter_over_each_episode() -> None:
+    """The discounted sum of errors is the answer of scipy's filter to them, backwards in time."""
+    signal = pytest.importorskip("scipy.signal")
+    torch.manual_seed(3)
+    rewards, values = torch.randn(2, 40, 6, dtype=torch.float64)
+    last = torch.randn(6, dtype=torch.float64)
+    terminated, truncated = ended_at_random(rewards)
+    found, _ = generalised_advantages(rewards, values, last, terminated, 0.97, 0.9, truncated)
+    for n in range(6):
+        begin = 0
+        ends = (terminated | truncated)[:, n].nonzero()[:, 0].tolist()
+        for end in (*ends, 39):
+            rows = slice(begin, end + 1)
+            following = torch.cat([values[:, n], last[n : n + 1]])[begin + 1 : end + 2].clone()
+            if bool(terminated[end, n]):
+                following[-1] = 0.0
+            errors = rewards[rows, n] + 0.97 * following - values[rows, n]
+            if len(errors):
+                swept = signal.lfilter([1.0], [1.0, -0.97 * 0.9], errors.numpy()[::-1])[::-1]
+                torch.testing.assert_close(found[rows, n], torch.from_numpy(swept.copy()))
+            begin = end + 1
+
+
+def test_it_agrees_with_another_library() -> None:
+    """Stable-Baselines3 adds ``gamma V(final)`` to the reward of a truncated step and calls it the
+    end of the episode."""
+    buffers = pytest.importorskip("stable_baselines3.common.buffers")
+    from gymnasium import spaces
+
+    torch.manual_seed(4)
+    rewards, values = torch.randn(2, 30, 5, dtype=torch.float64)
+    last = torch.randn(5, dtype=torch.float64)
+    terminated, truncated = ended_at_random(rewards)
+    found, returns = generalised_advantages(
+        rewards, values, last, terminated, 0.98, 0.85, truncated
+    )
+    box = spaces.Box(-1, 1, (1,))
+    buffer = buffers.RolloutBuffer(30, box, box, "cpu", gae_lambda=0.85, gamma=0.98, n_envs=5)
+    buffer.reset()
+    over = terminated | truncated
+    following = torch.cat([values[1:], last[None]])
+    buffer.rewards[:] = (rewards + 0.98 * following * truncated).numpy()
+    buffer.values[:] = values.numpy()
+    buffer.episode_starts[1:] = over[:-1].numpy()
+    buffer.compute_returns_and_advantage(last.float(), over[-1].numpy())
+    torch.testing.assert_close(found.float(), torch.from_numpy(buffer.advantages))
+    torch.testing.assert_close(returns.float(), torch.from_numpy(buffer.returns))
+
+
 def test_nothing_behind_a_terminated_step_is_seen(episode) -> None:
     rewards, values, last = episode
     terminated = no_end(rewards)
@@ -132,3 +226,17 @@ def test_a_critic_worse_than_none_explains_less_than_nothing() -> None:
     overall, within = explained_variance(-returns, returns)
     assert overall.item() == pytest.approx(-3.0)
     assert within.item() == pytest.approx(-3.0)
+
+
+def test_steps_that_do_not_count_explain_nothing() -> None:
+    torch.manual_seed(5)
+    returns, noise = torch.randn(2, 20, 8, dtype=torch.float64)
+    weight = (torch.rand(20, 8) < 0.7).double()
+    weight[:2] = 0.0  # a step in which nobody lives
+    values = returns + 0.5 * noise
+    wild = torch.where(weight > 0, values, 1e3)
+    found = explained_variance(wild, returns, weight)
+    kept, error = returns[weight > 0], (returns - values)[weight > 0]
+    expected = 1.0 - error.var(correction=0) / kept.var(correction=0)
+    assert found[0].item() == pytest.approx(expected.item())
+    assert 0.5 < found[1].item() < 1.0

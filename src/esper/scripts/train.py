@@ -56,7 +56,7 @@ class ViewConfig:
 class PPOArguments:
     """Train a growth policy with PPO: it decides in every epoch of every host what grows where.
 
-    With a Gymnasium id a policy for that task instead.
+    Or, where a Gymnasium environment is named, a policy for that.
     """
 
     world: WorldConfig = field(default_factory=WorldConfig)

@@ -100,6 +100,7 @@ class PPOAgent(Generic[Seen]):
         self.greedy = False
         self.refusal: Refusal | None = None
         self.shape: dict[str, Any] = {}
+        self._before: dict[str, dict[str, Any]] = {}
 
     # --- acting -------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class PPOAgent(Generic[Seen]):
         learning of the round before it touches a weight; see ``refusal``. So does a KL divergence
         above its bound. A norm is None where a gradient is missing.
         """
-        before = _copied(self.state())
+        self._before = _kept(self.state(), self._before)
         self._set_schedules()
         learning = self._learning(rollout)
         refused = stopped = self._refused_before(rollout)
@@ -162,7 +163,8 @@ class PPOAgent(Generic[Seen]):
         self.refusal = None
         if first_refused is not None:
             part = learning.sequences.pick(minibatches[first_refused])
-            self.refusal = Refusal(self._first_bad(rollout, part), before, rollout.state())
+            bad = self._first_bad(rollout, part)
+            self.refusal, self._before = Refusal(bad, self._before, rollout.state()), {}
         self.updates += 1
         self._take_in(rollout, learning.targets)
         return summary
@@ -287,7 +289,7 @@ class PPOAgent(Generic[Seen]):
 
         Equation 4 of van Hasselt et al., "Learning values across many orders of magnitude" (2016).
         """
-        mean, deviation = self.return_moments.mean.clone(), self.return_moments.deviation
+        mean, deviation = self.return_moments.mean.clone(), self.return_moments.deviation.clone()
         self.return_moments.update(targets)
         now = self.return_moments.deviation
         shift = deviation * layer.bias + mean - self.return_moments.mean
@@ -396,11 +398,20 @@ class PPOAgent(Generic[Seen]):
         return {**self.moments.parts(), "return": self.return_moments}
 
 
-def _copied(parts: Any) -> Any:
-    """Nested dictionaries of tensors with tensors of their own."""
+def _kept(parts: Any, place: Any) -> Any:
+    """Nested dictionaries of tensors with tensors of their own, those of ``place`` where they fit.
+
+    What is kept from round to round lies where it lay: fresh memory for all weights and moments
+    would cost more than copying them.
+    """
     if isinstance(parts, dict):
-        return {name: _copied(value) for name, value in parts.items()}
-    return parts.detach().clone() if isinstance(parts, Tensor) else parts
+        known = place if isinstance(place, dict) else {}
+        return {name: _kept(value, known.get(name)) for name, value in parts.items()}
+    if not isinstance(parts, Tensor):
+        return parts
+    if isinstance(place, Tensor) and place.shape == parts.shape:
+        return place.copy_(parts.detach())
+    return parts.detach().clone()
 
 
 def _flattened(record: Record, heads: tuple[str, ...]) -> Record:

@@ -314,3 +314,32 @@ def test_forgetting_leaves_the_other_environments_as_they_are() -> None:
         assert bool((state[:, rows] == 0.0).all())
         assert torch.equal(state[:, ~rows], then[:, ~rows])
         assert bool((then[:, rows] != 0.0).any())
+
+
+def test_the_critic_keeps_its_opinion_while_returns_grow() -> None:
+    """Rewards a hundred times as large change the moments, not what the critic says in them."""
+    environments = scripted(ENVS)
+    still = {**SETTINGS, "learning_rate": 1e-30, "normalise_observations": False}
+    agent = agent_for(environments, **still)
+    agent.update(collect(environments, agent, STEPS, 0))
+    rollout = collect(environments, agent, STEPS, 1)
+    rollout.rewards *= 100.0
+    seen = FlatObservation(rollout.observation.features[0], rollout.observation.masks[0])
+
+    def opinion() -> Tensor:
+        agent.begin(torch.arange(ENVS), 0)
+        return agent.return_moments.restore(agent.value(seen))
+
+    before, deviation = opinion(), float(agent.return_moments.deviation)
+    agent.update(rollout)
+    assert float(agent.return_moments.deviation) > 20.0 * deviation
+    torch.testing.assert_close(opinion(), before, rtol=1e-4, atol=1e-4 * deviation)
+
+
+def test_returns_of_the_first_round_are_normalised_by_themselves() -> None:
+    """Raw ones would drown the actor's gradient."""
+    environments = scripted(ENVS)
+    agent = agent_for(environments, **SETTINGS)
+    rollout = collect(environments, agent, STEPS, 0)
+    rollout.rewards *= 1000.0
+    assert agent.update(rollout)["value_loss"] < 1.0

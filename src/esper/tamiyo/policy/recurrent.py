@@ -55,7 +55,23 @@ class Trunk(nn.Module):
         """Output ``[T, N, width]`` for encoded features, and the state after them."""
         if self.lstm is None:
             return features, ()
+        if len(features) == 1 and not torch.is_grad_enabled() and not self._autocasts(features):
+            return self._step(self.lstm, features[0], hidden)
         return self.lstm(features, hidden)
+
+    def _autocasts(self, features: Tensor) -> bool:
+        return torch.is_autocast_enabled(features.device.type)
+
+    def _step(self, lstm: nn.LSTM, features: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """One step. On a CPU a whole layer repacks its weights in every call, which for a single
+        step costs more than the step; in half precision it must be the layer that learns, too."""
+        h, c = torch.lstm_cell(
+            features,
+            [state[0] for state in hidden],
+            *(lstm.get_parameter(f"{part}_l0") for part in ("weight_ih", "weight_hh")),
+            *(lstm.get_parameter(f"{part}_l0") for part in ("bias_ih", "bias_hh")),
+        )
+        return h[None], (h[None], c[None])
 
 
 class RecurrentPolicy(Policy[FlatObservation]):

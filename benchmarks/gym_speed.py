@@ -1,0 +1,205 @@
+"""How fast is the recurrent engine? Beside sb3-contrib, in one process, taking turns.
+
+    python benchmarks/gym_speed.py --write
+
+An observation of 128 numbers, an LSTM of 512 that actor and critic share, eight heads of 3, 8, 4,
+3, 3, 4, 4 and 6 options, 150 steps of 16 environments, one epoch of the full batch, one thread. The
+environment does nothing, so that a rollout costs inference and bookkeeping; its episodes have 150
+steps, and an update learns 16 whole ones. Between LSTM and heads each network has its own hidden
+layers of 64, Esper's also an encoder of 64 in front of the LSTM. Medians of wall and of CPU time:
+on a machine that does other things the second says more.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from esper.leyline.config import unflatten
+from esper.simic.gym.agent import Shape, gym_agent
+from esper.simic.gym.collect import collect
+from esper.simic.gym.environment import GymEnvironments
+from esper.simic.rollout import Rollout
+from esper.simic.run_directory import processor_name
+
+RESULTS = Path(__file__).parent / "results"
+STEPS, ENVS, INPUTS, MEMORY = 150, 16, 128, 512
+OPTIONS = (3, 8, 4, 3, 3, 4, 4, 6)
+CPU = torch.device("cpu")
+SETTINGS = {
+    "gym": "Idle",
+    "envs": ENVS,
+    "rollout_steps": STEPS,
+    "lstm_hidden": MEMORY,
+    "ppo_epochs": 1,
+    "minibatches": 1,
+    "target_kl": 1e9,
+    "normalise_observations": False,
+}
+WANTED = {"update fp32": 2.5, "update bf16": 4.0, "rollout": 1.7}
+
+
+class Idle(gymnasium.Env):
+    """Shows one of a few rows of noise; an episode has 150 steps."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
+    action_space = spaces.MultiDiscrete(OPTIONS)
+
+    def __init__(self) -> None:
+        self.rows = np.random.default_rng(0).standard_normal((16, INPUTS)).astype(np.float32)
+        self.time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.rows[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.time += 1
+        row = self.rows[self.time % 16]
+        return row, float(row[0]), self.time == STEPS, False, {}
+
+
+class Ours:
+    """Rollout and update of the engine."""
+
+    def __init__(self, amp_dtype: torch.dtype | None):
+        self.environments = GymEnvironments([Idle() for _ in range(ENVS)], 1)
+        self.environments.reset()
+        shape = Shape(INPUTS, OPTIONS, True)
+        self.agent = gym_agent(unflatten(SETTINGS), shape, CPU, amp_dtype)
+        self.agent.begin(torch.arange(ENVS), 0)
+        self.number = 0
+        self.rollout = self.collect()
+
+    def collect(self) -> Rollout:
+        self.number += 1
+        return collect(self.environments, self.agent, STEPS, self.number)
+
+    def update(self) -> None:
+        self.agent.update(self.rollout)
+
+
+class Theirs:
+    """Rollout and update of RecurrentPPO."""
+
+    def __init__(self) -> None:
+        self.model = RecurrentPPO(
+            "MlpLstmPolicy",
+            DummyVecEnv([Idle] * ENVS),
+            n_steps=STEPS,
+            batch_size=STEPS * ENVS,
+            n_epochs=1,
+            policy_kwargs={
+                "lstm_hidden_size": MEMORY,
+                "shared_lstm": True,
+                "enable_critic_lstm": False,
+            },
+            device="cpu",
+        )
+        self.model._setup_learn(10**9)
+        self.callback = CallbackList([])
+        self.callback.init_callback(self.model)
+        self.model.logger.set_level(50)
+        self.collect()
+
+    def collect(self) -> None:
+        model = self.model
+        model.collect_rollouts(
+            model.env, self.callback, model.rollout_buffer, n_rollout_steps=STEPS
+        )
+
+    def update(self) -> None:
+        self.model.train()
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds of wall and of CPU time."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    theirs, full, half = Theirs(), Ours(None), Ours(torch.bfloat16)
+    calls = {
+        "sb3 update": theirs.update,
+        "esper update fp32": full.update,
+        "esper update bf16": half.update,
+        "sb3 rollout": theirs.collect,
+        "esper rollout": full.collect,
+        "esper rollout bf16": half.collect,
+    }
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for repeat in range(arguments.repeats + 2):
+        for name, call in calls.items():
+            seconds = timed(call)
+            if repeat >= 2:
+                times[name].append(seconds)
+    wall, cpu = (
+        {name: statistics.median(pair[i] for pair in pairs) for name, pairs in times.items()}
+        for i in (0, 1)
+    )
+    ratios = {
+        what: tuple(
+            clock[f"sb3 {what.split()[0]}"] / clock[f"esper {what}"] for clock in (wall, cpu)
+        )
+        for what in ("update fp32", "update bf16", "rollout", "rollout bf16")
+    }
+    lines = [
+        "# Update and rollout beside sb3-contrib",
+        "",
+        "`python benchmarks/gym_speed.py --write`",
+        "",
+        f"Observation {INPUTS}, shared LSTM {MEMORY}, heads {list(OPTIONS)}, {STEPS} steps x "
+        f"{ENVS} environments, 1 epoch of the full batch; medians of {arguments.repeats} in turns.",
+        "",
+        "| what | wall, s | CPU, s | steps/s (wall) |",
+        "|---|---|---|---|",
+        *(
+            f"| {name} | {wall[name]:.4f} | {cpu[name]:.4f} | {STEPS * ENVS / wall[name]:,.0f} |"
+            for name in calls
+        ),
+        "",
+        "| times as fast as RecurrentPPO | wall | CPU | wanted |",
+        "|---|---|---|---|",
+        *(
+            f"| {what} | {a:.2f} | {b:.2f} | {WANTED.get(what, '-')} |"
+            for what, (a, b) in ratios.items()
+        ),
+        "",
+        f"torch {torch.__version__}, sb3-contrib {version('sb3-contrib')}, 1 thread, "
+        f"{os.cpu_count()} x {processor_name()}, load {os.getloadavg()[0]:.1f}, "
+        f"{time.strftime('%Y-%m-%d')}.",
+        "",
+    ]
+    text = "\n".join(lines)
+    print(text)
+    if arguments.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "gym_speed.md").write_text(text)
+        content = {"wall": wall, "cpu": cpu, "ratios": ratios}
+        (RESULTS / "gym_speed.json").write_text(json.dumps(content, indent=2) + "\n")
+    return 0 if all(ratios[what][0] >= least for what, least in WANTED.items()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
