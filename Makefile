@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # What only the comparisons with other libraries need.
 BENCH := $(VENV)/.ready-bench
 
-.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-gym bench-gym-proofs clean
+.PHONY: demo test test-all test-gpu bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-gym bench-gym-proofs clean
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -40,6 +40,9 @@ bench-hot-path: $(READY)
 bench-scaling: $(READY)
 	$(BIN)/python benchmarks/scaling.py --write
 	$(BIN)/python benchmarks/policy_update.py --write
+
+bench-schedules: $(READY)
+	$(BIN)/python benchmarks/schedules.py --write
 
 bench-memory: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py --write

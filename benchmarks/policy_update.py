@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from esper.leyline.actions import HEAD_WIDTHS, HEADS
 from esper.leyline.config import LearnerConfig
 from esper.runtime.tasks import find
+from esper.simic.agents import growth_agent
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import growth_agent
 from esper.simic.rollout import Rollout
 from esper.simic.run_directory import processor_name
 from esper.simic.step import GrowthConfig

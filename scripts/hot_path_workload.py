@@ -20,8 +20,8 @@ from esper.leyline.config import LearnerConfig
 from esper.nissa.hub import Hub, JsonLines
 from esper.runtime.data import Dataset
 from esper.runtime.registry import Task, find_all, task
+from esper.simic.agents import growth_agent
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import growth_agent
 from esper.simic.rollout import Rollout
 from esper.simic.step import GrowthConfig, Step
 from esper.simic.training.recorder import Recorder

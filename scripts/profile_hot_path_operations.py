@@ -21,10 +21,11 @@ from hot_path_workload import Loop, Workload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.simic import shard
+from esper.simic.gradients import GradientNorms
+from esper.simic.optimiser import PolicyOptimizer
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.simic.training.recorder import Recorder
-from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import Governor
 
@@ -47,13 +48,13 @@ STEP_STAGES: tuple[tuple[object, str, str], ...] = (
 )
 UPDATE_STAGES: tuple[tuple[object, str, str], ...] = (
     (Loop, "end", "the rest of an update"),
-    (PPOAgent, "_advantages", "advantages"),
-    (FactoredLSTM, "evaluate_actions", "forward"),
+    (PPOAgent, "_learning", "advantages and sequences"),
+    (PPOAgent, "_backward", "forward and loss"),
     (torch.Tensor, "backward", "backward"),
-    (torch.nn.utils, "clip_grad_norm_", "clipping"),
-    (PPOAgent, "_head_norm", "gradient norms of heads"),
-    (PPOAgent, "_step_unless", "optimizer"),
-    (PPOAgent, "_update_moments", "normalisers"),
+    (GradientNorms, "measure", "gradient norms"),
+    (GradientNorms, "clip", "clipping"),
+    (PolicyOptimizer, "step_unless", "optimizer"),
+    (PPOAgent, "_take_in", "normalisers"),
     (PPOAgent, "_summary", "summary"),
     (Recorder, "finish", "telemetry of the round"),
 )

@@ -82,6 +82,7 @@ VALID: dict[str, list[Any]] = {
     "slots": ["early", "mid", "late"],
     "device": ["cpu", "cpu:0"],
     "clip": [0.5, 1e30],
+    "compile": ["auto", "off"],
     "threads": [1],
     "envs": [1, 2, 3],
     "episode_length": [1, 2, 3],
@@ -99,6 +100,13 @@ VALID: dict[str, list[Any]] = {
     ],
 }
 """Values that work, where the type alone does not tell or would allow what takes long."""
+
+EXCLUSIVE = (
+    {"lr_warmup_frac", "lr_warmup_steps"},
+    {"lr_adaptive_kl", "lr_decay"},
+    {"amp_policy", "amp_dtype"},
+)
+"""Settings of which some values contradict each other, or need a CUDA device."""
 
 LONG = "x" * 5000
 INVALID: dict[str, list[Any]] = {

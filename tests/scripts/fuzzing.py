@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from fuzz_values import (
+    EXCLUSIVE,
     KINDS,
     LEARNER,
     LONG,
@@ -70,7 +71,8 @@ def flags(draw: random.Random, settings: dict[str, Any]) -> list[list[str]]:
 
 def short_run(draw: random.Random, policy: str, without: str = "") -> dict[str, Any]:
     """Settings of a short run with one more of them at random, all but ``without``."""
-    names = [n for n in KINDS if n != without and (policy == "ppo" or n not in LEARNER)]
+    taken = {without}.union(*(names for names in EXCLUSIVE if without in names))
+    names = [n for n in KINDS if n not in taken and (policy == "ppo" or n not in LEARNER)]
     other = draw.choice(names)
     settings = {**SMALL, other: valid_value(draw, other)}
     return {name: settings[name] for name in names if name in settings}

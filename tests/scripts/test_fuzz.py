@@ -174,13 +174,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_200_command_lines(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = fuzzing.commands(200, seed=20)
+MANY = 5 * len(fuzzing.KINDS)
+"""Cases: two of nine are right, and each setting shall be right in one of them."""
+
+
+def test_hundreds_of_command_lines(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = fuzzing.commands(MANY, seed=20)
     assert_meaningful(cases, results(cases, tmp_path, run, monkeypatch))
 
 
-def test_200_settings_files(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = fuzzing.configs(200, seed=21)
+def test_hundreds_of_settings_files(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = fuzzing.configs(MANY, seed=21)
     assert_meaningful(cases, results(cases, tmp_path, run, monkeypatch))
 
 
@@ -203,8 +211,8 @@ def test_every_right_name_works(tmp_path: Path, run: Path, monkeypatch: pytest.M
 
 
 def test_the_same_seed_gives_the_same_cases() -> None:
-    assert fuzzing.commands(200, seed=20) == fuzzing.commands(200, seed=20)
-    assert fuzzing.configs(200, seed=21) == fuzzing.configs(200, seed=21)
+    assert fuzzing.commands(200, seed=20) == fuzzing.commands(MANY, seed=20)
+    assert fuzzing.configs(200, seed=21) == fuzzing.configs(MANY, seed=21)
 
 
 OWN = ("--plugin", "own.py", "--task", "own")

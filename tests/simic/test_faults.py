@@ -32,8 +32,8 @@ from esper.leyline.actions import Op
 from esper.leyline.config import LearnerConfig, unflatten
 from esper.leyline.events import EpisodeOutcome, GovernorRollback, PPOUpdateCompleted
 from esper.leyline.stages import Stage
+from esper.simic.agents import growth_agent
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import growth_agent
 from esper.simic.rollout import collect
 from esper.simic.shard import Shard
 from esper.simic.step import GrowthConfig, Step

@@ -18,8 +18,9 @@ from esper.leyline.config import LearnerConfig
 from esper.leyline.stages import Stage
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Drift, Task
+from esper.simic.agents import growth_agent
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import PPOAgent, growth_agent
+from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout, collect
 from esper.simic.step import GrowthConfig, Step
 from esper.tamiyo.policy.action_masks import ActionMasks

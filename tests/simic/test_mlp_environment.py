@@ -4,8 +4,8 @@ import torch
 
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import LearnerConfig
+from esper.simic.agents import growth_agent
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import growth_agent
 from esper.simic.rollout import collect
 from esper.simic.step import GrowthConfig
 from esper.tamiyo.baselines import RandomActor

@@ -9,8 +9,8 @@ from esper.leyline.actions import Op
 from esper.leyline.config import LearnerConfig
 from esper.runtime import data
 from esper.runtime.tasks import Task
+from esper.simic.agents import growth_agent
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import growth_agent
 from esper.simic.rollout import collect
 from esper.simic.step import GrowthConfig
 from esper.tolaria.precision import Precision

@@ -107,7 +107,7 @@ class LearnerConfig:
     """Step size for the critic's own layers; as for the policy when not given. The schedule below
     is that of both."""
     lr_warmup_frac: float = 0.0
-    """Share of the decay's steps, below, over which step sizes rise linearly."""
+    """Share of the decay's steps over which step sizes rise linearly."""
     lr_warmup_steps: int = 0
     """The same as a number of updates; give one of the two."""
     lr_decay: Literal["none", "linear", "cosine", "step"] = "none"
@@ -161,7 +161,7 @@ class LearnerConfig:
     lstm_hidden: int = 128
     """Width of the LSTM."""
     amp_policy: bool = False
-    """Compute the policy's encoder and LSTM in half precision (--amp-dtype), when acting and when
+    """Compute the policy's encoder and LSTM in half precision, when acting and when
     learning; heads, log-probs and losses stay in float32."""
 
 

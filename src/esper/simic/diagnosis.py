@@ -15,8 +15,8 @@ from esper.leyline.actions import Op
 from esper.leyline.config import LearnerConfig
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Task
+from esper.simic.agents import growth_agent
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import growth_agent
 from esper.simic.rewards import utility
 from esper.simic.rollout import Actor, collect
 from esper.simic.step import GrowthConfig, Step

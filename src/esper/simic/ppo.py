@@ -13,7 +13,7 @@ from esper.simic.advantage import explained_variance, generalised_advantages
 from esper.simic.compiled import Compiled
 from esper.simic.gradients import GradientNorms
 from esper.simic.loss import weighted_mean
-from esper.simic.moments import GrowthMoments, ObservationMoments
+from esper.simic.moments import ObservationMoments
 from esper.simic.nonfinite import Refusal, all_finite, first_not_finite
 from esper.simic.normalise import RunningMoments
 from esper.simic.optimiser import PolicyOptimizer
@@ -22,8 +22,7 @@ from esper.simic.scaler import LossScaler
 from esper.simic.schedules import AdaptiveRate, Schedules
 from esper.simic.sequences import Sequences, cut
 from esper.tamiyo.policy.base import Hidden, Policy, Seen, full_precision
-from esper.tamiyo.policy.factored_lstm import EpisodeNoise, FactoredLSTM
-from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.factored_lstm import EpisodeNoise
 
 ADVANTAGE_FLOOR = 0.1
 """Advantages of growth, whose rewards are points of accuracy, are divided by at least this, so that
@@ -118,10 +117,13 @@ class PPOAgent(Generic[Seen]):
     def act(self, observation: Seen, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``Actor.act``. Draws from the policy, or takes its mode when ``greedy``."""
         noise = None if self.greedy else self._drawn(observation, step)
-        actions, log_prob, value, self.hidden = self.policy.act(
-            self.moments.normalise(observation), self.hidden, noise
-        )
+        actions, log_prob, value, self.hidden = self._act(observation, self.hidden, noise)
         return actions, log_prob, value
+
+    def _act(
+        self, observation: Seen, hidden: Hidden, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
+        return self.policy.act(self.moments.normalise(observation), hidden, noise)
 
     def value(self, observation: Seen) -> Tensor:
         """The critic's opinion, normalised, ``[N]``; what is remembered stays as it is."""
@@ -407,28 +409,6 @@ class PPOAgent(Generic[Seen]):
 
     def _moments(self) -> dict[str, RunningMoments]:
         return {**self.moments.parts(), "return": self.return_moments}
-
-
-def growth_agent(
-    config: LearnerConfig,
-    seed: int,
-    device: torch.device,
-    amp_dtype: torch.dtype | None = None,
-    compile_mode: str = "off",
-) -> PPOAgent[Observation]:
-    """A learner of growth policies.
-
-    Args:
-        config, seed, device, compile_mode: see ``PPOAgent``.
-        amp_dtype: of the policy's trunk, see ``Policy.amp_dtype``.
-    """
-
-    def network() -> FactoredLSTM:
-        policy = FactoredLSTM(config.lstm_hidden)
-        policy.amp_dtype = amp_dtype
-        return policy
-
-    return PPOAgent(config, seed, device, network, GrowthMoments(device), compile_mode)
 
 
 def _kept(parts: Any, place: Any) -> Any:

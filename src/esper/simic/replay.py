@@ -9,8 +9,9 @@ import torch
 
 from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
+from esper.simic.agents import growth_agent
 from esper.simic.gym.agent import Shape, gym_agent
-from esper.simic.ppo import PPOAgent, growth_agent
+from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.recurrent import FlatObservation

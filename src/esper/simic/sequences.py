@@ -62,15 +62,31 @@ class Sequences(Generic[Seen]):
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The floating-point tensors an update computes with, by name."""
+        """The tensors an update computes with, by name."""
         named = {f"observation/{name}": x for name, x in self.observation.tensors().items()}
         named |= {
+            "actions": self.actions,
             "log_prob": self.log_prob,
             "advantage": self.advantages,
             "target": self.targets,
         }
         named |= {f"hidden/{i}": state for i, state in enumerate(self.hidden)}
-        return {name: x for name, x in named.items() if x.is_floating_point()}
+        return named if self.weight is None else named | {"weight": self.weight}
+
+    @classmethod
+    def from_tensors(cls, kind: type[Seen], tensors: dict[str, Tensor]) -> "Sequences[Seen]":
+        """The inverse of ``tensors``, without lengths; ``kind`` is that of the observations."""
+        prefix = "observation/"
+        seen = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
+        return cls(
+            kind.from_tensors(seen),
+            tensors["actions"],
+            tensors["log_prob"],
+            tensors["advantage"],
+            tensors["target"],
+            tuple(x for name, x in tensors.items() if name.startswith("hidden/")),
+            tensors.get("weight"),
+        )
 
 
 def segments(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:

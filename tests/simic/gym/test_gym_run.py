@@ -278,7 +278,7 @@ def test_the_kind_of_a_run_stands_in_flags_or_file_and_never_changes(
     assert guarded(esper, ["train", "heuristic", "--gym", "CartPole-v1"]) == 2
     assert "--gym" in capsys.readouterr().err
     run = run_of(tmp_path / "runs")
-    for changed in ({"gym": "Acrobot-v1"}, {"gym_args": ["a=1"]}, {"critic": "shared"}):
+    for changed in ({"gym": "Acrobot-v1"}, {"gym_args": ["a=1"]}, {"critic": "separate"}):
         (name,) = changed
         with pytest.raises(UsageError, match=f"^{name}: the run has"):
             resume_ppo(run, {**changed, "rounds": 2})

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from esper.leyline.config import TrainConfig
+from esper.simic.agents import agent_class
 from esper.simic.gym.moments import FlatMoments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy
@@ -53,7 +54,7 @@ def gym_agent(
 
     measured = shape.measured and config.gymnasium.normalise_observations
     moments = FlatMoments(shape.inputs, device, measured)
-    agent = PPOAgent(
+    agent: PPOAgent[FlatObservation] = agent_class(device, compile_mode)(
         config.learner,
         config.world.seed,
         device,

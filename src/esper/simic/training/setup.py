@@ -10,9 +10,10 @@ from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import Task, agree, find_all
+from esper.simic.agents import growth_agent
 from esper.simic.compiled import resolve_mode
 from esper.simic.environment import GrowthEnv
-from esper.simic.ppo import PPOAgent, growth_agent
+from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Actor
 from esper.simic.step import GrowthConfig
 from esper.tamiyo.baselines import NeverActor, RandomActor

@@ -35,6 +35,10 @@ class FlatObservation:
         """See ``TensorRecord.from_tensors``."""
         return cls(**tensors)
 
+    def to(self, device: torch.device) -> Self:
+        """The same on a device."""
+        return type(self)(self.features.to(device), self.masks.to(device))
+
 
 class Trunk(nn.Module):
     """Encoder and memory.

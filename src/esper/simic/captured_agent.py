@@ -1,0 +1,59 @@
+"""A learner whose rollout step and minibatch step are captured as CUDA graphs."""
+
+from typing import Any
+
+from torch import Tensor
+
+from esper.simic.capture import Captured, CudaRecorder, Recorder, Tensors
+from esper.simic.ppo import PPOAgent, Record
+from esper.simic.sequences import Sequences
+from esper.tamiyo.policy.base import Hidden, Seen
+
+
+class CapturedAgent(PPOAgent[Seen]):
+    """See ``PPOAgent``, whose numbers these are.
+
+    Args:
+        recorder: of the graphs; CUDA's when None.
+    """
+
+    def __init__(self, *arguments: Any, recorder: Recorder | None = None, **named: Any):
+        super().__init__(*arguments, **named)
+        recorder = recorder or CudaRecorder()
+        self._acting = Captured(self._act_on, recorder, "rollout step")
+        self._learning_step = Captured(self._learn_from, recorder, "update")
+        self._missing: set[str] = set()
+
+    def _act(
+        self, observation: Seen, hidden: Hidden, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
+        if noise is None:
+            return super()._act(observation, hidden, noise)
+        self._kind = type(observation)
+        inputs = {f"observation/{name}": x for name, x in observation.tensors().items()}
+        inputs |= {f"hidden/{i}": state for i, state in enumerate(hidden)} | {"noise": noise}
+        said = self._acting(inputs)
+        states = tuple(x for name, x in said.items() if name.startswith("hidden/"))
+        return said["actions"], said["log_prob"], said["value"], states
+
+    def _act_on(self, inputs: Tensors) -> Tensors:
+        prefix = "observation/"
+        seen = {n.removeprefix(prefix): x for n, x in inputs.items() if n.startswith(prefix)}
+        hidden = tuple(x for name, x in inputs.items() if name.startswith("hidden/"))
+        actions, log_prob, value, hidden = super()._act(
+            self._kind.from_tensors(seen), hidden, inputs["noise"]
+        )
+        states = {f"hidden/{i}": state for i, state in enumerate(hidden)}
+        return {"actions": actions, "log_prob": log_prob, "value": value, **states}
+
+    def _learn(self, part: Sequences[Seen], stopped: Tensor) -> tuple[Record, Tensor]:
+        self._kind = type(part.observation)
+        record: Record = dict(self._learning_step(part.tensors() | {"before": stopped}))
+        stopped = record["stopped"]
+        return record | dict.fromkeys(self._missing), stopped
+
+    def _learn_from(self, inputs: Tensors) -> Tensors:
+        part = Sequences.from_tensors(self._kind, inputs)
+        record, _ = super()._learn(part, inputs["before"])
+        self._missing = {name for name, value in record.items() if value is None}
+        return {name: value for name, value in record.items() if value is not None}

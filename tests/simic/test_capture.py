@@ -1,0 +1,95 @@
+"""Captured steps, with a recorder that replays by calling again: what a CPU can show of them."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.leyline.config import LearnerConfig
+from esper.simic.agents import agent_class, growth_agent
+from esper.simic.capture import WARMUPS, Captured
+from esper.simic.captured_agent import CapturedAgent
+from esper.simic.moments import GrowthMoments
+from esper.simic.ppo import PPOAgent
+from esper.tamiyo.policy.factored_lstm import FactoredLSTM
+from synthetic import CPU, synthetic_rollout
+
+
+class Replayer:
+    """Records nothing when told to record, like CUDA; a replay writes into the same results."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = self.warmed = 0
+
+    def warm(self, function):
+        self.warmed += 1
+        return function()
+
+    def record(self, function):
+        self.recorded += 1
+        results: dict[str, Tensor] = {}
+
+        def replay() -> None:
+            self.replayed += 1
+            for name, x in function().items():
+                results[name] = results[name].copy_(x) if name in results else x.clone()
+
+        return replay, results
+
+
+def test_fixed_shapes_are_replayed_and_others_are_not() -> None:
+    recorder = Replayer()
+    doubled = Captured(lambda inputs: {"y": 2.0 * inputs["x"]}, recorder, "test")
+    kept = []
+    for i in range(WARMUPS + 4):
+        kept.append(doubled({"x": torch.full((3,), float(i))})["y"])
+    assert (recorder.warmed, recorder.recorded, recorder.replayed) == (WARMUPS, 1, 4)
+    assert [y[0].item() for y in kept] == [2.0 * i for i in range(WARMUPS + 4)]
+    assert torch.equal(doubled({"x": torch.ones(5)})["y"], torch.full((5,), 2.0))
+    assert torch.equal(doubled({"x": torch.ones(3).double()})["y"], torch.full((3,), 2.0).double())
+    assert recorder.replayed == 4
+
+
+def test_what_cannot_be_recorded_is_said_once_and_goes_on(caplog) -> None:
+    class Broken(Replayer):
+        def record(self, function):
+            raise RuntimeError("operation not permitted when stream is capturing\nlong")
+
+    step = Captured(lambda inputs: {"y": inputs["x"] + 1.0}, Broken(), "update")
+    with caplog.at_level(logging.WARNING, "esper"):
+        found = [step({"x": torch.tensor(float(i))})["y"].item() for i in range(8)]
+    assert found == [i + 1.0 for i in range(8)]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("update: not captured")
+
+
+def test_graphs_are_for_cuda() -> None:
+    assert agent_class(CPU, "default") is PPOAgent
+    assert agent_class(torch.device("cuda"), "default") is CapturedAgent
+    for mode in ("off", "reduce-overhead"):
+        assert agent_class(torch.device("cuda"), mode) is PPOAgent
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_captured_learner_has_the_bits_of_a_plain_one(missing: bool) -> None:
+    config = LearnerConfig(lstm_hidden=8, ppo_epochs=2, minibatches=2)
+    plain = growth_agent(config, 0, CPU)
+    recorder = Replayer()
+    captured = CapturedAgent(
+        config, 0, CPU, lambda: FactoredLSTM(8), GrowthMoments(CPU), recorder=recorder
+    )
+    told = []
+    for agent in (plain, captured):
+        if missing:
+            for parameter in agent.policy.head_parameters("slot"):
+                parameter.requires_grad_(False)
+        rounds = [
+            agent.update(synthetic_rollout(agent, 5, 8, 2, seed=i, episode=i)) for i in range(3)
+        ]
+        told.append(rounds)
+    assert recorder.recorded == 2
+    assert recorder.replayed > 10
+    assert told[0] == told[1]
+    for mine, theirs in zip(plain.policy.parameters(), captured.policy.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

@@ -1,0 +1,110 @@
+"""Compilation around the memory: two graphs without breaks, and eager where it fails."""
+
+import logging
+import shutil
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from esper.leyline.config import LearnerConfig
+from esper.simic.agents import growth_agent
+from esper.simic.compiled import resolve_mode
+from esper.simic.ppo import PPOAgent
+from synthetic import CPU, synthetic_rollout
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+def agent_with(mode: str) -> PPOAgent:
+    torch._dynamo.reset()
+    counters.clear()
+    config = LearnerConfig(lstm_hidden=8, ppo_epochs=2, minibatches=2)
+    return growth_agent(config, 0, CPU, None, mode)
+
+
+def learned(agent: PPOAgent) -> dict[str, float | None]:
+    return agent.update(synthetic_rollout(agent, 4, 8, 2, seed=1))
+
+
+def test_auto_compiles_on_cuda_alone() -> None:
+    assert resolve_mode("auto", CPU) == "off"
+    assert resolve_mode("auto", torch.device("cuda")) == "default"
+    assert resolve_mode("max-autotune", CPU) == "max-autotune"
+
+
+def test_off_compiles_nothing() -> None:
+    learned(agent_with("off"))
+    assert not counters["stats"]
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """``torch.compile`` that traces graphs and leaves out what takes a minute: code for them."""
+    compile_function = torch.compile
+
+    def trace(function, mode):
+        return compile_function(function, backend="aot_eager", fullgraph=False)
+
+    monkeypatch.setattr(torch, "compile", trace)
+
+
+def test_two_graphs_are_traced_and_none_breaks(traced) -> None:
+    eager, agent = learned(agent_with("off")), agent_with("default")
+    told = learned(agent)
+    assert agent.compiled.active
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        assert told[name] == pytest.approx(eager[name], rel=1e-4, abs=1e-6), name
+
+
+def test_further_updates_trace_nothing_anew(traced) -> None:
+    agent = agent_with("default")
+    for episode in range(3):
+        agent.update(synthetic_rollout(agent, 4, 8, 2, seed=episode, episode=episode))
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def failing_at(monkeypatch, when: str) -> None:
+    def compile_function(function, mode):
+        def broken(*arguments):
+            if when == "first call":
+                raise RuntimeError("no such compiler\nand a long trace")
+            result = function(*arguments)
+            if isinstance(result[0], torch.Tensor) and result[0].ndim == 0:
+                result[0].register_hook(lambda gradient: 1 / 0)
+            return result
+
+        return broken
+
+    monkeypatch.setattr(torch, "compile", compile_function)
+
+
+@pytest.mark.parametrize("when", ["first call", "backward"])
+def test_a_failure_is_said_once_and_eager_goes_on(when, monkeypatch, caplog) -> None:
+    eager = learned(agent_with("off"))
+    failing_at(monkeypatch, when)
+    agent = agent_with("default")
+    with caplog.at_level(logging.WARNING, "esper"):
+        told = learned(agent)
+        agent.update(synthetic_rollout(agent, 4, 8, 2, seed=2, episode=1))
+    assert [r.getMessage().startswith("compile: ") for r in caplog.records] == [True]
+    assert "\n" not in caplog.records[0].getMessage()
+    assert told["grad_norm"] == eager["grad_norm"]
+
+
+def test_an_error_of_our_own_is_no_failure_of_the_compiler() -> None:
+    agent = agent_with("off")
+    rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
+    rollout.actions += 1000
+    with pytest.raises((RuntimeError, IndexError)):
+        agent.update(rollout)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_code_learns_the_same() -> None:
+    eager, compiled = learned(agent_with("off")), learned(agent_with("default"))
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        assert compiled[name] == pytest.approx(eager[name], rel=1e-3, abs=1e-5), name

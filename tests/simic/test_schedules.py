@@ -1,0 +1,177 @@
+"""Schedules are pure functions of the update index, and the learner follows them."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.leyline.config import LearnerConfig, TrainConfig, check, unflatten
+from esper.leyline.errors import UsageError
+from esper.simic.agents import growth_agent
+from esper.simic.schedules import AdaptiveRate, Schedule, Schedules, warmup_updates
+from synthetic import CPU, synthetic_rollout
+
+UPDATES = 40
+
+
+def torch_trace(scheduler_of, updates: int = UPDATES) -> list[float]:
+    """What a scheduler of torch does to a step size of 2."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+    scheduler = scheduler_of(optimizer)
+    trace = []
+    for _ in range(updates):
+        trace.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return trace
+
+
+def trace_of(schedule: Schedule, updates: int = UPDATES) -> list[float]:
+    return [schedule.at(update) for update in range(updates)]
+
+
+def test_linear_and_cosine_are_those_of_torch_up_to_their_horizon() -> None:
+    lr = torch.optim.lr_scheduler
+    linear = torch_trace(lambda o: lr.LinearLR(o, 1.0, 0.1, total_iters=30))
+    assert trace_of(Schedule(2.0, 0, "linear", 30, 0.1)) == pytest.approx(linear)
+    cosine = torch_trace(lambda o: lr.CosineAnnealingLR(o, 30, eta_min=0.2), 31)
+    assert trace_of(Schedule(2.0, 0, "cosine", 30, 0.1), 31) == pytest.approx(cosine)
+
+
+def test_stairs_fall_by_equal_factors() -> None:
+    """Three stairs of ten updates from 2 to 0.25: a half each."""
+    stairs = torch_trace(lambda o: torch.optim.lr_scheduler.StepLR(o, 10, 0.5))
+    assert trace_of(Schedule(2.0, 0, "step", 30, 0.125, 10)) == pytest.approx(stairs)
+
+
+def test_the_warmup_rises_from_its_first_part_and_the_decay_begins_behind_it() -> None:
+    schedule = Schedule(1.0, 4, "linear", 14, 0.0 + 1e-9)
+    assert trace_of(schedule, 5) == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert schedule.at(9) == pytest.approx(0.5)
+
+
+@given(
+    st.sampled_from(["none", "linear", "cosine", "step"]),
+    st.integers(0, 20),
+    st.integers(1, 60),
+    st.floats(0.01, 1.0),
+    st.integers(1, 30),
+)
+def test_every_schedule_stays_in_bounds_and_holds_its_end(
+    decay: str, warmup: int, horizon: int, end: float, step_size: int
+) -> None:
+    schedule = Schedule(3.0, warmup, decay, horizon, end, step_size)
+    trace = trace_of(schedule, 120)
+    assert all(0.0 < value <= 3.0 * (1 + 1e-9) for value in trace)
+    behind = trace[warmup:]
+    assert all(a >= b * (1 - 1e-12) for a, b in pairwise(behind))
+    last = 3.0 if decay == "none" else 3.0 * end
+    assert trace[max(horizon, warmup + 1)] == pytest.approx(last)
+    assert trace[-1] == pytest.approx(last)
+
+
+def test_the_default_is_constant_and_no_horizon_follows_the_number_of_rounds() -> None:
+    schedules = Schedules.of(LearnerConfig())
+    for name in ("policy_rate", "value_rate", "entropy", "clip"):
+        trace = trace_of(getattr(schedules, name))
+        assert len(set(trace)) == 1
+    asked = {"lr_decay": "cosine", "lr_warmup_frac": 0.1}
+    few, many = (unflatten(asked | {"rounds": rounds}) for rounds in (2, 1000))
+    assert Schedules.of(few.learner) == Schedules.of(many.learner)
+
+
+def test_a_share_of_the_horizon_is_a_number_of_updates() -> None:
+    config = LearnerConfig(lr_warmup_frac=0.1, lr_decay_steps=50)
+    assert warmup_updates(config) == 5
+    assert warmup_updates(LearnerConfig(lr_warmup_steps=7)) == 7
+
+
+def learned(updates: int, **settings) -> tuple[list[dict], object]:
+    agent = growth_agent(LearnerConfig(lstm_hidden=8, ppo_epochs=1, **settings), 0, CPU)
+    told = [
+        agent.update(synthetic_rollout(agent, 3, 8, 2, seed=i, episode=i)) for i in range(updates)
+    ]
+    return told, agent
+
+
+def test_the_optimizer_takes_the_scheduled_steps_of_each_group() -> None:
+    """Adam's first step moves every weight that has a gradient by its step size."""
+    settings = {"lr_warmup_steps": 4, "learning_rate": 1e-3, "value_learning_rate": 4e-3}
+    agent = growth_agent(
+        LearnerConfig(lstm_hidden=8, ppo_epochs=1, minibatches=1, **settings), 0, CPU
+    )
+    before = {name: p.detach().clone() for name, p in agent.policy.named_parameters()}
+    told = agent.update(synthetic_rollout(agent, 3, 8, 2, seed=1))
+    assert told["learning_rate/policy"] == pytest.approx(0.25e-3)
+    assert told["learning_rate/value"] == pytest.approx(1e-3)
+    moved = {n: (p - before[n]).abs().max().item() for n, p in agent.policy.named_parameters()}
+    assert moved["op_head.hidden.weight"] == pytest.approx(0.25e-3, rel=0.25)
+    assert moved["value_head.hidden.weight"] == pytest.approx(1e-3, rel=0.25)
+
+
+def test_the_trace_that_is_told_is_that_of_the_schedules() -> None:
+    settings = {
+        "lr_decay": "cosine",
+        "lr_decay_steps": 4,
+        "lr_warmup_steps": 1,
+        "entropy_decay": "linear",
+        "entropy_decay_steps": 4,
+        "clip_decay": "step",
+        "clip_decay_steps": 4,
+        "clip_step_size": 2,
+    }
+    told, agent = learned(5, **settings)
+    schedules = agent.schedules
+    for update, summary in enumerate(told):
+        for name, schedule in (
+            ("learning_rate", schedules.policy_rate),
+            ("entropy_weight", schedules.entropy),
+            ("clip", schedules.clip),
+        ):
+            assert summary[name] == pytest.approx(schedule.at(update)), name
+
+
+def test_the_environment_can_forbid_schedules(monkeypatch) -> None:
+    monkeypatch.setenv("ESPER_DISABLE_LR_SCHEDULE", "1")
+    told, _ = learned(2, lr_decay="linear", lr_decay_steps=2, lr_warmup_steps=1)
+    assert [summary["learning_rate"] for summary in told] == pytest.approx([1e-3, 1e-3])
+
+
+def test_the_adaptive_rate_follows_the_divergence() -> None:
+    rate = AdaptiveRate(0.01, CPU)
+    for kl, expected in ((0.03, 1 / 1.5), (0.01, 1 / 1.5), (0.001, 1.0), (0.001, 1.5)):
+        rate.follow(torch.tensor(kl))
+        assert rate.factor.item() == pytest.approx(expected)
+    rate.follow(torch.tensor(math.nan))
+    assert rate.factor.item() == pytest.approx(1.5)
+    for _ in range(100):
+        rate.follow(torch.tensor(0.0))
+    assert rate.factor.item() == pytest.approx(AdaptiveRate.MOST)
+
+
+def test_an_update_far_from_its_target_changes_the_next_step_size() -> None:
+    small, _ = learned(2, lr_adaptive_kl=10.0)
+    assert small[1]["learning_rate"] == pytest.approx(1.5 * small[0]["learning_rate"])
+    large, _ = learned(2, lr_adaptive_kl=1e-9)
+    assert large[1]["learning_rate"] == pytest.approx(large[0]["learning_rate"] / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"lr_adaptive_kl": 0.01, "lr_decay": "cosine"}, "lr_adaptive_kl"),
+        ({"lr_warmup_frac": 0.1, "lr_warmup_steps": 3}, "lr_warmup_steps"),
+        ({"lr_warmup_frac": 1.5}, "lr_warmup_frac"),
+        ({"lr_warmup_steps": -1}, "lr_warmup_steps"),
+        ({"lr_end_factor": 0.0}, "lr_end_factor"),
+        ({"lr_decay": "exponential"}, "lr_decay"),
+        ({"lr_decay_steps": 0}, "lr_decay_steps"),
+        ({"clip_end_factor": 2.0}, "clip_end_factor"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict, field: str) -> None:
+    with pytest.raises(UsageError, match=f"^{field}: "):
+        check(unflatten(settings, TrainConfig()))
