@@ -238,7 +238,7 @@ GYM_ONLY = frozenset(f.name for f in dataclasses.fields(GymConfig)) - {"gym"}
 GYM_DEFAULTS: dict[str, Any] = {
     "rounds": 100,
     "envs": 8,
-    "learning_rate": 1e-3,
+    "learning_rate": 1.5e-3,
     "ppo_epochs": 10,
     "discount": 0.99,
     "trace_decay": 0.98,
