@@ -175,7 +175,8 @@ def test_a_run_that_is_cut_short_in_a_round_ends_in_the_same_bits(tmp_path: Path
             if self.steps == 20 + 13:
                 signal.raise_signal(signal.SIGTERM)
 
-    parted = unflatten({"telemetry_dir": str(tmp_path / "b")}, config)
+    settings = {"telemetry_dir": str(tmp_path / "b"), "checkpoint_every": 1000}
+    parted = unflatten(settings, config)
     summary = run_training(parted, "ppo", observer=Impatient())
     assert (summary.status, summary.exit_code) == ("interrupted", 143)
     assert load_latest(summary.path).round == 1
