@@ -161,9 +161,12 @@ def rival(proof: Proof, seed: int, work: Path) -> Result:
     def maker() -> gymnasium.Env:
         from stable_baselines3.common.monitor import Monitor
 
-        return Monitor(gymnasium.make(proof.gym, **arguments))
+        made = gymnasium.make(proof.gym, **arguments)
+        # RecurrentPPO cannot count the features of a MultiDiscrete observation.
+        return Monitor(made if boxed else gymnasium.wrappers.FlattenObservation(made))
 
-    boxed = isinstance(maker().observation_space, gymnasium.spaces.Box)
+    plain = gymnasium.make(proof.gym, **arguments)
+    boxed = isinstance(plain.observation_space, gymnasium.spaces.Box)
 
     def normalised(count: int, training: bool) -> VecNormalize:
         inner = DummyVecEnv([maker] * count)
@@ -220,28 +223,40 @@ def done(proof: Proof, seed: int, who: str, run: Callable[..., Result], work: Pa
     return Result(**json.loads(file.read_text()))
 
 
+def found(proof: Proof, seeds: list[int], who: str, work: Path) -> list[Result]:
+    """What is on disk."""
+    files = [work / f"{who}-{proof.name}-seed{seed}.json" for seed in seeds]
+    return [Result(**json.loads(file.read_text())) for file in files if file.exists()]
+
+
 def row(proof: Proof, seeds: list[int], work: Path) -> tuple[str, bool]:
-    """A line of the table, and whether what must hold does."""
-    mine = [done(proof, seed, "esper", ours, work) for seed in seeds]
-    firsts = [result.first(proof.threshold) for result in mine]
-    best = statistics.median(max(r.returns) for r in mine)
-    final = statistics.median(r.returns[-1] for r in mine)
-    cells = [proof.name, f"{proof.threshold:g}", f"{proof.budget:,}"]
-    cells += [_steps(statistics.median(firsts)), ", ".join(map(_steps, firsts))]
-    cells += [f"{best:.2f}", f"{final:.2f}"]
-    if proof.rival is None:
-        cells += ["-", "-"]
-        return f"| {' | '.join(cells)} |", best < proof.threshold
-    theirs = [done(proof, seed, "sb3", rival, work) for seed in seeds]
-    other = [result.first(proof.threshold) for result in theirs]
-    cells += [_steps(statistics.median(other)), ", ".join(map(_steps, other))]
-    median = statistics.median(firsts)
-    holds = median <= proof.budget and median <= statistics.median(other)
-    return f"| {' | '.join(cells)} |", holds
+    """A line of the table of what is on disk, and whether what must hold does."""
+    mine, theirs = (found(proof, seeds, who, work) for who in ("esper", "sb3"))
+    cells = [proof.name, f"{'' if proof.reached else 'below '}{proof.threshold:g}"]
+    cells += [f"{proof.budget:,}"]
+    firsts, others = ([r.first(proof.threshold) for r in results] for results in (mine, theirs))
+    best = statistics.median([max(r.returns) for r in mine] or [float("nan")])
+    final = statistics.median([r.returns[-1] for r in mine] or [float("nan")])
+    cells += [_steps(firsts), f"{best:.2f}", f"{final:.2f}"]
+    cells += ["-" if proof.rival is None else _steps(others)]
+    whole = len(firsts) == len(seeds) and (proof.rival is None or len(others) == len(seeds))
+    if not proof.reached:
+        holds = best < proof.threshold
+    else:
+        median = statistics.median(firsts or [float("inf")])
+        holds = median <= proof.budget and (not others or median <= statistics.median(others))
+    return f"| {' | '.join(cells)} |", holds and whole
 
 
-def _steps(count: float) -> str:
-    return "never" if count == float("inf") else f"{count:,.0f}"
+def _steps(counts: list[float]) -> str:
+    """The median in bold, and the seeds."""
+    if not counts:
+        return "not run"
+    median, *each = (
+        "never" if count == float("inf") else f"{count:,.0f}"
+        for count in (statistics.median(counts), *counts)
+    )
+    return f"**{median}** ({', '.join(each)})"
 
 
 def command(proof: Proof, seed: str = "SEED") -> str:
@@ -258,34 +273,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=[proof.name for proof in PROOFS])
-    parser.add_argument("--who", nargs="+", default=["esper", "sb3"], help="fill in, no table")
+    parser.add_argument("--who", nargs="*", default=["esper", "sb3"], help="none: table alone")
     parser.add_argument("--work", type=Path, default=Path("runs/gym_proofs"))
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     register()
     chosen = [proof for proof in PROOFS if proof.name in arguments.only]
-    if len(arguments.who) == 1:
-        for proof in chosen:
-            run = ours if arguments.who == ["esper"] else rival
-            for seed in arguments.seeds if run is ours or proof.rival is not None else []:
-                result = done(proof, seed, arguments.who[0], run, arguments.work)
-                print(proof.name, seed, _steps(result.first(proof.threshold)), flush=True)
-        return 0
-    rows = []
-    for proof in chosen:
-        rows.append(row(proof, arguments.seeds, arguments.work))
-        print(rows[-1][0], flush=True)
+    for who in arguments.who:
+        run = ours if who == "esper" else rival
+        for proof in chosen if who == "esper" else [p for p in chosen if p.rival is not None]:
+            for seed in arguments.seeds:
+                result = done(proof, seed, who, run, arguments.work)
+                print(who, proof.name, seed, _steps([result.first(proof.threshold)]), flush=True)
+    rows = [row(proof, arguments.seeds, arguments.work) for proof in chosen]
     heads = (
         "task",
         "mean return",
         "within steps",
-        "steps, median",
-        "steps of each seed",
+        "steps: median (seeds)",
         "best evaluation, median",
         "last evaluation, median",
-        "sb3-contrib, median",
-        "of each seed",
+        "sb3-contrib: median (seeds)",
     )
     lines = [
         "# Tasks that nobody here wrote",

@@ -53,12 +53,17 @@ WANTED = {"update fp32": 2.5, "update bf16": 4.0, "rollout": 1.7}
 
 
 class Idle(gymnasium.Env):
-    """Shows one of a few rows of noise; an episode has 150 steps."""
+    """Shows one of a few rows of noise.
+
+    Args:
+        length: steps of an episode.
+    """
 
     observation_space = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
     action_space = spaces.MultiDiscrete(OPTIONS)
 
-    def __init__(self) -> None:
+    def __init__(self, length: float = STEPS) -> None:
+        self.length = length
         self.rows = np.random.default_rng(0).standard_normal((16, INPUTS)).astype(np.float32)
         self.time = 0
 
@@ -70,7 +75,7 @@ class Idle(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         self.time += 1
         row = self.rows[self.time % 16]
-        return row, float(row[0]), self.time == STEPS, False, {}
+        return row, float(row[0]), self.time == self.length, False, {}
 
 
 class Ours:
@@ -94,12 +99,17 @@ class Ours:
 
 
 class Theirs:
-    """Rollout and update of RecurrentPPO."""
+    """Rollout and update of RecurrentPPO.
 
-    def __init__(self) -> None:
+    Args:
+        length: steps of an episode. It steps through an LSTM in Python as soon as an episode begins
+            in a batch; only where none does it makes one call.
+    """
+
+    def __init__(self, length: float = STEPS) -> None:
         self.model = RecurrentPPO(
             "MlpLstmPolicy",
-            DummyVecEnv([Idle] * ENVS),
+            DummyVecEnv([lambda: Idle(length)] * ENVS),
             n_steps=STEPS,
             batch_size=STEPS * ENVS,
             n_epochs=1,
@@ -114,6 +124,7 @@ class Theirs:
         self.callback = CallbackList([])
         self.callback.init_callback(self.model)
         self.model.logger.set_level(50)
+        self.collect()
         self.collect()
 
     def collect(self) -> None:
@@ -142,6 +153,7 @@ def main() -> int:
     theirs, full, half = Theirs(), Ours(None), Ours(torch.bfloat16)
     calls = {
         "sb3 update": theirs.update,
+        "sb3 update where no episode begins": Theirs(float("inf")).update,
         "esper update fp32": full.update,
         "esper update bf16": half.update,
         "sb3 rollout": theirs.collect,

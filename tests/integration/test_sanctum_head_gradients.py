@@ -14,13 +14,11 @@ from torch import Tensor
 from esper.leyline.actions import HEADS
 from esper.leyline.config import LearnerConfig, TrainConfig, unflatten
 from esper.simic.agents import growth_agent
-from esper.simic.environment import GrowthEnv
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import collect
 from esper.simic.training.setup import build_agent, build_environment, resolve_device
 from esper.tamiyo.policy.action_masks import MASKED_LOGIT, MaskedCategorical
 from esper.tamiyo.policy.base import Policy
-from esper.tolaria.precision import resolve_precision
 from synthetic import CPU, picked, synthetic_rollout
 
 SMALL = LearnerConfig(lstm_hidden=16, minibatches=2, ppo_epochs=2)
@@ -211,8 +209,8 @@ def real_update(settings: dict) -> tuple[PPOAgent, dict]:
         TrainConfig(),
     )
     device = resolve_device(config.machine.device)
-    precision = resolve_precision(config.machine.use_amp, device)
-    environment: GrowthEnv = build_environment(config, precision, device)
+    environment = build_environment(config, device)
+    assert environment.precision.enabled == config.machine.use_amp
     agent = build_agent(config, device)
     with torch.no_grad():  # every head must be of use in an episode this short
         agent.policy.op_head.out.bias.zero_()
@@ -229,7 +227,16 @@ def assert_heads_have_gradients(agent: PPOAgent, told: dict) -> None:
     assert told["refused"] == 0.0
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_amp": True}, {"amp_policy": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_amp": True, "backend": "torch"},
+        {"use_amp": True, "backend": "torch", "amp_dtype": "float16"},
+        {"amp_policy": True},
+        {"use_amp": True, "backend": "torch", "amp_policy": True},
+    ],
+)
 def test_head_gradients_finite_cpu(settings) -> None:
     assert_heads_have_gradients(*real_update(settings))
 

@@ -107,7 +107,7 @@ class LearnerConfig:
     """Step size for the critic's own layers; as for the policy when not given. The schedule below
     is that of both."""
     lr_warmup_frac: float = 0.0
-    """Share of the decay's steps, below, over which step sizes rise linearly."""
+    """Share of the decay's steps over which step sizes rise linearly."""
     lr_warmup_steps: int = 0
     """The same as a number of updates; give one of the two."""
     lr_decay: Literal["none", "linear", "cosine", "step"] = "none"
@@ -245,7 +245,7 @@ GYM_ONLY = frozenset(f.name for f in dataclasses.fields(GymConfig)) - {"gym"}
 GYM_DEFAULTS: dict[str, Any] = {
     "rounds": 100,
     "envs": 8,
-    "learning_rate": 1e-3,
+    "learning_rate": 1.5e-3,
     "ppo_epochs": 10,
     "discount": 0.99,
     "trace_decay": 0.98,

@@ -175,7 +175,8 @@ def test_a_run_that_is_cut_short_in_a_round_ends_in_the_same_bits(tmp_path: Path
             if self.steps == 20 + 13:
                 signal.raise_signal(signal.SIGTERM)
 
-    parted = unflatten({"telemetry_dir": str(tmp_path / "b")}, config)
+    settings = {"telemetry_dir": str(tmp_path / "b"), "checkpoint_every": 1000}
+    parted = unflatten(settings, config)
     summary = run_training(parted, "ppo", observer=Impatient())
     assert (summary.status, summary.exit_code) == ("interrupted", 143)
     assert load_latest(summary.path).round == 1
@@ -278,7 +279,7 @@ def test_the_kind_of_a_run_stands_in_flags_or_file_and_never_changes(
     assert guarded(esper, ["train", "heuristic", "--gym", "CartPole-v1"]) == 2
     assert "--gym" in capsys.readouterr().err
     run = run_of(tmp_path / "runs")
-    for changed in ({"gym": "Acrobot-v1"}, {"gym_args": ["a=1"]}, {"critic": "shared"}):
+    for changed in ({"gym": "Acrobot-v1"}, {"gym_args": ["a=1"]}, {"critic": "separate"}):
         (name,) = changed
         with pytest.raises(UsageError, match=f"^{name}: the run has"):
             resume_ppo(run, {**changed, "rounds": 2})

@@ -54,7 +54,7 @@ def gym_agent(
 
     measured = shape.measured and config.gymnasium.normalise_observations
     moments = FlatMoments(shape.inputs, device, measured)
-    agent = agent_class(device, compile_mode)(
+    agent: PPOAgent[FlatObservation] = agent_class(device, compile_mode)(
         config.learner,
         config.world.seed,
         device,

@@ -46,25 +46,26 @@ def collect(
         number: of the rollout, part of every draw of an action.
         on_step: called after every step.
     """
-    agent.go_on(torch.arange(environments.count), number)
+    agent.go_on(torch.arange(environments.count, device=agent.device), number)
     hidden = agent.hidden
     valid = torch.zeros(length, environments.count, dtype=torch.bool)
     rollout: Rollout[FlatObservation] | None = None
     for t in range(length):
-        seen, over = environments.observation, torch.from_numpy(environments.over.copy())
+        seen = environments.observation.to(agent.device)
+        over = torch.from_numpy(environments.over.copy())
         valid[t] = ~over
         actions, log_prob, value = agent.act(seen, t)
         rollout = rollout or Rollout(length, seen, actions)
         rollout.write(t, seen, actions, log_prob, value)
         environments.step(actions.cpu().numpy())
         if bool(over.any()):
-            agent.forget(over)
+            agent.forget(over.to(agent.device))
         rollout.rewards[t] = torch.from_numpy(environments.reward)
         rollout.terminated[t] = torch.from_numpy(environments.terminated)
         rollout.truncated[t] = torch.from_numpy(environments.truncated & ~environments.terminated)
         if on_step is not None:
             on_step(GymStep(environments.count, t + 1 == length, environments.ended))
     assert rollout is not None
-    rollout.last_value = agent.value(environments.observation)
+    rollout.last_value = agent.value(environments.observation.to(agent.device))
     rollout.hidden, rollout.valid = hidden, valid
     return rollout

@@ -20,14 +20,14 @@ def play(
     kept = agent.hidden, agent.greedy
     agent.greedy = greedy
     environments.reset()
-    agent.begin(torch.arange(environments.count), 0)
+    agent.begin(torch.arange(environments.count, device=agent.device), 0)
     first: dict[int, Episode] = {}
     step = 0
     while len(first) < environments.count:
-        actions, _, _ = agent.act(environments.observation, step)
+        actions, _, _ = agent.act(environments.observation.to(agent.device), step)
         over = torch.from_numpy(environments.over.copy())
         environments.step(actions.cpu().numpy())
-        agent.forget(over)
+        agent.forget(over.to(agent.device))
         for episode in environments.ended:
             first.setdefault(episode.environment, episode)
         step += 1
