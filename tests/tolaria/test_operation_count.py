@@ -53,7 +53,15 @@ class Counter(TorchDispatchMode):
 
 @cache
 def operations(names: tuple[int, ...], mlp: bool = False) -> Operations:
-    """Operations of one training epoch and one measurement; ``names`` index the composition."""
+    """Operations of one training epoch and one measurement; ``names`` index the composition.
+
+    Counted the second time: what is made once for a device is no part of a step.
+    """
+    _counted(names, mlp)
+    return _counted(names, mlp)
+
+
+def _counted(names: tuple[int, ...], mlp: bool) -> Operations:
     composition = MLP_COMPOSITION if mlp else COMPOSITION
     garden = [composition[i] if i >= 0 else {} for i in names]
     task = find("digits_shift")

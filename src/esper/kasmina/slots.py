@@ -95,6 +95,16 @@ class SlotSpec:
             table[kind, : layout.size] = layout.segments(layout.size)
         return table
 
+    def segment_table_on(self, device: torch.device) -> Tensor:
+        """``segment_table`` on a device, copied there once."""
+        if device not in self._tables:
+            self._tables[device] = self.segment_table.to(device)
+        return self._tables[device]
+
+    @cached_property
+    def _tables(self) -> dict[torch.device, Tensor]:
+        return {}
+
     @cached_property
     def segment_count(self) -> int:
         """Most parameter tensors any blueprint has here."""

@@ -226,9 +226,9 @@ def test_torch_computes_what_the_library_cannot(monkeypatch) -> None:
     other = Halved(16)
     other.load_state_dict(expected)
     other.evaluate_actions(*given)
-    with torch.autocast("cpu", torch.bfloat16):
-        policy.evaluate_actions(*given)
-    policy.native = False
+    policy.amp_dtype = torch.bfloat16
+    policy.evaluate_actions(*given)
+    policy.amp_dtype, policy.native = None, False
     policy.evaluate_actions(*given)
     policy.native = True
     seen, actions, hidden = given

@@ -4,7 +4,6 @@ It needs no compiler and is the reference for the other backends.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -399,7 +398,7 @@ class _SeedRows(_Rows):
 
     def tensor_norms(self, slot: SlotSpec) -> Tensor:
         """Gradient norm of every parameter tensor of the last minibatch, ``[M, tensors]``."""
-        segments = _segment_table(slot, self.rows.device)[self.kinds]
+        segments = slot.segment_table_on(self.rows.device)[self.kinds]
         squares = self.gradient.new_zeros(len(self.rows), slot.segment_count + 1)
         squares.scatter_add_(1, segments, self.gradient.square())
         return squares[:, :-1].sqrt()
@@ -442,9 +441,3 @@ class _ScoreSums:
     def scores(self) -> Scores:
         assert self.sums is not None
         return Scores(*(self.sums / self.count))
-
-
-@cache
-def _segment_table(slot: SlotSpec, device: torch.device) -> Tensor:
-    """``SlotSpec.segment_table``, copied to a device once."""
-    return slot.segment_table.to(device)
