@@ -4,10 +4,12 @@
 shares no code with Esper but the marker.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina import Slot
+from esper.kasmina import ModuleHost, Slot
+from esper.kasmina.stack import Stack
 from oracles.naive import NaiveSeed
 
 CLASSES = 4
@@ -23,7 +25,8 @@ class Residual(nn.Module):
         self.first = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
         self.inner = Slot(outputs)
         self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride)
+        # No bias: the next norm would leave it a gradient of mere rounding, which Adam blows up.
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.silu(self.norm(x))
@@ -50,8 +53,6 @@ class ResidualNet(nn.Module):
         return self.scale * self.head(self.last(pooled))
 
     def joined(self, x: Tensor) -> Tensor:
-        import torch
-
         return torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1)
 
 
@@ -71,6 +72,17 @@ class Pixel(nn.Module):
 
 class NaiveResidual(ResidualNet):
     """``ResidualNet`` whose slots are the oracle's seeds, given anew in every pass."""
+
+    def __init__(self, spec: ModuleHost):
+        super().__init__()
+        self.spec = spec
+
+    @torch.no_grad()
+    def load(self, stack: Stack, row: int) -> None:
+        """Take all numbers out of one row of the store."""
+        views = self.spec.layout.views(stack.host) | self.spec.buffers.views(stack.buffers)
+        for name, value in [*self.named_parameters(), *self.named_buffers()]:
+            value.copy_(views[name][row])
 
     def forward(self, x: Tensor, seeds: dict[str, NaiveSeed] | None = None) -> Tensor:
         places = {"early.inner": self.early, "between": self, "late.inner": self.late, "last": self}

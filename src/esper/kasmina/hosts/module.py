@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from esper.kasmina.hosts.host import Tensors, chosen_slots
 from esper.kasmina.slots import SlotSpec
@@ -207,6 +208,8 @@ class ModuleHost:
                 raise UsageError(f"model: it cannot be built ({reason})") from error
         if not isinstance(module, nn.Module):
             raise UsageError(f"model: build makes a {type(module).__name__}; return an nn.Module")
+        if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
+            raise UsageError("model: it has lazy layers; pass an image through it in build")
         return module
 
     def _shapes(self) -> list[tuple[str, tuple[int, ...]]]:
