@@ -37,7 +37,7 @@ def tried(
         return precision
     try:
         for host in hosts:
-            _try(host, precision, dtype, device)
+            try_host(host, precision, dtype, device)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -47,7 +47,7 @@ def tried(
     return precision
 
 
-def _try(host: Host, precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
+def try_host(host: Host, precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
     """A minibatch and a validation of every blueprint in every slot and style."""
     seeds = _every_seed(host, device)
     rows, slots = seeds.alpha.shape
