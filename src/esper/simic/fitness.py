@@ -1,7 +1,7 @@
 """Does a task of somebody's own fit, and what will it cost? Found by a short trial of it."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -83,9 +83,7 @@ def _grown_up(task: Task, envs: int, backend: str) -> tuple[int | None, float, s
         one_at_a_time=False,
         backend=backend,
     )
-    # The gates of a task that is too short for its seeds are not what is tried here.
-    drifting = replace(task, episode_length=config.episode_length)
-    env = GrowthEnv([drifting], torch.arange(envs), config, Precision("cpu"), CPU)
+    env = GrowthEnv([task], torch.arange(envs), config, Precision("cpu"), CPU)
     actor = ScheduleActor(Schedule.everything(envs, task.host.slots))
     actor.begin(env.environments, 0)
     observation = env.reset(0)
