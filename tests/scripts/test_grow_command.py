@@ -51,6 +51,10 @@ def run(tmp_path_factory) -> Path:
 def test_the_example_is_as_short_as_it_is_said_to_be() -> None:
     code = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
     assert len(code) < 30
+    manual = (EXAMPLE.parents[1] / "docs" / "extending.md").read_text().split("\n## A model\n")[1]
+    (shown,) = re.findall(r"```python\n(.*?)```", manual, re.DOTALL)
+    for part in shown.split("\n\n\n"):
+        assert part in PLAIN
 
 
 def test_the_heuristic_grows_and_the_file_is_the_host(tmp_path: Path, capsys) -> None:

@@ -1,6 +1,7 @@
 """Somebody's own module as a host: the same numbers as that module in a loop, in float64."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,11 @@ from torch import nn
 
 from esper.kasmina import ModuleHost, Slot
 from esper.leyline.errors import UsageError
+from esper.runtime.tasks import Task
+from esper.simic.environment import GrowthEnv
+from esper.simic.rollout import collect
+from esper.simic.step import GrowthConfig
+from esper.tamiyo.baselines import RandomActor
 from esper.tolaria.backends import HeldBack, Variant
 from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.backends.functional import FunctionalBackend
@@ -27,6 +33,8 @@ from support import (
     seed_state,
     seed_views,
     small_engine,
+    small_host,
+    small_task,
     train_naively,
 )
 
@@ -170,3 +178,33 @@ def test_a_module_that_does_not_fit_is_told_why_in_one_line(build, says: str) ->
     with pytest.raises(UsageError, match=says) as fault:
         _ = ModuleHost(build, CLASSES, IMAGE).slots
     assert "\n" not in str(fault.value)
+
+
+def module_task(name: str = "own") -> Task:
+    return replace(small_task(residual_host()), name=name)
+
+
+def test_modules_grow_beside_built_in_hosts_and_nobody_notices() -> None:
+    """The same actions bring the same, alone or among others, on one thread or two."""
+    tasks = [small_task(small_host()), module_task()]
+
+    def play(environments: list[int], threads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        config = GrowthConfig(
+            seed=2,
+            group_size=2,
+            episode_length=10,
+            max_batches=2,
+            batch_size=6,
+            dtype=F64,
+            threads=threads,
+        )
+        env = GrowthEnv(tasks, torch.tensor(environments), config, FULL, CPU)
+        rollout = collect(env, RandomActor(5), 0)
+        return rollout.rewards, env.task_of
+
+    whole, task_of = play(list(range(8)), 2)
+    assert set(task_of.tolist()) == {0, 1}
+    assert whole.isfinite().all()
+    for part in ([0, 1, 2, 3], [4, 5, 6, 7], [2, 5]):
+        rewards, _ = play(part, 1)
+        torch.testing.assert_close(rewards, whole[:, part], rtol=0, atol=1e-5)
