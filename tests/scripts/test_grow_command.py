@@ -16,6 +16,7 @@ from esper.simic.fitness import examine
 from esper.simic.grow import GrowingPolicy
 from esper.simic.grow import grow as grow_host
 from esper.simic.training.vectorized import train_ppo_vectorized
+from support import own_blueprints
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 PLAIN = EXAMPLE.read_text()
@@ -186,3 +187,18 @@ def test_what_does_not_fit_is_named_in_one_line(source: str, says: str, tmp_path
     assert re.search(says, error[-1]), error
     assert error[-1].startswith("esper: ")
     assert "own_model" not in TASKS or not capsys.readouterr().out
+
+
+def test_a_blueprint_that_fails_anywhere_is_found_though_others_are_larger(
+    tmp_path: Path, capsys
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from esper.kasmina.blueprints import Blueprint, register\n"
+        "from esper.kasmina.stack import zeros\n"
+        "register('cut', lambda c: Blueprint((zeros('s'),), lambda p, x: x[..., :1, :2]))\n" + PLAIN
+    )
+    with own_blueprints():
+        assert guarded(tasks, ["check", str(path)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("esper: own_model: a step of it fails (")
