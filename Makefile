@@ -12,8 +12,8 @@ demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
 
 test: $(READY)
-	$(BIN)/ruff check src tests benchmarks scripts
-	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts examples
+	$(BIN)/ruff format --check src tests benchmarks scripts examples
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 

@@ -25,6 +25,7 @@ from esper.simic.environment import GrowthEnv
 from esper.simic.run_directory import processor_name
 from esper.simic.step import GrowthConfig
 from esper.tamiyo.schedule import Schedule, ScheduleActor
+from esper.tolaria.memory import peak_resident
 from esper.tolaria.precision import Precision
 
 RESULTS = Path(__file__).parent / "results"
@@ -53,9 +54,9 @@ def peak_of_this_process(task_name: str, envs: int, backend: str) -> int:
         result = env.step(actor.act(observation, step)[0])
         observation = result.observation
     assert bool(result.report.after.acting.all()), "every seed should act by now"
-    # Not ru_maxrss: a child inherits that of the process it was forked from.
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    found = peak_resident()
+    assert found is not None, "measures as Linux counts"
+    return found
 
 
 def peak(task_name: str, envs: int, backend: str) -> int:

@@ -6,9 +6,10 @@ A garden says what grows where: for each environment a dict from slot index to `
 import copy
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -224,13 +225,17 @@ def minibatches(batches: list[tuple[Tensor, Tensor]]) -> Minibatches:
 
 
 def naive_environments(
-    host: Host, stack: Stack, garden: Garden, settings: Optimisation
+    host: Host,
+    stack: Stack,
+    garden: Garden,
+    settings: Optimisation,
+    module_of: Callable[[Any], Any] = naive_host,
 ) -> list[NaiveEnvironment]:
     """The oracle, at the numbers the stack has now. Alphas are those of the float32 state."""
     alphas = seed_state(garden, len(host.slots)).alpha
     environments = []
     for n, plants in enumerate(garden):
-        module = naive_host(host).to(F64)
+        module = module_of(host).to(F64)
         module.load(stack, n)
         seeds, rates = {}, {}
         for s, plant in plants.items():

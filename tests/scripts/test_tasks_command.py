@@ -16,7 +16,7 @@ from esper.scripts.tasks import show, tasks
 from esper.simic.training.vectorized import run_training
 
 DOCS = Path(__file__).parents[2] / "docs"
-MANUAL = (DOCS / "extending.md").read_text().split("\n## A task\n")[1]
+MANUAL = (DOCS / "extending.md").read_text().split("\n## A task\n")[1].split("\n## ")[0]
 WORTH = {"digits_shift": Worth(7.0, 6.14, 7.86, "conv_heavy in r0c0 from step 0")}
 
 pytestmark = pytest.mark.usefixtures("scratch_register")

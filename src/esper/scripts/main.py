@@ -21,6 +21,7 @@ COMMANDS = {
     name: _later(name, summary)
     for name, summary in {
         "train": "Train a policy: ppo or heuristic.",
+        "grow": "Grow one network with a policy and export it.",
         "sanctum": "Watch a run on the terminal, live or finished.",
         "report": "Write what runs did into one HTML file.",
         "query": "Ask runs by SQL over views of their events.",

@@ -12,6 +12,7 @@ from rich.text import Text
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, Task, find_all
 from esper.runtime.worth import Worth, read_worth
+from esper.scripts.check import check
 from esper.scripts.describe import describe
 from esper.scripts.entry import print_help, wants_help
 from esper.scripts.flags import read_flags
@@ -24,7 +25,10 @@ TITLES = {"suite": "the training suite", "held_out": "the held-out suite"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TasksArguments:
-    """List the tasks one can train on: all, or those that are named."""
+    """List the tasks one can train on: all, or those that are named.
+
+    `esper tasks check FILE` tells whether tasks of your own fit, and what they cost.
+    """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Tasks or suites to show; they stand before any flag."""
@@ -42,8 +46,10 @@ class TasksArguments:
 
 
 def tasks(arguments: list[str]) -> int:
-    """List the tasks one can train on."""
+    """List the tasks one can train on, or tell whether one's own fit (tasks check FILE)."""
     program = "esper tasks"
+    if arguments[:1] == ["check"]:
+        return check(arguments[1:])
     if wants_help(arguments):
         return print_help(TasksArguments, program)
     names = list(takewhile(lambda argument: not argument.startswith("--"), arguments))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.kasmina.rng import Purpose, StepBits, uniform
+from esper.kasmina.hosts.module import ModuleHost
+from esper.kasmina.rng import Purpose, StepBits, random_bits, uniform
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import stack_tables
 from esper.kasmina.stack import Stack
@@ -131,12 +132,9 @@ class Engine:
         self.draws = StepBits(
             self.seed, groups, Purpose.MINIBATCH, episode, self.max_batches * self.batch_size
         )
-        born = self._born(
-            *self.host.layout.birth(self.host.layout.size), groups, Purpose.HOST_INIT, 0
-        )
-        constant, _ = self.host.buffers.birth(self.host.buffers.size)
-        self.stack.host.copy_(born[index])
-        self.stack.buffers.copy_(constant.to(self.device, self.dtype).expand_as(self.stack.buffers))
+        parameters, buffers = self._newborn_hosts(groups)
+        self.stack.host.copy_(parameters[index])
+        self.stack.buffers.copy_(buffers[index])
         for store in self.stack.seeds:
             store.zero_()
         self.stack.clear_optimizers()
@@ -225,6 +223,19 @@ class Engine:
         slot = torch.arange(len(self.slots), device=self.device)
         counts = self.parameter_table[slot, state.blueprint, state.style]
         return torch.where(state.living, counts, 0)
+
+    def _newborn_hosts(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters ``[G, P]`` and buffers ``[G, Q]`` of fresh hosts."""
+        if isinstance(self.host, ModuleHost):
+            keys = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)[:, 0]
+            parameters, fixed = self.host.born(keys.tolist())
+            return parameters.to(self.device), fixed.to(self.device)
+        layout, buffers = self.host.layout, self.host.buffers
+        constant, _ = buffers.birth(buffers.size)
+        return (
+            self._born(*layout.birth(layout.size), groups, Purpose.HOST_INIT, 0),
+            constant.to(self.device, self.dtype).expand(len(groups), -1),
+        )
 
     def _born(
         self, constant: Tensor, bound: Tensor, streams: Tensor, purpose: int, step: int

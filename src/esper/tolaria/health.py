@@ -1,6 +1,5 @@
 """Gradient health of seeds, and the bookkeeping of what was measured of them."""
 
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -102,13 +101,10 @@ def _side_by_side(norms: list[Tensor]) -> Tensor:
 
 def _tensor_counts(slots: tuple[SlotSpec, ...], blueprint: Tensor) -> Tensor:
     """Parameter tensors of each ``blueprint [N, S]``."""
-    table = constant(_count_table(slots), blueprint.device)
+    # Not cached by slot: equal slots of two hosts may know other blueprints.
+    counts = tuple(tuple(slot.tensor_counts.tolist()) for slot in slots)
+    table = constant(counts, blueprint.device)
     return table[torch.arange(len(slots), device=blueprint.device), blueprint]
-
-
-@cache
-def _count_table(slots: tuple[SlotSpec, ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(slot.tensor_counts.tolist()) for slot in slots)
 
 
 def _smoothed_ratio(

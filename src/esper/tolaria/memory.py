@@ -1,8 +1,10 @@
-"""How the C library's allocator treats the large temporaries of a training step."""
+"""How the C library treats the large temporaries of a training step, and what they come to."""
 
 import ctypes
 import sys
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _KEEP_BYTES = 1 << 30
@@ -23,3 +25,18 @@ def keep_memory() -> bool:
         return False
     settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _KEEP_BYTES), (_M_TOP_PAD, _PAD_BYTES))
     return all([mallopt(option, value) == 1 for option, value in settings])
+
+
+def forget_peak() -> None:
+    """Let ``peak_resident`` count from now on, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_resident() -> int | None:
+    """Most memory this process has had at once, bytes; None where that is not known."""
+    # Not ru_maxrss: a child inherits that of the process it was forked from.
+    with suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    return None

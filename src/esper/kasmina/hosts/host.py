@@ -22,12 +22,7 @@ class Instruction(NamedTuple):
 
 
 class Host(Protocol):
-    """Specification of a stack of hosts of one shape, a frozen dataclass.
-
-    A host is a chain of blocks, with slots behind them, that ends in the mean over the pixels and
-    the linear map ``head.weight [classes, channels]``, ``head.bias [classes]``. Activations are
-    ``[B, H, W, N, C]``.
-    """
+    """Specification of a stack of hosts of one shape, a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -57,18 +52,13 @@ class Host(Protocol):
         ...
 
     @property
-    def program(self) -> tuple[Instruction, ...]:
-        """The forward pass, instruction by instruction. A slot's number indexes ``slots``."""
-        ...
-
-    @property
     def layout(self) -> Layout:
         """Trainable parameters of one host."""
         ...
 
     @property
     def buffers(self) -> Layout:
-        """BatchNorm's running statistics of one host."""
+        """Numbers of one host that no gradient moves, such as BatchNorm's running statistics."""
         ...
 
     @property
@@ -79,6 +69,19 @@ class Host(Protocol):
     @property
     def summary(self) -> str:
         """Kind and widths in a word or two."""
+        ...
+
+
+class BlockHost(Host, Protocol):
+    """A host that is a chain of blocks with slots behind them.
+
+    It ends in the mean over the pixels and the linear map ``head.weight [classes, channels]``,
+    ``head.bias [classes]``. Activations are ``[B, H, W, N, C]``.
+    """
+
+    @property
+    def program(self) -> tuple[Instruction, ...]:
+        """The forward pass, instruction by instruction. A slot's number indexes ``slots``."""
         ...
 
     def enter(self, images: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ from functools import cache
 import torch
 
 from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.module import ModuleHost
 from esper.tolaria.backends import Backend
+from esper.tolaria.backends.functional import FunctionalBackend
 from esper.tolaria.backends.native.backend import NativeBackend
 from esper.tolaria.backends.native.build import Unavailable
 from esper.tolaria.backends.torch import TorchBackend
@@ -37,7 +39,7 @@ def choose_backend(
         threads: of the native backend; with torch the caller deals environments over threads.
     """
     if name == "torch" or (name == "auto" and (device.type != "cpu" or precision.enabled)):
-        return TorchBackend(host, precision)
+        return torch_backend(host, precision)
     try:
         if device.type != "cpu":
             raise Unavailable(f"it computes on the CPU alone, not on {device}")
@@ -46,7 +48,14 @@ def choose_backend(
         return NativeBackend(host, dtype, threads)
     except Unavailable as reason:
         _say_once(f"native backend: {reason}; using torch")
-        return TorchBackend(host, precision)
+        return torch_backend(host, precision)
+
+
+def torch_backend(host: Host, precision: Precision) -> TorchBackend:
+    """The backend that computes ``host`` with torch: somebody's own module by ``torch.vmap``."""
+    if isinstance(host, ModuleHost):
+        return FunctionalBackend(host, precision)
+    return TorchBackend(host, precision)
 
 
 @cache

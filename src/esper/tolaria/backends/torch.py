@@ -4,14 +4,14 @@ It needs no compiler and is the reference for the other backends.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import blueprints, ops
-from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import AdamState, Stack
 from esper.tolaria.backends import (
@@ -31,7 +31,7 @@ EVALUATION_BATCH = 100
 
 
 class TorchBackend:
-    """Implements ``tolaria.backends.Backend`` for any ``Host``."""
+    """Implements ``tolaria.backends.Backend`` for any ``BlockHost``."""
 
     name = "torch"
     threaded = False
@@ -114,7 +114,7 @@ class TorchBackend:
             )
             for v in variants
         ]
-        starts = [self.host.program.index(("slot", v.start)) for v in variants]
+        starts = [self._resumption(v.start) for v in variants]
         totals = [_ScoreSums() for _ in range(1 + len(variants))]
         batches = zip(
             images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH, 1), strict=True
@@ -135,6 +135,22 @@ class TorchBackend:
                 total.add(logits, own)
         scores = [total.scores() for total in totals]
         return scores[0], scores[1:]
+
+    @torch.no_grad()
+    def logits(self, stack: Stack, seeds: Seeds, images: Tensor) -> Tensor:
+        """Logits ``[N, B, classes]`` of all hosts, as they are validated.
+
+        Args:
+            stack: parameters.
+            seeds: those that act.
+            images: ``[B, H, W, C]``, the same for all.
+        """
+        reading = self._read(stack, plan(seeds), None)
+        return self._forward(*reading, images[:, :, :, None].contiguous(), training=False)
+
+    def _resumption(self, slot: int) -> int:
+        """The instruction at which a host resumes whose seed in ``slot`` differs."""
+        return cast(BlockHost, self.host).program.index(("slot", slot))
 
     def _read(
         self, stack: Stack, calls: Plan, rows: Tensor | None
@@ -168,19 +184,20 @@ class TorchBackend:
         ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The activations before the
         instructions in ``keep`` are put into ``kept``.
         """
-        for position, (kind, index) in enumerate(self.host.program[start:], start):
+        host = cast(BlockHost, self.host)
+        for position, (kind, index) in enumerate(host.program[start:], start):
             if kept is not None and position in keep:
                 kept[position] = x
             if kind == "input":
-                x = self.host.enter(x)
+                x = host.enter(x)
             elif kind == "block":
-                x = self.host.block(parameters, buffers, index, x, training)
+                x = host.block(parameters, buffers, index, x, training)
             elif kind == "pool":
                 x = ops.max_pool(x)
             elif kind == "slot":
                 slot_plan = calls[index]
                 if slot_plan is not None:
-                    x = slot_block(self.host.slots[index], slot_plan, seeds[index], x)
+                    x = slot_block(host.slots[index], slot_plan, seeds[index], x)
             else:
                 pooled = ops.mean_pool(x)
                 x = ops.linear(pooled, parameters["head.weight"], parameters["head.bias"])
@@ -202,26 +219,38 @@ def slot_block(slot: SlotSpec, plan: SlotPlan, parameters: Tensor, x: Tensor) ->
     inputs = _Take.apply(x, plan.groups)
     sizes = [len(group.rows) for group in plan.groups]
     branches = [
-        branch(slot, group, theta, part)
+        branch(slot, group.kind, group.form, seed_views(slot, group.kind, group.form, theta), part)
         for group, theta, part in zip(plan.groups, parameters.split(sizes), inputs, strict=True)
     ]
     return _Attach.apply(x, plan.groups, *branches)
 
 
-def branch(slot: SlotSpec, group: Group, parameters: Tensor, x: Tensor) -> Tensor:
-    """What a group's seeds would add to their ``x [B, H, W, m, C]`` at alpha 1."""
-    blueprint = blueprints.build(group.kind, slot.channels)
-    f = blueprint.forward(slot.layouts[group.kind].views(parameters), x)
-    if group.form is Form.MULTIPLY:
+def seed_views(slot: SlotSpec, kind: int, form: Form, rows: Tensor) -> Tensors:
+    """Named parameters ``[M, *shape]`` of seeds of one kind, the gate's where there is one.
+
+    ``rows [M, width]`` are of the slot's store.
+    """
+    views = slot.layouts[kind].views(rows)
+    if form is Form.GATE:
+        views |= slot.gate_layout.views(rows[:, slot.gate_offset :])
+    return views
+
+
+def branch(slot: SlotSpec, kind: int, form: Form, parameters: Tensors, x: Tensor) -> Tensor:
+    """What seeds of one kind would add to their ``x [B, H, W, M, C]`` at alpha 1.
+
+    ``parameters`` are those of ``seed_views``.
+    """
+    f = blueprints.build(kind, slot.channels).forward(parameters, x)
+    if form is Form.MULTIPLY:
         return x * f.tanh()
-    if group.form is Form.GATE:
-        return gate_values(slot, parameters, x) * f
+    if form is Form.GATE:
+        return _gate_values(parameters, x) * f
     return f
 
 
-def gate_values(slot: SlotSpec, parameters: Tensor, x: Tensor) -> Tensor:
-    """The gate of each image and seed, in (0, 1), ``[B, 1, 1, m, 1]``."""
-    p = slot.gate_layout.views(parameters[:, slot.gate_offset :])
+def _gate_values(p: Tensors, x: Tensor) -> Tensor:
+    """The gate of each image and seed, in (0, 1), ``[B, 1, 1, M, 1]``."""
     hidden = F.relu(ops.linear(ops.mean_pool(x), p["gate.hidden.weight"], p["gate.hidden.bias"]))
     return ops.per_pixel(ops.linear(hidden, p["gate.out.weight"], p["gate.out.bias"]).sigmoid())
 

@@ -13,7 +13,7 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import Stack
 from esper.leyline.actions import Style
 from esper.tolaria.backends import HeldBack, Minibatches, Optimisation
-from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.backends.choice import torch_backend
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 
@@ -37,7 +37,7 @@ def tried(
         return precision
     try:
         for host in hosts:
-            _try(host, precision, dtype, device)
+            try_host(host, precision, dtype, device)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -47,7 +47,7 @@ def tried(
     return precision
 
 
-def _try(host: Host, precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
+def try_host(host: Host, precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
     """A minibatch and a validation of every blueprint in every slot and style."""
     seeds = _every_seed(host, device)
     rows, slots = seeds.alpha.shape
@@ -57,7 +57,7 @@ def _try(host: Host, precision: Precision, dtype: torch.dtype, device: torch.dev
     labels = torch.zeros(_BATCH, dtype=torch.long, device=device)
     drawn = torch.arange(_BATCH, device=device).expand(rows, 1, -1)
     rate = torch.zeros(rows, slots + 1, dtype=dtype, device=device)
-    backend = TorchBackend(host, precision)
+    backend = torch_backend(host, precision)
     optimisation = Optimisation(rate[:, 0], rate[:, 1:], weight_decay=0.0, max_gradient_norm=1.0)
     backend.train_epoch(stack, seeds, Minibatches(images, labels, drawn), optimisation)
     dataset = torch.zeros(rows, dtype=torch.long, device=device)

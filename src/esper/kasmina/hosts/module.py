@@ -1,0 +1,326 @@
+"""Any network as a host: an ordinary module that says by markers where seeds may grow.
+
+N of them are one call of ``torch.vmap`` over ``torch.func.functional_call``. That is slower than a
+host whose blocks are known, and asks nothing of the module but that vmap can take it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import is_lazy
+
+from esper.kasmina.hosts.host import Tensors, chosen_slots
+from esper.kasmina.slots import SlotSpec
+from esper.kasmina.stack import Field, Layout
+from esper.leyline.errors import UsageError
+
+Grown = Callable[[Tensor], Tensor]
+
+_LOCK = RLock()
+"""Held while a module is built, for torch has one generator, and while one has others' numbers."""
+
+
+class Slot(nn.Module):
+    """Marks a place in a module where a seed can grow; the identity as long as none does.
+
+    Args:
+        channels: of the activation, which is ``[B, C, H, W]`` (for convolutional blueprints) or
+            ``[B, C]`` (for fully connected ones).
+    """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.channels = channels
+        self.grown: Grown | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The activation with what has grown here."""
+        return x if self.grown is None else self.grown(x)
+
+
+@dataclass(frozen=True)
+class ModuleHost:
+    """Specification of a stack of hosts that a module's own code computes; see ``host.Host``.
+
+    Every parameter that requires a gradient is trained; the others, and the buffers, are kept as
+    they are or as the module's forward pass changes them in training. Numbers are kept in the dtype
+    of the stack: whole numbers above 2^24 do not survive float32. BatchNorm works with a momentum;
+    dropout does not, for its draws would depend on who else is there.
+
+    Attributes:
+        build: makes a module, freshly initialised by torch's generator, with a ``Slot`` wherever a
+            seed may grow. It takes images ``[B, C, H, W]`` and gives logits ``[B, classes]``.
+        classes: number of classes.
+        image: height, width and channels of an input. A vector is an image of one pixel.
+        slot_names: the slots in use, all of them when empty.
+    """
+
+    build: Callable[[], nn.Module]
+    classes: int
+    image: tuple[int, int, int]
+    slot_names: tuple[str, ...] = ()
+
+    @cached_property
+    def template(self) -> nn.Module:
+        """The module whose code computes; what numbers it holds does not matter."""
+        return self._built(0)
+
+    @cached_property
+    def _markers(self) -> dict[str, Slot]:
+        """The slots by their place in the module."""
+        modules = self.template.named_modules()
+        return {name: module for name, module in modules if isinstance(module, Slot)}
+
+    @cached_property
+    def all_slots(self) -> tuple[SlotSpec, ...]:
+        """See ``Host.all_slots``. Found by a trial of the module.
+
+        Raises:
+            UsageError: it has no slot, or does not run, alone or stacked.
+        """
+        if not self._markers:
+            raise self._fault(
+                "has no slot; put an esper.kasmina.Slot(channels) where a seed may grow"
+            )
+        shapes = self._shapes()
+        specs = [
+            self._spec(name, shape, (place + 1) / len(shapes))
+            for place, (name, shape) in enumerate(shapes)
+        ]
+        self._try_stacked()
+        return tuple(specs)
+
+    @cached_property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """See ``Host.slots``."""
+        return chosen_slots(self.all_slots, self.slot_names)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See ``Host.layout``. How they are born the module knows; see ``born``."""
+        named = self.template.named_parameters()
+        return Layout(tuple(Field(n, tuple(p.shape)) for n, p in named if p.requires_grad))
+
+    @cached_property
+    def buffers(self) -> Layout:
+        """See ``Host.buffers``."""
+        return Layout(tuple(Field(n, tuple(x.shape)) for n, x in _fixed(self.template)))
+
+    @property
+    def parameter_count(self) -> int:
+        """See ``Host.parameter_count``."""
+        return self.layout.size
+
+    @property
+    def summary(self) -> str:
+        return f"module {type(self.template).__name__}"
+
+    def born(self, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Parameters ``[M, P]`` and buffers ``[M, Q]`` of fresh modules, in float64.
+
+        Args:
+            keys: what torch's generator is seeded with for each of them.
+        """
+        modules = [self._built(key) for key in keys]
+        return (
+            torch.stack([_row(module.named_parameters(), self.layout) for module in modules]),
+            torch.stack([_row(_fixed(module), self.buffers) for module in modules]),
+        )
+
+    def load(self, module: nn.Module, parameters: Tensors, buffers: Tensors) -> None:
+        """Give ``module`` the numbers of one host, ``[*shape]`` each."""
+        own = dict(chain(module.named_parameters(), module.named_buffers()))
+        with torch.no_grad():
+            for name, value in chain(parameters.items(), buffers.items()):
+                own[name].copy_(value)
+
+    def logits(
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        images: Tensor,
+        training: bool,
+        grown: Mapping[int, Grown],
+    ) -> Tensor:
+        """Logits ``[N, B, classes]`` of N hosts.
+
+        Args:
+            parameters: of ``layout``, ``[N, *shape]``.
+            buffers: of ``buffers``, ``[N, *shape]``; updated in training.
+            images: ``[B, H, W, N, C]``.
+            training: the mode of the module.
+            grown: by index of the slot what has grown there in all N hosts, from and to
+                ``[B, H, W, N, C]``.
+        """
+        # Copies: batch norm writes into flattened ones, and the rows of the stores are strided.
+        own = {
+            name: x.to(self._kinds[name] or x.dtype, copy=True).contiguous()
+            for name, x in buffers.items()
+        }
+        with self._growing(training, grown) as module:
+
+            def call(mine: Tensors, fixed: Tensors, x: Tensor) -> Tensor:
+                logits: Tensor = functional_call(module, (mine, fixed), (x,))
+                return logits
+
+            logits: Tensor = torch.vmap(call)(parameters, own, images.permute(3, 0, 4, 1, 2))
+        if training:
+            with torch.no_grad():
+                for name, x in own.items():
+                    buffers[name].copy_(x)
+        return logits
+
+    @contextmanager
+    def _growing(self, training: bool, grown: Mapping[int, Grown]) -> Iterator[nn.Module]:
+        """The template in a mode, with what has grown in its slots."""
+        with _LOCK:
+            markers = {i: self._markers[self.slots[i].name] for i in grown}
+            try:
+                for index, marker in markers.items():
+                    marker.grown = partial(_AcrossHosts.apply, grown[index])
+                yield self.template.train(training)
+            finally:
+                for marker in markers.values():
+                    marker.grown = None
+
+    @cached_property
+    def _kinds(self) -> dict[str, torch.dtype | None]:
+        """The dtype of each buffer that holds something else than floating-point numbers."""
+        return {
+            name: None if x.is_floating_point() else x.dtype for name, x in _fixed(self.template)
+        }
+
+    def _built(self, key: int) -> nn.Module:
+        with _LOCK, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key)
+            try:
+                module = self.build()
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise UsageError(f"model: it cannot be built ({reason})") from error
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"model: build makes a {type(module).__name__}; return an nn.Module")
+        if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
+            raise UsageError("model: it has lazy layers; pass an image through it in build")
+        return module
+
+    def _shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The slots in the order in which two images come by, with the shapes they see."""
+        seen: list[tuple[str, tuple[int, ...]]] = []
+
+        def note(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            seen.append((name, tuple(arguments[0].shape)))
+
+        hooks = [
+            marker.register_forward_pre_hook(partial(note, name))
+            for name, marker in self._markers.items()
+        ]
+        height, width, channels = self.image
+        example = next(chain(self.template.parameters(), self.template.buffers()), torch.zeros(()))
+        try:
+            with torch.no_grad():
+                images = torch.zeros(2, channels, height, width, dtype=example.dtype)
+                found = self.template.eval()(images)
+        except Exception as error:
+            raise self._fault(f"takes no images {tuple(images.shape)} ({_line(error)})") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not isinstance(found, Tensor) or found.shape != (2, self.classes):
+            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise self._fault(f"gives {got} for 2 images; give logits {(2, self.classes)}")
+        names = [name for name, _ in seen]
+        for name in self._markers:
+            if names.count(name) != 1:
+                raise self._fault(
+                    f"comes by the slot {name!r} {names.count(name)} times in a pass; "
+                    "let every slot lie on the way once"
+                )
+        return seen
+
+    def _spec(self, name: str, shape: tuple[int, ...], depth: float) -> SlotSpec:
+        channels = self._markers[name].channels
+        if len(shape) not in (2, 4) or shape[1] != channels:
+            raise self._fault(
+                f"gives the slot {name!r} of {channels} channels {shape}; give it "
+                f"[B, {channels}, H, W] or [B, {channels}]"
+            )
+        if len(shape) == 2:
+            return SlotSpec(name, channels, (1, 1), depth, family="mlp")
+        return SlotSpec(name, channels, (shape[2], shape[3]), depth)
+
+    def _try_stacked(self) -> None:
+        """A training pass of two hosts."""
+        parameters, buffers = self.born([0, 1])
+        height, width, channels = self.image
+        images = torch.zeros(2, height, width, 2, channels, dtype=parameters.dtype)
+        views = self.layout.views(parameters), self.buffers.views(buffers)
+        try:
+            with torch.no_grad():
+                self.logits(*views, images, training=True, grown={})
+        except Exception as error:
+            raise self._fault(
+                f"does not train under torch.vmap ({_line(error)}); dropout, BatchNorm without "
+                "momentum and branches on values are what it cannot have"
+            ) from error
+
+    def _fault(self, what: str) -> UsageError:
+        return UsageError(f"model: {type(self.template).__name__} {what}")
+
+
+def _fixed(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What no gradient moves: buffers, and parameters that are frozen."""
+    yield from module.named_buffers()
+    yield from ((name, p) for name, p in module.named_parameters() if not p.requires_grad)
+
+
+def _row(named: Iterator[tuple[str, Tensor]], layout: Layout) -> Tensor:
+    """The numbers of one module in the order of ``layout``, float64 ``[P]``.
+
+    Raises:
+        UsageError: they are not those of the layout.
+    """
+    numbers = dict(named)
+    wrong = [f.name for f in layout.fields if numbers[f.name].shape != f.shape]
+    if wrong:
+        raise UsageError(f"model: {wrong[0]} differs in shape from one build to the next")
+    parts = [numbers[f.name].detach().double().flatten() for f in layout.fields]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class _AcrossHosts(torch.autograd.Function):
+    """Leaves vmap for a slot: what grows there differs from host to host."""
+
+    @staticmethod
+    def forward(grown: Grown, x: Tensor) -> Tensor:
+        raise AssertionError("only under vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing to keep: the gradient flows through what ``vmap`` calls."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], grown: Grown, x: Tensor
+    ) -> tuple[Tensor, int]:
+        assert in_dims[1] is not None, "images have an axis of hosts"
+        return across_hosts(grown, x.movedim(in_dims[1], 0)), 0
+
+
+def across_hosts(grown: Grown, x: Tensor) -> Tensor:
+    """``grown``, from and to ``[B, H, W, N, C]``, on ``[N, B, C, H, W]`` or ``[N, B, C]``."""
+    if x.ndim == 3:
+        return grown(x.transpose(0, 1)[:, None, None].contiguous())[:, 0, 0].transpose(0, 1)
+    return grown(x.permute(1, 3, 4, 0, 2).contiguous()).permute(3, 0, 4, 1, 2)

@@ -1,0 +1,89 @@
+"""``esper tasks check FILE``: do tasks of one's own fit, and what do they cost?"""
+
+from rich.console import Console
+from rich.text import Text
+
+from esper.kasmina.slots import SlotSpec
+from esper.leyline.actions import BLUEPRINTS
+from esper.leyline.config import WorldConfig
+from esper.leyline.errors import UsageError
+from esper.runtime.plugins import load
+from esper.runtime.tasks import TASKS, Task, find_all
+from esper.scripts.entry import wants_help
+from esper.scripts.flags import read_arguments
+from esper.simic.fitness import Fitness, examine
+
+PROGRAM = "esper tasks check"
+USAGE = f"""usage: {PROGRAM} FILE
+
+Tell whether the tasks in a Python file of yours fit, and what they cost in memory and time: every
+blueprint is tried in every slot, then the largest grow everywhere for some steps. Exit status 2,
+with one line that names the fault, where a task does not fit."""
+
+
+def check(arguments: list[str]) -> int:
+    """Tell whether the tasks in a file fit, and what they cost.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if wants_help(arguments):
+        print(USAGE)
+        return 0
+    files, _ = read_arguments(PROGRAM, arguments, {})
+    if len(files) != 1:
+        raise UsageError(f"{PROGRAM}: takes one Python file, got {len(files)}")
+    known = set(TASKS)
+    load(files[0])
+    names = [name for name in TASKS if name not in known]
+    if not names:
+        raise UsageError(f"plugin: {files[0]} has no task; write one with @task")
+    console = Console()
+    for task in find_all(names):
+        with console.status(f"trying {task.name}"):
+            found = examine(task)
+        console.print(Text(_lines(task, found)), soft_wrap=True)
+    return 0
+
+
+def _lines(task: Task, found: Fitness) -> str:
+    data, world = found.data, WorldConfig()
+    sizes = " / ".join(
+        f"{len(labels):,}"
+        for labels in (data.train_labels, data.validation_labels, data.test_labels)
+    )
+    steps = world.rounds * world.envs * task.episode_length
+    memory = "not known on this system"
+    if found.bytes is not None:
+        mebibytes = found.bytes / 2**20
+        memory = (
+            f"{mebibytes:.1f} MiB an environment, {world.envs * mebibytes:.0f} MiB for {world.envs}"
+        )
+    lines = [
+        ("host", f"{task.host.summary}, {task.host.parameter_count:,} parameters"),
+        *(("slot", _slot(slot)) for slot in task.host.slots),
+        ("data", f"{sizes} images {tuple(data.train_images.shape[1:])}, {data.classes} classes"),
+        (
+            "horizon",
+            f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}",
+        ),
+        ("tried", f"every blueprint in every slot and style; backend {found.backend}"),
+        ("memory", f"{memory}, with the largest seed in every slot"),
+        (
+            "time",
+            f"{1000 * found.seconds:.2f} ms an environment step on one thread, "
+            f"{_duration(steps * found.seconds)} for {world.rounds} rounds of {world.envs} "
+            "(the policy not counted)",
+        ),
+    ]
+    return "\n".join([f"{task.name} fits", *(f"  {name:<9}{value}" for name, value in lines)])
+
+
+def _slot(slot: SlotSpec) -> str:
+    height, width = slot.size
+    fitting = ", ".join(f"{BLUEPRINTS[kind]} {slot.layouts[kind].size:,}" for kind in slot.kinds)
+    return f"{slot.name}: {slot.channels} channels of {height}x{width}; parameters of {fitting}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

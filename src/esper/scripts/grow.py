@@ -1,0 +1,134 @@
+"""``esper grow``: grow one network with a policy, and write it to files that need no Esper."""
+
+import sys
+from dataclasses import MISSING, dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.errors import UsageError
+from esper.runtime.plugins import load
+from esper.runtime.tasks import find
+from esper.scripts.entry import print_help, wants_help
+from esper.scripts.flags import read_flags
+from esper.simic.disk import replace_synced
+from esper.simic.grow import SPLITS, TOLERANCE, GrowingPolicy, Grown, check_file
+from esper.simic.grow import grow as grow_host
+from esper.tolaria.export import export_program, packed, packed_onnx
+
+PROGRAM = "esper grow"
+ONNX_LIBRARIES = ("onnx", "onnxscript")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrowArguments:
+    """Grow one fresh network with a policy and write it to a file that runs without Esper."""
+
+    policy: str
+    """Who decides: a run directory (its latest checkpoint), heuristic or never."""
+    task: str
+    """What it learns; `esper tasks` lists the tasks."""
+    out: Path
+    """The torch.export file to write, such as model.pt2."""
+    onnx: Path | None = None
+    """An ONNX file to write as well; needs pip install 'esper-growth[onnx]'."""
+    seed: int = 42
+    """Root of every random number, in [0, 2^32)."""
+    greedy: bool = False
+    """Whether the policy takes its most probable action instead of drawing one."""
+    plugin: tuple[str, ...] = ()
+    """Python files with tasks and blueprints of your own."""
+
+
+def grow(arguments: list[str]) -> int:
+    """Grow one network with a policy and export it."""
+    if wants_help(arguments):
+        return print_help(GrowArguments, PROGRAM)
+    kinds = {f.name: f.type for f in fields(GrowArguments)}
+    given = _complete(read_flags(PROGRAM, arguments, kinds))
+    _check(given)
+    policy = GrowingPolicy.named(given.policy)
+    for path in given.plugin:
+        load(path)
+    task = find(given.task)
+    print(f"{task.name}: {task.host.summary}, {task.host.parameter_count} parameters")
+    grown = grow_host(policy, task, given.seed, given.greedy)
+    _show(grown)
+    return _write(given, grown)
+
+
+def _complete(given: dict[str, Any]) -> GrowArguments:
+    needed = [f.name for f in fields(GrowArguments) if f.default is MISSING]
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise UsageError(f"{missing[0]}: {PROGRAM} needs --{missing[0]}; --help shows all settings")
+    return GrowArguments(**given)
+
+
+def _check(given: GrowArguments) -> None:
+    """Find what would fail at the end before anything is grown.
+
+    Raises:
+        UsageError: a file cannot be written there, or a library is missing.
+    """
+    if not 0 <= given.seed < 2**32:
+        raise UsageError(f"seed: must lie in [0, 2^32), got {given.seed}")
+    for name, path, suffix in (("out", given.out, ".pt2"), ("onnx", given.onnx, ".onnx")):
+        if path is None:
+            continue
+        if path.suffix != suffix:
+            raise UsageError(f"{name}: {path} must end in {suffix}")
+        if path.is_dir() or not path.parent.is_dir():
+            raise UsageError(f"{name}: cannot write {path}; give a file in a folder that exists")
+    if given.onnx is not None:
+        missing = [library for library in ONNX_LIBRARIES if find_spec(library) is None]
+        if missing:
+            raise UsageError(
+                f"onnx: needs the library {missing[0]}; pip install 'esper-growth[onnx]'"
+            )
+
+
+def _show(grown: Grown) -> None:
+    """What was done and what came of it."""
+    for line in grown.decisions:
+        print(f"  {line}")
+    kept = [f"{slot} ({what})" for slot, what in grown.seeds.items()]
+    print(f"grown: {'; '.join(kept) or 'nothing'}, {grown.added} parameters more")
+    for split in SPLITS:
+        own, twin = (
+            100 * float(scores[split].accuracy) for scores in (grown.scores, grown.twin_scores)
+        )
+        print(
+            f"{split} accuracy: {own:.1f} %, its never-grow twin {twin:.1f} %, "
+            f"gain {own - twin:+.1f} points"
+        )
+
+
+def _write(given: GrowArguments, grown: Grown) -> int:
+    """Export, read back, compare, and only then write; 1 where that fails."""
+    try:
+        program = export_program(grown.network, grown.task.host.image)
+        content = packed(program)
+        others = {} if given.onnx is None else {given.onnx: packed_onnx(program)}
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(f"out: torch.export does not take this network ({reason})") from error
+    difference = check_file(content, grown)
+    if not difference <= TOLERANCE:
+        print(
+            f"esper: the export differs from the host by {difference:.1e}; nothing was written",
+            file=sys.stderr,
+        )
+        return 1
+    for path, text in {given.out: content, **others}.items():
+        try:
+            replace_synced(path, text)
+        except OSError as error:
+            raise UsageError(f"out: cannot write {path} ({error.strerror})") from error
+        print(f"wrote {path} ({len(text) / 1000:.0f} kB)")
+    shape = ", ".join(map(str, grown.images.shape[1:]))
+    print(
+        f"takes images [B, {shape}], gives logits [B, {grown.logits.shape[1]}]; "
+        f"differs from the host by at most {difference:.1e}"
+    )
+    return 0

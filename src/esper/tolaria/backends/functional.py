@@ -1,0 +1,59 @@
+"""The backend of hosts that are somebody's own module: ``torch.vmap`` over its forward pass."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from esper.kasmina.hosts.host import Tensors
+from esper.kasmina.hosts.module import ModuleHost
+from esper.tolaria.backends.torch import TorchBackend, slot_block
+from esper.tolaria.plan import Plan
+from esper.tolaria.precision import Precision
+
+_RESUMED = 1
+"""Where a pass goes on whose images already have an axis of environments."""
+
+
+class FunctionalBackend(TorchBackend):
+    """Implements ``tolaria.backends.Backend`` for ``ModuleHost``; otherwise as the torch backend.
+
+    Seeds are computed outside of vmap, grouped by what they are. A host whose seed is ablated is
+    computed from its images on: nobody knows what lies in front of a slot.
+    """
+
+    name = "functional"
+    threaded = True
+    """While one thread computes, the module holds its numbers: shards take turns."""
+
+    host: ModuleHost
+
+    def __init__(self, host: ModuleHost, precision: Precision):
+        super().__init__(host, precision)
+
+    def _resumption(self, slot: int) -> int:
+        return _RESUMED
+
+    def _forward(
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        seeds: dict[int, Tensor],
+        calls: Plan,
+        x: Tensor,
+        *,
+        training: bool,
+        start: int = 0,
+        keep: Sequence[int] = (),
+        kept: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        rows = len(next(iter(parameters.values())))
+        x = x.expand(-1, -1, -1, rows, -1)
+        if kept is not None:
+            kept[_RESUMED] = x
+        grown: dict[int, Callable[[Tensor], Tensor]] = {
+            s: partial(slot_block, self.host.slots[s], slot_plan, seeds[s])
+            for s, slot_plan in enumerate(calls)
+            if slot_plan is not None
+        }
+        return self.host.logits(parameters, buffers, x, training, grown)

@@ -1,0 +1,204 @@
+"""``esper grow`` and ``esper tasks check``: to a network and its price, or to one line."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.kasmina.hosts.host import resolve_slots
+from esper.runtime.tasks import TASKS, find
+from esper.scripts.entry import guarded
+from esper.scripts.grow import grow
+from esper.scripts.tasks import tasks
+from esper.simic.fitness import examine
+from esper.simic.grow import GrowingPolicy
+from esper.simic.grow import grow as grow_host
+from esper.simic.training.vectorized import train_ppo_vectorized
+from support import own_blueprints
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
+PLAIN = EXAMPLE.read_text()
+SHORT = """
+from dataclasses import replace
+from esper.runtime.tasks import find, task
+
+@task
+def short():
+    return replace(find("digits_shift"), name="short", episode_length=LENGTH, max_batches=2)
+"""
+
+pytestmark = pytest.mark.usefixtures("scratch_register")
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> list[str]:
+    """Flags that make a short task known."""
+    path = tmp_path / "short.py"
+    path.write_text(SHORT.replace("LENGTH", "16"))
+    return ["--plugin", str(path), "--task", "short"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run that has hardly learned anything."""
+    folder = tmp_path_factory.mktemp("runs")
+    return train_ppo_vectorized(
+        rounds=1, envs=8, episode_length=6, max_batches=1, lstm_hidden=16, telemetry_dir=str(folder)
+    ).path
+
+
+def test_the_example_is_as_short_as_it_is_said_to_be() -> None:
+    code = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
+    assert len(code) < 30
+    manual = (EXAMPLE.parents[1] / "docs" / "extending.md").read_text().split("\n## A model\n")[1]
+    (shown,) = re.findall(r"```python\n(.*?)```", manual, re.DOTALL)
+    for part in shown.split("\n\n\n"):
+        assert part in PLAIN
+
+
+def test_the_heuristic_grows_and_the_file_is_the_host(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "model.pt2"
+    assert grow(["--policy", "heuristic", "--task", "digits_shift", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"step +\d+  r0c\d: conv_light germinates, LINEAR_ADD, to alpha 1.0", text)
+    assert re.search(r"becomes FOSSILISED", text)
+    assert re.search(
+        r"grown: r0c\d \(conv_light, LINEAR_ADD, alpha 1\).* \d+ parameters more", text
+    )
+    assert len(re.findall(r"(validation|test) accuracy: .* its never-grow twin .* gain", text)) == 2
+    grown = grow_host(GrowingPolicy.named("heuristic"), find("digits_shift"))
+    module = torch.export.load(out).module()
+    assert grown.difference(module(grown.images)) <= 1e-5
+    accuracy = 100 * float(grown.scores["test"].accuracy)
+    assert f"test accuracy: {accuracy:.1f} %" in text
+    # Against the data themselves, by the exported file alone.
+    data = find("digits_shift").datasets()[0]
+    hits = module(data.test_images.permute(0, 3, 1, 2)).argmax(1) == data.test_labels
+    assert 100 * float(hits.float().mean()) == pytest.approx(accuracy, abs=0.4)
+
+
+def test_never_leaves_the_host_as_its_twin(short, tmp_path: Path, capsys) -> None:
+    assert grow(["--policy", "never", *short, "--out", str(tmp_path / "m.pt2")]) == 0
+    text = capsys.readouterr().out
+    assert "grown: nothing, 0 parameters more" in text
+    assert text.count("gain +0.0 points") == 2
+
+
+def test_a_learned_policy_draws_by_the_seed_or_takes_its_mode(run: Path, short) -> None:
+    tasks([short[3], *short[:2]])
+    policy = GrowingPolicy.named(str(run))
+    task, seeds = find("short"), range(6)
+    drawn = [grow_host(policy, task, seed=s).decisions for s in seeds]
+    assert drawn[1] == grow_host(policy, task, seed=1).decisions
+    assert len({tuple(lines) for lines in drawn}) > 1
+    greedy = [grow_host(policy, task, seed=s, greedy=True).decisions for s in seeds]
+    assert greedy == [grow_host(policy, task, seed=s, greedy=True).decisions for s in seeds]
+    assert greedy != drawn
+
+
+def test_a_policy_trained_on_digits_grows_somebodys_own_model(
+    run: Path, tmp_path: Path, capsys
+) -> None:
+    out, path = tmp_path / "own.pt2", tmp_path / "mine.py"
+    path.write_text(PLAIN)
+    arguments = ["--policy", str(run), "--plugin", str(path), "--task", "own_model"]
+    assert grow([*arguments, "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "own_model: module Net, 472 parameters" in text
+    assert "takes images [B, 1, 8, 8], gives logits [B, 10]" in text
+    names = torch.export.load(out).state_dict
+    assert {"stem.weight", "block.0.running_mean", "head.bias"} <= names.keys()
+    assert resolve_slots(find("own_model").host, ("mid",)) == ("grows",)
+
+
+def test_a_mistake_is_one_line_and_leaves_no_file(
+    run: Path, short, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    out = tmp_path / "m.pt2"
+    flags = {"--policy": "never", "--task": "digits", "--out": str(out)}
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((run / "config.json").read_text())
+    cases = [
+        ({"--policy": None}, "policy: esper grow needs --policy"),
+        ({"--out": None}, "out: esper grow needs --out"),
+        ({"--policy": "nowhere"}, "policy: nowhere is no run directory and none of heuristic, nev"),
+        ({"--policy": str(broken)}, "policy: .* has no checkpoint; give another run"),
+        ({"--task": "digit"}, "did you mean 'digits'"),
+        ({"--out": "m.onnx"}, "out: m.onnx must end in .pt2"),
+        ({"--out": str(tmp_path / "no" / "m.pt2")}, "out: cannot write"),
+        ({"--onnx": "m.pt2"}, "onnx: m.pt2 must end in .onnx"),
+        ({"--onnx": str(tmp_path / "m.onnx")}, "onnx: needs the library onnxscript; pip install"),
+        ({"--seed": "-1"}, "seed: must lie in"),
+    ]
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "esper.scripts.grow.find_spec", lambda name: None if name == "onnxscript" else found(name)
+    )
+    for change, says in cases:
+        chosen = {name: value for name, value in (flags | change).items() if value is not None}
+        assert guarded(grow, [part for pair in chosen.items() for part in pair]) == 2
+        error = capsys.readouterr().err
+        assert re.search(says, error), error
+        assert error.count("\n") == 1
+        assert not out.exists()
+
+
+def test_check_says_what_fits_and_what_it_costs(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(PLAIN)
+    assert tasks(["check", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("own_model fits\n  host     module Net, 472 parameters\n")
+    assert "slot     grows: 6 channels of 8x8; parameters of conv_light 336, " in text
+    assert "1,197 / 300 / 300 images (8, 8, 1), 10 classes" in text
+    assert "backend functional" in text
+    assert re.search(r"memory   [\d.]+ MiB an environment, \d+ MiB for 32", text)
+    assert re.search(r"time     [\d.]+ ms an environment step on one thread, \d+ (s|minutes)", text)
+
+
+def test_the_memory_it_tells_is_about_that_of_the_benchmark() -> None:
+    found = examine(find("digits_shift"), "torch")
+    assert found.backend == "torch"
+    if found.bytes is None:
+        pytest.skip("this system does not tell how much memory a process has")
+    assert 1 < found.bytes / 2**20 < 8
+
+
+FAULTS = [
+    ("x = 1\n", "plugin: .* has no task"),
+    (PLAIN.replace("Slot(6), nn", "nn.Identity(), nn"), "own_model: model: Net has no slot"),
+    (PLAIN.replace("Net, 10, (8, 8, 1)", "Net, 10, (8, 8, 2)"), "own_model: .*images .8, 8, 1."),
+    (PLAIN.replace("/ 16, y", "/ 0.0, y"), "own_model: learning_rate: the loss is not finite"),
+    (PLAIN.replace("classes=10", "classes=9"), "own_model: data: .* labels of the train split"),
+    (PLAIN.replace("/ 16, y", "/ 16, y.float()"), "labels of the train split are torch.float32"),
+    (PLAIN.replace("nn.Linear(6, 10)", "nn.Linear(7, 10)"), "own_model: model: Net takes no imag"),
+]
+
+
+@pytest.mark.parametrize(("source", "says"), FAULTS, ids=[says[-24:] for _, says in FAULTS])
+def test_what_does_not_fit_is_named_in_one_line(source: str, says: str, tmp_path, capsys) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    assert guarded(tasks, ["check", str(path)]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert re.search(says, error[-1]), error
+    assert error[-1].startswith("esper: ")
+    assert "own_model" not in TASKS or not capsys.readouterr().out
+
+
+def test_a_blueprint_that_fails_anywhere_is_found_though_others_are_larger(
+    tmp_path: Path, capsys
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from esper.kasmina.blueprints import Blueprint, register\n"
+        "from esper.kasmina.stack import zeros\n"
+        "register('cut', lambda c: Blueprint((zeros('s'),), lambda p, x: x[..., :1, :2]))\n" + PLAIN
+    )
+    with own_blueprints():
+        assert guarded(tasks, ["check", str(path)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("esper: own_model: a step of it fails (")

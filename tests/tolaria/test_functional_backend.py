@@ -1,0 +1,210 @@
+"""Somebody's own module as a host: the same numbers as that module in a loop, in float64."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from esper.kasmina import ModuleHost, Slot
+from esper.leyline.errors import UsageError
+from esper.runtime.tasks import Task
+from esper.simic.environment import GrowthEnv
+from esper.simic.rollout import collect
+from esper.simic.step import GrowthConfig
+from esper.tamiyo.baselines import RandomActor
+from esper.tolaria.backends import HeldBack, Variant
+from esper.tolaria.backends.choice import choose_backend
+from esper.tolaria.backends.functional import FunctionalBackend
+from esper.tolaria.plan import Seeds
+from esper.tolaria.precision import Precision
+from oracles.residual import CLASSES, IMAGE, SLOTS, NaiveResidual, ResidualNet
+from residual_hosts import gardens, random_numbers, residual_host
+from support import (
+    CPU,
+    F64,
+    Garden,
+    assert_same,
+    minibatches,
+    naive_environments,
+    optimisation,
+    random_batches,
+    seed_state,
+    seed_views,
+    small_engine,
+    small_host,
+    small_task,
+    train_naively,
+)
+
+FULL = Precision("cpu")
+
+
+def test_the_slots_are_those_of_the_module_in_the_order_of_its_forward_pass() -> None:
+    slots = residual_host().slots
+    assert tuple(slot.name for slot in slots) == SLOTS
+    assert [slot.channels for slot in slots] == [4, 4, 5, 6]
+    assert [slot.size for slot in slots] == [(6, 6), (6, 6), (3, 3), (1, 1)]
+    assert [slot.family for slot in slots] == ["conv", "conv", "conv", "mlp"]
+    assert [slot.depth for slot in slots] == [0.25, 0.5, 0.75, 1.0]
+
+
+@pytest.mark.parametrize("garden", gardens(14), ids=["first", "second", "third", "fourth"])
+def test_five_steps_and_every_ablation_are_those_of_the_naive_loop(garden: Garden) -> None:
+    host, rows = residual_host(), len(garden)
+    stack, state = random_numbers(host, rows), seed_state(garden, 4)
+    settings = optimisation(rows, 4)
+    naive = naive_environments(host, stack, garden, settings, NaiveResidual)
+    batches = random_batches(host, rows)
+    backend = FunctionalBackend(host, FULL)
+    epoch = backend.train_epoch(stack, Seeds.training(state), minibatches(batches), settings)
+    train_naively(naive, batches)
+    views, fixed = host.layout.views(stack.host), host.buffers.views(stack.buffers)
+    for n, environment in enumerate(naive):
+        for name, parameter in environment.host.named_parameters():
+            assert_same((views | fixed)[name][n], parameter, f"{n} {name}")
+        for name, buffer in environment.host.named_buffers():
+            assert_same(fixed[name][n], buffer, f"{n} {name}")
+        for s, slot in enumerate(host.slots):
+            seed = environment.seeds[slot.name]
+            own = seed_views(slot, seed.blueprint, stack.seeds[s][n])
+            for name, parameter in seed.named().items():
+                assert_same(own[name], parameter, f"{n} {slot.name} {seed.blueprint} {name}")
+        assert_same(epoch.loss[n], sum(environment.losses) / 5, f"loss of {n}")
+        assert_same(epoch.host_gradient_norm[n], environment.host_norm, f"norm of {n}")
+
+    generator = torch.Generator().manual_seed(4)
+    images = torch.randn(1, 130, *IMAGE, generator=generator, dtype=F64)
+    labels = torch.randint(CLASSES, (1, 130), generator=generator)
+    variants = []
+    for s in range(4):
+        alpha = state.alpha.clone()
+        alpha[:, s] = 0.0
+        variants.append(Variant(s, torch.arange(rows), alpha))
+    held_back = HeldBack(images, labels, torch.zeros(rows, dtype=torch.long))
+    whole, without = backend.evaluate(stack, Seeds.acting(state), held_back, variants)
+    plain = images[0].permute(0, 3, 1, 2)
+    for n, environment in enumerate(naive):
+        idle = tuple(s.name for i, s in enumerate(host.slots) if state.alpha[n, i] == 0)
+        for scores, gone in [(whole, ()), *zip(without, [(name,) for name in SLOTS], strict=True)]:
+            loss, accuracy, expected = environment.score(plain, labels[0], idle + gone)
+            assert_same(scores.loss[n], loss, f"{n} without {gone}")
+            assert_same(scores.accuracy[n], accuracy, f"{n} without {gone}")
+            assert_same(scores.expected[n], expected, f"{n} without {gone}")
+
+
+def test_a_host_whose_numbers_are_nan_leaves_the_others_alone() -> None:
+    host, rows = residual_host(), 3
+    garden = gardens(rows)[0]
+    results = []
+    for value in (0.0, float("nan")):
+        stack, state = random_numbers(host, rows), seed_state(garden, 4)
+        stack.host[1] += value
+        batches = minibatches(random_batches(host, rows))
+        backend = FunctionalBackend(host, FULL)
+        backend.train_epoch(stack, Seeds.training(state), batches, optimisation(rows, 4))
+        results.append(stack)
+    clean, ill = results
+    assert ill.host[1].isnan().any()
+    for row in (0, 2):
+        torch.testing.assert_close(ill.host[row], clean.host[row], rtol=0, atol=1e-12)
+
+
+def test_fresh_hosts_are_the_modules_own_by_group_and_torch_keeps_its_generator() -> None:
+    before = torch.random.get_rng_state()
+    engine = small_engine(residual_host(), 3, groups=[0, 0, 1])
+    assert torch.equal(torch.random.get_rng_state(), before)
+    stack = engine.stack
+    assert torch.equal(stack.host[0], stack.host[1])
+    assert not torch.equal(stack.host[0], stack.host[2])
+    first = stack.host.clone()
+    engine.reset(1)
+    assert not torch.equal(stack.host, first)
+    engine.reset(0)
+    assert torch.equal(stack.host, first)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        module = ResidualNet()
+    parameters, buffers = engine.host.born([5])
+    views = engine.host.layout.views(parameters) | engine.host.buffers.views(buffers)
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        assert torch.equal(views[name][0], value.detach().double()), name
+
+
+def test_whatever_backend_is_asked_for_modules_have_their_own(caplog) -> None:
+    for name in ("auto", "torch", "native"):
+        backend = choose_backend(name, residual_host(), FULL, torch.float32, CPU)
+        assert isinstance(backend, FunctionalBackend)
+
+
+class Net(nn.Module):
+    """As small as a test wants it."""
+
+    def __init__(self, *layers: nn.Module, outputs: int = CLASSES, twice: bool = False):
+        super().__init__()
+        self.layers, self.twice = nn.Sequential(*layers), twice
+        self.head = nn.LazyLinear(outputs)
+        self(torch.zeros(2, IMAGE[2], *IMAGE[:2]))
+
+    def forward(self, x):
+        x = self.layers(self.layers(x)) if self.twice else self.layers(x)
+        return self.head(x.flatten(1))
+
+
+class Branches(Net):
+    def forward(self, x):
+        x = self.layers(x)
+        return self.head(x.flatten(1)) if not self.training or x.sum() >= 0 else x
+
+
+FAULTS: list[tuple[Callable[[], object], str]] = [
+    (lambda: Net(nn.ReLU()), r"model: Net has no slot; put an esper.kasmina.Slot\(channels\)"),
+    (lambda: Net(Slot(3)), r"gives the slot 'layers.0' of 3 channels \(2, 2, 6, 6\)"),
+    (lambda: Net(Slot(2), outputs=7), r"gives \(2, 7\) for 2 images; give logits \(2, 4\)"),
+    (lambda: Net(Slot(2), twice=True), r"by the slot 'layers.0' 2 times in a pass"),
+    (lambda: Net(nn.Conv2d(2, 2, 3), nn.Flatten(), Slot(32), nn.Dropout()), "dropout"),
+    (lambda: Net(nn.BatchNorm2d(2, momentum=None), Slot(2)), "BatchNorm without momentum"),
+    (lambda: Branches(Slot(2)), "does not train under torch.vmap"),
+    (lambda: nn.Sequential(nn.Conv2d(5, 1, 3), Slot(1)), r"takes no images \(2, 2, 6, 6\)"),
+    (lambda: nn.Sequential(nn.LazyConv2d(1, 3), Slot(1)), "it has lazy layers"),
+    (lambda: 3, "build makes a int; return an nn.Module"),
+    (lambda: 1 / 0, "cannot be built .ZeroDivisionError: division by zero"),
+]
+
+
+@pytest.mark.parametrize(("build", "says"), FAULTS, ids=[says[:24] for _, says in FAULTS])
+def test_a_module_that_does_not_fit_is_told_why_in_one_line(build, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as fault:
+        _ = ModuleHost(build, CLASSES, IMAGE).slots
+    assert "\n" not in str(fault.value)
+
+
+def module_task(name: str = "own") -> Task:
+    return replace(small_task(residual_host()), name=name)
+
+
+def test_modules_grow_beside_built_in_hosts_and_nobody_notices() -> None:
+    """The same actions bring the same, alone or among others, on one thread or two."""
+    tasks = [small_task(small_host()), module_task()]
+
+    def play(environments: list[int], threads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        config = GrowthConfig(
+            seed=2,
+            group_size=2,
+            episode_length=10,
+            max_batches=2,
+            batch_size=6,
+            dtype=F64,
+            threads=threads,
+        )
+        env = GrowthEnv(tasks, torch.tensor(environments), config, FULL, CPU)
+        rollout = collect(env, RandomActor(5), 0)
+        return rollout.rewards, env.task_of
+
+    whole, task_of = play(list(range(8)), 2)
+    assert set(task_of.tolist()) == {0, 1}
+    assert whole.isfinite().all()
+    for part in ([0, 1, 2, 3], [4, 5, 6, 7], [2, 5]):
+        rewards, _ = play(part, 1)
+        torch.testing.assert_close(rewards, whole[:, part], rtol=0, atol=1e-5)
