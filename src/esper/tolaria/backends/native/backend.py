@@ -111,6 +111,7 @@ class NativeBackend:
             ],
         )
         _, batches, batch_size = minibatches.drawn.shape
+        augmentation, poses = minibatches.augmentation, minibatches.poses
         at = Pointers()
         call = TrainCall(
             rows=rows,
@@ -125,7 +126,9 @@ class NativeBackend:
             frozen=at.to(seeds.frozen, torch.uint8),
             images=at.to(minibatches.images, self.dtype),
             labels=at.to(minibatches.labels),
-            drawn=at.to(minibatches.drawn),
+            drawn=at.to(minibatches.of_rows(minibatches.drawn)),
+            poses=0 if poses is None else at.to(minibatches.of_rows(poses)),
+            reach=augmentation.reach if augmentation else 0,
             host_rate=at.to(optimisation.host_learning_rate, self.dtype),
             seed_rate=at.to(optimisation.seed_learning_rate, self.dtype),
             weight_decay=optimisation.weight_decay,
