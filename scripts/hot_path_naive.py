@@ -16,14 +16,8 @@ from torch import Tensor, nn
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import Layout, Stack
 from esper.leyline.actions import BLUEPRINTS, Style
-from esper.tolaria.backends import (
-    EpochResult,
-    HeldBack,
-    Minibatches,
-    Optimisation,
-    Scores,
-    Variant,
-)
+from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

@@ -20,7 +20,6 @@ from esper.simic.rollout import collect
 from esper.simic.training.setup import build_agent, build_environment, resolve_device
 from esper.tamiyo.policy.action_masks import MASKED_LOGIT, MaskedCategorical
 from esper.tamiyo.policy.base import Policy
-from esper.tolaria.precision import resolve_precision
 from synthetic import CPU, picked, synthetic_rollout
 
 SMALL = LearnerConfig(lstm_hidden=16, minibatches=2, ppo_epochs=2)
@@ -211,8 +210,7 @@ def real_update(settings: dict) -> tuple[PPOAgent, dict]:
         TrainConfig(),
     )
     device = resolve_device(config.machine.device)
-    precision = resolve_precision(config.machine.use_amp, device)
-    environment: GrowthEnv = build_environment(config, precision, device)
+    environment: GrowthEnv = build_environment(config, (device,))
     agent = build_agent(config, device)
     with torch.no_grad():  # every head must be of use in an episode this short
         agent.policy.op_head.out.bias.zero_()

@@ -38,7 +38,6 @@ from esper.simic.training.setup import build_environment, resolve_tasks
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 from esper.tolaria.backends import choice
 from esper.tolaria.backends.native.build import Unavailable
-from esper.tolaria.precision import Precision
 
 TINY = {
     "envs": 4,
@@ -366,7 +365,7 @@ def test_cutting_events_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.M
 def test_the_backend_that_computes_is_stored(tmp_path: Path) -> None:
     run = train_ppo_vectorized(tiny(tmp_path, rounds=1, backend="auto", device="cpu")).path
     content = json.loads((run / "config.json").read_text())
-    environment = build_environment(tiny(tmp_path), Precision("cpu"), torch.device("cpu"))
+    environment = build_environment(tiny(tmp_path), (torch.device("cpu"),))
     assert content["fingerprint"]["backend"] == environment.backend_name
     assert content["settings"]["backend"] == environment.backend_name in ("native", "torch")
 

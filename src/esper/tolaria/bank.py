@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.kasmina.hosts.host import Host
 from esper.kasmina.rng import Purpose, to_integers, uniform
 from esper.leyline.errors import UsageError
 from esper.runtime.augmentation import Augmentation
@@ -19,7 +20,7 @@ from esper.tolaria.backends import HeldBack
 class StackKey:
     """What rows must have in common to share a stack: shapes, and what is the same for all."""
 
-    host: object
+    host: Host
     validation: int
     test: int
     weight_decay: float

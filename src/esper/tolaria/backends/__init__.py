@@ -1,14 +1,13 @@
 """Backends do the arithmetic of N hosts: an epoch of training, a pass of validation."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from esper.kasmina.stack import Stack
-from esper.runtime.augmentation import Augmentation
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 from esper.tolaria.scaler import LossScales
 
@@ -33,59 +32,6 @@ class Optimisation:
     max_gradient_norm: float
     momentum: float | None = None
     scales: LossScales | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Minibatches:
-    """The images of an epoch; iterating gives one minibatch after another.
-
-    Attributes:
-        images: to draw from, ``[samples, H, W, C]``.
-        labels: int64 ``[samples]``.
-        drawn: which images each group of environments sees, int64 ``[G, batches, B]``.
-        group: of each environment, int64 ``[N]``; every one is a group by itself when None.
-        augmentation: of the images drawn, none when None.
-        poses: of every image drawn, as ``drawn``; with an augmentation.
-        streamed: whether ``images`` lie in the memory of the host, from which each minibatch is
-            copied to where the rest is, while the one before is computed.
-    """
-
-    images: Tensor
-    labels: Tensor
-    drawn: Tensor
-    group: Tensor | None = None
-    augmentation: Augmentation | None = None
-    poses: Tensor | None = None
-    streamed: bool = False
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images ``[B, H, W, N, C]`` and labels ``[N, B]``."""
-        wanted = self.drawn.to(self.images.device) if self.streamed else self.drawn
-        for batch, samples in enumerate(self.drawn.unbind(1)):
-            images = self._fetched(wanted[:, batch].flatten())
-            if self.augmentation is not None and self.poses is not None:
-                images = self.augmentation.apply(images, self.poses[:, batch].flatten())
-            images = images.unflatten(0, samples.shape).permute(1, 2, 3, 0, 4)
-            if self.group is None:
-                yield images.contiguous(), self.labels[samples]
-            else:
-                yield images.index_select(3, self.group), self.labels[samples[self.group]]
-
-    def of_rows(self, drawn: Tensor) -> Tensor:
-        """``drawn`` or ``poses`` by environment, ``[N, batches, B]``."""
-        return drawn if self.group is None else drawn[self.group]
-
-    def _fetched(self, samples: Tensor) -> Tensor:
-        """Images by number, int64 ``[n]``, where the rest is."""
-        if not self.streamed:
-            return self.images[samples]
-        shape = (len(samples), *self.images.shape[1:])
-        # Page-locked memory is what a copy can leave while the device computes; torch keeps it
-        # until the copy is over.
-        page_locked = self.images.is_pinned()
-        taken = torch.empty(shape, dtype=self.images.dtype, pin_memory=page_locked)
-        torch.index_select(self.images, 0, samples, out=taken)
-        return taken.to(self.drawn.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

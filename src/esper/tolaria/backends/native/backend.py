@@ -11,14 +11,7 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.stack import AdamState, Stack
 from esper.leyline.actions import BLUEPRINTS
-from esper.tolaria.backends import (
-    EpochResult,
-    HeldBack,
-    Minibatches,
-    Optimisation,
-    Scores,
-    Variant,
-)
+from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
 from esper.tolaria.backends.native.build import Unavailable
 from esper.tolaria.backends.native.interface import (
     SUFFIXES,
@@ -28,6 +21,7 @@ from esper.tolaria.backends.native.interface import (
     TrainCall,
     host_spec,
 )
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 
 KINDS = (
