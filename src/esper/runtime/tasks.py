@@ -1,7 +1,7 @@
 """The tasks that come with Esper: what to train on, and what to keep for the test.
 
 ``suite`` is for training. ``held_out`` holds variations that no training task shares: a policy that
-only knows its suite by heart does badly there.
+only knows its suite by heart does badly there. ``cifar`` needs files that do not come with Esper.
 """
 
 from dataclasses import replace
@@ -36,6 +36,7 @@ SUITES["held_out"] = (
     "digits_deep",
     "digits_long",
 )
+SUITES["cifar"] = ("cifar_baseline", "cifar_impaired", "cifar_minimal", "cifar_scale")
 
 
 def _host(*channels: int, classes: int = 10) -> CnnHost:

@@ -14,17 +14,25 @@ from esper.runtime.tasks import SUITES, TASKS, Task, find_all
 from esper.runtime.worth import Worth, read_worth
 from esper.scripts.describe import describe
 from esper.scripts.entry import print_help, wants_help
+from esper.scripts.fetch import fetch
 from esper.scripts.flags import read_flags
 
 ROOMY = 120
 """Columns from which on a terminal shows tables; narrower ones and files get lines."""
 
-TITLES = {"suite": "the training suite", "held_out": "the held-out suite"}
+TITLES = {
+    "suite": "the training suite",
+    "held_out": "the held-out suite",
+    "cifar": "the CIFAR-10 tasks, whose data esper tasks fetch cifar10 gets",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TasksArguments:
-    """List the tasks one can train on: all, or those that are named."""
+    """List the tasks one can train on: all, or those that are named.
+
+    `esper tasks fetch cifar10` gets the data of the cifar tasks.
+    """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Tasks or suites to show; they stand before any flag."""
@@ -33,6 +41,8 @@ class TasksArguments:
     describe: tuple[str, ...] = ()
     """Tasks or suites to play with policies that do not learn, a minute or two each: what is legal,
     how far seeds come, whose doing the return is, and how loud the reward."""
+    data_dir: str = "./data"
+    """Directory with the files of tasks that read any, for --describe."""
     reward: str = "paired"
     """Reward that --describe measures."""
     groups: int = 8
@@ -42,8 +52,10 @@ class TasksArguments:
 
 
 def tasks(arguments: list[str]) -> int:
-    """List the tasks one can train on."""
+    """List the tasks one can train on, or `fetch` their data."""
     program = "esper tasks"
+    if arguments[:1] == ["fetch"]:
+        return fetch(arguments[1:])
     if wants_help(arguments):
         return print_help(TasksArguments, program)
     names = list(takewhile(lambda argument: not argument.startswith("--"), arguments))
