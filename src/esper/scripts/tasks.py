@@ -114,10 +114,11 @@ def _table(title: str, tasks: list[Task], worth: dict[str, Worth]) -> Table:
 
 
 def _lines(task: Task, worth: dict[str, Worth]) -> str:
-    host = f"{task.host.summary}, {task.host.parameter_count} parameters, slots {_slots(task)}"
+    host = f"{task.host.summary}, {task.host.parameter_count} parameters"
     horizon = f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}"
     lines = [
         ("host", host),
+        ("slots", _slots(task)),
         ("data", task.summary),
         *(("drift", when) for when in _drift(task)),
         ("horizon", horizon),
