@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from esper.kasmina.seeds import SeedState
 from esper.runtime.tasks import find
 from esper.simic.run_directory import processor_name
-from esper.tolaria.backends import Minibatches
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 

@@ -16,14 +16,8 @@ from torch import Tensor, nn
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import Layout, Stack
 from esper.leyline.actions import BLUEPRINTS, Style
-from esper.tolaria.backends import (
-    EpochResult,
-    HeldBack,
-    Minibatches,
-    Optimisation,
-    Scores,
-    Variant,
-)
+from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -102,8 +96,13 @@ class NaiveBackend:
         optimizers = self._optimizers(n, module, living, stack, optimisation)
         module.train()
         losses, hits = [], []
-        for drawn in minibatches.drawn[n]:
-            images = minibatches.images[drawn].permute(0, 3, 1, 2)
+        group = n if minibatches.group is None else int(minibatches.group[n])
+        for batch, drawn in enumerate(minibatches.drawn[group]):
+            images = minibatches.images[drawn]
+            if minibatches.augmentation is not None and minibatches.poses is not None:
+                poses = minibatches.poses[group, batch]
+                images = minibatches.augmentation.apply(images, poses)
+            images = images.permute(0, 3, 1, 2)
             images = images.contiguous(memory_format=self.format)
             labels = minibatches.labels[drawn]
             for optimizer in optimizers.values():
@@ -260,7 +259,8 @@ def choose_best(
     seconds = {}
     few = min(8, len(seeds.alpha))
     some = Seeds(*(getattr(seeds, name)[:few] for name in seeds.__slots__))
-    part = Minibatches(minibatches.images, minibatches.labels, minibatches.drawn[:few])
+    drawn = minibatches.of_rows(minibatches.drawn)[:few]
+    part = Minibatches(minibatches.images, minibatches.labels, drawn)
     for threads, channels_last in itertools.product(sorted({1, min(2, most), most}), (False, True)):
         backend.set(threads, channels_last)
         taken = []

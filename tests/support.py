@@ -26,12 +26,13 @@ from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, Style
 from esper.leyline.stages import Stage
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
-from esper.tolaria.backends import Backend, EpochResult, Minibatches, Optimisation
+from esper.tolaria.backends import Backend, EpochResult, Optimisation
 from esper.tolaria.backends.native.backend import NativeBackend
 from esper.tolaria.backends.native.build import NoCompiler, library
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 from oracles.naive import (

@@ -209,7 +209,7 @@ def real_update(settings: dict) -> tuple[PPOAgent, dict]:
         TrainConfig(),
     )
     device = resolve_device(config.machine.device)
-    environment = build_environment(config, device)
+    environment = build_environment(config, (device,))
     assert environment.precision.enabled == config.machine.use_amp
     agent = build_agent(config, device)
     with torch.no_grad():  # every head must be of use in an episode this short

@@ -77,10 +77,13 @@ BROKEN_PLUGINS: dict[str, bytes] = {
 """Files that no case may load."""
 
 VALID: dict[str, list[Any]] = {
-    "task": [*TASKS, *SUITES],
+    # The data of the others do not come with Esper.
+    "task": [name for name in [*TASKS, *SUITES] if not name.startswith("cifar")],
+    "data_dir": ["data", "ünï 文", "", "nowhere/else", "-"],
     "plugin": [*PLUGINS, "./own.py", "~/own.py", "link.py", "below/../own.py"],
     "slots": ["early", "mid", "late"],
     "device": ["cpu", "cpu:0"],
+    "devices": ["cpu", "cpu:0"],
     "clip": [0.5, 1e30],
     "compile": ["auto", "off"],
     "threads": [1],
@@ -105,6 +108,8 @@ EXCLUSIVE = (
     {"lr_warmup_frac", "lr_warmup_steps"},
     {"lr_adaptive_kl", "lr_decay"},
     {"amp_policy", "amp_dtype"},
+    {"device", "devices"},
+    {"gpu_preload", "experimental_gpu_preload_gather"},
 )
 """Settings of which some values contradict each other, or need a CUDA device."""
 
@@ -122,6 +127,7 @@ INVALID: dict[str, list[Any]] = {
         ["own.py", "own.py", "missing.py"],
     ],
     "slots": ["", "r9c9", "middle", "r0c0,r0c1", LONG, "\x00"],
+    "devices": ["", "toaster", "meta", ["cpu", "cuda:99"], ["cpu", "cpu:"], LONG],
     "device": ["", "toaster", "cuda:99", "meta", "cpu:", "cpu\n", "çpu", LONG, "cuda:-1", "-1"],
     "telemetry_dir": [
         "",

@@ -382,7 +382,7 @@ def test_a_reset_takes_the_tasks_that_were_drawn():
     for episode in (0, 1, 0):
         env.reset(episode)
         assert env.task_of.tolist() == drawn(env, episode)
-        for shard, rows in zip(env.shards, env.rows, strict=True):
+        for shard, rows in ((part.shard, part.rows) for part in env.parts):
             assert len({len(TASKS[task].host.slots) for task in env.task_of[rows].tolist()}) == 1
             engine = shard.engine
             for row, environment in enumerate(rows.tolist()):

@@ -366,7 +366,7 @@ def test_cutting_events_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.M
 def test_the_backend_that_computes_is_stored(tmp_path: Path) -> None:
     run = train_ppo_vectorized(tiny(tmp_path, rounds=1, backend="auto", device="cpu")).path
     content = json.loads((run / "config.json").read_text())
-    environment = build_environment(tiny(tmp_path), torch.device("cpu"))
+    environment = build_environment(tiny(tmp_path), (torch.device("cpu"),))
     assert content["fingerprint"]["backend"] == environment.backend_name
     assert content["settings"]["backend"] == environment.backend_name in ("native", "torch")
 

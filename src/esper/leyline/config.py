@@ -41,6 +41,8 @@ class WorldConfig:
     environments draws one of them for every episode."""
     plugin: tuple[str, ...] = ()
     """Python files with tasks and blueprints of your own."""
+    data_dir: str = "./data"
+    """Directory with the files of tasks that read any: cifar-10-batches-bin or -py in it."""
     slots: tuple[str, ...] = ()
     """Where seeds may grow: names such as r0c0, or early, mid, late; all slots when not given."""
     max_seeds: int | None = None
@@ -170,7 +172,17 @@ class MachineConfig:
     """Where it runs, and in which precision."""
 
     device: str = "cpu"
-    """cpu, or cuda:0 and so on."""
+    """cpu, or cuda:0 and so on: where the policy and, without --devices, everything is."""
+    devices: tuple[str, ...] = ("cpu",)
+    """Devices over which the hosts are dealt, such as cuda:0 cuda:1; the policy decides for all on
+    the first. See docs/devices.md."""
+    gpu_preload: bool | None = None
+    """Whether training data live on a CUDA device (--gpu-preload) or in page-locked memory of the
+    host, from where each minibatch is copied (--no-gpu-preload); small data live on the device when
+    not given. On a CPU they are where they are."""
+    experimental_gpu_preload_gather: bool = False
+    """Pick minibatches on the device; with --gpu-preload that is the only way, so this changes
+    nothing."""
     compile: Literal["auto", "off", "default", "reduce-overhead", "max-autotune"] = "auto"
     """Compile what surrounds the policy's LSTM, in one of torch.compile's modes; auto does it on
     CUDA, where steps are captured as CUDA graphs too, and not on a CPU, where it was slower."""
@@ -222,6 +234,9 @@ class TrainConfig:
 GROWTH_ONLY = frozenset(
     {
         "task",
+        "data_dir",
+        "gpu_preload",
+        "experimental_gpu_preload_gather",
         "slots",
         "max_seeds",
         "group_size",
@@ -302,7 +317,22 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
         if name in given and given[name] != value:
             raise UsageError(f"{key}: {name} is already given another value; keep one of them")
         given[name] = value
-    return {name: _typed(name, value, kinds[name]) for name, value in given.items()}
+    return _with_devices({name: _typed(name, value, kinds[name]) for name, value in given.items()})
+
+
+def _with_devices(given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` with ``device`` and ``devices`` where it has one of them: they say the same."""
+    if "devices" in given:
+        devices = given["devices"]
+        if not devices:
+            raise UsageError("devices: no device is given; name one or more, such as cpu or cuda:0")
+        if given.get("device", devices[0]) != devices[0]:
+            raise UsageError(
+                f"device: {shown(given['device'])} and devices {shown(' '.join(devices))} "
+                "contradict each other; give one of them"
+            )
+        return given | {"device": devices[0]}
+    return given | {"devices": (given["device"],)} if "device" in given else given
 
 
 def _with(base: TrainConfig, given: dict[str, Any]) -> TrainConfig:
@@ -481,5 +511,12 @@ def check(config: TrainConfig) -> None:
         raise UsageError("lr_warmup_steps: lr_warmup_frac says the same; give one of them")
     if config.learner.lr_adaptive_kl is not None and config.learner.lr_decay != "none":
         raise UsageError("lr_adaptive_kl: it sets the step size itself; leave lr_decay out")
+    machine = config.machine
+    if machine.experimental_gpu_preload_gather and not machine.gpu_preload:
+        raise UsageError(
+            "experimental_gpu_preload_gather: picks from data on the device; give --gpu-preload too"
+        )
+    if config.gymnasium.gym is not None and len(machine.devices) > 1:
+        raise UsageError("devices: a Gymnasium task takes one; give --device")
     if config.world.batch_size == 1:
         raise UsageError("batch_size: must be at least 2, for BatchNorm needs more than one image")

@@ -1,8 +1,11 @@
 """Data sets that live on the device, split once into train, validation and test."""
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -55,6 +58,26 @@ class Dataset:
             self.test_labels.to(device),
             self.classes,
         )
+
+
+@dataclass(frozen=True)
+class FromDirectory:
+    """Data that are read from files, as ``Task.data``.
+
+    Attributes:
+        read: the data of a directory; says in a UsageError what is missing there.
+        directory: where to look.
+    """
+
+    read: Callable[[Path], Dataset]
+    directory: Path = Path("data")
+
+    def __call__(self) -> Dataset:
+        try:
+            place = os.path.realpath(os.path.expanduser(self.directory))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"data_dir: {str(self.directory)!r} is no path ({error})") from error
+        return self.read(Path(place))
 
 
 @cache

@@ -4,12 +4,14 @@ Import these names from ``esper.runtime.tasks``, which also registers the tasks 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 
 from esper.kasmina.hosts.host import Host
 from esper.leyline.errors import UsageError
-from esper.runtime.data import Dataset
+from esper.runtime.augmentation import Augmentation
+from esper.runtime.data import Dataset, FromDirectory
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Task:
         weight_decay: of the hosts; seeds have none.
         momentum: SGD with this momentum trains hosts and seeds; AdamW does when None.
         drift: how the data changes during an episode, if it does.
+        augmentation: of training images, none when None.
 
     Raises:
         UsageError: a budget is too small.
@@ -74,6 +77,7 @@ class Task:
     weight_decay: float = 0.0
     momentum: float | None = None
     drift: Drift | None = None
+    augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
         for field, least in (("episode_length", 1), ("max_batches", 1), ("batch_size", 2)):
@@ -82,6 +86,15 @@ class Task:
                     f"{field}: must be at least {least}, got {getattr(self, field)} "
                     f"in the task {self.name!r}"
                 )
+
+    def in_directory(self, directory: Path) -> "Task":
+        """The task with its files, if it reads any, in ``directory``."""
+
+        def moved(data: Callable[[], Dataset]) -> Callable[[], Dataset]:
+            return replace(data, directory=directory) if isinstance(data, FromDirectory) else data
+
+        drift = self.drift and replace(self.drift, data=moved(self.drift.data))
+        return replace(self, data=moved(self.data), drift=drift)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """The data from the start and, where the task drifts, the data that comes after.
@@ -106,6 +119,8 @@ class Task:
 
     def _made(self, place: str, maker: Callable[[], Dataset]) -> Dataset:
         """What ``maker`` makes; what goes wrong in a user's code is the user's to mend."""
+        if isinstance(maker, FromDirectory):
+            return maker()  # it names file and fix by itself
         try:
             return maker()
         except Exception as error:

@@ -1,7 +1,7 @@
 """The tasks that come with Esper: what to train on, and what to keep for the test.
 
 ``suite`` is for training. ``held_out`` holds variations that no training task shares: a policy that
-only knows its suite by heart does badly there.
+only knows its suite by heart does badly there. ``cifar`` needs files that do not come with Esper.
 """
 
 from dataclasses import replace
@@ -9,6 +9,8 @@ from dataclasses import replace
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.runtime import data
+from esper.runtime.augmentation import Augmentation
+from esper.runtime.cifar import cifar10
 from esper.runtime.registry import SUITES, TASKS, Drift, Task, agree, find, find_all, task
 
 __all__ = ["SUITES", "TASKS", "Drift", "Task", "agree", "find", "find_all", "task"]
@@ -34,6 +36,7 @@ SUITES["held_out"] = (
     "digits_deep",
     "digits_long",
 )
+SUITES["cifar"] = ("cifar_baseline", "cifar_impaired", "cifar_minimal", "cifar_scale")
 
 
 def _host(*channels: int, classes: int = 10) -> CnnHost:
@@ -229,3 +232,45 @@ def digits_long() -> Task:
         data=lambda: data.digits(shift=2, noise=0.1),
         episode_length=60,
     )
+
+
+def _cifar(name: str, host: CnnHost) -> Task:
+    return Task(
+        name=name,
+        summary="CIFAR-10, random crops and flips",
+        host=host,
+        data=data.FromDirectory(cifar10),
+        episode_length=75,
+        max_batches=50,
+        batch_size=128,
+        learning_rate=1e-2,
+        augmentation=Augmentation(reach=4, flip=True),
+    )
+
+
+def _cifar_host(*channels: int, kernel: int, pools: int) -> CnnHost:
+    return CnnHost(channels, classes=10, image=(32, 32, 3), kernel=kernel, pools=pools)
+
+
+@task
+def cifar_baseline() -> Task:
+    """A small host that learns by itself, with room to grow."""
+    return _cifar("cifar_baseline", _cifar_host(8, 16, 32, kernel=3, pools=3))
+
+
+@task
+def cifar_impaired() -> Task:
+    """A host that sees no neighbourhoods and has a channel or two: nearly all must be grown."""
+    return _cifar("cifar_impaired", _cifar_host(1, 2, 4, kernel=1, pools=3))
+
+
+@task
+def cifar_minimal() -> Task:
+    """Colours alone: neither neighbourhoods nor pools."""
+    return _cifar("cifar_minimal", _cifar_host(2, 4, 8, kernel=1, pools=0))
+
+
+@task
+def cifar_scale() -> Task:
+    """Ten slots in five blocks: where to grow is the question."""
+    return _cifar("cifar_scale", _cifar_host(8, 16, 32, 64, 128, kernel=3, pools=5))

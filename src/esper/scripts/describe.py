@@ -1,5 +1,6 @@
 """``esper tasks --describe``: the figures of ``simic.diagnosis`` in tables."""
 
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
@@ -23,6 +24,8 @@ class Wanted(Protocol):
     def names(self) -> tuple[str, ...]: ...
     @property
     def describe(self) -> tuple[str, ...]: ...
+    @property
+    def data_dir(self) -> str: ...
     @property
     def reward(self) -> str: ...
     @property
@@ -55,6 +58,7 @@ def describe(console: Console, wanted: Wanted) -> int:
         )
     config = GrowthConfig(seed=SEED, group_size=wanted.group_size, reward=wanted.reward)
     for task in find_all(wanted.describe):
+        task = task.in_directory(Path(wanted.data_dir))
         with console.status("") as status:
             found = diagnose(
                 task,

@@ -15,12 +15,17 @@ from esper.runtime.worth import Worth, read_worth
 from esper.scripts.check import check
 from esper.scripts.describe import describe
 from esper.scripts.entry import print_help, wants_help
+from esper.scripts.fetch import fetch
 from esper.scripts.flags import read_flags
 
 ROOMY = 120
 """Columns from which on a terminal shows tables; narrower ones and files get lines."""
 
-TITLES = {"suite": "the training suite", "held_out": "the held-out suite"}
+TITLES = {
+    "suite": "the training suite",
+    "held_out": "the held-out suite",
+    "cifar": "the CIFAR-10 tasks, whose data esper tasks fetch cifar10 gets",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +33,7 @@ class TasksArguments:
     """List the tasks one can train on: all, or those that are named.
 
     `esper tasks check FILE` tells whether tasks of your own fit, and what they cost.
+    `esper tasks fetch cifar10` gets the data of the cifar tasks.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
@@ -37,6 +43,8 @@ class TasksArguments:
     describe: tuple[str, ...] = ()
     """Tasks or suites to play with policies that do not learn, a minute or two each: what is legal,
     how far seeds come, whose doing the return is, and how loud the reward."""
+    data_dir: str = "./data"
+    """Directory with the files of tasks that read any, for --describe."""
     reward: str = "paired"
     """Reward that --describe measures."""
     groups: int = 8
@@ -46,10 +54,12 @@ class TasksArguments:
 
 
 def tasks(arguments: list[str]) -> int:
-    """List the tasks one can train on, or tell whether one's own fit (tasks check FILE)."""
+    """List the tasks one can train on; `check` those of your own, or `fetch` data."""
     program = "esper tasks"
     if arguments[:1] == ["check"]:
         return check(arguments[1:])
+    if arguments[:1] == ["fetch"]:
+        return fetch(arguments[1:])
     if wants_help(arguments):
         return print_help(TasksArguments, program)
     names = list(takewhile(lambda argument: not argument.startswith("--"), arguments))
@@ -108,10 +118,11 @@ def _table(title: str, tasks: list[Task], worth: dict[str, Worth]) -> Table:
 
 
 def _lines(task: Task, worth: dict[str, Worth]) -> str:
-    host = f"{task.host.summary}, {task.host.parameter_count} parameters, slots {_slots(task)}"
+    host = f"{task.host.summary}, {task.host.parameter_count} parameters"
     horizon = f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}"
     lines = [
         ("host", host),
+        ("slots", _slots(task)),
         ("data", task.summary),
         *(("drift", when) for when in _drift(task)),
         ("horizon", horizon),

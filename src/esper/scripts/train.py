@@ -16,6 +16,7 @@ from esper.leyline.config import (
     OutputConfig,
     TrainConfig,
     WorldConfig,
+    canonical,
     unflatten,
 )
 from esper.leyline.errors import UsageError
@@ -91,7 +92,7 @@ def ppo(arguments: list[str]) -> int:
         raise UsageError("config_json: a resumed run keeps its own settings; leave one of them out")
     if run is not None:
         return _watched(lambda observer: resume_ppo(run, given, observer), sanctum)
-    config = unflatten({**_of_file(file), **given})
+    config = unflatten({**_of_file(file), **canonical(given)})
     return _watched(lambda observer: run_training(config, "ppo", observer=observer), sanctum)
 
 
@@ -103,7 +104,7 @@ def heuristic(arguments: list[str]) -> int:
     given = read_flags(program, arguments, _kinds(HeuristicArguments))
     file, sanctum = given.pop("config_json", None), given.pop("sanctum", False)
     base = TrainConfig(world=HeuristicArguments().world)
-    config = unflatten({**_of_file(file), **given}, base)
+    config = unflatten({**_of_file(file), **canonical(given)}, base)
     return _watched(lambda observer: run_training(config, "heuristic", observer=observer), sanctum)
 
 

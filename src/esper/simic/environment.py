@@ -1,14 +1,16 @@
 """The growth environment: N hosts in training as one environment of tensors.
 
-Each group of environments draws its task for an episode. Environments whose hosts have one shape
-share a stack (``simic.shard``); the shards are dealt over CPU threads, and what they say is put
-together in the order of the environments. All N run in lockstep and end together.
+Each group of environments draws its task for an episode. Environments are dealt over devices, and
+there those whose hosts have one shape share a stack (``simic.shard``); the shards of CPUs are dealt
+over threads. What they say is put together on the first device in the order of the environments.
+All N run in lockstep and end together.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from typing import TypeVar
 
 import torch
@@ -54,6 +56,26 @@ class MixedPrecision:
     skipped: int | None = None
 
 
+class ShardError(RuntimeError):
+    """A shard failed; the message says which, where, and what of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A shard and where it belongs.
+
+    Attributes:
+        place: index of its device.
+        rows: its environments by their place in the order of all, int64 ``[n]``.
+        twins: of its groups those that no earlier part has, by their place in ``twin_groups``.
+    """
+
+    shard: Shard
+    place: int
+    rows: Tensor
+    twins: Tensor
+
+
 class GrowthEnv:
     """N environments of one or more tasks.
 
@@ -63,7 +85,8 @@ class GrowthEnv:
             identity and actions alone, so any subset replays the same trajectories.
         config: see ``GrowthConfig``.
         precision: of the hosts' arithmetic; float32 where a trial of it fails.
-        device: where everything lives.
+        devices: over which the hosts are dealt, at least one, all of one kind; one may be there
+            more than once. Observations and actions are on the first.
 
     Attributes:
         precision: in effect.
@@ -81,51 +104,51 @@ class GrowthEnv:
         environments: Tensor,
         config: GrowthConfig,
         precision: Precision,
-        device: torch.device,
+        *devices: torch.device,
     ):
         if config.reward not in REWARD_MODES:
             raise ValueError(f"reward must be one of {REWARD_MODES}, got {config.reward!r}")
         if not tasks:
             raise ValueError("there must be a task")
-        self.tasks, self.config, self.device = tuple(tasks), config, device
+        if not devices:
+            raise ValueError("there must be a device")
+        device = devices[0]
+        self.tasks, self.config, self.device, self.devices = tuple(tasks), config, device, devices
         self.environments = environments.to(device)
         self.count: int = len(environments)
         self.groups = self.environments // config.group_size
         data = [(task, task.datasets()) for task in self.tasks]
         keys = [StackKey.of(*pair) for pair in data]
-        self.banks = {
-            key: DataBank(
-                [pair for pair, k in zip(data, keys, strict=True) if k == key],
-                config.dtype,
-                device,
+        kinds = list(dict.fromkeys(keys))
+        hosts = [key.host for key in kinds]
+        preload = config.preload if device.type == "cuda" else True
+        self.precision = precision
+        for one in dict.fromkeys(devices):
+            self.precision = tried(self.precision, hosts, config.dtype, one)
+        self.banks: dict[tuple[StackKey, torch.device], DataBank] = {}
+        self.backends: dict[tuple[StackKey, torch.device], Backend] = {}
+        for key, one in product(kinds, dict.fromkeys(devices)):
+            members = [pair for pair, k in zip(data, keys, strict=True) if k == key]
+            self.banks[key, one] = DataBank(members, config.dtype, one, preload)
+            self.backends[key, one] = choose_backend(
+                config.backend, key.host, self.precision, config.dtype, one, config.threads
             )
-            for key in dict.fromkeys(keys)
-        }
-        hosts = [bank.tasks[0].host for bank in self.banks.values()]
-        self.precision = tried(precision, hosts, config.dtype, device)
-        self.backends: dict[StackKey, Backend] = {
-            key: choose_backend(
-                config.backend,
-                bank.tasks[0].host,
-                self.precision,
-                config.dtype,
-                device,
-                config.threads,
-            )
-            for key, bank in self.banks.items()
-        }
-        kinds = list(self.banks)
+        self._kinds = kinds
         self._bank_of = torch.tensor([kinds.index(key) for key in keys], device=device)
         self._place = torch.tensor(
-            [self.banks[k].tasks.index(t) for t, k in zip(self.tasks, keys, strict=True)],
+            [self.banks[k, device].tasks.index(t) for t, k in zip(self.tasks, keys, strict=True)],
             device=device,
         )
         self.slot_count = max(len(task.host.slots) for task in self.tasks)
-        self._pool = _workers(config.threads) if config.threads > 1 else None
+        lanes = len(set(devices)) if device.type == "cuda" else config.threads
+        self._pool = _workers(lanes) if lanes > 1 else None
         self._dealt: Tensor | None = None
         self.twin_groups = torch.unique(self.groups)
         rows = self.count + len(self.twin_groups)
         self.scales = ScaleTable.fresh(rows, device) if self.precision.scaled else None
+        # Twins of a group that is dealt over two devices are there twice, and adapt by themselves.
+        others = devices[1:] if self.scales else ()
+        self._tables = [self.scales, *(ScaleTable.fresh(rows, one) for one in others)]
         self._outlives = self.scales.state() if self.scales else {}
 
     @property
@@ -167,12 +190,18 @@ class GrowthEnv:
 
     def reset(self, episode: int) -> Observation:
         """Begin episode number ``episode`` with fresh hosts."""
-        if self.scales is not None:
-            self.scales.load(self._outlives)
+        for table in self._tables:
+            if table is not None:
+                table.load(self._outlives)
         self.task_of = self._draw(episode)
         if self._dealt is None or not torch.equal(self._dealt, self.task_of):
             self._deal()
         return self._merge(self._each([partial(shard.reset, episode) for shard in self.shards]))
+
+    @property
+    def shards(self) -> list[Shard]:
+        """What the environments are cut into for this episode."""
+        return [part.shard for part in self.parts]
 
     def step(self, actions: Tensor) -> Step:
         """One environment step for all.
@@ -182,10 +211,11 @@ class GrowthEnv:
                 ``StepReport.success``.
         """
         calls = [
-            partial(shard.step, actions[rows])
-            for shard, rows in zip(self.shards, self.rows, strict=True)
+            partial(part.shard.step, actions[part.rows].to(part.shard.device))
+            for part in self.parts
         ]
         step = self._merge(self._each(calls))
+        self._gather_scales()
         if step.done and self.scales is not None:
             self._outlives = self.scales.state()
         return step
@@ -203,41 +233,70 @@ class GrowthEnv:
         return bits[0].argsort()[self.groups % len(self.tasks)]
 
     def _deal(self) -> None:
-        """Cut the environments into shards: by bank, and each bank's groups over the threads."""
+        """Cut the environments into shards: by device, there by bank, and there over threads."""
         self._dealt = self.task_of
         banks = self._bank_of[self.task_of]
-        self.shards: list[Shard] = []
-        self.rows: list[Tensor] = []
-        for number, (key, bank) in enumerate(self.banks.items()):
-            rows = (banks == number).nonzero()[:, 0]
-            if len(rows) == 0:
-                continue
-            rows = rows[self.groups[rows].argsort(stable=True)]
-            runs = torch.unique_consecutive(self.groups[rows], return_counts=True)[1].tolist()
-            backend = self.backends[key]
-            for mine in rows.split(_cut(runs, self._parts(backend, len(rows)))):
-                place = self._place[self.task_of[mine]]
-                self.shards.append(
-                    Shard(
-                        bank,
-                        self.environments[mine],
-                        place,
-                        self.config,
-                        backend,
-                        self._scales_of(mine),
-                    )
-                )
-                self.rows.append(mine)
-        together = torch.cat(self.rows)
+        self.parts: list[_Part] = []
+        seen: set[int] = set()
+        for place, here in enumerate(self._by_device(banks)):
+            for number, key in enumerate(self._kinds):
+                rows = here[banks[here] == number]
+                if len(rows) == 0:
+                    continue
+                backend = self.backends[key, self.devices[place]]
+                cuts = self._parts(backend, len(rows))
+                for mine in rows.split(_cut(self._runs(rows), cuts)):
+                    groups = torch.unique(self.groups[mine]).tolist()
+                    fresh = torch.tensor([group for group in groups if group not in seen])
+                    seen.update(groups)
+                    twins = torch.searchsorted(self.twin_groups, fresh.to(self.groups))
+                    shard = self._shard(key, place, mine)
+                    self.parts.append(_Part(shard, place, mine, twins))
+        together = torch.cat([part.rows for part in self.parts])
         self._order = together.argsort()
-        self._in_order = torch.equal(self._order, torch.arange(self.count, device=self.device))
+        places = torch.arange(self.count, device=self.device)
+        self._in_order = torch.equal(self._order, places)
 
-    def _scales_of(self, rows: Tensor) -> LossScales | None:
+    def _by_device(self, banks: Tensor) -> tuple[Tensor, ...]:
+        """The environments of each device, by bank and then by group.
+
+        Whole groups where there are enough of them; otherwise a group is cut, and each device
+        trains its twin.
+        """
+        order = self.groups.argsort(stable=True)
+        order = order[banks[order].argsort(stable=True)]
+        runs, count = self._runs(order), len(self.devices)
+        return order.split(_cut(runs, count)) if len(runs) >= count else order.tensor_split(count)
+
+    def _runs(self, rows: Tensor) -> list[int]:
+        """How many of ``rows``, sorted by group, are of one group each."""
+        return torch.unique_consecutive(self.groups[rows], return_counts=True)[1].tolist()
+
+    def _shard(self, key: StackKey, place: int, rows: Tensor) -> Shard:
+        device = self.devices[place]
+        return Shard(
+            self.banks[key, device],
+            self.environments[rows].to(device),
+            self._place[self.task_of[rows]].to(device),
+            self.config,
+            self.backends[key, device],
+            self._scales_of(place, rows),
+        )
+
+    def _scales_of(self, place: int, rows: Tensor) -> LossScales | None:
         """The loss scales of some environments and then of their twins."""
-        if self.scales is None:
+        table = self._tables[place] if self.scales is not None else None
+        if table is None:
             return None
         twins = torch.searchsorted(self.twin_groups, torch.unique(self.groups[rows]))
-        return LossScales(self.scales, torch.cat([rows, self.count + twins]))
+        return LossScales(table, torch.cat([rows, self.count + twins]).to(table.scale.device))
+
+    def _gather_scales(self) -> None:
+        """Bring the scales of environments on other devices into ``scales``."""
+        for part in self.parts:
+            table = self._tables[part.place] if self.scales is not None else None
+            if table is not None and self.scales is not None and table is not self.scales:
+                table.copy_rows(self.scales, torch.cat([part.rows, self.count + part.twins]))
 
     def _parts(self, backend: Backend, rows: int) -> int:
         """Into how many shards so many environments of a bank are cut."""
@@ -250,6 +309,7 @@ class GrowthEnv:
 
         Shards that use all threads by themselves one after another.
         """
+        calls = [partial(self._named, number, call) for number, call in enumerate(calls)]
         if self._pool is None or len(calls) == 1:
             return [call() for call in calls]
         threaded = [shard.engine.backend.threaded for shard in self.shards]
@@ -257,6 +317,20 @@ class GrowthEnv:
         futures = {i: self._pool.submit(calls[i]) for i in longest_first if not threaded[i]}
         wait(futures.values())  # so that nothing still moves when one of them has failed
         return [call() if threaded[i] else futures[i].result() for i, call in enumerate(calls)]
+
+    def _named(self, number: int, call: Callable[[], _T]) -> _T:
+        """What ``call`` gives; where there are several shards an error says which it was."""
+        try:
+            return call()
+        except Exception as error:
+            if len(self.parts) == 1:
+                raise
+            part = self.parts[number]
+            who = _span(self.environments[part.rows].tolist())
+            raise ShardError(
+                f"shard {number + 1} of {len(self.parts)} on {self.devices[part.place]} "
+                f"({who}): {type(error).__name__}: {error}"
+            ) from error
 
     def _merge(self, parts: list[_T]) -> _T:
         """One answer in the order of the environments."""
@@ -271,6 +345,13 @@ def _workers(lanes: int) -> ThreadPoolExecutor:
     """Threads for shards. Each computes by itself: many small operations gain nothing from being
     cut up, and lose at every barrier."""
     return ThreadPoolExecutor(lanes, "lane", torch.set_num_threads, (1,))
+
+
+def _span(environments: list[int]) -> str:
+    """Environments for a message, in which they may be many."""
+    if len(environments) == 1:
+        return f"environment {environments[0]}"
+    return f"{len(environments)} environments from {min(environments)} to {max(environments)}"
 
 
 def _cut(runs: list[int], parts: int) -> list[int]:

@@ -30,11 +30,13 @@ def merged(parts: Sequence[Any], order: Tensor, name: str = "") -> Any:
     Args:
         parts: of each shard the same dataclass, tensor ``[n, ...]`` or value; hosts with fewer
             slots are padded up to the widest.
-        order: int64 ``[N]``, which row of the shards' rows, one after another, comes where.
+        order: int64 ``[N]``, which row of the shards' rows, one after another, comes where; on the
+            device to which all is brought.
         name: of the field.
     """
     first = parts[0]
     if isinstance(first, Tensor):
+        parts = [part.to(order.device) for part in parts]
         return _stacked(parts, float("nan") if name in _UNKNOWN else 0.0).index_select(0, order)
     if is_dataclass(first) and not isinstance(first, type):
         return type(first)(

@@ -96,7 +96,7 @@ class Shard:
         backend: Backend,
         scales: LossScales | None = None,
     ):
-        self.config, self.device = config, bank.train_images.device
+        self.config, self.device = config, bank.device
         self.count = len(environments)
         groups = environments // config.group_size
         twin_groups, self.twin_of = torch.unique(groups, return_inverse=True)

@@ -31,6 +31,7 @@ class GrowthConfig:
         dtype: of parameters and data.
         backend: of the hosts' arithmetic, one of ``tolaria.backends.choice.NAMES``.
         threads: CPU threads the environments are dealt over.
+        preload: see ``DataBank``; for CUDA devices alone.
     """
 
     seed: int
@@ -47,6 +48,7 @@ class GrowthConfig:
     dtype: torch.dtype = torch.float32
     backend: str = "auto"
     threads: int = 1
+    preload: bool | None = True
 
 
 @dataclass(slots=True)

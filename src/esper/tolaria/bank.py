@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.kasmina.hosts.host import Host
 from esper.kasmina.rng import Purpose, to_integers, uniform
 from esper.leyline.errors import UsageError
+from esper.runtime.augmentation import Augmentation
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
 from esper.tolaria.backends import HeldBack
@@ -16,13 +18,14 @@ from esper.tolaria.backends import HeldBack
 
 @dataclass(frozen=True, slots=True)
 class StackKey:
-    """What rows must have in common to share a stack: shapes, and what is one number for all."""
+    """What rows must have in common to share a stack: shapes, and what is the same for all."""
 
-    host: object
+    host: Host
     validation: int
     test: int
     weight_decay: float
     momentum: float | None
+    augmentation: Augmentation | None
 
     @classmethod
     def of(cls, task: Task, data: Sequence[Dataset]) -> "StackKey":
@@ -38,7 +41,11 @@ class StackKey:
                 f"drift: the task {task.name!r} has validation and test sets of sizes "
                 f"{sorted(sizes)}; make them the same before and after"
             )
-        return cls(task.host, *sizes.pop(), task.weight_decay, task.momentum)
+        return cls(task.host, *sizes.pop(), task.weight_decay, task.momentum, task.augmentation)
+
+
+SMALL = 64 << 20
+"""Bytes of training images up to which they are better kept on a device than copied there."""
 
 
 class DataBank:
@@ -48,9 +55,12 @@ class DataBank:
         tasks: at least one, all of one key, each with its ``datasets()``.
         dtype: of images.
         device: where the data live.
+        preload: whether training images live there too; otherwise they stay in the memory of the
+            host, page-locked for a CUDA device. Small ones are preloaded when None.
 
     Attributes:
         tasks: as given; rows name their task by its index here.
+        streamed: whether training images stay in the memory of the host.
         train_images: of all data sets one after another, ``[samples, H, W, C]``.
         validation_images, validation_labels: ``[D, V, H, W, C]`` and ``[D, V]``; so for ``test``.
     """
@@ -60,8 +70,10 @@ class DataBank:
         tasks: Sequence[tuple[Task, Sequence[Dataset]]],
         dtype: torch.dtype,
         device: torch.device,
+        preload: bool | None = True,
     ):
         self.tasks = tuple(task for task, _ in tasks)
+        self.device = device
         found: list[Dataset] = []
 
         def index(data: Dataset) -> int:
@@ -84,13 +96,23 @@ class DataBank:
         self.sizes = numbers(sizes, torch.long)
         self.offsets = self.sizes.cumsum(0) - self.sizes
         self.learning_rates = numbers([task.learning_rate for task in self.tasks], dtype)
-        moved = [data.to(dtype, device) for data in found]
-        self.train_images = torch.cat([data.train_images for data in moved])
-        self.train_labels = torch.cat([data.train_labels for data in moved])
-        self.validation_images = torch.stack([data.validation_images for data in moved])
-        self.validation_labels = torch.stack([data.validation_labels for data in moved])
-        self.test_images = torch.stack([data.test_images for data in moved])
-        self.test_labels = torch.stack([data.test_labels for data in moved])
+        size = sum(data.train_images.numel() for data in found) * dtype.itemsize
+        self.streamed = not (size <= SMALL if preload is None else preload)
+        home = torch.device("cpu") if self.streamed else device
+        self.train_images = _one_after_another([d.train_images.to(home, dtype) for d in found])
+        if self.streamed and device.type == "cuda":
+            self.train_images = self.train_images.pin_memory()
+        self.train_labels = _one_after_another([d.train_labels.to(device) for d in found])
+        for split in ("validation", "test"):
+            images = [getattr(data, f"{split}_images").to(device, dtype) for data in found]
+            labels = [getattr(data, f"{split}_labels").to(device) for data in found]
+            setattr(self, f"{split}_images", torch.stack(images))
+            setattr(self, f"{split}_labels", torch.stack(labels))
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """Of training images, the same for all tasks."""
+        return self.tasks[0].augmentation
 
     def switch_steps(
         self, seed: int, groups: Tensor, task: Tensor, episode: int, length: int
@@ -104,6 +126,10 @@ class DataBank:
         step = ((earliest + (latest - earliest) * drawn[:, 1]) * length).long()
         return torch.where(drawn[:, 0] < never, length, step)
 
+    def poses(self, bits: Tensor) -> Tensor | None:
+        """Poses that random words pick, None without augmentation; words and poses are int64."""
+        return None if self.augmentation is None else to_integers(bits, self.augmentation.poses)
+
     def picked(self, bits: Tensor, dataset: Tensor) -> Tensor:
         """Indices into ``train_images`` that random words pick of each group's data set.
 
@@ -115,3 +141,8 @@ class DataBank:
     def held_back(self, split: str, dataset: Tensor) -> HeldBack:
         """A split for rows of ``dataset``, int64 ``[R]``."""
         return HeldBack(getattr(self, f"{split}_images"), getattr(self, f"{split}_labels"), dataset)
+
+
+def _one_after_another(parts: list[Tensor]) -> Tensor:
+    """The parts in one; a large one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -11,17 +11,11 @@ from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import stack_tables
 from esper.kasmina.stack import Stack
 from esper.leyline.stages import Stage
-from esper.tolaria.backends import (
-    Backend,
-    EpochResult,
-    Minibatches,
-    Optimisation,
-    Scores,
-    Variant,
-)
+from esper.tolaria.backends import Backend, EpochResult, Optimisation, Scores, Variant
 from esper.tolaria.bank import DataBank
 from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_first_change
 from esper.tolaria.memory import keep_memory
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 from esper.tolaria.scaler import LossScales
 
@@ -97,7 +91,7 @@ class Engine:
         self.rows = rows
         self.seed = seed
         self.dtype = dtype = bank.train_images.dtype
-        self.device = device = bank.train_images.device
+        self.device = device = bank.device
         self.max_batches = max_batches
         self.batch_size = batch_size
         self.episode_length = episode_length
@@ -129,9 +123,8 @@ class Engine:
         self.switch_step = self.bank.switch_steps(
             self.seed, groups, self.rows.group_task, episode, self.episode_length
         )
-        self.draws = StepBits(
-            self.seed, groups, Purpose.MINIBATCH, episode, self.max_batches * self.batch_size
-        )
+        count = self.max_batches * self.batch_size * (1 if self.bank.augmentation is None else 2)
+        self.draws = StepBits(self.seed, groups, Purpose.MINIBATCH, episode, count)
         parameters, buffers = self._newborn_hosts(groups)
         self.stack.host.copy_(parameters[index])
         self.stack.buffers.copy_(buffers[index])
@@ -246,10 +239,23 @@ class Engine:
         return born.to(self.dtype)
 
     def minibatches(self, step: int) -> Minibatches:
-        """Those of an epoch, drawn with replacement, the same for all rows of a group."""
-        drawn = self.bank.picked(self.draws.at(step), self.datasets(step))
-        drawn = drawn[self.rows.group_index].unflatten(1, (self.max_batches, self.batch_size))
-        return Minibatches(self.bank.train_images, self.bank.train_labels, drawn)
+        """Those of an epoch, drawn with replacement, the same for all rows of a group.
+
+        The first words of a step pick the images, the words behind them their poses.
+        """
+        shape = (self.max_batches, self.batch_size)
+        bank, count = self.bank, self.max_batches * self.batch_size
+        bits = self.draws.at(step).unflatten(1, (-1, count))
+        poses = bank.poses(bits[:, -1])
+        return Minibatches(
+            bank.train_images,
+            bank.train_labels,
+            bank.picked(bits[:, 0], self.datasets(step)).unflatten(1, shape),
+            self.rows.group_index,
+            bank.augmentation,
+            None if poses is None else poses.unflatten(1, shape),
+            bank.streamed,
+        )
 
     def _ablations(self, state: SeedState) -> list[Variant]:
         """Each acting seed's alpha at 0, one variant a slot."""

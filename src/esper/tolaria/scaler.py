@@ -64,6 +64,12 @@ class ScaleTable:
                 )
             mine.copy_(stored)
 
+    def copy_rows(self, target: "ScaleTable", rows: Tensor) -> None:
+        """Put ``rows``, int64 ``[M]`` on the target's device, into a table of the same size."""
+        for f in fields(self):
+            to, mine = getattr(target, f.name), getattr(self, f.name)
+            to[rows] = mine[rows.to(mine.device)].to(to.device)
+
 
 class LossScales:
     """The loss scales of the rows of a stack.

@@ -1,6 +1,6 @@
 """Growing networks as what a run trains."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class GrowthTrainee:
     Args:
         config: settings of the run.
         policy: ``ppo`` learns; ``heuristic``, ``random`` and ``never`` do not.
-        device: where everything lives.
+        devices: over which the hosts are dealt; the policy lives on the first.
 
     Raises:
         UsageError: a setting is at fault.
@@ -35,12 +35,12 @@ class GrowthTrainee:
     operation_threads = 1
     """The shards are what runs side by side."""
 
-    def __init__(self, config: TrainConfig, policy: str, device: torch.device):
+    def __init__(self, config: TrainConfig, policy: str, devices: Sequence[torch.device]):
         self.policy = policy
-        self.environment = build_environment(config, device)
+        self.environment = build_environment(config, devices)
         self.precision = self.environment.precision
         self.config = resolved(config, self.environment)
-        self.agent = build_agent(self.config, device) if policy == "ppo" else None
+        self.agent = build_agent(self.config, devices[0]) if policy == "ppo" else None
         self.actor: Actor = self.agent or control(policy, self.environment)
         self.backend_name = self.environment.backend_name
         self.steps = self.environment.config.episode_length
@@ -61,7 +61,7 @@ class GrowthTrainee:
             episode_length=self.steps,
             slots=[[slot.name for slot in task.host.slots] for task in tasks],
             host_parameters=[task.host.parameter_count for task in tasks],
-            device=self.config.machine.device,
+            device=" ".join(self.config.machine.devices),
             amp_enabled=self.precision.enabled,
             amp_dtype=self.precision.dtype_name,
             blueprints=list(BLUEPRINTS),

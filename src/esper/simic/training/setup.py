@@ -2,7 +2,9 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -46,8 +48,23 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def resolve_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
+    """The devices called ``names``; see ``resolve_device``.
+
+    Raises:
+        UsageError: one is not here, or they are not of one kind.
+    """
+    devices = tuple(resolve_device(name) for name in names)
+    if len({device.type for device in devices}) > 1:
+        raise UsageError(
+            f"devices: {' '.join(names)} are of different kinds, whose numbers differ; "
+            "name CPUs alone or CUDA devices alone"
+        )
+    return devices
+
+
 def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
-    """The tasks with the slots that were asked for.
+    """The tasks with the slots that were asked for, and their files where they are.
 
     Raises:
         UsageError: there is no such task or slot.
@@ -55,17 +72,18 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
     for path in config.world.plugin:
         plugins.load(path)
 
-    def with_slots(task: Task) -> Task:
+    def as_asked(task: Task) -> Task:
+        task = task.in_directory(Path(config.world.data_dir))
         if not config.world.slots:
             return task
         slots = resolve_slots(task.host, config.world.slots)
         return replace(task, host=replace(task.host, slot_names=slots))
 
-    return tuple(with_slots(task) for task in find_all(config.world.task))
+    return tuple(as_asked(task) for task in find_all(config.world.task))
 
 
-def build_environment(config: TrainConfig, device: torch.device) -> GrowthEnv:
-    """The environments that ``config`` describes.
+def build_environment(config: TrainConfig, devices: Sequence[torch.device]) -> GrowthEnv:
+    """The environments that ``config`` describes, their hosts dealt over ``devices``.
 
     Where mixed precision is asked for and cannot be had, a line on stderr says why.
 
@@ -76,7 +94,7 @@ def build_environment(config: TrainConfig, device: torch.device) -> GrowthEnv:
     episode_length, max_batches, batch_size = agree(
         tasks, world.episode_length, world.max_batches, world.batch_size
     )
-    machine = config.machine
+    machine, device = config.machine, devices[0]
     precision = resolve_precision(machine.use_amp, device, machine.amp_dtype, machine.backend)
     threads = machine.threads or torch.get_num_threads()
     growth = GrowthConfig(
@@ -93,9 +111,10 @@ def build_environment(config: TrainConfig, device: torch.device) -> GrowthEnv:
         one_at_a_time=world.one_at_a_time,
         backend=machine.backend,
         threads=threads if device.type == "cpu" else 1,
+        preload=machine.gpu_preload,
     )
     try:
-        environment = GrowthEnv(tasks, torch.arange(world.envs), growth, precision, device)
+        environment = GrowthEnv(tasks, torch.arange(world.envs), growth, precision, *devices)
         environment.reset(0)
     except (RuntimeError, MemoryError) as error:
         raise UsageError(

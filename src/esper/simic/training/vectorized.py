@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from esper.simic.training.growth import GrowthTrainee
 from esper.simic.training.gym import GymTrainee
 from esper.simic.training.observer import Observer, Unobserved
 from esper.simic.training.session import Session
-from esper.simic.training.setup import resolve_device
+from esper.simic.training.setup import resolve_devices
 from esper.simic.training.signals import StopSignal
 from esper.simic.training.trainee import Trainee
 
@@ -32,6 +32,10 @@ MAY_CHANGE_ON_RESUME = frozenset(
     {
         "rounds",
         "device",
+        "devices",
+        "data_dir",
+        "gpu_preload",
+        "experimental_gpu_preload_gather",
         "backend",
         "threads",
         "plugin",
@@ -127,8 +131,9 @@ def run_training(
     begin = time.perf_counter()
     check(config)
     check_sinks(config.output)
-    device = resolve_device(config.machine.device)
-    trainee = _trainee(config, policy, device)
+    devices = resolve_devices(config.machine.devices)
+    device = devices[0]
+    trainee = _trainee(config, policy, devices)
     stop = StopSignal()
     # Until here nothing is written, and a signal ends the process at once.
     with stop.listening():
@@ -146,12 +151,12 @@ def run_training(
     return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)
 
 
-def _trainee(config: TrainConfig, policy: str, device: torch.device) -> Trainee:
+def _trainee(config: TrainConfig, policy: str, devices: Sequence[torch.device]) -> Trainee:
     """What the settings ask to train."""
     if config.gymnasium.gym is None:
-        return GrowthTrainee(config, policy, device)
+        return GrowthTrainee(config, policy, devices)
     assert policy == "ppo", "controls are of growing networks"
-    return GymTrainee(config, device)
+    return GymTrainee(config, devices[0])
 
 
 @contextmanager

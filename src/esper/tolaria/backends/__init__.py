@@ -1,12 +1,13 @@
 """Backends do the arithmetic of N hosts: an epoch of training, a pass of validation."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from esper.kasmina.stack import Stack
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 from esper.tolaria.scaler import LossScales
 
@@ -31,27 +32,6 @@ class Optimisation:
     max_gradient_norm: float
     momentum: float | None = None
     scales: LossScales | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Minibatches:
-    """The images of an epoch; iterating gives one minibatch after another.
-
-    Attributes:
-        images: to draw from, ``[samples, H, W, C]``.
-        labels: int64 ``[samples]``.
-        drawn: which images each environment sees, int64 ``[N, batches, B]``.
-    """
-
-    images: Tensor
-    labels: Tensor
-    drawn: Tensor
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images ``[B, H, W, N, C]`` and labels ``[N, B]``."""
-        for samples in self.drawn.unbind(1):
-            images = self.images[samples.t()]
-            yield images.permute(0, 2, 3, 1, 4).contiguous(), self.labels[samples]
 
 
 @dataclass(frozen=True, slots=True)

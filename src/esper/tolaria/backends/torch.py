@@ -14,14 +14,8 @@ from esper.kasmina import blueprints, ops
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import AdamState, Stack
-from esper.tolaria.backends import (
-    EpochResult,
-    HeldBack,
-    Minibatches,
-    Optimisation,
-    Scores,
-    Variant,
-)
+from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.optim import adamw_, clip_scale, sgd_
 from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision

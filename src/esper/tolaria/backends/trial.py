@@ -12,8 +12,9 @@ import torch
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import Stack
 from esper.leyline.actions import Style
-from esper.tolaria.backends import HeldBack, Minibatches, Optimisation
+from esper.tolaria.backends import HeldBack, Optimisation
 from esper.tolaria.backends.choice import torch_backend
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 

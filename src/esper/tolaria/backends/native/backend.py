@@ -11,14 +11,7 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.stack import AdamState, Stack
 from esper.leyline.actions import BLUEPRINTS
-from esper.tolaria.backends import (
-    EpochResult,
-    HeldBack,
-    Minibatches,
-    Optimisation,
-    Scores,
-    Variant,
-)
+from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
 from esper.tolaria.backends.native.build import Unavailable
 from esper.tolaria.backends.native.interface import (
     SUFFIXES,
@@ -28,6 +21,7 @@ from esper.tolaria.backends.native.interface import (
     TrainCall,
     host_spec,
 )
+from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 
 KINDS = (
@@ -111,6 +105,7 @@ class NativeBackend:
             ],
         )
         _, batches, batch_size = minibatches.drawn.shape
+        augmentation, poses = minibatches.augmentation, minibatches.poses
         at = Pointers()
         call = TrainCall(
             rows=rows,
@@ -125,7 +120,9 @@ class NativeBackend:
             frozen=at.to(seeds.frozen, torch.uint8),
             images=at.to(minibatches.images, self.dtype),
             labels=at.to(minibatches.labels),
-            drawn=at.to(minibatches.drawn),
+            drawn=at.to(minibatches.of_rows(minibatches.drawn)),
+            poses=0 if poses is None else at.to(minibatches.of_rows(poses)),
+            reach=augmentation.reach if augmentation else 0,
             host_rate=at.to(optimisation.host_learning_rate, self.dtype),
             seed_rate=at.to(optimisation.seed_learning_rate, self.dtype),
             weight_decay=optimisation.weight_decay,

@@ -33,6 +33,8 @@ struct TrainCall {
   const T* images;                                             // [samples, height, width, channels]
   const int64_t* labels;                                       // [samples]
   const int64_t* drawn;                                        // [N, batches, batch_size]
+  const int64_t* poses;                                        // likewise; null: images as they are
+  int64_t reach;                                               // of the poses, in pixels
   const T *host_rate, *seed_rate;                              // [N], [N, S]
   double weight_decay, momentum, most_norm;
   int32_t rule;

@@ -39,6 +39,8 @@ class Worker {
   template <class Call>
   void bind_seeds(const Call& call, int64_t row, int64_t n);
   Maps<T> gather(const T* images, const int64_t* drawn, int count);
+  Maps<T> gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count);
+  Maps<T> minibatch(int count);
   Maps<T> input_maps(int images, int lanes) const;
   void backward(Maps<T> dy);
   void update_host(const TrainCall<T>& call, int64_t n);
@@ -144,11 +146,18 @@ Maps<T> Worker<T>::input_maps(int images, int lanes) const {
   return x;
 }
 
+// Room for the images of a minibatch.
+template <class T>
+Maps<T> Worker<T>::minibatch(int count) {
+  Maps<T> x = input_maps(count, rounded_up(count, kLanes<T>));
+  x.data = arena_.take(x.size());
+  return x;
+}
+
 // The images of a minibatch, side by side.
 template <class T>
 Maps<T> Worker<T>::gather(const T* images, const int64_t* drawn, int count) {
-  Maps<T> x = input_maps(count, rounded_up(count, kLanes<T>));
-  x.data = arena_.take(x.size());
+  Maps<T> x = minibatch(count);
   const size_t numbers = destination_.size();
   for (int first = 0; first < x.lanes; first += kLanes<T>) {
     // Lanes beyond the images repeat one of them, and are cleared below.
@@ -165,6 +174,32 @@ Maps<T> Worker<T>::gather(const T* images, const int64_t* drawn, int count) {
   return x;
 }
 
+// The same with each image moved and mirrored as its pose says (runtime/augmentation.py), and 0
+// where it has no pixel.
+template <class T>
+Maps<T> Worker<T>::gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count) {
+  Maps<T> x = minibatch(count);
+  const int height = spec_.height, width = spec_.width, channels = spec_.channels;
+  const int64_t span = 2 * call.reach + 1, *poses = call.poses + (drawn - call.drawn);
+  std::fill(x.data, x.data + x.size(), T(0));
+  for (int lane = 0; lane < count; ++lane) {
+    const T* image = call.images + drawn[lane] * ptrdiff_t(destination_.size());
+    const bool flipped = poses[lane] / (span * span) > 0;
+    const int down = int(poses[lane] / span % span - call.reach);
+    const int right = int(poses[lane] % span - call.reach);
+    for (int row = std::max(0, -down); row < std::min(height, height - down); ++row)
+      for (int column = 0; column < width; ++column) {
+        const int from = (flipped ? width - 1 - column : column) + right;
+        if (from < 0 || from >= width) continue;
+        const T* pixel = image + ((row + down) * width + from) * channels;
+        const ptrdiff_t* places = &destination_[size_t((row * width + column) * channels)];
+        for (int channel = 0; channel < channels; ++channel)
+          x.data[places[channel] * x.lanes + lane] = pixel[channel];
+      }
+  }
+  return x;
+}
+
 template <class T>
 void Worker<T>::train(const TrainCall<T>& call, int64_t n) {
   const int size = int(call.batch_size);
@@ -176,7 +211,7 @@ void Worker<T>::train(const TrainCall<T>& call, int64_t n) {
     arena_.release({0, 0});
     const int64_t* drawn = call.drawn + (n * call.batches + batch) * size;
     for (int i = 0; i < size; ++i) labels[size_t(i)] = call.labels[drawn[i]];
-    Maps<T> x = gather(call.images, drawn, size);
+    Maps<T> x = call.poses ? gather_posed(call, drawn, size) : gather(call.images, drawn, size);
     for (Stage& stage : stages_)
       x = stage.layer ? stage.layer->forward(x, arena_)
                       : slots_[size_t(stage.slot)].forward(x, arena_);

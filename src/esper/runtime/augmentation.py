@@ -1,0 +1,54 @@
+"""Random crops and flips of training images, drawn with the minibatch they are for."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """Each image is padded by ``reach`` pixels of 0 on every side and cropped to its size again.
+
+    A pose is one number that says where the crop begins and whether it is mirrored: with
+    ``span = 2 reach + 1`` it is ``(flipped * span + down) * span + right``.
+
+    Attributes:
+        reach: pixels by which an image may move in each direction.
+        flip: whether half of the images are mirrored left to right.
+    """
+
+    reach: int = 0
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reach <= 1024:
+            raise ValueError(f"reach must lie in [0, 1024], got {self.reach}")
+
+    @property
+    def span(self) -> int:
+        """Places of a crop along one axis."""
+        return 2 * self.reach + 1
+
+    @property
+    def poses(self) -> int:
+        """How many there are, each as likely as any other."""
+        return self.span**2 * (2 if self.flip else 1)
+
+    def apply(self, images: Tensor, poses: Tensor) -> Tensor:
+        """Images ``[n, H, W, C]`` in their poses, int64 ``[n]``; on the device they are on."""
+        count, height, width, _ = images.shape
+        rows = torch.arange(height, device=images.device)
+        columns = torch.arange(width, device=images.device).expand(count, -1)
+        flipped = (poses // self.span**2)[:, None] > 0
+        y = rows + (poses // self.span % self.span - self.reach)[:, None]
+        x = torch.where(flipped, width - 1 - columns, columns)
+        x = x + (poses % self.span - self.reach)[:, None]
+        inside = _inside(y, height)[:, :, None] & _inside(x, width)[:, None, :]
+        image = torch.arange(count, device=images.device)[:, None, None]
+        found = images[image, y.clamp(0, height - 1)[:, :, None], x.clamp(0, width - 1)[:, None, :]]
+        return torch.where(inside[..., None], found, 0.0)
+
+
+def _inside(place: Tensor, size: int) -> Tensor:
+    return (place >= 0) & (place < size)

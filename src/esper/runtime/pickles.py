@@ -1,0 +1,82 @@
+"""Reads a pickled dictionary of plain values and arrays of bytes, and runs nothing it finds there.
+
+A pickle names functions to call. Here each of the few names that such a file needs stands for
+something of our own that only remembers what it is given; every other name is refused.
+"""
+
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+
+
+class ByteArray:
+    """What a pickle says of a numpy array of uint8."""
+
+    def __init__(self, *_: Any):
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def numpy(self) -> np.ndarray:
+        """The array.
+
+        Raises:
+            ValueError: it is no array of uint8 in C order.
+        """
+        try:
+            _, shape, dtype, fortran, raw = self.state
+            if dtype.code not in ("u1", b"u1") or fortran or not isinstance(raw, bytes):
+                raise ValueError("an array is not of uint8 in C order")
+            return np.frombuffer(raw, np.uint8).reshape(shape)
+        except (TypeError, AttributeError) as error:
+            raise ValueError("an array is not of uint8 in C order") from error
+
+
+class _Dtype:
+    def __init__(self, code: Any = None, *_: Any):
+        self.code = code
+
+    def __setstate__(self, state: Any) -> None:
+        """Byte order and the like, which a byte does not have."""
+
+
+def _encode(text: Any, codec: Any) -> bytes:
+    if not isinstance(text, str) or codec != "latin1":
+        raise pickle.UnpicklingError("bytes that are not written as latin1")
+    return text.encode("latin1")
+
+
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): ByteArray,
+    ("numpy", "dtype"): _Dtype,
+    ("numpy.core.multiarray", "_reconstruct"): ByteArray,
+    ("numpy._core.multiarray", "_reconstruct"): ByteArray,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _KNOWN[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
+
+    def persistent_load(self, _: Any) -> Any:
+        raise pickle.UnpicklingError("it asks for another object")
+
+
+def read_pickle(content: bytes) -> Any:
+    """What ``content`` holds, with ``ByteArray`` for arrays; texts of Python 2 stay bytes.
+
+    Raises:
+        ValueError: it cannot be read, or asks for anything else than arrays.
+    """
+    try:
+        return _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:
+        # Whatever bytes do to an unpickler, the file is at fault.
+        raise ValueError(str(error) or type(error).__name__) from error

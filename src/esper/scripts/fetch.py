@@ -1,0 +1,89 @@
+"""``esper tasks fetch``: get data that does not come with Esper, and check it."""
+
+import logging
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from esper.leyline.errors import UsageError
+from esper.runtime.cifar import cifar10
+from esper.scripts.entry import print_help, wants_help
+from esper.scripts.flags import read_arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A published archive.
+
+    Attributes:
+        url: where it is.
+        checksum: SHA-256 of the file.
+    """
+
+    url: str
+    checksum: str
+
+
+ARCHIVES = {
+    "cifar10": Archive(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchArguments:
+    """Get data that does not come with Esper; what is named is checked by its SHA-256."""
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """What to get: cifar10 (170 MB)."""
+    data_dir: str = "./data"
+    """Directory to put it in."""
+
+
+def fetch(arguments: list[str]) -> int:
+    """Get data that does not come with Esper."""
+    program = "esper tasks fetch"
+    if wants_help(arguments):
+        return print_help(FetchArguments, program)
+    names, given = read_arguments(program, arguments, {"data_dir": str})
+    if len(names) != 1 or names[0] not in ARCHIVES:
+        raise UsageError(f"{program}: name one of {', '.join(ARCHIVES)}, got {' '.join(names)!r}")
+    directory = Path(given.get("data_dir", "./data"))
+    _fetch(ARCHIVES[names[0]], directory)
+    found = cifar10(directory.resolve())
+    counts = (len(found.train_labels), len(found.validation_labels), len(found.test_labels))
+    print("{}: {} images for training, {} for validation, {} for test".format(directory, *counts))
+    return 0
+
+
+def _fetch(archive: Archive, directory: Path) -> None:
+    """Put the archive's content into the directory, which it may make.
+
+    Raises:
+        UsageError: it cannot be had, is not what was published, or cannot be written.
+    """
+    import pooch
+
+    pooch.get_logger().setLevel(logging.WARNING)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory) as place:
+            path = pooch.retrieve(archive.url, f"sha256:{archive.checksum}", "archive", place)
+            with tarfile.open(path) as content:
+                content.extractall(directory, filter="data")
+    except ValueError as error:
+        raise UsageError(
+            f"fetch: {archive.url} is not what was published, its SHA-256 is another; "
+            "nothing was kept, try again or get it by hand"
+        ) from error
+    except (OSError, tarfile.TarError) as error:
+        raise UsageError(
+            f"fetch: {archive.url} could not be had into {directory} ({error}); "
+            "get and unpack it there by hand"
+        ) from error

@@ -1,0 +1,122 @@
+"""The command of a user's ticket, on small files, with and without a terminal for Sanctum."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cifar_files import write_binary
+from esper.karn.store import read_events
+from esper.leyline.actions import HEADS
+from esper.leyline.events import EpisodeOutcome, PPOUpdateCompleted, TrainingStarted
+from karn.sanctum.test_acceptance import gradients
+from scripts.pseudo_terminal import ROOT, OnTerminal
+
+COMMAND = [
+    "ppo", "--devices", "cpu", "cpu", "--telemetry-dir", "./telemetry", "--sanctum",
+    "--telemetry-level", "debug", "--config-json", "config.json", "--gpu-preload", "--rounds", "2",
+    "--envs", "2", "--experimental-gpu-preload-gather", "--task", "cifar_impaired",
+]  # fmt: skip
+TRAIN = [sys.executable, "-m", "esper.scripts.train"]
+SETTINGS = {
+    "n_envs": 64, "n_episodes": 100, "max_epochs": 5, "max_batches": 2, "batch_size": 8,
+    "lr": 3e-4, "gamma": 1.0, "seed": 42, "slots": ["r0c1", "r1c2"], "lstm_hidden_dim": 16,
+    "device": "cuda:0", "entropy_coef": 0.05,
+}  # fmt: skip
+"""What such a user's file may hold; the command line wins over the first two and the device."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_binary(tmp_path / "data")
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+    return tmp_path
+
+
+@pytest.fixture
+def terminal() -> Iterator[list[OnTerminal]]:
+    opened: list[OnTerminal] = []
+    yield opened
+    for one in opened:
+        one.close()
+
+
+def run_of(place: Path) -> Path:
+    (events,) = (place / "telemetry").glob("*/events.jsonl")
+    return events.parent
+
+
+def assert_learned(run: Path) -> None:
+    (started,) = read_events(run, TrainingStarted)
+    assert started.tasks == ["cifar_impaired"]
+    assert started.slots == [["r0c1", "r1c2"]]
+    assert (started.envs, started.rounds, started.episode_length) == (2, 2, 5)
+    assert started.device == "cpu cpu"
+    updates = list(read_events(run, PPOUpdateCompleted))
+    assert [update.round for update in updates] == [1, 2]
+    for update in updates:
+        norms = {n: v for n, v in update.metrics.items() if n.startswith("head_grad_norms/")}
+        assert len(norms) == len(HEADS) + 1
+        for name, norm in norms.items():
+            assert isinstance(norm, int | float), name
+            assert math.isfinite(norm), name
+    assert [len(ended.utility) for ended in read_events(run, EpisodeOutcome)] == [2, 2]
+    found = gradients(run, (80, 24))
+    assert all(math.isfinite(float(norm)) for norm, _ in found.values()), found
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("sanctum", [True, False])
+def test_it_trains_and_every_head_has_a_finite_gradient_norm(place: Path, sanctum: bool) -> None:
+    command = [word for word in COMMAND if sanctum or word != "--sanctum"]
+    done = subprocess.run(
+        [*TRAIN, *command],
+        cwd=place,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.count("sanctum: needs a terminal; training without it")
+    assert said == int(sanctum)
+    assert_learned(run_of(place))
+
+
+def test_on_a_terminal_sanctum_shows_it(place: Path, terminal: list[OnTerminal]) -> None:
+    words = [*TRAIN, *COMMAND]
+    script = f"import os, sys; os.chdir({str(place)!r}); os.execv({words[0]!r}, {words!r})"
+    one = OnTerminal(command=[sys.executable, "-c", script])
+    terminal.append(one)
+    one.until(lambda out: "■ finished".encode() in out, 240)
+    one.type("2")
+    one.until(lambda out: b"gradient norm" in out)
+    one.type("q")
+    assert one.exit_status() == 0
+    assert_learned(run_of(place))
+
+
+def test_without_data_it_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    done = subprocess.run(
+        [*TRAIN, *COMMAND],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "esper tasks fetch cifar10" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -1,0 +1,107 @@
+"""Minibatches with crops and flips: by hand, alike in both backends, and streamed from the host."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from esper.runtime.augmentation import Augmentation
+from esper.tolaria.backends.native.backend import NativeBackend
+from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.bank import DataBank
+from esper.tolaria.engine import Engine, Rows
+from esper.tolaria.precision import Precision
+from support import CPU, F64, mixed_gardens, needs_native, seed_state, small_host, small_task
+
+MOVED = Augmentation(reach=2, flip=True)
+GROUPS = torch.tensor([7, 7, 9, 9, 9])
+
+
+def engine(backend: str = "torch", augmentation: Augmentation | None = MOVED, preload: bool = True):
+    task = replace(small_task(small_host()), augmentation=augmentation)
+    chosen = (
+        NativeBackend(task.host, F64)
+        if backend == "native"
+        else TorchBackend(task.host, Precision("cpu"))
+    )
+    bank = DataBank([(task, task.datasets())], F64, CPU, preload)
+    made = Engine(bank, Rows(torch.arange(5), GROUPS), 3, chosen, max_batches=3, batch_size=6)
+    made.reset(0)
+    return made
+
+
+def moved_by_hand(image: np.ndarray, pose: int, reach: int) -> np.ndarray:
+    """Pad, crop, mirror: each by the function of numpy that is made for it."""
+    span = 2 * reach + 1
+    flipped, down, right = pose // span**2, pose // span % span, pose % span
+    padded = np.pad(image, ((reach, reach), (reach, reach), (0, 0)))
+    crop = padded[down : down + image.shape[0], right : right + image.shape[1]]
+    return crop[:, ::-1] if flipped else crop
+
+
+@pytest.mark.parametrize("augmentation", [MOVED, Augmentation(reach=1), Augmentation(flip=True)])
+def test_every_pose_is_pad_crop_and_mirror(augmentation: Augmentation) -> None:
+    images = torch.randn(augmentation.poses, 5, 4, 2, dtype=F64)
+    found = augmentation.apply(images, torch.arange(augmentation.poses))
+    for pose, (image, moved) in enumerate(zip(images, found, strict=True)):
+        by_hand = moved_by_hand(image.numpy(), pose, augmentation.reach)
+        np.testing.assert_array_equal(moved.numpy(), by_hand)
+
+
+def test_poses_are_drawn_behind_the_images_and_change_none_of_them() -> None:
+    posed, plain = engine().minibatches(4), engine(augmentation=None).minibatches(4)
+    assert torch.equal(posed.drawn, plain.drawn)
+    assert plain.poses is None
+    assert posed.poses is not None
+    assert posed.poses.shape == (2, 3, 6)
+    assert 0 <= int(posed.poses.min()) <= int(posed.poses.max()) < MOVED.poses == 50
+    assert len(posed.poses.unique()) > 15
+    assert not torch.equal(posed.poses[0], posed.poses[1]), "groups draw by themselves"
+
+
+def test_rows_of_a_group_see_the_same_pixels_in_the_poses_drawn() -> None:
+    batches = engine().minibatches(1)
+    assert batches.poses is not None
+    for number, (images, labels) in enumerate(batches):
+        assert images.shape == (6, 6, 6, 5, 2)
+        for row, group in enumerate([0, 0, 1, 1, 1]):
+            drawn, poses = batches.drawn[group, number], batches.poses[group, number]
+            assert torch.equal(labels[row], batches.labels[drawn])
+            for i in range(6):
+                image = batches.images[drawn[i]].numpy()
+                by_hand = moved_by_hand(image, int(poses[i]), MOVED.reach)
+                np.testing.assert_array_equal(images[i, :, :, row].numpy(), by_hand)
+
+
+@needs_native
+def test_both_backends_train_on_the_same_pixels() -> None:
+    found = {}
+    for augmentation in (MOVED, None):
+        for backend in ("torch", "native"):
+            made = engine(backend, augmentation)
+            state = seed_state(mixed_gardens(3, 5)[0], 3)
+            made.germinate(state.living, state.blueprint, 0)
+            result = made.train(state, 0)
+            found[augmentation, backend] = (result.loss, made.stack.host)
+    for part in range(2):
+        torch.testing.assert_close(
+            found[MOVED, "native"][part], found[MOVED, "torch"][part], rtol=1e-9, atol=1e-9
+        )
+    assert not torch.allclose(found[MOVED, "torch"][0], found[None, "torch"][0])
+
+
+@pytest.mark.parametrize("augmentation", [MOVED, None])
+def test_streamed_minibatches_are_those_of_preloaded_data(
+    augmentation: Augmentation | None,
+) -> None:
+    near, far = (engine(augmentation=augmentation, preload=p).minibatches(2) for p in (True, False))
+    assert far.streamed
+    assert not near.streamed
+    for (images, labels), (other, others) in zip(near, far, strict=True):
+        assert torch.equal(images, other)
+        assert torch.equal(labels, others)
+
+
+def test_small_data_are_preloaded_where_nothing_is_said() -> None:
+    assert not engine(preload=None).bank.streamed  # type: ignore[arg-type]
