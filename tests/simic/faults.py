@@ -77,19 +77,28 @@ def in_seed_output(row: int, bad: float, slot: int, minibatch: int = 0) -> Fault
     """What a seed's branch adds, for one image of one minibatch."""
 
     def arm(shard: Shard) -> Callable[[], None]:
-        original, calls = backend.branch, iter(range(1_000))
+        block, original, calls = backend.slot_block, backend.branch, iter(range(1_000))
         host_slot = shard.engine.slots[slot]
+        coming: list[Tensor] = []
 
-        def poisoned(spec, group, parameters: Tensor, x: Tensor) -> Tensor:
-            f = original(spec, group, parameters, x)
-            here = spec is host_slot and bool((group.rows == row).any())
+        def announced(spec, plan, store: Tensor, x: Tensor) -> Tensor:
+            coming[:] = [group.rows for group in plan.groups]
+            return block(spec, plan, store, x)
+
+        def poisoned(spec, kind, form, parameters, x: Tensor) -> Tensor:
+            f, rows = original(spec, kind, form, parameters, x), coming.pop(0)
+            here = spec is host_slot and bool((rows == row).any())
             if here and torch.is_grad_enabled() and next(calls) == minibatch:
                 f = f.clone()
-                f[0, :, :, group.rows == row] *= bad
+                f[0, :, :, rows == row] *= bad
             return f
 
-        backend.branch = poisoned
-        return lambda: setattr(backend, "branch", original)
+        backend.slot_block, backend.branch = announced, poisoned
+
+        def disarm() -> None:
+            backend.slot_block, backend.branch = block, original
+
+        return disarm
 
     return arm
 
