@@ -149,7 +149,10 @@ REFUSED = [
     ({"device": "cuda:0", "devices": ["cpu", "cpu"]}, "device: 'cuda:0' and devices 'cpu cpu'"),
     ({"devices": []}, "devices: no device is given"),
     ({"gym": "CartPole-v1", "devices": ["cpu", "cpu"]}, "devices: a Gymnasium task takes one"),
-    ({"experimental_gpu_preload_gather": True}, "give --gpu-preload too"),
+    (
+        {"experimental_gpu_preload_gather": True, "gpu_preload": False},
+        "leave out --no-gpu-preload",
+    ),
 ]
 
 

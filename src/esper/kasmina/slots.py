@@ -111,12 +111,12 @@ class SlotSpec:
         return max(len(layout.fields) for layout in self.layouts.values())
 
     @cached_property
-    def tensor_counts(self) -> Tensor:
-        """Number of parameter tensors by blueprint, int64 ``[blueprints]``, at least 1."""
-        counts = torch.ones(len(BLUEPRINTS), dtype=torch.long)
+    def tensor_counts(self) -> tuple[int, ...]:
+        """Number of parameter tensors by blueprint, at least 1."""
+        counts = [1] * len(BLUEPRINTS)
         for kind, layout in self.layouts.items():
             counts[kind] = len(layout.fields)
-        return counts
+        return tuple(counts)
 
 
 def stack_tables(slots: tuple[SlotSpec, ...], attribute: str) -> Tensor:

@@ -172,7 +172,7 @@ class MachineConfig:
     """Where it runs, and in which precision."""
 
     device: str = "cpu"
-    """cpu, or cuda:0 and so on: where the policy and, without --devices, everything is."""
+    """cpu, or cuda:0 and so on: where the policy is, and everything else unless hosts are dealt."""
     devices: tuple[str, ...] = ("cpu",)
     """Devices over which the hosts are dealt, such as cuda:0 cuda:1; the policy decides for all on
     the first. See docs/devices.md."""
@@ -181,8 +181,7 @@ class MachineConfig:
     host, from where each minibatch is copied (--no-gpu-preload); small data live on the device when
     not given. On a CPU they are where they are."""
     experimental_gpu_preload_gather: bool = False
-    """Pick minibatches on the device; with --gpu-preload that is the only way, so this changes
-    nothing."""
+    """Pick minibatches on the device: what --gpu-preload does anyway, and implied by this."""
     compile: Literal["auto", "off", "default", "reduce-overhead", "max-autotune"] = "auto"
     """Compile what surrounds the policy's LSTM, in one of torch.compile's modes; auto does it on
     CUDA, where steps are captured as CUDA graphs too, and not on a CPU, where it was slower."""
@@ -512,9 +511,9 @@ def check(config: TrainConfig) -> None:
     if config.learner.lr_adaptive_kl is not None and config.learner.lr_decay != "none":
         raise UsageError("lr_adaptive_kl: it sets the step size itself; leave lr_decay out")
     machine = config.machine
-    if machine.experimental_gpu_preload_gather and not machine.gpu_preload:
+    if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:
         raise UsageError(
-            "experimental_gpu_preload_gather: picks from data on the device; give --gpu-preload too"
+            "experimental_gpu_preload_gather: needs data on the device; leave out --no-gpu-preload"
         )
     if config.gymnasium.gym is not None and len(machine.devices) > 1:
         raise UsageError("devices: a Gymnasium task takes one; give --device")

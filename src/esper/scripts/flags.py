@@ -113,6 +113,8 @@ def _value(flag: str, on: bool, values: list[str], kind: Any) -> Any:
     """What the texts behind ``flag`` stand for, as it would stand in a JSON file."""
     options = options_of(kind)
     if bool in options:
+        if NoneType in options and values in (["None"], ["null"]):
+            return None
         if values:
             raise UsageError(f"{flag}: takes no value, got {shown(values[0])}; write {flag} alone")
         return on

@@ -27,7 +27,7 @@ COMMANDS = {
         "query": "Ask runs by SQL over views of their events.",
         "runs": "List runs with their status, or remove some (runs prune).",
         "replay": "Do an update again that met a number that is not finite.",
-        "tasks": "List the tasks one can train on.",
+        "tasks": "List the tasks one can train on; `check` those of your own, or `fetch` data.",
     }.items()
 }
 

@@ -1,6 +1,5 @@
 """Gradient health of seeds, and the bookkeeping of what was measured of them."""
 
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -102,8 +101,7 @@ def _side_by_side(norms: list[Tensor]) -> Tensor:
 def _tensor_counts(slots: tuple[SlotSpec, ...], blueprint: Tensor) -> Tensor:
     """Parameter tensors of each ``blueprint [N, S]``."""
     # Not cached by slot: equal slots of two hosts may know other blueprints.
-    counts = tuple(tuple(slot.tensor_counts.tolist()) for slot in slots)
-    table = constant(counts, blueprint.device)
+    table = constant(tuple(slot.tensor_counts for slot in slots), blueprint.device)
     return table[torch.arange(len(slots), device=blueprint.device), blueprint]
 
 

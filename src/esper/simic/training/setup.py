@@ -26,8 +26,8 @@ from esper.tolaria.backends.choice import NAMES as BACKENDS
 from esper.tolaria.precision import disabled, resolve_precision
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device called ``name``.
+def resolve_device(name: str, setting: str = "device") -> torch.device:
+    """The device called ``name``, which ``setting`` gives.
 
     Raises:
         UsageError: there is none here.
@@ -35,16 +35,18 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"device: {name!r} is no device; use cpu or cuda:0") from error
+        raise UsageError(f"{setting}: {name!r} is no device; use cpu or cuda:0") from error
     if device.type == "cpu":
         return device
     if device.type != "cuda":
-        raise UsageError(f"device: {name!r} is not supported; use cpu or cuda:0")
+        raise UsageError(f"{setting}: {name!r} is not supported; use cpu or cuda:0")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise UsageError(f"device: {name} is not available, this machine has no CUDA; use cpu")
+        raise UsageError(f"{setting}: {name} is not available, this machine has no CUDA; use cpu")
     if (device.index or 0) >= count:
-        raise UsageError(f"device: {name} is not available; this machine has {count} CUDA devices")
+        raise UsageError(
+            f"{setting}: {name} is not available; this machine has {count} CUDA devices"
+        )
     return device
 
 
@@ -54,7 +56,8 @@ def resolve_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
     Raises:
         UsageError: one is not here, or they are not of one kind.
     """
-    devices = tuple(resolve_device(name) for name in names)
+    setting = "devices" if len(names) > 1 else "device or devices"
+    devices = tuple(resolve_device(name, setting) for name in names)
     if len({device.type for device in devices}) > 1:
         raise UsageError(
             f"devices: {' '.join(names)} are of different kinds, whose numbers differ; "
@@ -111,7 +114,7 @@ def build_environment(config: TrainConfig, devices: Sequence[torch.device]) -> G
         one_at_a_time=world.one_at_a_time,
         backend=machine.backend,
         threads=threads if device.type == "cpu" else 1,
-        preload=machine.gpu_preload,
+        preload=True if machine.experimental_gpu_preload_gather else machine.gpu_preload,
     )
     try:
         environment = GrowthEnv(tasks, torch.arange(world.envs), growth, precision, *devices)
