@@ -41,6 +41,9 @@ class WorldConfig:
     environments draws one of them for every episode."""
     plugin: tuple[str, ...] = ()
     """Python files with tasks and blueprints of your own."""
+    text_file: str | None = None
+    """Text whose bytes the tasks on text learn; the licence and documentation of Esper when not
+    given."""
     slots: tuple[str, ...] = ()
     """Where seeds may grow: names such as r0c0, or early, mid, late; all slots when not given."""
     max_seeds: int | None = None
@@ -222,6 +225,7 @@ class TrainConfig:
 GROWTH_ONLY = frozenset(
     {
         "task",
+        "text_file",
         "slots",
         "max_seeds",
         "group_size",

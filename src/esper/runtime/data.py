@@ -1,6 +1,6 @@
 """Data sets that live on the device, split once into train, validation and test."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -13,7 +13,7 @@ from esper.leyline.errors import UsageError
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images ``[n, H, W, C]`` in float and labels ``[n]`` of three disjoint splits.
+    """Images ``[n, H, W, C]`` in float and labels ``[n, *label_shape]`` of three disjoint splits.
 
     Training draws from ``train_*``; reward and observation see ``validation_*``, a fixed set;
     ``test_*`` is touched by evaluation alone.
@@ -29,11 +29,12 @@ class Dataset:
     test_images: Tensor
     test_labels: Tensor
     classes: int
+    label_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for split in ("train", "validation", "test"):
             images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
-            if not len(images) or labels.shape != images.shape[:1]:
+            if not len(images) or labels.shape != (len(images), *self.label_shape):
                 raise UsageError(
                     f"data: the {split} split has images {list(images.shape)} and labels "
                     f"{list(labels.shape)}; give one label an image, and at least one image"
@@ -46,14 +47,14 @@ class Dataset:
                 )
 
     def to(self, dtype: torch.dtype, device: torch.device) -> "Dataset":
-        return Dataset(
-            self.train_images.to(device, dtype),
-            self.train_labels.to(device),
-            self.validation_images.to(device, dtype),
-            self.validation_labels.to(device),
-            self.test_images.to(device, dtype),
-            self.test_labels.to(device),
-            self.classes,
+        return replace(
+            self,
+            train_images=self.train_images.to(device, dtype),
+            train_labels=self.train_labels.to(device),
+            validation_images=self.validation_images.to(device, dtype),
+            validation_labels=self.validation_labels.to(device),
+            test_images=self.test_images.to(device, dtype),
+            test_labels=self.test_labels.to(device),
         )
 
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.mlp import MlpHost
+from esper.kasmina.hosts.transformer import TransformerHost
 from esper.runtime import data
 from esper.runtime.registry import SUITES, TASKS, Drift, Task, agree, find, find_all, task
+from esper.runtime.text import SHIPPED, text
 
 __all__ = ["SUITES", "TASKS", "Drift", "Task", "agree", "find", "find_all", "task"]
 
@@ -228,4 +230,17 @@ def digits_long() -> Task:
         host=_host(4, 8),
         data=lambda: data.digits(shift=2, noise=0.1),
         episode_length=60,
+    )
+
+
+@task
+def text_bytes() -> Task:
+    """The next byte of a text; ``reading`` gives it another one."""
+    host = TransformerHost(layers=2, width=32, heads=2, context=32)
+    return Task(
+        name="text_bytes",
+        summary="next byte of Esper's licence and documentation",
+        host=host,
+        data=lambda: text(SHIPPED, host.context),
+        batch_size=16,
     )

@@ -85,8 +85,8 @@ class DataBank:
         self.offsets = self.sizes.cumsum(0) - self.sizes
         self.learning_rates = numbers([task.learning_rate for task in self.tasks], dtype)
         moved = [data.to(dtype, device) for data in found]
-        self.train_images = torch.cat([data.train_images for data in moved])
-        self.train_labels = torch.cat([data.train_labels for data in moved])
+        self.train_images = _joined([data.train_images for data in moved])
+        self.train_labels = _joined([data.train_labels for data in moved])
         self.validation_images = torch.stack([data.validation_images for data in moved])
         self.validation_labels = torch.stack([data.validation_labels for data in moved])
         self.test_images = torch.stack([data.test_images for data in moved])
@@ -115,3 +115,8 @@ class DataBank:
     def held_back(self, split: str, dataset: Tensor) -> HeldBack:
         """A split for rows of ``dataset``, int64 ``[R]``."""
         return HeldBack(getattr(self, f"{split}_images"), getattr(self, f"{split}_labels"), dataset)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """All of ``parts``; a single one as it is, for it may be views that a copy would unfold."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -24,8 +24,7 @@ class Instruction(NamedTuple):
 class Host(Protocol):
     """Specification of a stack of hosts of one shape, a frozen dataclass.
 
-    A host is a chain of blocks, with slots behind them, that ends in the mean over the pixels and
-    the linear map ``head.weight [classes, channels]``, ``head.bias [classes]``. Activations are
+    A host is a chain of blocks, with slots behind them, that ends in a head. Activations are
     ``[B, H, W, N, C]``.
     """
 
@@ -39,6 +38,11 @@ class Host(Protocol):
     @property
     def classes(self) -> int:
         """Number of classes."""
+        ...
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Shape of the labels of one input: ``()``, or ``(T,)`` for a prediction a position."""
         ...
 
     @property
@@ -102,6 +106,14 @@ class Host(Protocol):
         """
         ...
 
+    def head(self, parameters: Tensors, x: Tensor) -> Tensor:
+        """Logits of the last activation ``x [B, H, W, N, C]``.
+
+        Returns:
+            ``[N, P, classes]``, with P the labels of the B inputs one after another.
+        """
+        ...
+
 
 def norm_fields(block: int, channels: int) -> tuple[Field, Field]:
     """Trainable parameters of a block's BatchNorm."""
@@ -132,8 +144,13 @@ def normalised(
 
 
 def head_fields(classes: int, channels: int) -> tuple[Field, Field]:
-    """The linear map to the classes."""
+    """The linear map to the classes of ``pooled_head``."""
     return weight("head.weight", classes, channels), zeros("head.bias", classes)
+
+
+def pooled_head(parameters: Tensors, x: Tensor) -> Tensor:
+    """Mean over the pixels, then the linear map to the classes, ``[N, B, classes]``."""
+    return ops.linear(ops.mean_pool(x), parameters["head.weight"], parameters["head.bias"])
 
 
 def chosen_slots(slots: tuple[SlotSpec, ...], names: tuple[str, ...]) -> tuple[SlotSpec, ...]:

@@ -39,7 +39,7 @@ class Minibatches:
 
     Attributes:
         images: to draw from, ``[samples, H, W, C]``.
-        labels: int64 ``[samples]``.
+        labels: int64 ``[samples]``, or ``[samples, T]`` of sequences; so elsewhere.
         drawn: which images each environment sees, int64 ``[N, batches, B]``.
     """
 

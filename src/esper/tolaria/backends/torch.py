@@ -1,9 +1,10 @@
-"""The torch backend: grouped convolutions over stacked environments, on any device.
+"""The torch backend: operations over stacked environments, on any device.
 
 It needs no compiler and is the reference for the other backends.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ from esper.tolaria.precision import Precision
 EVALUATION_BATCH = 100
 """Validation images a pass: small enough for the activations of many hosts to stay in cache."""
 
+EVALUATION_PREDICTIONS = 400
+"""Most predictions a pass, for sequences make many."""
+
 
 class TorchBackend:
     """Implements ``tolaria.backends.Backend`` for any ``Host``."""
@@ -39,6 +43,8 @@ class TorchBackend:
     def __init__(self, host: Host, precision: Precision):
         self.host = host
         self.precision = precision
+        most = EVALUATION_PREDICTIONS // prod(host.label_shape)
+        self.evaluation_batch = max(1, min(EVALUATION_BATCH, most))
 
     def train_epoch(
         self,
@@ -58,7 +64,8 @@ class TorchBackend:
         everything = [hosts, *growing.values()]
         buffers = self.host.buffers.views(stack.buffers)
         losses, hits = [], []
-        for images, labels in minibatches:
+        for images, drawn_labels in minibatches:
+            labels = drawn_labels.flatten(1)
             host = stack.host.detach().requires_grad_()
             leaves = {s: rows.store.detach().requires_grad_() for s, rows in growing.items()}
             with self.precision.autocast():
@@ -117,9 +124,12 @@ class TorchBackend:
         starts = [self.host.program.index(("slot", v.start)) for v in variants]
         totals = [_ScoreSums() for _ in range(1 + len(variants))]
         batches = zip(
-            images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH, 1), strict=True
+            images.split(self.evaluation_batch),
+            labels.split(self.evaluation_batch, 1),
+            strict=True,
         )
-        for batch, batch_labels in batches:
+        for batch, drawn_labels in batches:
+            batch_labels = drawn_labels.flatten(1)
             kept: dict[int, Tensor] = {}
             x = batch.contiguous()
             with self.precision.autocast():
@@ -163,7 +173,7 @@ class TorchBackend:
         keep: Sequence[int] = (),
         kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """Logits ``[N, B, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
+        """Logits ``[N, P, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
 
         ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The activations before the
         instructions in ``keep`` are put into ``kept``.
@@ -182,8 +192,7 @@ class TorchBackend:
                 if slot_plan is not None:
                     x = slot_block(self.host.slots[index], slot_plan, seeds[index], x)
             else:
-                pooled = ops.mean_pool(x)
-                x = ops.linear(pooled, parameters["head.weight"], parameters["head.bias"])
+                x = self.host.head(parameters, x)
         return x
 
 
@@ -210,7 +219,7 @@ def slot_block(slot: SlotSpec, plan: SlotPlan, parameters: Tensor, x: Tensor) ->
 
 def branch(slot: SlotSpec, group: Group, parameters: Tensor, x: Tensor) -> Tensor:
     """What a group's seeds would add to their ``x [B, H, W, m, C]`` at alpha 1."""
-    blueprint = blueprints.build(group.kind, slot.channels)
+    blueprint = blueprints.build(group.kind, slot.channels, slot.family)
     f = blueprint.forward(slot.layouts[group.kind].views(parameters), x)
     if group.form is Form.MULTIPLY:
         return x * f.tanh()
@@ -220,8 +229,15 @@ def branch(slot: SlotSpec, group: Group, parameters: Tensor, x: Tensor) -> Tenso
 
 
 def gate_values(slot: SlotSpec, parameters: Tensor, x: Tensor) -> Tensor:
-    """The gate of each image and seed, in (0, 1), ``[B, 1, 1, m, 1]``."""
+    """The gate of each image and seed, in (0, 1), ``[B, 1, 1, m, 1]``.
+
+    In a sequence every position has its own, ``[B, H, W, m, 1]``: a mean over all of them would
+    tell the past of the future.
+    """
     p = slot.gate_layout.views(parameters[:, slot.gate_offset :])
+    if slot.family == "sequence":
+        wide = F.relu(ops.dense(x, p["gate.hidden.weight"], p["gate.hidden.bias"]))
+        return ops.dense(wide, p["gate.out.weight"], p["gate.out.bias"]).sigmoid()
     hidden = F.relu(ops.linear(ops.mean_pool(x), p["gate.hidden.weight"], p["gate.hidden.bias"]))
     return ops.per_pixel(ops.linear(hidden, p["gate.out.weight"], p["gate.out.bias"]).sigmoid())
 
