@@ -12,7 +12,7 @@ from esper.leyline.errors import UsageError
 from esper.tolaria.backends.torch import slot_block
 from esper.tolaria.engine import Engine
 from esper.tolaria.plan import Seeds, plan
-from oracles.naive import BRANCHES, CONV_BRANCHES, MLP_BRANCHES, Gate
+from oracles.naive import BRANCHES, CONV_BRANCHES, FAMILIES, MLP_BRANCHES, Gate
 from support import (
     CPU,
     F64,
