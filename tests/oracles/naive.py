@@ -230,7 +230,6 @@ SEQUENCE_BRANCHES: dict[str, Callable[[int], nn.Module]] = {
     "mlp": partial(SequencePerceptron, factor=4),
 }
 
-BRANCHES = CONV_BRANCHES | MLP_BRANCHES
 FAMILIES = {"conv": CONV_BRANCHES, "mlp": MLP_BRANCHES, "sequence": SEQUENCE_BRANCHES}
 
 

@@ -78,6 +78,7 @@ BROKEN_PLUGINS: dict[str, bytes] = {
 VALID: dict[str, list[Any]] = {
     "task": [*TASKS, *SUITES],
     "plugin": [*PLUGINS, "./own.py", "~/own.py", "link.py", "below/../own.py"],
+    "text_file": ["own.py", "below/other.py", "link.py"],
     "slots": ["early", "mid", "late"],
     "device": ["cpu", "cpu:0"],
     "clip": [0.5, 1e30],
@@ -119,6 +120,10 @@ INVALID: dict[str, list[Any]] = {
         *("", "missing.py", "own", "own.PY", "empty", "folder.py", "loop.py", "own.py/x.py"),
         *("/dev/null", "~nosuchuser/own.py", "null\x00byte.py", LONG, LONG + ".py", "-", "\x1b.py"),
         ["own.py", "own.py", "missing.py"],
+    ],
+    "text_file": [
+        *("", "missing", "empty", "empty.py", "file.txt", "loop.py", "own.py/x", "/dev/zero"),
+        *("null\x00byte", "~nosuchuser/text", LONG, "-", "\x1b[2J"),
     ],
     "slots": ["", "r9c9", "middle", "r0c0,r0c1", LONG, "\x00"],
     "device": ["", "toaster", "cuda:99", "meta", "cpu:", "cpu\n", "çpu", LONG, "cuda:-1", "-1"],

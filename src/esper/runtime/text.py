@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.transformer import TransformerHost
+from esper.leyline.config import shown
 from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset
 from esper.runtime.registry import Task
@@ -84,12 +85,13 @@ def reading(task: Task, path: str) -> Task:
     """``task`` on the text at ``path``; a task that is not about text as it is.
 
     Raises:
-        UsageError: see ``text``.
+        UsageError: see ``text``; whatever the task.
     """
     if not isinstance(task.host, TransformerHost):
+        _content(path, 1)
         return task
     data = text(path, task.host.context)
-    return replace(task, data=lambda: data, summary=f"next byte of {Path(path).name}")
+    return replace(task, data=lambda: data, summary=f"next byte of {shown(path)}")
 
 
 def _windows(
@@ -110,21 +112,21 @@ def _content(path: Path | str, context: int) -> bytes:
     try:
         file = Path(os.path.expanduser(path))
         if file.exists() and not file.is_file():
-            raise UsageError(f"text_file: {str(path)!r} is no file; give a file with a text in it")
+            raise UsageError(f"text_file: {shown(str(path))} is no file; give a file with a text in it")
         if file.stat().st_size > MOST_BYTES:
-            raise UsageError(f"text_file: {str(path)!r} has more than {MOST_BYTES} bytes; cut it")
+            raise UsageError(f"text_file: {shown(str(path))} has more than {MOST_BYTES} bytes; cut it")
         content = file.read_bytes()
     except (OSError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"text_file: cannot read {str(path)!r} ({reason}); give a file with a text in it"
+            f"text_file: cannot read {shown(str(path))} ({reason}); give a file with a text in it"
         ) from error
     least = PIECES * (context + 1)
     if len(content) < least:
         raise UsageError(
-            f"text_file: {str(path)!r} has {len(content)} bytes; windows of {context} need at "
+            f"text_file: {shown(str(path))} has {len(content)} bytes; windows of {context} need at "
             f"least {least}"
         )
     return content
