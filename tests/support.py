@@ -399,9 +399,7 @@ def small_task(host: Host, seed: int = 2) -> Task:
 
     def split(count: int) -> tuple[Tensor, Tensor]:
         images = random_inputs(host, (count, *host.image), generator)
-        return images, torch.randint(
-            host.classes, (count, *host.label_shape), generator=generator
-        )
+        return images, torch.randint(host.classes, (count, *host.label_shape), generator=generator)
 
     data = Dataset(
         *split(40), *split(130), *split(30), classes=host.classes, label_shape=host.label_shape

@@ -15,7 +15,7 @@ from support import F64, small_gpt, small_host, small_mlp
 HOSTS = [
     *(small_host(pools=pools, kernel=kernel) for pools in (0, 1, 2) for kernel in (1, 3)),
     *(small_mlp(widths=widths) for widths in ((1,), (7, 5), (32, 16, 8, 4))),
-    *(small_gpt(layers=layers) for layers in (1, 3)),
+    *(small_gpt(layers=layers, heads=heads) for layers, heads in ((1, 1), (3, 2), (2, 0))),
 ]
 
 
@@ -37,15 +37,21 @@ def test_a_transformer_has_as_many_parameters_as_the_formula_says():
     ]
 
 
-@pytest.mark.parametrize("name", ["layers", "width", "heads", "context"])
+@pytest.mark.parametrize("name", ["layers", "width", "context"])
 def test_a_transformer_needs_something_of_everything(name: str):
     with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0"):
         small_gpt(**{name: 0})
 
 
-def test_the_heads_of_a_transformer_share_its_width():
-    with pytest.raises(ValueError, match="^heads must divide width 4, got 3"):
-        small_gpt(heads=3)
+@pytest.mark.parametrize("heads", [3, -2])
+def test_the_heads_of_a_transformer_share_its_width(heads: int):
+    with pytest.raises(ValueError, match=f"^heads must be 0 or divide width 4, got {heads}"):
+        small_gpt(heads=heads)
+
+
+def test_a_transformer_without_heads_has_no_attention():
+    host = small_gpt(layers=2, width=6, heads=0)
+    assert host.parameter_count == small_gpt(layers=2, width=6).parameter_count - 2 * (4 * 36 + 12)
 
 
 def test_a_cnn_has_as_many_parameters_as_the_formula_says():

@@ -164,7 +164,7 @@ class LowRank(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Every position by itself, in words of the textbook: scores, a softmax over the past, a sum."""
+    """Every position by itself: scores, a softmax over the past, a weighted sum."""
 
     def __init__(self, channels: int, heads: int):
         super().__init__()
@@ -174,7 +174,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = []
-        for query, key, value in zip(*(p.chunk(self.heads, 2) for p in self.joint(x).chunk(3, 2))):
+        queries, keys, values = (p.chunk(self.heads, 2) for p in self.joint(x).chunk(3, 2))
+        for query, key, value in zip(queries, keys, values, strict=True):
             rows = []
             for t in range(x.shape[1]):
                 past = slice(0, t + 1)
@@ -352,9 +353,10 @@ class NaiveGpt(NaiveHost):
         self.byte = nn.Embedding(spec.classes, spec.width)
         self.position = nn.Embedding(spec.context, spec.width)
         for layer in range(1, spec.layers + 1):
-            attention = SelfAttention(spec.width, spec.heads)
-            attention.norm = nn.LayerNorm(spec.width)
-            self.add_module(f"attention{layer}", attention)
+            if spec.heads:
+                attention = SelfAttention(spec.width, spec.heads)
+                attention.norm = nn.LayerNorm(spec.width)
+                self.add_module(f"attention{layer}", attention)
             perceptron = nn.Module()
             perceptron.norm = nn.LayerNorm(spec.width)
             perceptron.widen = nn.Linear(spec.width, 4 * spec.width, bias=False)
@@ -366,9 +368,10 @@ class NaiveGpt(NaiveHost):
     def forward(self, x: Tensor, seeds: dict[str, NaiveSeed]) -> Tensor:
         x = self.byte(x[:, 0, 0].long()) + self.position.weight
         for layer in range(self.layers):
-            attention = getattr(self, f"attention{layer + 1}")
+            if self.spec.heads:
+                attention = getattr(self, f"attention{layer + 1}")
+                x = x + attention(attention.norm(x))
             perceptron = getattr(self, f"perceptron{layer + 1}")
-            x = x + attention(attention.norm(x))
             x = x + perceptron.narrow(F.gelu(perceptron.widen(perceptron.norm(x))))
             if f"r0c{layer}" in seeds:
                 x = positions(seeds[f"r0c{layer}"](pixels(x)))

@@ -85,7 +85,7 @@ def test_a_task_on_text_reads_another_file_and_other_tasks_do_not(file: Path):
     assert "text" in task.summary
     digits = find("digits")
     assert reading(digits, str(file)) is digits
-    with pytest.raises(UsageError, match="^text_file: cannot read"):
+    with pytest.raises(UsageError, match=r"^text_file: cannot read"):
         reading(digits, str(file) + "nowhere")
 
 
@@ -115,12 +115,12 @@ def test_the_shortest_text_that_is_taken_fills_every_split(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["", ".", "/dev/zero", "a\0b"])
 def test_what_is_no_file_is_said_in_a_line(name: str):
-    with pytest.raises(UsageError, match="^text_file: .*; give a file with a text in it"):
+    with pytest.raises(UsageError, match=r"^text_file: .*; give a file with a text in it"):
         text(name, CONTEXT)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_may_not_be_read_is_said_in_a_line(file: Path):
     file.chmod(0)
-    with pytest.raises(UsageError, match="^text_file: cannot read .*Permission denied"):
+    with pytest.raises(UsageError, match=r"^text_file: cannot read .*Permission denied"):
         text(file, CONTEXT)

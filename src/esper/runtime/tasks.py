@@ -233,14 +233,26 @@ def digits_long() -> Task:
     )
 
 
-@task
-def text_bytes() -> Task:
-    """The next byte of a text; ``reading`` gives it another one."""
-    host = TransformerHost(layers=2, width=32, heads=2, context=32)
+def _text(name: str, heads: int) -> Task:
+    host = TransformerHost(layers=2, width=32, heads=heads, context=16)
     return Task(
-        name="text_bytes",
+        name=name,
         summary="next byte of Esper's licence and documentation",
         host=host,
         data=lambda: text(SHIPPED, host.context),
+        max_batches=16,
         batch_size=16,
+        learning_rate=3e-3,
     )
+
+
+@task
+def text_bytes() -> Task:
+    """A GPT whose layers came without attention: it knows one byte of the past until it grows."""
+    return _text("text_bytes", heads=0)
+
+
+@task
+def text_gpt() -> Task:
+    """A whole GPT, which needs longer than an episode to need more than it has."""
+    return _text("text_gpt", heads=2)

@@ -112,9 +112,13 @@ def _content(path: Path | str, context: int) -> bytes:
     try:
         file = Path(os.path.expanduser(path))
         if file.exists() and not file.is_file():
-            raise UsageError(f"text_file: {shown(str(path))} is no file; give a file with a text in it")
+            raise UsageError(
+                f"text_file: {shown(str(path))} is no file; give a file with a text in it"
+            )
         if file.stat().st_size > MOST_BYTES:
-            raise UsageError(f"text_file: {shown(str(path))} has more than {MOST_BYTES} bytes; cut it")
+            raise UsageError(
+                f"text_file: {shown(str(path))} has more than {MOST_BYTES} bytes; cut it"
+            )
         content = file.read_bytes()
     except (OSError, ValueError) as error:
         if isinstance(error, UsageError):

@@ -28,7 +28,8 @@ class TransformerHost:
     Attributes:
         layers: attention and perceptron, so many times.
         width: channels of an activation.
-        heads: of each layer's attention, a divisor of ``width``.
+        heads: of each layer's attention, a divisor of ``width``; with 0 layers have no attention,
+            and no position sees another one.
         context: bytes of a window.
         classes: how many different bytes there may be.
         slot_names: the slots in use, all of them when empty.
@@ -42,11 +43,11 @@ class TransformerHost:
     slot_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("layers", "width", "heads", "context"):
+        for field in ("layers", "width", "context"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
-        if self.width % self.heads:
-            raise ValueError(f"heads must divide width {self.width}, got {self.heads}")
+        if self.heads < 0 or (self.heads and self.width % self.heads):
+            raise ValueError(f"heads must be 0 or divide width {self.width}, got {self.heads}")
 
     @property
     def image(self) -> tuple[int, int, int]:
@@ -92,10 +93,13 @@ class TransformerHost:
             Field("position.weight", (self.context, width), EMBEDDING_BOUND),
         ]
         for layer in range(1, self.layers + 1):
+            if self.heads:
+                fields += [
+                    *_norm_fields(f"attention{layer}.norm", width),
+                    weight(f"attention{layer}.joint.weight", 3 * width, width),
+                    weight(f"attention{layer}.out.weight", width, width),
+                ]
             fields += [
-                *_norm_fields(f"attention{layer}.norm", width),
-                weight(f"attention{layer}.joint.weight", 3 * width, width),
-                weight(f"attention{layer}.out.weight", width, width),
                 *_norm_fields(f"perceptron{layer}.norm", width),
                 weight(f"perceptron{layer}.widen.weight", 4 * width, width),
                 weight(f"perceptron{layer}.narrow.weight", width, 4 * width),
@@ -114,7 +118,7 @@ class TransformerHost:
 
     @property
     def summary(self) -> str:
-        return f"gpt {self.layers} x {self.width}, {self.heads} heads, context {self.context}"
+        return f"gpt {self.layers} x {self.width}, heads {self.heads}, context {self.context}"
 
     def enter(self, images: Tensor) -> Tensor:
         """The bytes as they are."""
@@ -127,10 +131,11 @@ class TransformerHost:
         if index == 0:
             positions = parameters["position.weight"].transpose(0, 1)
             return ops.embedded(x[..., 0].long(), parameters["byte.weight"]) + positions
-        normalised = _normalised(parameters, f"attention{index}.norm", x)
-        joint = ops.dense(normalised, parameters[f"attention{index}.joint.weight"])
-        mixed = ops.causal_attention(joint, self.heads)
-        x = x + ops.dense(mixed, parameters[f"attention{index}.out.weight"])
+        if self.heads:
+            normalised = _normalised(parameters, f"attention{index}.norm", x)
+            joint = ops.dense(normalised, parameters[f"attention{index}.joint.weight"])
+            mixed = ops.causal_attention(joint, self.heads)
+            x = x + ops.dense(mixed, parameters[f"attention{index}.out.weight"])
         normalised = _normalised(parameters, f"perceptron{index}.norm", x)
         wide = F.gelu(ops.dense(normalised, parameters[f"perceptron{index}.widen.weight"]))
         return x + ops.dense(wide, parameters[f"perceptron{index}.narrow.weight"])
