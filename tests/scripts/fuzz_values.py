@@ -59,6 +59,9 @@ PLUGINS: dict[str, str] = {
 }
 """Files that every case may load, by their path in its directory."""
 
+TEXTS: dict[str, bytes] = {"text.txt": b"text " * 100, "below/[/x] 文": bytes(range(256)) * 2}
+"""Texts that every case may learn."""
+
 BROKEN_PLUGINS: dict[str, bytes] = {
     "no.txt": b"",
     "syntax.py": b"def f(:\n",
@@ -78,7 +81,7 @@ BROKEN_PLUGINS: dict[str, bytes] = {
 VALID: dict[str, list[Any]] = {
     "task": [*TASKS, *SUITES],
     "plugin": [*PLUGINS, "./own.py", "~/own.py", "link.py", "below/../own.py"],
-    "text_file": ["own.py", "below/other.py", "link.py"],
+    "text_file": [*TEXTS, "./text.txt", "below/../text.txt"],
     "slots": ["early", "mid", "late"],
     "device": ["cpu", "cpu:0"],
     "clip": [0.5, 1e30],
@@ -213,12 +216,12 @@ def invalid_texts(name: str) -> list[list[str]]:
 
 
 def furnish_plugins(place: Path) -> None:
-    """The files that ``VALID`` and ``INVALID`` name under ``plugin``."""
+    """The files that ``VALID`` and ``INVALID`` name under ``plugin`` and ``text_file``."""
     (place / "below").mkdir()
     (place / "folder.py").mkdir()
     for name, source in PLUGINS.items():
         (place / name).write_text(source, encoding="utf-8")
-    for name, content in BROKEN_PLUGINS.items():
+    for name, content in (BROKEN_PLUGINS | TEXTS).items():
         (place / name).write_bytes(content)
     (place / "link.py").symlink_to("own.py")
     (place / "loop.py").symlink_to("loop.py")
