@@ -59,7 +59,7 @@ PLUGINS: dict[str, str] = {
 }
 """Files that every case may load, by their path in its directory."""
 
-TEXTS: dict[str, bytes] = {"text.txt": b"text " * 100, "below/[/x] 文": bytes(range(256)) * 2}
+TEXTS: dict[str, bytes] = {"text.txt": b"text " * 100, "below/[x] 文": bytes(range(256)) * 2}
 """Texts that every case may learn."""
 
 BROKEN_PLUGINS: dict[str, bytes] = {
