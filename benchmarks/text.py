@@ -91,9 +91,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
     parser.add_argument("--groups", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--envs", type=int, default=8)
-    parser.add_argument("--group-size", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--envs", type=int, default=32)
+    parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--work", type=Path, default=Path("runs/text"))
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
@@ -110,8 +110,10 @@ def main() -> int:
         task, path = find(name), arguments.work / f"{name}.json"
         if not path.exists():
             path.write_text(json.dumps(schedules(task, arguments.groups)))
-        text += ["", f"## {name}: {task.host.summary}, {task.host.parameter_count} parameters", ""]
-        text += table(json.loads(path.read_text()))
+        rows = json.loads(path.read_text())
+        hosts = len(rows["never"]["utility"])
+        size = f"{task.host.parameter_count} parameters, {hosts} hosts"
+        text += ["", f"## {name}: {task.host.summary}, {size}", "", *table(rows)]
     gained = True
     if arguments.rounds:
         settings = {
