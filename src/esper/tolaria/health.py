@@ -1,6 +1,5 @@
 """Gradient health of seeds, and the bookkeeping of what was measured of them."""
 
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
