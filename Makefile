@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # What only the comparisons with other libraries need.
 BENCH := $(VENV)/.ready-bench
 
-.PHONY: demo test test-all test-gpu screenshots clean bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs
+.PHONY: demo test test-all test-gpu screenshots clean bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -52,6 +52,9 @@ bench-precision: $(READY)
 
 bench-sanctum: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sanctum_frame.py --write
+
+bench-text: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/text.py --write
 
 screenshots: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/make_screenshots.py

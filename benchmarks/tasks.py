@@ -125,11 +125,11 @@ def schedule(plans: list[Plan], slots: int) -> Schedule:
 
 
 def play(task: Task, plans: list[Plan], groups: int, episode: int, lanes: int) -> np.ndarray:
-    """Utility and committed accuracy, ``[2, groups, plans]``; all plans on the same hosts.
+    """Utility, committed accuracy and loss, ``[3, groups, plans]``; all plans on the same hosts.
 
     ``episode`` names the hosts: the same number gives the same hosts to any plans.
     """
-    result = np.zeros((2, groups, len(plans)))
+    result = np.zeros((3, groups, len(plans)))
     at_once = [i for i, plan in enumerate(plans) if plan.name == "everything"]
     others = [i for i in range(len(plans)) if i not in at_once]
     parts = [others[begin : begin + CHUNK] for begin in range(0, len(others), CHUNK)]
@@ -162,8 +162,8 @@ def _play(
     report = ends[0].report
     assert report.committed is not None
     worth: Tensor = utility(report.score, report.added, task.host.parameter_count)
-    both = torch.stack([worth, report.committed.accuracy])
-    return both.view(2, groups, len(plans)).numpy()
+    found = torch.stack([worth, report.committed.accuracy, report.committed.loss])
+    return found.view(3, groups, len(plans)).numpy()
 
 
 def _keep(ends: list[Step], t: int, actions: Tensor, step: Step) -> None:
@@ -206,7 +206,7 @@ def chosen_plans(both: dict[str, float], suite_plan: str) -> dict[str, str]:
 def final(task: Task, names: dict[str, str], lanes: int, episode: int = FINAL_HOSTS) -> dict:
     """Each plan of ``names`` on fresh hosts."""
     known, different = known_plans(task), list(dict.fromkeys(names.values()))
-    worth, accuracy = play(task, [known[n] for n in different], PER_FINAL, episode, lanes)
+    worth, accuracy, _ = play(task, [known[n] for n in different], PER_FINAL, episode, lanes)
     rows = {}
     for role, name in names.items():
         i, plan = different.index(name), known[name]

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from esper.kasmina.blueprints import BUILDERS
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
+from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.seeds import AlphaMode, SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import AdamState, Stack
@@ -38,6 +40,7 @@ from esper.tolaria.precision import Precision
 from oracles.naive import (
     CONV_BRANCHES,
     MLP_BRANCHES,
+    SEQUENCE_BRANCHES,
     NaiveEnvironment,
     NaiveSeed,
     naive_host,
@@ -48,6 +51,7 @@ F64 = torch.float64
 TOLERANCE = 1e-9
 BLUEPRINT_NAMES = tuple(CONV_BRANCHES)
 MLP_NAMES = tuple(MLP_BRANCHES)
+SEQUENCE_NAMES = tuple(SEQUENCE_BRANCHES)
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,16 @@ def small_mlp(**changes) -> MlpHost:
     return MlpHost(**(settings | changes))
 
 
+def small_gpt(**changes) -> TransformerHost:
+    """Three layers, three slots: r0c0, r0c1, r0c2."""
+    settings = {"layers": 3, "width": 4, "heads": 2, "context": 5, "classes": 7}
+    return TransformerHost(**(settings | changes))
+
+
 def names_of(host: Host) -> tuple[str, ...]:
     """The blueprints of the host's family, in the oracle's order."""
+    if isinstance(host, TransformerHost):
+        return SEQUENCE_NAMES
     return MLP_NAMES if isinstance(host, MlpHost) else BLUEPRINT_NAMES
 
 
@@ -161,11 +173,18 @@ def random_batches(
     shape = (size, height, width, rows, channels)
     return [
         (
-            torch.randn(shape, generator=generator, dtype=F64).to(dtype),
-            torch.randint(host.classes, (rows, size), generator=generator),
+            random_inputs(host, shape, generator).to(dtype),
+            torch.randint(host.classes, (rows, size, *host.label_shape), generator=generator),
         )
         for _ in range(count)
     ]
+
+
+def random_inputs(host: Host, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Images, or the bytes that a host takes."""
+    if isinstance(host, TransformerHost):
+        return torch.randint(host.classes, shape, generator=generator).to(F64)
+    return torch.randn(shape, generator=generator, dtype=F64)
 
 
 def optimisation(
@@ -221,8 +240,9 @@ def minibatches(batches: list[tuple[Tensor, Tensor]]) -> Minibatches:
     """The same minibatches as draws from a pool of images."""
     images = torch.stack([images.permute(3, 0, 1, 2, 4) for images, _ in batches], 1)
     labels = torch.stack([labels for _, labels in batches], 1)
-    drawn = torch.arange(labels.numel()).view(labels.shape)
-    return Minibatches(images.flatten(0, 2), labels.flatten(), drawn)
+    shape = labels.shape[:3]
+    drawn = torch.arange(prod(shape)).view(shape)
+    return Minibatches(images.flatten(0, 2), labels.flatten(0, 2), drawn)
 
 
 def naive_environments(
@@ -244,7 +264,7 @@ def naive_environments(
             if plant.stage in IDLE_STAGES:
                 continue
             seed = NaiveSeed(
-                plant.blueprint, plant.style, slot.channels, alphas[n, s].item(), plant.frozen
+                plant.blueprint, plant.style, slot, alphas[n, s].item(), plant.frozen
             ).to(F64)
             seed.load(slot, stack.seeds[s][n])
             seeds[slot.name] = seed
@@ -384,10 +404,12 @@ def small_task(host: Host, seed: int = 2) -> Task:
     generator = torch.Generator().manual_seed(seed)
 
     def split(count: int) -> tuple[Tensor, Tensor]:
-        images = torch.randn(count, *host.image, generator=generator, dtype=F64)
-        return images, torch.randint(host.classes, (count,), generator=generator)
+        images = random_inputs(host, (count, *host.image), generator)
+        return images, torch.randint(host.classes, (count, *host.label_shape), generator=generator)
 
-    data = Dataset(*split(40), *split(130), *split(30), classes=host.classes)
+    data = Dataset(
+        *split(40), *split(130), *split(30), classes=host.classes, label_shape=host.label_shape
+    )
     return Task("small", "random images", host, lambda: data, weight_decay=0.05)
 
 

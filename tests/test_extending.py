@@ -65,7 +65,7 @@ class WideKernel(nn.Module):
 @pytest.fixture
 def kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Index of the documented blueprint, which is known as long as the test runs."""
-    monkeypatch.setitem(naive.BRANCHES, NAME, WideKernel)
+    monkeypatch.setitem(naive.CONV_BRANCHES, NAME, WideKernel)
     with own_blueprints():
         exec(examples("A blueprint")[0], {})
         yield BLUEPRINTS.index(NAME)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.kasmina.blueprints import BUILDERS, build, register
+from esper.kasmina.blueprints import BUILDERS, Blueprint, build, register
 from esper.kasmina.blueprints.conv import conv_small
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.slots import SlotSpec
@@ -12,7 +12,7 @@ from esper.leyline.errors import UsageError
 from esper.tolaria.backends.torch import slot_block
 from esper.tolaria.engine import Engine
 from esper.tolaria.plan import Seeds, plan
-from oracles.naive import BRANCHES, CONV_BRANCHES, MLP_BRANCHES, Gate
+from oracles.naive import CONV_BRANCHES, FAMILIES, Gate
 from support import (
     CPU,
     F64,
@@ -25,6 +25,7 @@ from support import (
     seed_state,
     seed_views,
     small_engine,
+    small_gpt,
     small_host,
     small_mlp,
     train,
@@ -41,9 +42,27 @@ COUNTS_AT_64 = {
     "mlp_small": 4 * 64 * 64 + 4 * 64,
     "mlp": 8 * 64 * 64 + 6 * 64,
 }
+SEQUENCE_COUNTS_AT_64 = {
+    "norm": 129,
+    "attention": 4 * 64 * 64 + 2 * 64,
+    "lora": 16 * 64,
+    "lora_large": 64 * 64,
+    "mlp_small": COUNTS_AT_64["mlp_small"],
+    "mlp": COUNTS_AT_64["mlp"],
+}
 HOST, MLP = small_host(channels=(16, 8)), small_mlp(widths=(16, 8, 4))
+GPT = small_gpt(width=16)
 
-every_host = pytest.mark.parametrize("host", [HOST, MLP], ids=lambda host: type(host).__name__)
+every_host = pytest.mark.parametrize("host", [HOST, MLP, GPT], ids=lambda host: type(host).__name__)
+every_branch = pytest.mark.parametrize(
+    ("family", "name"),
+    [(family, name) for family, branches in FAMILIES.items() for name in branches],
+)
+
+
+def of_first_family(name: str) -> Blueprint:
+    """As it is in images, or on a linear map."""
+    return build(BLUEPRINTS.index(name), 64, "conv" if name in CONV_BRANCHES else "mlp")
 
 
 def newborn(host: Host, life: str, births: int = 1) -> tuple[Engine, Garden]:
@@ -58,22 +77,29 @@ def newborn(host: Host, life: str, births: int = 1) -> tuple[Engine, Garden]:
 
 @pytest.mark.parametrize(("name", "count"), COUNTS_AT_64.items(), ids=COUNTS_AT_64)
 def test_a_blueprint_has_its_documented_number_of_parameters(name: str, count: int):
-    assert build(BLUEPRINTS.index(name), 64).layout.size == count
+    assert of_first_family(name).layout.size == count
+
+
+@pytest.mark.parametrize(("name", "count"), SEQUENCE_COUNTS_AT_64.items())
+def test_a_blueprint_for_sequences_has_its_documented_number_of_parameters(name: str, count: int):
+    assert build(BLUEPRINTS.index(name), 64, "sequence").layout.size == count
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 36, 64])
-@pytest.mark.parametrize("name", BRANCHES)
-def test_a_blueprint_has_the_parameters_of_its_module(name: str, channels: int):
-    layout = build(BLUEPRINTS.index(name), channels).layout
-    expected = {n: tuple(p.shape) for n, p in BRANCHES[name](channels).named_parameters()}
+@every_branch
+def test_a_blueprint_has_the_parameters_of_its_module(family: str, name: str, channels: int):
+    layout = build(BLUEPRINTS.index(name), channels, family).layout
+    module = FAMILIES[family][name](channels)
+    expected = {n: tuple(p.shape) for n, p in module.named_parameters()}
     assert {field.name: field.shape for field in layout.fields} == expected
 
 
 def test_every_blueprint_has_an_oracle():
-    assert set(BUILDERS) == set(BRANCHES)
+    found = {(family, name) for name, builders in BUILDERS.items() for family in builders}
+    assert found == {(family, name) for family, names in FAMILIES.items() for name in names}
 
 
-@pytest.mark.parametrize(("family", "branches"), [("conv", CONV_BRANCHES), ("mlp", MLP_BRANCHES)])
+@pytest.mark.parametrize(("family", "branches"), FAMILIES.items())
 def test_a_slot_takes_the_blueprints_of_its_family(family: str, branches: dict):
     slot = SlotSpec("r0c0", 4, (1, 1), 1.0, family)
     assert {BLUEPRINTS[kind] for kind in slot.kinds} == set(branches)
@@ -82,7 +108,7 @@ def test_a_slot_takes_the_blueprints_of_its_family(family: str, branches: dict):
 
 
 @pytest.mark.parametrize("channels", [3, 64])
-@pytest.mark.parametrize(("family", "branches"), [("conv", CONV_BRANCHES), ("mlp", MLP_BRANCHES)])
+@pytest.mark.parametrize(("family", "branches"), FAMILIES.items())
 def test_a_slots_tables_count_what_the_modules_have(channels: int, family: str, branches: dict):
     slot = SlotSpec("r0c0", channels, (6, 6), 1.0, family)
     gate = sum(p.numel() for p in Gate(channels).parameters())
@@ -188,18 +214,18 @@ def test_the_host_has_a_gradient_in_every_tensor_with_a_newborn_seed_at_alpha_1(
         assert (moment.flatten(1).abs().amax(1) > 1e-6).all(), name
 
 
-@pytest.mark.parametrize("name", BRANCHES)
-def test_the_oracle_and_the_program_agree_on_a_branch_at_64_channels(name: str):
+@every_branch
+def test_the_oracle_and_the_program_agree_on_a_branch_at_64_channels(family: str, name: str):
     """Many norm groups, the widest hidden layers."""
     generator = torch.Generator().manual_seed(1)
-    module = BRANCHES[name](64).to(F64)
-    blueprint = build(BLUEPRINTS.index(name), 64)
+    module = FAMILIES[family][name](64).to(F64)
+    blueprint = build(BLUEPRINTS.index(name), 64, family)
     row = torch.rand(1, blueprint.layout.size, generator=generator, dtype=F64, device=CPU) - 0.5
     views = blueprint.layout.views(row)
     with torch.no_grad():
         for n, parameter in module.named_parameters():
             parameter.copy_(views[n][0])
-        pixels = (4, 4) if name in CONV_BRANCHES else (1, 1)
+        pixels = {"conv": (4, 4), "mlp": (1, 1), "sequence": (1, 4)}[family]
         x = torch.randn(2, 64, *pixels, generator=generator, dtype=F64)
         found = blueprint.forward(views, x.permute(0, 2, 3, 1)[:, :, :, None].contiguous())
         expected = module(x).permute(0, 2, 3, 1)[:, :, :, None]
@@ -232,8 +258,8 @@ def test_a_blueprint_needs_known_families(families):
 def test_a_reserved_name_keeps_its_place_and_a_blueprint_may_live_in_both_families():
     with own_blueprints():
         before = list(BLUEPRINTS)
-        register("lora", conv_small, families=("conv", "mlp"))
+        register("flex_attention", conv_small, families=("conv", "mlp"))
         assert before == BLUEPRINTS
         assert HEAD_WIDTHS["blueprint"] == len(before)
         for host in (small_host(), small_mlp()):
-            assert BLUEPRINTS.index("lora") in host.slots[0].kinds
+            assert BLUEPRINTS.index("flex_attention") in host.slots[0].kinds

@@ -7,13 +7,15 @@ from esper.kasmina import ops
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host, resolve_slots
 from esper.kasmina.hosts.mlp import MlpHost
+from esper.kasmina.hosts.transformer import TransformerHost
 from esper.leyline.errors import UsageError
 from oracles.naive import naive_host
-from support import F64, small_host, small_mlp
+from support import F64, small_gpt, small_host, small_mlp
 
 HOSTS = [
     *(small_host(pools=pools, kernel=kernel) for pools in (0, 1, 2) for kernel in (1, 3)),
     *(small_mlp(widths=widths) for widths in ((1,), (7, 5), (32, 16, 8, 4))),
+    *(small_gpt(layers=layers, heads=heads) for layers, heads in ((1, 1), (3, 2), (2, 0))),
 ]
 
 
@@ -22,6 +24,34 @@ def test_an_mlp_has_as_many_parameters_as_the_formula_says():
     assert first.parameter_count == 64 * 32 + 2 * 32 + (32 + 1) * 10
     assert second.parameter_count == 60 * 20 + 2 * 20 + 20 * 12 + 2 * 12 + (12 + 1) * 3
     assert second.buffers.size == 2 * (20 + 12)
+
+
+def test_a_transformer_has_as_many_parameters_as_the_formula_says():
+    host = TransformerHost(layers=2, width=32, heads=4, context=24)
+    layer = 4 * 32 * 32 + 8 * 32 * 32 + 2 * 2 * 32
+    assert host.parameter_count == (256 + 24) * 32 + 2 * layer + 2 * 32
+    assert host.buffers.size == 0
+    assert [(slot.name, slot.channels, slot.size, slot.family) for slot in host.slots] == [
+        ("r0c0", 32, (1, 24), "sequence"),
+        ("r0c1", 32, (1, 24), "sequence"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["layers", "width", "context"])
+def test_a_transformer_needs_something_of_everything(name: str):
+    with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0"):
+        small_gpt(**{name: 0})
+
+
+@pytest.mark.parametrize("heads", [3, -2])
+def test_the_heads_of_a_transformer_share_its_width(heads: int):
+    with pytest.raises(ValueError, match=f"^heads must be 0 or divide width 4, got {heads}"):
+        small_gpt(heads=heads)
+
+
+def test_a_transformer_without_heads_has_no_attention():
+    host = small_gpt(layers=2, width=6, heads=0)
+    assert host.parameter_count == small_gpt(layers=2, width=6).parameter_count - 2 * (4 * 36 + 12)
 
 
 def test_a_cnn_has_as_many_parameters_as_the_formula_says():

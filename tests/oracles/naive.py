@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
+from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Stack
 from esper.leyline.actions import BLUEPRINTS, Style
@@ -132,6 +133,80 @@ class Gate(nn.Module):
         return gate[:, :, None, None]
 
 
+def positions(x: Tensor) -> Tensor:
+    """``[B, C, 1, T]`` as ``[B, T, C]``."""
+    return x[:, :, 0].transpose(1, 2)
+
+
+def pixels(x: Tensor) -> Tensor:
+    """The inverse of ``positions``."""
+    return x.transpose(1, 2)[:, :, None]
+
+
+class SequenceNorm(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(()))
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.scale) * (pixels(self.norm(positions(x))) - x)
+
+
+class LowRank(nn.Module):
+    def __init__(self, channels: int, rank: int):
+        super().__init__()
+        self.down = nn.Linear(channels, rank, bias=False)
+        self.up = nn.Linear(rank, channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pixels(self.up(self.down(positions(x))))
+
+
+class SelfAttention(nn.Module):
+    """Every position by itself: scores, a softmax over the past, a weighted sum."""
+
+    def __init__(self, channels: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.joint = nn.Linear(channels, 3 * channels, bias=False)
+        self.out = nn.Linear(channels, channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = []
+        queries, keys, values = (p.chunk(self.heads, 2) for p in self.joint(x).chunk(3, 2))
+        for query, key, value in zip(queries, keys, values, strict=True):
+            rows = []
+            for t in range(x.shape[1]):
+                past = slice(0, t + 1)
+                score = (key[:, past] * query[:, t : t + 1]).sum(2) / query.shape[2] ** 0.5
+                rows.append((score.softmax(1)[:, :, None] * value[:, past]).sum(1))
+            parts.append(torch.stack(rows, 1))
+        return self.out(torch.cat(parts, 2))
+
+
+class SequenceAttention(SelfAttention):
+    def __init__(self, channels: int):
+        heads = 4 if channels % 4 == 0 else 2 if channels % 2 == 0 else 1
+        super().__init__(channels, heads)
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pixels(super().forward(self.norm(positions(x))))
+
+
+class SequencePerceptron(Perceptron):
+    def forward(self, x: Tensor) -> Tensor:
+        return pixels(self.narrow(F.relu(self.widen(self.norm(positions(x))))))
+
+
+class SequenceGate(Gate):
+    """A number for each position."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pixels(torch.sigmoid(self.out(F.relu(self.hidden(positions(x))))))
+
+
 CONV_BRANCHES: dict[str, Callable[[int], nn.Module]] = {
     "norm": Norm,
     "attention": Attention,
@@ -147,16 +222,26 @@ MLP_BRANCHES: dict[str, Callable[[int], nn.Module]] = {
     "mlp": partial(Perceptron, factor=4),
 }
 
-BRANCHES = CONV_BRANCHES | MLP_BRANCHES
+SEQUENCE_BRANCHES: dict[str, Callable[[int], nn.Module]] = {
+    "norm": SequenceNorm,
+    "attention": SequenceAttention,
+    "lora": partial(LowRank, rank=8),
+    "lora_large": partial(LowRank, rank=32),
+    "mlp_small": partial(SequencePerceptron, factor=2),
+    "mlp": partial(SequencePerceptron, factor=4),
+}
+
+FAMILIES = {"conv": CONV_BRANCHES, "mlp": MLP_BRANCHES, "sequence": SEQUENCE_BRANCHES}
 
 
 class NaiveSeed(nn.Module):
     """A branch, its gate where the style has one, and how it enters the activation."""
 
-    def __init__(self, blueprint: str, style: Style, channels: int, alpha: float, frozen: bool):
+    def __init__(self, blueprint: str, style: Style, slot: SlotSpec, alpha: float, frozen: bool):
         super().__init__()
-        self.branch = BRANCHES[blueprint](channels)
-        self.gate = Gate(channels) if style is Style.GATED_GATE else None
+        self.branch = FAMILIES[slot.family][blueprint](slot.channels)
+        gate = SequenceGate if slot.family == "sequence" else Gate
+        self.gate = gate(slot.channels) if style is Style.GATED_GATE else None
         self.blueprint, self.style, self.alpha, self.frozen = blueprint, style, alpha, frozen
 
     def contribution(self, x: Tensor) -> Tensor:
@@ -259,8 +344,44 @@ class NaiveMlp(NaiveHost):
         return self.head(x)
 
 
+class NaiveGpt(NaiveHost):
+    """Bytes ``[B, 1, 1, T]`` to logits ``[B * T, classes]``: embedding, layers, shared head."""
+
+    def __init__(self, spec: TransformerHost):
+        super().__init__()
+        self.spec, self.blocks, self.layers = spec, 0, spec.layers
+        self.byte = nn.Embedding(spec.classes, spec.width)
+        self.position = nn.Embedding(spec.context, spec.width)
+        for layer in range(1, spec.layers + 1):
+            if spec.heads:
+                attention = SelfAttention(spec.width, spec.heads)
+                attention.norm = nn.LayerNorm(spec.width)
+                self.add_module(f"attention{layer}", attention)
+            perceptron = nn.Module()
+            perceptron.norm = nn.LayerNorm(spec.width)
+            perceptron.widen = nn.Linear(spec.width, 4 * spec.width, bias=False)
+            perceptron.narrow = nn.Linear(4 * spec.width, spec.width, bias=False)
+            self.add_module(f"perceptron{layer}", perceptron)
+        self.head = nn.Module()
+        self.head.norm = nn.LayerNorm(spec.width)
+
+    def forward(self, x: Tensor, seeds: dict[str, NaiveSeed]) -> Tensor:
+        x = self.byte(x[:, 0, 0].long()) + self.position.weight
+        for layer in range(self.layers):
+            if self.spec.heads:
+                attention = getattr(self, f"attention{layer + 1}")
+                x = x + attention(attention.norm(x))
+            perceptron = getattr(self, f"perceptron{layer + 1}")
+            x = x + perceptron.narrow(F.gelu(perceptron.widen(perceptron.norm(x))))
+            if f"r0c{layer}" in seeds:
+                x = positions(seeds[f"r0c{layer}"](pixels(x)))
+        return (self.head.norm(x) @ self.byte.weight.T).flatten(0, 1)
+
+
 def naive_host(spec: Host) -> NaiveHost:
     """The module of one host."""
+    if isinstance(spec, TransformerHost):
+        return NaiveGpt(spec)
     return NaiveMlp(spec) if isinstance(spec, MlpHost) else NaiveCnn(spec)
 
 
@@ -297,7 +418,8 @@ class NaiveEnvironment:
         )
 
     def train(self, images: Tensor, labels: Tensor) -> None:
-        """One minibatch: images ``[B, C, H, W]``, labels ``[B]``."""
+        """One minibatch: images ``[B, C, H, W]``, labels ``[B]`` or ``[B, T]``."""
+        labels = labels.flatten()
         self.host.train()
         self.host.zero_grad()
         for seed in self.seeds.values():
@@ -326,6 +448,7 @@ class NaiveEnvironment:
     ) -> tuple[float, float, float]:
         """Loss, accuracy and expected accuracy, with the seeds in some slots left out."""
         self.host.eval()
+        labels = labels.flatten()
         kept = {name: seed for name, seed in self.seeds.items() if name not in without}
         logits = self.host(images, kept)
         probability = logits.softmax(1).gather(1, labels[:, None])[:, 0]

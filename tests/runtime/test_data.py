@@ -118,14 +118,6 @@ def test_pixels_lie_in_the_unit_interval_until_noise_is_added():
         assert noise.std().item() == pytest.approx(0.1, rel=0.05)
 
 
-def test_moving_the_data_to_a_dtype_keeps_labels_whole():
-    data = digits().to(torch.float64, torch.device("cpu"))
-    assert data.train_images.dtype == data.validation_images.dtype == torch.float64
-    assert data.test_images.dtype == torch.float64
-    assert data.train_labels.dtype == torch.long
-    assert torch.equal(data.validation_images.float(), digits().validation_images)
-
-
 FINGERPRINTS = [
     ({}, "863c2f8fd488 85ba21081594 d1ff21a87555 794d87ba24d0 4ecf398db0ee 7f36fc4c505d"),
     (

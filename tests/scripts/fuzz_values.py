@@ -60,6 +60,9 @@ PLUGINS: dict[str, str] = {
 }
 """Files that every case may load, by their path in its directory."""
 
+TEXTS: dict[str, bytes] = {"text.txt": b"text " * 100, "below/[x] 文": bytes(range(256)) * 2}
+"""Texts that every case may learn."""
+
 BROKEN_PLUGINS: dict[str, bytes] = {
     "no.txt": b"",
     "syntax.py": b"def f(:\n",
@@ -81,6 +84,7 @@ VALID: dict[str, list[Any]] = {
     "task": [name for name in [*TASKS, *SUITES] if not name.startswith("cifar")],
     "data_dir": ["data", "ünï 文", "", "nowhere/else", "-"],
     "plugin": [*PLUGINS, "./own.py", "~/own.py", "link.py", "below/../own.py"],
+    "text_file": [*TEXTS, "./text.txt", "below/../text.txt"],
     "slots": ["early", "mid", "late"],
     "device": ["cpu", "cpu:0"],
     "devices": ["cpu", "cpu:0"],
@@ -125,6 +129,10 @@ INVALID: dict[str, list[Any]] = {
         *("", "missing.py", "own", "own.PY", "empty", "folder.py", "loop.py", "own.py/x.py"),
         *("/dev/null", "~nosuchuser/own.py", "null\x00byte.py", LONG, LONG + ".py", "-", "\x1b.py"),
         ["own.py", "own.py", "missing.py"],
+    ],
+    "text_file": [
+        *("", "missing", "empty", "empty.py", "file.txt", "loop.py", "own.py/x", "/dev/zero"),
+        *("null\x00byte", "~nosuchuser/text", LONG, "-", "\x1b[2J"),
     ],
     "slots": ["", "r9c9", "middle", "r0c0,r0c1", LONG, "\x00"],
     "devices": ["", "toaster", "meta", ["cpu", "cuda:99"], ["cpu", "cpu:"], LONG],
@@ -215,12 +223,12 @@ def invalid_texts(name: str) -> list[list[str]]:
 
 
 def furnish_plugins(place: Path) -> None:
-    """The files that ``VALID`` and ``INVALID`` name under ``plugin``."""
+    """The files that ``VALID`` and ``INVALID`` name under ``plugin`` and ``text_file``."""
     (place / "below").mkdir()
     (place / "folder.py").mkdir()
     for name, source in PLUGINS.items():
         (place / name).write_text(source, encoding="utf-8")
-    for name, content in BROKEN_PLUGINS.items():
+    for name, content in (BROKEN_PLUGINS | TEXTS).items():
         (place / name).write_bytes(content)
     (place / "link.py").symlink_to("own.py")
     (place / "loop.py").symlink_to("loop.py")

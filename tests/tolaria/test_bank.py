@@ -41,6 +41,16 @@ def banked(*tasks: Task) -> DataBank:
     return DataBank([(task, task.datasets()) for task in tasks], F64, CPU)
 
 
+def test_moving_the_data_to_a_dtype_keeps_labels_whole():
+    data = plain(1.0)
+    bank = DataBank([(task_of(data), [data])], torch.float32, CPU)
+    for split in ("train", "validation", "test"):
+        images, labels = getattr(bank, f"{split}_images"), getattr(bank, f"{split}_labels")
+        assert images.dtype == torch.float32
+        assert labels.dtype == torch.long
+        assert torch.equal(images.double().flatten(), getattr(data, f"{split}_images").flatten())
+
+
 # --- what shares a stack ----------------------------------------------------------------------
 
 

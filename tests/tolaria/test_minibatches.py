@@ -12,7 +12,16 @@ from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.precision import Precision
-from support import CPU, F64, mixed_gardens, needs_native, seed_state, small_host, small_task
+from support import (
+    CPU,
+    F64,
+    mixed_gardens,
+    needs_native,
+    seed_state,
+    small_gpt,
+    small_host,
+    small_task,
+)
 
 MOVED = Augmentation(reach=2, flip=True)
 GROUPS = torch.tensor([7, 7, 9, 9, 9])
@@ -99,6 +108,27 @@ def test_streamed_minibatches_are_those_of_preloaded_data(
     assert far.streamed
     assert not near.streamed
     for (images, labels), (other, others) in zip(near, far, strict=True):
+        assert torch.equal(images, other)
+        assert torch.equal(labels, others)
+
+
+def test_streamed_windows_of_a_sequence_are_those_of_preloaded_data() -> None:
+    host = small_gpt()
+    stream = torch.randint(host.classes, (300,)).to(F64)
+    windows = stream[:-1].unfold(0, host.context, 1)[:, None, :, None]
+    following = stream[1:].long().unfold(0, host.context, 1)
+    task = small_task(host)
+    data = replace(task.datasets()[0], train_images=windows, train_labels=following)
+    found = []
+    for preload in (True, False):
+        bank = DataBank([(task, [data])], F64, CPU, preload)
+        backend = TorchBackend(host, Precision("cpu"))
+        made = Engine(bank, Rows(torch.arange(5), GROUPS), 3, backend, max_batches=3, batch_size=6)
+        made.reset(0)
+        found.append(list(made.minibatches(2)))
+    for (images, labels), (other, others) in zip(*found, strict=True):
+        assert labels.shape == (5, 6, host.context)
+        assert torch.equal(images[:, 0, 1:, :, 0].permute(2, 0, 1).long(), labels[..., :-1])
         assert torch.equal(images, other)
         assert torch.equal(labels, others)
 

@@ -1,12 +1,13 @@
 """A step dispatches the same operations however many environments there are."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.leyline.actions import Style
 from esper.runtime.tasks import find
@@ -14,7 +15,7 @@ from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.plan import CHUNK
 from esper.tolaria.precision import Precision
-from support import LIVES, Garden, Plant, bank_of, seed_state
+from support import LIVES, Garden, Plant, bank_of, seed_state, small_task
 
 COMPOSITION: Garden = [
     {0: Plant("conv_heavy"), 1: Plant("conv_light", Style.GATED_GATE, **LIVES["training"])},
@@ -63,21 +64,23 @@ def operations(names: tuple[int, ...], mlp: bool = False) -> Operations:
 
 def _counted(names: tuple[int, ...], mlp: bool) -> Operations:
     composition = MLP_COMPOSITION if mlp else COMPOSITION
-    garden = [composition[i] if i >= 0 else {} for i in names]
-    task = find("digits_shift")
-    if mlp:
-        task = replace(task, host=MlpHost((4, 8), 10, (8, 8, 1)))
+    host = MlpHost((4, 8), 10, (8, 8, 1)) if mlp else find("digits_shift").host
+    return counted(host, [composition[i] if i >= 0 else {} for i in names])
+
+
+def counted(host: Host, garden: Garden) -> Operations:
+    """Operations of one training epoch and one measurement of what the garden says."""
     rows = torch.arange(len(garden))
     engine = Engine(
-        bank_of(task, torch.float32),
+        bank_of(small_task(host), torch.float32),
         Rows(rows, rows // 8),
         seed=0,
-        backend=TorchBackend(task.host, Precision("cpu")),
+        backend=TorchBackend(host, Precision("cpu")),
         max_batches=1,
         batch_size=4,
     )
     engine.reset(0)
-    state = seed_state(garden, 2)
+    state = seed_state(garden, len(host.slots))
     engine.germinate(state.living, state.blueprint, step=0)
     with Counter() as counter:
         engine.train(state, step=0)

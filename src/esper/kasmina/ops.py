@@ -228,6 +228,41 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out.contiguous().unflatten(0, x.shape[:3])
 
 
+def embedded(indices: Tensor, weight: Tensor) -> Tensor:
+    """Rows of each environment's table.
+
+    Args:
+        indices: int64 ``[B, H, W, N]``, or ``[B, H, W, 1]`` for indices shared by all.
+        weight: ``[N, rows, C]``.
+
+    Returns:
+        ``[B, H, W, N, C]``.
+    """
+    environments, rows, _ = weight.shape
+    begins = torch.arange(environments, device=indices.device) * rows
+    return F.embedding(indices + begins, weight.flatten(0, 1))
+
+
+def causal_attention(joint: Tensor, heads: int) -> Tensor:
+    """Scaled dot-product attention of each pixel to itself and to those before it, row by row.
+
+    Vaswani et al., "Attention is all you need", 2017. Environments are a part of the batch.
+
+    Args:
+        joint: query, key and value, ``[B, H, W, N, 3 * C]``.
+        heads: a divisor of C.
+
+    Returns:
+        ``[B, H, W, N, C]``.
+    """
+    batch, height, width, environments, _ = joint.shape
+    parts = joint.flatten(1, 2).unflatten(3, (3, heads, -1)).permute(3, 0, 2, 4, 1, 5)
+    query, key, value = parts.flatten(1, 2).unbind(0)
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    merged = out.unflatten(0, (batch, environments)).permute(0, 3, 1, 2, 4).flatten(3)
+    return merged.unflatten(1, (height, width)).contiguous()
+
+
 def per_pixel(x: Tensor) -> Tensor:
     """``[N, B, C]`` as a factor ``[B, 1, 1, N, C]`` that broadcasts over the pixels."""
     return x.transpose(0, 1)[:, None, None]

@@ -37,11 +37,16 @@ class SlotSpec:
     @cached_property
     def layouts(self) -> dict[int, Layout]:
         """Layout of a row of the slot's store for each blueprint, without the gate."""
-        return {kind: blueprints.build(kind, self.channels).layout for kind in self.kinds}
+        return {
+            kind: blueprints.build(kind, self.channels, self.family).layout for kind in self.kinds
+        }
 
     @cached_property
     def gate_layout(self) -> Layout:
-        """The gate of style GATED_GATE: mean over pixels, C to max(8, C / 4), ReLU, to 1."""
+        """The gate of style GATED_GATE: C to max(8, C / 4), ReLU, to 1.
+
+        It reads the mean over the pixels; in a sequence, each position by itself.
+        """
         hidden = max(8, self.channels // 4)
         return Layout(
             (

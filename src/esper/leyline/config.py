@@ -43,6 +43,9 @@ class WorldConfig:
     """Python files with tasks and blueprints of your own."""
     data_dir: str = "./data"
     """Directory with the files of tasks that read any: cifar-10-batches-bin or -py in it."""
+    text_file: str | None = None
+    """Text whose bytes the tasks on text learn; the licence and documentation of Esper when not
+    given."""
     slots: tuple[str, ...] = ()
     """Where seeds may grow: names such as r0c0, or early, mid, late; all slots when not given."""
     max_seeds: int | None = None
@@ -236,6 +239,7 @@ GROWTH_ONLY = frozenset(
         "data_dir",
         "gpu_preload",
         "experimental_gpu_preload_gather",
+        "text_file",
         "slots",
         "max_seeds",
         "group_size",

@@ -16,7 +16,7 @@ from esper.leyline.errors import UsageError
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images ``[n, H, W, C]`` in float and labels ``[n]`` of three disjoint splits.
+    """Images ``[n, H, W, C]`` in float and labels ``[n, *label_shape]`` of three disjoint splits.
 
     Training draws from ``train_*``; reward and observation see ``validation_*``, a fixed set;
     ``test_*`` is touched by evaluation alone.
@@ -32,11 +32,12 @@ class Dataset:
     test_images: Tensor
     test_labels: Tensor
     classes: int
+    label_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for split in ("train", "validation", "test"):
             images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
-            if not len(images) or labels.shape != images.shape[:1]:
+            if not len(images) or labels.shape != (len(images), *self.label_shape):
                 raise UsageError(
                     f"data: the {split} split has images {list(images.shape)} and labels "
                     f"{list(labels.shape)}; give one label an image, and at least one image"
@@ -48,16 +49,22 @@ class Dataset:
                     f"number the {self.classes} classes from 0"
                 )
 
-    def to(self, dtype: torch.dtype, device: torch.device) -> "Dataset":
-        return Dataset(
-            self.train_images.to(device, dtype),
-            self.train_labels.to(device),
-            self.validation_images.to(device, dtype),
-            self.validation_labels.to(device),
-            self.test_images.to(device, dtype),
-            self.test_labels.to(device),
-            self.classes,
-        )
+
+def stored(x: Tensor) -> int:
+    """Elements that ``x`` takes memory for: fewer than it has where windows of it overlap."""
+    return min(x.numel(), _span(x))
+
+
+def once(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """``function(x)``, which works element by element; windows that overlap do so still."""
+    if stored(x) == x.numel():
+        return function(x)
+    return function(x.as_strided((_span(x),), (1,))).as_strided(x.shape, x.stride(), 0)
+
+
+def _span(x: Tensor) -> int:
+    """Elements from the first to the last in memory."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
 
 
 @dataclass(frozen=True)

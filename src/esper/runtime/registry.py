@@ -107,6 +107,11 @@ class Task:
         sets = tuple(self._made(*pair) for pair in zip(places, makers, strict=False))
         wanted = (self.host.image, self.host.classes)
         for place, dataset in zip(places, sets, strict=False):
+            if dataset.label_shape != self.host.label_shape:
+                raise UsageError(
+                    f"{place}: the task {self.name!r} has labels of shape {dataset.label_shape} an "
+                    f"input and a host for {self.host.label_shape}; make them the same"
+                )
             for images in (dataset.train_images, dataset.validation_images, dataset.test_images):
                 found = (tuple(images.shape[1:]), dataset.classes)
                 if found != wanted:

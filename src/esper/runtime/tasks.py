@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.mlp import MlpHost
+from esper.kasmina.hosts.transformer import TransformerHost
 from esper.runtime import data
 from esper.runtime.augmentation import Augmentation
 from esper.runtime.cifar import cifar10
 from esper.runtime.registry import SUITES, TASKS, Drift, Task, agree, find, find_all, task
+from esper.runtime.text import SHIPPED, text
 
 __all__ = ["SUITES", "TASKS", "Drift", "Task", "agree", "find", "find_all", "task"]
 
@@ -274,3 +276,28 @@ def cifar_minimal() -> Task:
 def cifar_scale() -> Task:
     """Ten slots in five blocks: where to grow is the question."""
     return _cifar("cifar_scale", _cifar_host(8, 16, 32, 64, 128, kernel=3, pools=5))
+
+
+def _text(name: str, heads: int) -> Task:
+    host = TransformerHost(layers=2, width=32, heads=heads, context=16)
+    return Task(
+        name=name,
+        summary="next byte of Esper's licence and documentation",
+        host=host,
+        data=lambda: text(SHIPPED, host.context),
+        max_batches=16,
+        batch_size=16,
+        learning_rate=3e-3,
+    )
+
+
+@task
+def text_bytes() -> Task:
+    """A GPT whose layers came without attention: it knows one byte of the past until it grows."""
+    return _text("text_bytes", heads=0)
+
+
+@task
+def text_gpt() -> Task:
+    """A whole GPT, which needs longer than an episode to need more than it has."""
+    return _text("text_gpt", heads=2)

@@ -126,9 +126,9 @@ def _write(given: GrowArguments, grown: Grown) -> int:
         except OSError as error:
             raise UsageError(f"out: cannot write {path} ({error.strerror})") from error
         print(f"wrote {path} ({len(text) / 1000:.0f} kB)")
-    shape = ", ".join(map(str, grown.images.shape[1:]))
+    taken, given_back = (", ".join(map(str, x.shape[1:])) for x in (grown.images, grown.logits))
     print(
-        f"takes images [B, {shape}], gives logits [B, {grown.logits.shape[1]}]; "
+        f"takes images [B, {taken}], gives logits [B, {given_back}]; "
         f"differs from the host by at most {difference:.1e}"
     )
     return 0

@@ -22,7 +22,17 @@ from esper.runtime import plugins
 from esper.runtime.tasks import SUITES
 from esper.simic.disk import replace_synced, sync
 
-_COMPARED = ("esper", "git", "torch", "device_name", "backend", "threads", "plugins", "gymnasium")
+_COMPARED = (
+    "esper",
+    "git",
+    "torch",
+    "device_name",
+    "backend",
+    "threads",
+    "plugins",
+    "text_file",
+    "gymnasium",
+)
 """Parts of the fingerprint on which the bits of a result depend."""
 
 
@@ -208,6 +218,7 @@ def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str)
         "backend": backend,
         "threads": config.machine.threads,
         "plugins": [plugins.digest(path) for path in config.world.plugin],
+        "text_file": config.world.text_file and plugins.digest(config.world.text_file),
         "gymnasium": version("gymnasium") if config.gymnasium.gym is not None else None,
         "git": _git_revision(),
         "command": sys.argv,

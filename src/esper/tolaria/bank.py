@@ -11,7 +11,7 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.rng import Purpose, to_integers, uniform
 from esper.leyline.errors import UsageError
 from esper.runtime.augmentation import Augmentation
-from esper.runtime.data import Dataset
+from esper.runtime.data import Dataset, once, stored
 from esper.runtime.tasks import Task
 from esper.tolaria.backends import HeldBack
 
@@ -96,13 +96,17 @@ class DataBank:
         self.sizes = numbers(sizes, torch.long)
         self.offsets = self.sizes.cumsum(0) - self.sizes
         self.learning_rates = numbers([task.learning_rate for task in self.tasks], dtype)
-        size = sum(data.train_images.numel() for data in found) * dtype.itemsize
+        size = sum(map(stored, (data.train_images for data in found))) * dtype.itemsize
         self.streamed = not (size <= SMALL if preload is None else preload)
         home = torch.device("cpu") if self.streamed else device
-        self.train_images = _one_after_another([d.train_images.to(home, dtype) for d in found])
+
+        def at_home(images: Tensor) -> Tensor:
+            return images.to(home, dtype)
+
+        self.train_images = _joined([once(d.train_images, at_home) for d in found])
         if self.streamed and device.type == "cuda":
-            self.train_images = self.train_images.pin_memory()
-        self.train_labels = _one_after_another([d.train_labels.to(device) for d in found])
+            self.train_images = once(self.train_images, Tensor.pin_memory)
+        self.train_labels = _joined([once(d.train_labels, lambda x: x.to(device)) for d in found])
         for split in ("validation", "test"):
             images = [getattr(data, f"{split}_images").to(device, dtype) for data in found]
             labels = [getattr(data, f"{split}_labels").to(device) for data in found]
@@ -143,6 +147,6 @@ class DataBank:
         return HeldBack(getattr(self, f"{split}_images"), getattr(self, f"{split}_labels"), dataset)
 
 
-def _one_after_another(parts: list[Tensor]) -> Tensor:
-    """The parts in one; a large one alone is not copied."""
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The parts in one; one alone is not copied: it may be large, or windows that overlap."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

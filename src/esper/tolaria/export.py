@@ -97,7 +97,8 @@ class GrownSlot(nn.Module):
 class GrownHost(_Numbers):
     """A host that is a chain of blocks, with what has grown in its slots.
 
-    Takes images ``[B, C, H, W]`` and gives logits ``[B, classes]``.
+    Takes images ``[B, C, H, W]`` and gives logits ``[B, classes]``, of sequences
+    ``[B, T, classes]``.
     """
 
     def __init__(
@@ -121,8 +122,7 @@ class GrownHost(_Numbers):
                 name = self.host.slots[index].name
                 x = self.seeds[name](x) if name in self.seeds else x
             else:
-                pooled = ops.mean_pool(x)
-                x = ops.linear(pooled, parameters["head.weight"], parameters["head.bias"])[0]
+                x = self.host.head(parameters, x)[0].unflatten(0, (-1, *self.host.label_shape))
         return x
 
 
@@ -136,8 +136,8 @@ def grown_network(host: Host, stack: Stack, state: SeedState, row: int) -> nn.Mo
         row: which host.
 
     Returns:
-        From images ``[B, C, H, W]`` to logits ``[B, classes]``, in the dtype of the stack and on
-        the CPU. A ``ModuleHost`` gives a copy of the user's module.
+        From images ``[B, C, H, W]`` to logits ``[B, *label_shape, classes]``, in the dtype of the
+        stack and on the CPU. A ``ModuleHost`` gives a copy of the user's module.
     """
     parameters, buffers = (
         {name: x[0].cpu() for name, x in layout.views(store[row : row + 1]).items()}

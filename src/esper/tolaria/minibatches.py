@@ -15,7 +15,7 @@ class Minibatches:
 
     Attributes:
         images: to draw from, ``[samples, H, W, C]``.
-        labels: int64 ``[samples]``.
+        labels: int64 ``[samples]``, or ``[samples, T]`` of sequences; so elsewhere.
         drawn: which images each group of environments sees, int64 ``[G, batches, B]``.
         group: of each environment, int64 ``[N]``; every one is a group by itself when None.
         augmentation: of the images drawn, none when None.

@@ -7,20 +7,20 @@ A blueprint is one function that maps the channels of a slot to parameters and f
 from collections.abc import Callable, Collection
 from functools import cache
 
-from esper.kasmina.blueprints import conv, mlp
+from esper.kasmina.blueprints import conv, mlp, sequence
 from esper.kasmina.blueprints.base import Blueprint, Parameters
 from esper.leyline.actions import BLUEPRINTS, EMPTY, add_blueprint
 from esper.leyline.errors import UsageError
 
 __all__ = ["BUILDERS", "FAMILIES", "Blueprint", "Parameters", "build", "of_family", "register"]
 
-FAMILIES = ("conv", "mlp")
-"""Kinds of slots: behind a convolution, and behind a linear map."""
+FAMILIES = ("conv", "mlp", "sequence")
+"""Kinds of slots: behind a convolution, behind a linear map, and behind a transformer layer."""
 
 Builder = Callable[[int], Blueprint]
 
-BUILDERS: dict[str, tuple[Builder, frozenset[str]]] = {}
-"""Each blueprint's builder and the families of slots it can live in, by name."""
+BUILDERS: dict[str, dict[str, Builder]] = {}
+"""By name of the blueprint, the families of slots it can live in and what builds it there."""
 
 
 def register(name: str, builder: Builder, families: Collection[str] = ("conv",)) -> None:
@@ -47,7 +47,7 @@ def register(name: str, builder: Builder, families: Collection[str] = ("conv",))
         raise UsageError(f"families: got {found}; give a tuple out of {', '.join(FAMILIES)}")
     if name not in BLUEPRINTS:
         add_blueprint(name)
-    BUILDERS[name] = (builder, frozenset(families))
+    BUILDERS[name] = dict.fromkeys(families, builder)
 
 
 def of_family(family: str) -> tuple[int, ...]:
@@ -55,13 +55,13 @@ def of_family(family: str) -> tuple[int, ...]:
     return tuple(
         kind
         for kind, name in enumerate(BLUEPRINTS)
-        if name in BUILDERS and family in BUILDERS[name][1]
+        if name in BUILDERS and family in BUILDERS[name]
     )
 
 
-def build(kind: int, channels: int) -> Blueprint:
+def build(kind: int, channels: int, family: str) -> Blueprint:
     """The blueprint with index ``kind`` of the blueprint head, for a slot of ``channels``."""
-    return _built(BUILDERS[BLUEPRINTS[kind]][0], channels)
+    return _built(BUILDERS[BLUEPRINTS[kind]][family], channels)
 
 
 @cache
@@ -76,5 +76,10 @@ register("depthwise", conv.depthwise)
 register("bottleneck", conv.bottleneck)
 register("conv_small", conv.conv_small)
 register("conv_heavy", conv.conv_heavy)
-register("mlp_small", mlp.mlp_small, families=("mlp",))
-register("mlp", mlp.mlp, families=("mlp",))
+register("mlp_small", mlp.mlp_small, families=("mlp", "sequence"))
+register("mlp", mlp.mlp, families=("mlp", "sequence"))
+register("lora", sequence.lora, families=("sequence",))
+register("lora_large", sequence.lora_large, families=("sequence",))
+# What looks at other pixels must not look ahead in a sequence, so these have another form there.
+BUILDERS["norm"]["sequence"] = sequence.norm
+BUILDERS["attention"]["sequence"] = sequence.attention

@@ -1,4 +1,4 @@
-"""Blueprints for the slots of fully connected hosts."""
+"""Blueprints for the slots of fully connected hosts; they treat every pixel by itself."""
 
 from torch import Tensor
 

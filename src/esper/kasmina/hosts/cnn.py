@@ -17,6 +17,7 @@ from esper.kasmina.hosts.host import (
     norm_buffers,
     norm_fields,
     normalised,
+    pooled_head,
 )
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout, weight
@@ -104,6 +105,11 @@ class CnnHost:
         return norm_buffers(self.channels)
 
     @property
+    def label_shape(self) -> tuple[int, ...]:
+        """One label an image."""
+        return ()
+
+    @property
     def parameter_count(self) -> int:
         """See ``Host.parameter_count``."""
         return self.layout.size
@@ -122,3 +128,7 @@ class CnnHost:
         """Convolution, BatchNorm, ReLU; see ``Host.block``."""
         x = ops.conv2d(x, parameters[f"conv{index}.weight"])
         return normalised(parameters, buffers, index, x, training)
+
+    def head(self, parameters: Tensors, x: Tensor) -> Tensor:
+        """See ``Host.head``."""
+        return pooled_head(parameters, x)

@@ -37,6 +37,11 @@ class Host(Protocol):
         ...
 
     @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Shape of the labels of one input: ``()``, or ``(T,)`` for a prediction a position."""
+        ...
+
+    @property
     def slot_names(self) -> tuple[str, ...]:
         """The slots in use, all of them when empty."""
         ...
@@ -73,10 +78,9 @@ class Host(Protocol):
 
 
 class BlockHost(Host, Protocol):
-    """A host that is a chain of blocks with slots behind them.
+    """A host that is a chain of blocks, with slots behind them, that ends in a head.
 
-    It ends in the mean over the pixels and the linear map ``head.weight [classes, channels]``,
-    ``head.bias [classes]``. Activations are ``[B, H, W, N, C]``.
+    Activations are ``[B, H, W, N, C]``.
     """
 
     @property
@@ -102,6 +106,14 @@ class BlockHost(Host, Protocol):
             index: of the block.
             x: ``[B, H, W, N, C]``; the first block also takes ``[B, H, W, 1, C]``.
             training: whether to normalise by the batch.
+        """
+        ...
+
+    def head(self, parameters: Tensors, x: Tensor) -> Tensor:
+        """Logits of the last activation ``x [B, H, W, N, C]``.
+
+        Returns:
+            ``[N, P, classes]``, with P the labels of the B inputs one after another.
         """
         ...
 
@@ -135,8 +147,13 @@ def normalised(
 
 
 def head_fields(classes: int, channels: int) -> tuple[Field, Field]:
-    """The linear map to the classes."""
+    """The linear map to the classes of ``pooled_head``."""
     return weight("head.weight", classes, channels), zeros("head.bias", classes)
+
+
+def pooled_head(parameters: Tensors, x: Tensor) -> Tensor:
+    """Mean over the pixels, then the linear map to the classes, ``[N, B, classes]``."""
+    return ops.linear(ops.mean_pool(x), parameters["head.weight"], parameters["head.bias"])
 
 
 def chosen_slots(slots: tuple[SlotSpec, ...], names: tuple[str, ...]) -> tuple[SlotSpec, ...]:

@@ -19,6 +19,7 @@ from esper.kasmina.hosts.host import (
     norm_buffers,
     norm_fields,
     normalised,
+    pooled_head,
 )
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout, weight
@@ -86,6 +87,11 @@ class MlpHost:
         return norm_buffers(self.widths)
 
     @property
+    def label_shape(self) -> tuple[int, ...]:
+        """One label an image."""
+        return ()
+
+    @property
     def parameter_count(self) -> int:
         """See ``Host.parameter_count``."""
         return self.layout.size
@@ -104,3 +110,7 @@ class MlpHost:
         """Linear map, BatchNorm, ReLU; see ``Host.block``."""
         x = ops.dense(x, parameters[f"linear{index}.weight"])
         return normalised(parameters, buffers, index, x, training)
+
+    def head(self, parameters: Tensors, x: Tensor) -> Tensor:
+        """See ``Host.head``."""
+        return pooled_head(parameters, x)

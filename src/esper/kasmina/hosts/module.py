@@ -115,6 +115,11 @@ class ModuleHost:
         return Layout(tuple(Field(n, tuple(x.shape)) for n, x in _fixed(self.template)))
 
     @property
+    def label_shape(self) -> tuple[int, ...]:
+        """One label an image."""
+        return ()
+
+    @property
     def parameter_count(self) -> int:
         """See ``Host.parameter_count``."""
         return self.layout.size

@@ -13,6 +13,7 @@ from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import Task, agree, find_all
+from esper.runtime.text import reading
 from esper.simic.agents import growth_agent
 from esper.simic.compiled import resolve_mode
 from esper.simic.environment import GrowthEnv
@@ -77,6 +78,8 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
 
     def as_asked(task: Task) -> Task:
         task = task.in_directory(Path(config.world.data_dir))
+        if config.world.text_file is not None:
+            task = reading(task, config.world.text_file)
         if not config.world.slots:
             return task
         slots = resolve_slots(task.host, config.world.slots)
@@ -158,7 +161,11 @@ def policy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | Non
 
 def plugin_paths(config: TrainConfig) -> list[str]:
     """The plugins by paths that hold wherever the run is resumed."""
-    return [os.path.realpath(os.path.expanduser(path)) for path in config.world.plugin]
+    return [_absolute(path) for path in config.world.plugin]
+
+
+def _absolute(path: str) -> str:
+    return os.path.realpath(os.path.expanduser(path))
 
 
 def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
@@ -169,6 +176,7 @@ def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
     settings = {
         "task": [task.name for task in environment.tasks],
         "plugin": plugin_paths(config),
+        "text_file": config.world.text_file and _absolute(config.world.text_file),
         "slots": config.world.slots if several else slots[0],
         "max_seeds": growth.max_seeds or (None if several else len(slots[0])),
         "episode_length": growth.episode_length,

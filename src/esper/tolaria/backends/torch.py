@@ -1,9 +1,10 @@
-"""The torch backend: grouped convolutions over stacked environments, on any device.
+"""The torch backend: operations over stacked environments, on any device.
 
 It needs no compiler and is the reference for the other backends.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,9 @@ from esper.tolaria.precision import Precision
 EVALUATION_BATCH = 100
 """Validation images a pass: small enough for the activations of many hosts to stay in cache."""
 
+EVALUATION_PREDICTIONS = 400
+"""Most predictions a pass, for sequences make many."""
+
 
 class TorchBackend:
     """Implements ``tolaria.backends.Backend`` for any ``BlockHost``."""
@@ -33,6 +37,8 @@ class TorchBackend:
     def __init__(self, host: Host, precision: Precision):
         self.host = host
         self.precision = precision
+        most = EVALUATION_PREDICTIONS // prod(host.label_shape)
+        self.evaluation_batch = max(1, min(EVALUATION_BATCH, most))
 
     def train_epoch(
         self,
@@ -52,7 +58,8 @@ class TorchBackend:
         everything = [hosts, *growing.values()]
         buffers = self.host.buffers.views(stack.buffers)
         losses, hits = [], []
-        for images, labels in minibatches:
+        for images, drawn_labels in minibatches:
+            labels = drawn_labels.flatten(1)
             host = stack.host.detach().requires_grad_()
             leaves = {s: rows.store.detach().requires_grad_() for s, rows in growing.items()}
             with self.precision.autocast():
@@ -111,9 +118,12 @@ class TorchBackend:
         starts = [self._resumption(v.start) for v in variants]
         totals = [_ScoreSums() for _ in range(1 + len(variants))]
         batches = zip(
-            images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH, 1), strict=True
+            images.split(self.evaluation_batch),
+            labels.split(self.evaluation_batch, 1),
+            strict=True,
         )
-        for batch, batch_labels in batches:
+        for batch, drawn_labels in batches:
+            batch_labels = drawn_labels.flatten(1)
             kept: dict[int, Tensor] = {}
             x = batch.contiguous()
             with self.precision.autocast():
@@ -132,7 +142,7 @@ class TorchBackend:
 
     @torch.no_grad()
     def logits(self, stack: Stack, seeds: Seeds, images: Tensor) -> Tensor:
-        """Logits ``[N, B, classes]`` of all hosts, as they are validated.
+        """Logits ``[N, B, *label_shape, classes]`` of all hosts, as they are validated.
 
         Args:
             stack: parameters.
@@ -140,7 +150,8 @@ class TorchBackend:
             images: ``[B, H, W, C]``, the same for all.
         """
         reading = self._read(stack, plan(seeds), None)
-        return self._forward(*reading, images[:, :, :, None].contiguous(), training=False)
+        logits = self._forward(*reading, images[:, :, :, None].contiguous(), training=False)
+        return logits.unflatten(1, (-1, *self.host.label_shape))
 
     def _resumption(self, slot: int) -> int:
         """The instruction at which a host resumes whose seed in ``slot`` differs."""
@@ -173,7 +184,7 @@ class TorchBackend:
         keep: Sequence[int] = (),
         kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """Logits ``[N, B, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
+        """Logits ``[N, P, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
 
         ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The activations before the
         instructions in ``keep`` are put into ``kept``.
@@ -193,8 +204,7 @@ class TorchBackend:
                 if slot_plan is not None:
                     x = slot_block(host.slots[index], slot_plan, seeds[index], x)
             else:
-                pooled = ops.mean_pool(x)
-                x = ops.linear(pooled, parameters["head.weight"], parameters["head.bias"])
+                x = host.head(parameters, x)
         return x
 
 
@@ -235,16 +245,23 @@ def branch(slot: SlotSpec, kind: int, form: Form, parameters: Tensors, x: Tensor
 
     ``parameters`` are those of ``seed_views``.
     """
-    f = blueprints.build(kind, slot.channels).forward(parameters, x)
+    f = blueprints.build(kind, slot.channels, slot.family).forward(parameters, x)
     if form is Form.MULTIPLY:
         return x * f.tanh()
     if form is Form.GATE:
-        return _gate_values(parameters, x) * f
+        return _gate_values(slot, parameters, x) * f
     return f
 
 
-def _gate_values(p: Tensors, x: Tensor) -> Tensor:
-    """The gate of each image and seed, in (0, 1), ``[B, 1, 1, M, 1]``."""
+def _gate_values(slot: SlotSpec, p: Tensors, x: Tensor) -> Tensor:
+    """The gate of each image and seed, in (0, 1), ``[B, 1, 1, M, 1]``.
+
+    In a sequence every position has its own, ``[B, H, W, M, 1]``: a mean over all of them would
+    tell the past of the future.
+    """
+    if slot.family == "sequence":
+        wide = F.relu(ops.dense(x, p["gate.hidden.weight"], p["gate.hidden.bias"]))
+        return ops.dense(wide, p["gate.out.weight"], p["gate.out.bias"]).sigmoid()
     hidden = F.relu(ops.linear(ops.mean_pool(x), p["gate.hidden.weight"], p["gate.hidden.bias"]))
     return ops.per_pixel(ops.linear(hidden, p["gate.out.weight"], p["gate.out.bias"]).sigmoid())
 

@@ -55,7 +55,7 @@ def try_host(host: Host, precision: Precision, dtype: torch.dtype, device: torch
     widths = [slot.width for slot in host.slots]
     stack = Stack.allocate(rows, host.layout.size, host.buffers.size, widths, dtype, device)
     images = torch.zeros(_BATCH, *host.image, dtype=dtype, device=device)
-    labels = torch.zeros(_BATCH, dtype=torch.long, device=device)
+    labels = torch.zeros(_BATCH, *host.label_shape, dtype=torch.long, device=device)
     drawn = torch.arange(_BATCH, device=device).expand(rows, 1, -1)
     rate = torch.zeros(rows, slots + 1, dtype=dtype, device=device)
     backend = torch_backend(host, precision)

@@ -1,0 +1,54 @@
+"""Blueprints for the slots of transformers: no position sees a later one."""
+
+from torch import Tensor
+
+from esper.kasmina.blueprints.base import Blueprint, Parameters
+from esper.kasmina.ops import causal_attention, dense, layer_norm
+from esper.kasmina.stack import ones, weight, zeros
+
+
+def norm(channels: int) -> Blueprint:
+    """``tanh(s) (LayerNorm(x) - x)`` with a learned scalar s, 0 at birth."""
+
+    def forward(p: Parameters, x: Tensor) -> Tensor:
+        normalised = layer_norm(x, p["norm.weight"], p["norm.bias"])
+        return p["scale"].tanh()[:, None] * (normalised - x)
+
+    fields = (zeros("scale"), ones("norm.weight", channels), zeros("norm.bias", channels))
+    return Blueprint(fields, forward)
+
+
+def lora(channels: int) -> Blueprint:
+    """A linear map of rank 8 (Hu et al., "LoRA", 2021)."""
+    return _low_rank(channels, 8)
+
+
+def lora_large(channels: int) -> Blueprint:
+    """A linear map of rank 32."""
+    return _low_rank(channels, 32)
+
+
+def attention(channels: int) -> Blueprint:
+    """LayerNorm, causal attention of up to 4 heads, linear map."""
+    heads = next(count for count in (4, 2, 1) if channels % count == 0)
+
+    def forward(p: Parameters, x: Tensor) -> Tensor:
+        normalised = layer_norm(x, p["norm.weight"], p["norm.bias"])
+        mixed = causal_attention(dense(normalised, p["joint.weight"]), heads)
+        return dense(mixed, p["out.weight"])
+
+    fields = (
+        ones("norm.weight", channels),
+        zeros("norm.bias", channels),
+        weight("joint.weight", 3 * channels, channels),
+        zeros("out.weight", channels, channels),
+    )
+    return Blueprint(fields, forward)
+
+
+def _low_rank(channels: int, rank: int) -> Blueprint:
+    def forward(p: Parameters, x: Tensor) -> Tensor:
+        return dense(dense(x, p["down.weight"]), p["up.weight"])
+
+    fields = (weight("down.weight", rank, channels), zeros("up.weight", channels, rank))
+    return Blueprint(fields, forward)

@@ -1,0 +1,154 @@
+"""The transformer host: a small GPT that says at every position which byte comes next.
+
+Layers are pre-norm (Radford et al., "Language models are unsupervised multitask learners", 2019),
+and the head shares its weights with the embedding. A sequence is an image of one row, its bytes the
+only channel. Slot ``r0cI`` lies behind layer I.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.kasmina import ops
+from esper.kasmina.hosts.host import Instruction, Tensors, chosen_slots
+from esper.kasmina.slots import SlotSpec
+from esper.kasmina.stack import Field, Layout, ones, weight, zeros
+
+EMBEDDING_BOUND = 0.1
+"""Embeddings are born uniform in plus or minus this: small, so that the shared head starts out
+undecided."""
+
+
+@dataclass(frozen=True)
+class TransformerHost:
+    """Specification of a stack of transformers; see ``hosts.host.Host``.
+
+    Attributes:
+        layers: attention and perceptron, so many times.
+        width: channels of an activation.
+        heads: of each layer's attention, a divisor of ``width``; with 0 layers have no attention,
+            and no position sees another one.
+        context: bytes of a window.
+        classes: how many different bytes there may be.
+        slot_names: the slots in use, all of them when empty.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    classes: int = 256
+    slot_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "width", "context"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if self.heads < 0 or (self.heads and self.width % self.heads):
+            raise ValueError(f"heads must be 0 or divide width {self.width}, got {self.heads}")
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """A row of bytes."""
+        return 1, self.context, 1
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The next byte of each position."""
+        return (self.context,)
+
+    @cached_property
+    def all_slots(self) -> tuple[SlotSpec, ...]:
+        """See ``Host.all_slots``."""
+        size = (1, self.context)
+        return tuple(
+            SlotSpec(f"r0c{i}", self.width, size, (i + 1) / self.layers, family="sequence")
+            for i in range(self.layers)
+        )
+
+    @cached_property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """See ``Host.slots``."""
+        return chosen_slots(self.all_slots, self.slot_names)
+
+    @cached_property
+    def program(self) -> tuple[Instruction, ...]:
+        """See ``Host.program``. Block 0 is the embedding, block I + 1 is layer I."""
+        index = {slot.name: i for i, slot in enumerate(self.slots)}
+        program = [Instruction("input", 0), Instruction("block", 0)]
+        for layer in range(self.layers):
+            program.append(Instruction("block", layer + 1))
+            if f"r0c{layer}" in index:
+                program.append(Instruction("slot", index[f"r0c{layer}"]))
+        return (*program, Instruction("head", 0))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See ``Host.layout``."""
+        width = self.width
+        fields = [
+            Field("byte.weight", (self.classes, width), EMBEDDING_BOUND),
+            Field("position.weight", (self.context, width), EMBEDDING_BOUND),
+        ]
+        for layer in range(1, self.layers + 1):
+            if self.heads:
+                fields += [
+                    *_norm_fields(f"attention{layer}.norm", width),
+                    weight(f"attention{layer}.joint.weight", 3 * width, width),
+                    weight(f"attention{layer}.out.weight", width, width),
+                ]
+            fields += [
+                *_norm_fields(f"perceptron{layer}.norm", width),
+                weight(f"perceptron{layer}.widen.weight", 4 * width, width),
+                weight(f"perceptron{layer}.narrow.weight", width, 4 * width),
+            ]
+        return Layout((*fields, *_norm_fields("head.norm", width)))
+
+    @cached_property
+    def buffers(self) -> Layout:
+        """See ``Host.buffers``: LayerNorm keeps none."""
+        return Layout(())
+
+    @property
+    def parameter_count(self) -> int:
+        """See ``Host.parameter_count``."""
+        return self.layout.size
+
+    @property
+    def summary(self) -> str:
+        return f"gpt {self.layers} x {self.width}, heads {self.heads}, context {self.context}"
+
+    def enter(self, images: Tensor) -> Tensor:
+        """The bytes as they are."""
+        return images
+
+    def block(
+        self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
+    ) -> Tensor:
+        """The embedding of the bytes, or a layer; see ``Host.block``."""
+        if index == 0:
+            positions = parameters["position.weight"].transpose(0, 1)
+            return ops.embedded(x[..., 0].long(), parameters["byte.weight"]) + positions
+        if self.heads:
+            normalised = _normalised(parameters, f"attention{index}.norm", x)
+            joint = ops.dense(normalised, parameters[f"attention{index}.joint.weight"])
+            mixed = ops.causal_attention(joint, self.heads)
+            x = x + ops.dense(mixed, parameters[f"attention{index}.out.weight"])
+        normalised = _normalised(parameters, f"perceptron{index}.norm", x)
+        wide = F.gelu(ops.dense(normalised, parameters[f"perceptron{index}.widen.weight"]))
+        return x + ops.dense(wide, parameters[f"perceptron{index}.narrow.weight"])
+
+    def head(self, parameters: Tensors, x: Tensor) -> Tensor:
+        """LayerNorm and the embedding's transpose, at every position; see ``Host.head``."""
+        normalised = _normalised(parameters, "head.norm", x)
+        return ops.linear(normalised.flatten(0, 2).transpose(0, 1), parameters["byte.weight"])
+
+
+def _norm_fields(name: str, width: int) -> tuple[Field, Field]:
+    return ones(f"{name}.weight", width), zeros(f"{name}.bias", width)
+
+
+def _normalised(parameters: Tensors, name: str, x: Tensor) -> Tensor:
+    return ops.layer_norm(x, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

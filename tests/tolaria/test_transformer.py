@@ -1,0 +1,162 @@
+"""Transformers on text: against one module for each environment in fp64, causal, and isolated."""
+
+from itertools import product
+
+import pytest
+import test_independence as independence
+import test_measure_oracle as measuring
+import torch
+from test_operation_count import counted
+from test_training_oracle import check
+from torch import Tensor
+
+from esper.kasmina.hosts.transformer import TransformerHost
+from esper.leyline.actions import Style
+from esper.tolaria.plan import CHUNK, Seeds, plan
+from support import (
+    F64,
+    LIVES,
+    SEQUENCE_NAMES,
+    Garden,
+    Plant,
+    assert_identical,
+    backend_of,
+    every_plant,
+    mixed_gardens,
+    random_batches,
+    random_stack,
+    row_of,
+    seed_state,
+    small_engine,
+    small_gpt,
+    train,
+)
+
+HOST = small_gpt()
+MIXED = mixed_gardens(3, 16, SEQUENCE_NAMES)
+
+
+def test_every_plant_grows_somewhere_in_the_mixed_gardens():
+    grown = {plant for garden in MIXED for plants in garden for plant in plants.values()}
+    assert grown == set(every_plant(SEQUENCE_NAMES))
+
+
+@pytest.mark.parametrize(("layers", "width", "heads"), [(1, 4, 1), (2, 6, 3), (2, 3, 0)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_bare_transformer_trains_like_its_module(layers: int, width: int, heads: int, rows: int):
+    check(small_gpt(layers=layers, width=width, heads=heads), [{} for _ in range(rows)])
+
+
+@pytest.mark.parametrize("garden", MIXED, ids=lambda garden: f"{len(garden)} environments")
+def test_seeds_of_every_kind_train_like_their_modules(garden: Garden):
+    check(HOST, garden)
+
+
+@pytest.mark.parametrize("width", [3, 6, 36])
+def test_seeds_of_slots_of_any_width_train_like_their_modules(width: int):
+    host = small_gpt(layers=1, width=width, heads=1, context=3)
+    check(host, [{0: Plant(name, Style.GATED_GATE)} for name in SEQUENCE_NAMES], batch=3)
+
+
+def test_more_seeds_of_a_kind_than_fit_a_chunk_train_like_their_modules():
+    host = small_gpt(slot_names=("r0c1",))
+    check(host, [{0: Plant("attention", alpha=0.5)} for _ in range(CHUNK + 2)], batch=2)
+
+
+def test_sgd_trains_transformers_and_seeds_like_their_modules():
+    check(HOST, MIXED[0][:4], momentum=0.9)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_scores_ablations_and_commitments_are_those_of_the_modules(split: str):
+    garden = [plants for part in MIXED for plants in part][:40:4]
+    measuring.check(measuring.planted(garden, HOST), garden, split)
+
+
+def logits(host: TransformerHost, garden: Garden, inputs: Tensor) -> Tensor:
+    """``[N, B, T, classes]`` of ``inputs [B, 1, T, N, 1]``."""
+    stack, calls = random_stack(host, len(garden)), plan(Seeds.acting(seed_state(garden, 3)))
+    backend = backend_of(host)
+    out = backend._forward(*backend._read(stack, calls, None), inputs, training=False)
+    return out.unflatten(1, (len(inputs), host.context))
+
+
+@pytest.mark.parametrize("position", range(HOST.context))
+def test_no_position_sees_a_later_byte(position: int):
+    """With every blueprint in every style, and without any."""
+    kinds = list(product(SEQUENCE_NAMES, Style))
+    garden: Garden = [{}, *({s: Plant(*kind) for s in range(3)} for kind in kinds)]
+    (inputs, _), *_ = random_batches(HOST, len(garden), count=1, size=2)
+    changed = inputs.clone()
+    changed[:, :, position] = (changed[:, :, position] + 1) % HOST.classes
+    before, after = logits(HOST, garden, inputs), logits(HOST, garden, changed)
+    assert torch.equal(before[:, :, :position], after[:, :, :position])
+    assert (before[:, :, position:] != after[:, :, position:]).flatten(3).any(3).all()
+
+
+def other_bytes(stack, batches: list[tuple[Tensor, Tensor]]) -> None:
+    for inputs, labels in batches:
+        others = independence.neighbours(stack.host)
+        inputs[:, :, :, others] = (inputs[:, :, :, others] + 1) % HOST.classes
+        labels[others] = 0
+
+
+DISTURBANCES = (
+    independence.other_hosts,
+    independence.other_seeds,
+    independence.nan_hosts,
+    independence.nan_seeds,
+    independence.overflowing_hosts,
+    other_bytes,
+)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("garden", independence.gardens(HOST), ids=SEQUENCE_NAMES)
+def test_no_neighbour_changes_a_bit_of_an_environment(garden: Garden, dtype: torch.dtype):
+    rows, report = independence.trained(HOST, garden, None, dtype)
+    assert all(part.isfinite().all() for part in (*rows.values(), *report.values()))
+    for disturb in DISTURBANCES:
+        other_rows, other_report = independence.trained(HOST, garden, disturb, dtype)
+        assert_identical(other_rows, rows)
+        assert_identical(other_report, report)
+
+
+@pytest.mark.parametrize("name", SEQUENCE_NAMES)
+def test_an_isolated_seed_of_nan_does_not_touch_its_own_host(name: str):
+    garden: Garden = [{1: Plant(name, style, **LIVES["training"])} for style in Style]
+    clean, sick = random_stack(HOST, 4), random_stack(HOST, 4)
+    sick.seeds[1][:] = float("nan")
+    batches = random_batches(HOST, 4, count=2)
+    for stack in (clean, sick):
+        train(HOST, stack, seed_state(garden, 3), batches)
+    assert torch.equal(clean.host, sick.host)
+
+
+def test_an_environment_is_the_same_in_any_company():
+    def trajectory(environments: list[int], groups: list[int]) -> dict[str, Tensor]:
+        engine = small_engine(HOST, len(groups), groups=groups, environments=environments)
+        garden: Garden = [{0: Plant("attention", alpha=0.5)} for _ in environments]
+        state = seed_state(garden, 3)
+        engine.germinate(state.living, state.blueprint, step=2)
+        engine.train(state, 2)
+        return row_of(engine.stack, environments.index(21))
+
+    together = trajectory([3, 8, 21, 22], [0, 1, 2, 2])
+    for name, value in trajectory([21, 40], [2, 5]).items():
+        torch.testing.assert_close(value, together[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+COMPOSITION: Garden = [
+    {0: Plant("attention"), 1: Plant("mlp", Style.GATED_GATE, **LIVES["training"])},
+    {0: Plant("norm", Style.LINEAR_MULTIPLY, **LIVES["blending"]), 1: Plant("lora")},
+]
+
+
+def test_more_transformers_take_no_more_operations():
+    few = counted(HOST, [COMPOSITION[i] for i in (0, 0, 1, 1)])
+    assert few.computing > 100
+    assert counted(HOST, COMPOSITION * 6) == counted(HOST, [*COMPOSITION, {}] * 4) == few
+    bare = counted(HOST, [{}] * 4)
+    assert counted(HOST, [{}] * 64) == bare
+    assert bare.computing < few.computing
