@@ -119,7 +119,7 @@ def test_a_slots_tables_count_what_the_modules_have(channels: int, family: str, 
             count + gate * (name in branches and style is Style.GATED_GATE) for style in Style
         ]
         assert slot.parameter_table[kind].tolist() == expected
-        assert slot.tensor_counts[kind].item() == max(1, len(parameters))
+        assert slot.tensor_counts[kind] == max(1, len(parameters))
 
 
 def test_an_engine_counts_the_parameters_of_living_seeds_alone():
