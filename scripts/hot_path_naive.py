@@ -173,7 +173,7 @@ class NaiveBackend:
             module = naive_host(self.host).to(memory_format=self.format)
             living = {
                 self.host.slots[s].name: Seed(
-                    BLUEPRINTS[kinds[s]], Style(styles[s]), self.host.slots[s].channels, 0.0, False
+                    BLUEPRINTS[kinds[s]], Style(styles[s]), self.host.slots[s], 0.0, False
                 ).to(memory_format=self.format)
                 for s in alive
             }

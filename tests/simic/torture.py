@@ -142,6 +142,8 @@ def rounds_told(printed: str) -> int:
 
 def _train(arguments: list[str], log: Path, pipe: Connection, halts: tuple[str, ...]) -> None:
     """What the process does."""
+    # What starts in the background of a shell is born deaf to it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sheet = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(sheet, 1)
     os.dup2(sheet, 2)

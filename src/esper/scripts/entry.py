@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from io import TextIOWrapper
+from typing import TextIO
 
 import tyro
 
@@ -54,11 +55,22 @@ def guarded(command: Command, arguments: list[str]) -> int:
         return 130
 
 
+class _CurrentStderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is when something is said, not to what it was at first."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
 def _show_log() -> None:
     """What Esper has to say besides its results goes to stderr, a line each."""
     logger = logging.getLogger("esper")
     if not logger.handlers:
-        logger.addHandler(logging.StreamHandler())
+        logger.addHandler(_CurrentStderr())
         logger.setLevel(logging.INFO)
 
 
