@@ -4,6 +4,10 @@ No parameter depends on the number of slots, so one set of weights acts on hosts
 slots, and permuting the slots permutes the slot head and nothing else.
 """
 
+import copy
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -190,15 +194,12 @@ class FactoredLSTM(Policy[Observation]):
         actions = torch.cat([torch.stack([op, slot], -1), others], -1)
         return actions, log_prob, self._value(memory, observation)
 
-    @torch.no_grad()
-    def op_probabilities(self, hidden: Hidden, masks: ActionMasks) -> Tensor:
-        """Probability of each op in the step behind which memory was ``hidden``, ``[N, ops]``.
+    def op_teller(self) -> Callable[[Hidden, ActionMasks], Tensor]:
+        """Tells the probability of each op in a step, ``[N, ops]``, by the weights as they are now.
 
-        The LSTM's state after a step is its output of that step.
+        It is given what memory was after the step, for the LSTM's state is its output then.
         """
-        with full_precision(hidden[0].device):
-            logits = self.op_head(hidden[0][-1])
-            return MaskedCategorical(logits, masks.ops, validate=False).log_probs.exp()
+        return partial(_op_probabilities, copy.deepcopy(self.op_head))
 
     def evaluate_actions(
         self, observation: Observation, actions: Tensor, hidden: Hidden
@@ -337,6 +338,13 @@ class FactoredLSTM(Policy[Observation]):
     def _value(self, memory: Tensor, observation: Observation) -> Tensor:
         value = self.value_head(torch.cat([memory, observation.critic], -1))[..., 0]
         return value if value.dtype == torch.float64 else value.float()
+
+
+@torch.no_grad()
+def _op_probabilities(op_head: Head, hidden: Hidden, masks: ActionMasks) -> Tensor:
+    with full_precision(hidden[0].device):
+        logits = op_head(hidden[0][-1])
+        return MaskedCategorical(logits, masks.ops, validate=False).log_probs.exp()
 
 
 def _places(widths: list[int]) -> list[list[int]]:
