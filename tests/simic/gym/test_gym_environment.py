@@ -59,9 +59,9 @@ def test_observations_become_flat_features(space, observation, expected) -> None
 def test_choices_become_actions_of_the_space(space, options, choices, expected) -> None:
     actions = actions_of(Shown(TWO, space))
     assert actions.options == options
-    action = actions.of(choices)
-    assert space.contains(np.asarray(action) if isinstance(expected, list) else action)
-    assert np.array_equal(action, expected)
+    for action in actions.of(np.array([choices, choices])):
+        assert space.contains(np.asarray(action) if isinstance(expected, list) else action)
+        assert np.array_equal(action, expected)
 
 
 @pytest.mark.parametrize(
