@@ -173,8 +173,8 @@ class FactoredLSTM(Policy[Observation]):
         def choose(distribution: MaskedCategorical, heads: slice) -> Tensor:
             if noise is None:
                 return distribution.mode
-            own = noise[:, heads, : distribution.mask.shape[-1]]
-            return distribution.sample(own.reshape(distribution.mask.shape))
+            shape = distribution.log_probs.shape
+            return distribution.sample(noise[:, heads, : shape[-1]].reshape(shape))
 
         masks = observation.masks
         ops = MaskedCategorical(self.op_head(memory), masks.ops, validate=False)
@@ -384,7 +384,12 @@ class EpisodeNoise:
     ):
         self.shape = len(environments), heads, widest
         self.bits = StepBits(seed, environments, Purpose.ACTION, episode, heads * widest)
+        self.words = self.noise = self.bits.bits
 
     def at(self, step: int) -> Tensor:
         """That of ``step``, ``[N, heads, widest]``."""
-        return to_uniform(self.bits.at(step)).view(self.shape)
+        self.bits.at(step)
+        if self.words is not self.bits.bits:
+            self.words = self.bits.bits
+            self.noise = to_uniform(self.words).view(-1, *self.shape)
+        return self.noise[step - self.bits.begin]
