@@ -112,6 +112,7 @@ class FactoredLSTM(Policy[Observation]):
         places = torch.tensor(_places([layer.out_features for layer in self._choice_layers()]))
         self.register_buffer("choice_places", places, persistent=False)
         self._initialise()
+        self._for_native = self._native_sizes(), self._native_parameters()
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
@@ -157,7 +158,7 @@ class FactoredLSTM(Policy[Observation]):
     ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
         """See ``Policy.act``."""
         if self._computes_natively(observation, hidden):
-            sizes, parameters = self._native_sizes(), self._native_parameters()
+            sizes, parameters = self._for_native
             return native.act(sizes, parameters, observation, hidden, noise, self.threads)
         features, slots = self.encode(observation)
         memory, hidden = self.remember(features[None], hidden)
@@ -206,7 +207,7 @@ class FactoredLSTM(Policy[Observation]):
     ) -> Evaluation:
         """See ``Policy.evaluate_actions``."""
         if self._computes_natively(observation, hidden):
-            sizes, parameters = self._native_sizes(), self._native_parameters()
+            sizes, parameters = self._for_native
             return Evaluation(
                 *native.evaluate(sizes, parameters, observation, actions, hidden, self.threads)
             )

@@ -31,6 +31,7 @@ class PolicyNetwork {
   }
 
   void forward(int threads) {
+    threads = worthwhile(threads);
     const auto all = maps();
     in_parallel(int64_t(all.size()), threads,
                 [&](int, int64_t map) { all[size_t(map)]->prepare_forward(); });
@@ -42,6 +43,7 @@ class PolicyNetwork {
   // parameters to `gradients`. Once.
   void backward(const T* d_log_prob, const T* d_entropy, const T* d_value, T* const* gradients,
                 int threads) {
+    threads = worthwhile(threads);
     take_backward();
     const auto all = maps();
     in_parallel(int64_t(all.size()), threads,
@@ -57,6 +59,13 @@ class PolicyNetwork {
   }
 
  private:
+  // A thread is worth waking for so many rows.
+  static constexpr int64_t kRowsOfAThread = 128;
+
+  int worthwhile(int threads) const {
+    return int(std::clamp<int64_t>(blocks_ * rows_ / kRowsOfAThread, 1, threads));
+  }
+
   void make_maps() {
     const int kind_inputs = spec_.slot_features + spec_.kind_width;
     const int whole = context_width_ + spec_.slot_width;
