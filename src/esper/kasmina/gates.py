@@ -27,7 +27,9 @@ _GATED = StageSets(
     *((stage,) for stage in (Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING)),
     *((stage,) for stage in (Stage.BLENDING, Stage.HOLDING)),
 )
-_CHANGEABLE = StageSets((Stage.BLENDING, Stage.HOLDING), PRUNABLE)
+BLENDED = (Stage.BLENDING, Stage.HOLDING)
+"""Stages in which alpha may be given another target."""
+_CHANGEABLE = StageSets(BLENDED, PRUNABLE)
 
 
 def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gate, Tensor]:

@@ -38,13 +38,16 @@ _MOVES: dict[tuple[int, int], Stage] = {
 """Where an operation that is legal leads at once."""
 
 _STAGES = range(STAGE_COUNT)
-_MOVED = Table([[_MOVES.get((op, stage), stage) for stage in _STAGES] for op in Op])
-_FIRST_CURVE = Table(
+MOVED = Table([[_MOVES.get((op, stage), stage) for stage in _STAGES] for op in Op])
+"""The stage after a legal operation, by ``Op`` and stage."""
+FIRST_CURVE = Table(
     [Curve.SIGMOID if style == Style.SIGMOID_ADD else Curve.LINEAR for style in Style]
 )
-_TARGETS, _SPEEDS, _TEMPOS = (
+"""Of the first blend, by ``Style``."""
+TARGETS, SPEEDS, TEMPOS = (
     Table(values) for values in (ALPHA_TARGETS, ALPHA_SPEED_STEPS, TEMPO_STEPS)
 )
+"""By option of the heads: alpha, and steps of a ramp and of the first blend."""
 _DEVELOPMENT = StageSets((Stage.TRAINING,), (Stage.BLENDING,), (Stage.HOLDING,))
 _TIMED = StageSets((Stage.BLENDING,), (Stage.PRUNED,), (Stage.EMBARGOED,), (Stage.RESETTING,))
 _CAN_BE_PRUNED = StageSets(PRUNABLE)
@@ -104,7 +107,7 @@ def apply(
         The seeds after, and bool ``[N]``: whether the action was legal. An illegal action, one
         out of range included, changes nothing.
     """
-    most = _last_options(state.stage.shape[1], actions.device)
+    most = last_options(state.stage.shape[1], actions.device)
     known = actions.clamp(torch.zeros_like(most), most)
     in_range = (known == actions).all(1, keepdim=True)
     choice = dict(zip(HEADS, known[..., None].unbind(1), strict=True))
@@ -116,8 +119,8 @@ def apply(
     return _done(state, doing, choice), success[:, 0]
 
 
-def _last_options(slots: int, device: torch.device) -> Tensor:
-    """The largest option of each head."""
+def last_options(slots: int, device: torch.device) -> Tensor:
+    """The largest option of each head, int64 ``[heads]``."""
     widths = HEAD_WIDTHS | {"slot": slots}
     return constant(tuple(widths[head] - 1 for head in HEADS), device)
 
@@ -134,10 +137,10 @@ def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedSta
         doing == op for op in (Op.GERMINATE, Op.ADVANCE, Op.SET_ALPHA_TARGET, Op.PRUNE)
     )
     training, blending, holding = _DEVELOPMENT.of(state.stage)
-    target, steps = _TARGETS[choice["alpha_target"]], _SPEEDS[choice["alpha_speed"]]
+    target, steps = TARGETS[choice["alpha_target"]], SPEEDS[choice["alpha_speed"]]
     slowly = prunes & (steps > 0) & (state.alpha > 0)
     lowered = holding & (slowly | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
-    moved = torch.where(slowly, state.stage, _MOVED[doing, state.stage])
+    moved = torch.where(slowly, state.stage, MOVED[doing, state.stage])
 
     blends = advances & training
     state = replace(
@@ -145,7 +148,7 @@ def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedSta
         # An empty slot has nothing that would have to be forgotten.
         blueprint=torch.where(germinates, choice["blueprint"], state.blueprint),
         style=torch.where(germinates, choice["style"], state.style),
-        tempo=torch.where(germinates, _TEMPOS[choice["tempo"]], state.tempo),
+        tempo=torch.where(germinates, TEMPOS[choice["tempo"]], state.tempo),
         goal=torch.where(germinates, target, state.goal),
     )
     state = _ramp(
@@ -153,7 +156,7 @@ def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedSta
         blends | retargets | slowly,
         target=torch.where(blends, state.goal, target).masked_fill(slowly, 0.0),
         steps=torch.where(blends, state.tempo, steps),
-        curve=torch.where(blends, _FIRST_CURVE[state.style], choice["alpha_curve"]),
+        curve=torch.where(blends, FIRST_CURVE[state.style], choice["alpha_curve"]),
     )
     state = replace(
         state,
@@ -200,7 +203,7 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
 def progress(curve: Tensor, time: Tensor) -> Tensor:
     """How far a ramp has come at ``time`` in [0, 1]: 0 at 0 and 1 at 1 for every ``Curve``."""
     cosine = 0.5 * (1.0 - torch.cos(torch.pi * time))
-    steepness, low, span = _sigmoids(time.device)[curve].unbind(-1)
+    steepness, low, span = sigmoids(time.device)[curve].unbind(-1)
     sigmoid = (torch.sigmoid(steepness * (time - 0.5)) - low) / span
     return torch.where(
         curve == Curve.LINEAR, time, torch.where(curve == Curve.COSINE, cosine, sigmoid)
@@ -208,7 +211,7 @@ def progress(curve: Tensor, time: Tensor) -> Tensor:
 
 
 @cache
-def _sigmoids(device: torch.device) -> Tensor:
+def sigmoids(device: torch.device) -> Tensor:
     """Steepness of each ``Curve``, its sigmoid's first value, and how far from there to its last,
     ``[curves, 3]``."""
     with torch.inference_mode(False):

@@ -6,32 +6,25 @@ never-grow twin, same host and same data, is trained along: the gain over it is 
 worth. The twins are rows behind the environments and take no actions.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import legal_slots
-from esper.kasmina.lifecycle import Rules, apply, roll_back, tick
+from esper.kasmina.lifecycle import Rules, roll_back
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.stages import Stage
+from esper.simic.native.functions import step_functions
 from esper.simic.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stage_shaping, utility
 from esper.simic.step import GrowthConfig, Step, StepReport
+from esper.simic.step_functions import Acted
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import (
-    HISTORY,
-    Observation,
-    Progress,
-    critic_features,
-    host_features,
-    slot_features,
-)
+from esper.tamiyo.policy.features import HISTORY, Observation, Progress
 from esper.tolaria.backends import Backend, EpochResult, Scores
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Measurement, Rows
 from esper.tolaria.governor import Governor, Reason
-from esper.tolaria.health import updated_signals
 from esper.tolaria.scaler import LossScales
 
 TWIN_STREAM = 1 << 30
@@ -46,19 +39,15 @@ class _Lived:
         epoch: what training measured.
         measurement: what validation found, of restored hosts where the governor rolled back.
         rollback: ``Reason``, int64 ``[R]``.
+        rolled: where it rolled back, bool ``[R]``.
         state: the seeds that were measured; those that acted where nothing was rolled back.
-        birth_accuracy: see ``SeedSignals``, of seeds that ended in this step too.
     """
 
     epoch: EpochResult
     measurement: Measurement
     rollback: Tensor
+    rolled: Tensor
     state: SeedState
-    birth_accuracy: Tensor = field(init=False)
-
-    @property
-    def rolled(self) -> Tensor:
-        return self.rollback != Reason.NONE
 
     @property
     def scores(self) -> Scores:
@@ -128,6 +117,7 @@ class Shard:
         for s, slot in enumerate(self.slots):
             kinds[s, list(slot.kinds)] = True
         self.kinds = kinds.to(self.device)
+        self.functions = step_functions(self.engine, self.count, self.rules, self.kinds)
         self.idle = torch.zeros(len(twin_groups), len(HEADS), dtype=torch.long, device=self.device)
 
     @property
@@ -157,8 +147,9 @@ class Shard:
         shape = (rows, len(self.slots))
         self.engine.reset(episode)
         self.governor = Governor(self.engine.stack, self.engine.host.classes)
-        self.state = SeedState.dormant(shape, self.device)
-        self.signals = SeedSignals.unknown(shape, self.device)
+        self.now = self.functions.begin(
+            SeedState.dormant(shape, self.device), SeedSignals.unknown(shape, self.device)
+        )
         nan = torch.full(
             (rows, HISTORY + 1), float("nan"), device=self.device, dtype=self.config.dtype
         )
@@ -178,25 +169,28 @@ class Shard:
         self.initial_accuracy = self.accuracy = scores.accuracy
         self.committed: list[Tensor] = []
         self.gain = torch.zeros(self.count, dtype=self.config.dtype, device=self.device)
-        self.seed_parameters = self.engine.seed_parameters(self.state)
-        self.legal = legal_slots(self.state, self.signals, self.rules)
-        self.own, self.own_signals = self.state.map(self._own), self.signals.map(self._own)
-        return self._observe()
+        return self._observe(*self._scores(last=False))
+
+    @property
+    def state(self) -> SeedState:
+        """The seeds of all rows, as they stand."""
+        return self.now.state
 
     def _step(self, actions: Tensor) -> Step:
-        t, before, own_before = self.progress.step, self.state, self.own
+        t, before = self.progress.step, self.now
         assert t < self.config.episode_length, "the episode is over: reset first"
         last = t + 1 == self.config.episode_length
         everyone = torch.cat([actions, self.idle])
-        acted, success = apply(before, everyone, self.legal, self.kinds)
-        self._germinate(before, acted, t)
-        lived = self._live(acted, t)
+        acted = self.functions.act(before.state, everyone, before.legal)
+        self._germinate(before.state, acted.state, t)
+        lived = self._live(acted.state, t)
         coalitions = self.engine.coalitions(lived.state, t) if last else None
-        parameters = self._pass_time(before, acted, lived)
-        op = torch.where(success, everyone[:, HEADS.index("op")], Op.WAIT)
-        self._note(t + 1, lived, op, success)
+        self._pass_time(acted, lived)
+        op = torch.where(acted.success, everyone[:, HEADS.index("op")], Op.WAIT)
+        self._note(t + 1, lived, op, acted.success)
 
-        score, twin_score = self._scores(last)
+        scores = self._scores(last=False)
+        score, twin_score = self._scores(last) if last else scores
         added = self._added(last)
         counted = lived.committed if last and lived.committed else lived.scores
         inputs = RewardInputs(
@@ -205,28 +199,28 @@ class Shard:
             last=last,
             op=self._own(op),
             slot=everyone[: self.count, HEADS.index("slot")],
-            before=own_before,
-            after=self.own,
+            before=before.own,
+            after=self.now.own,
             contribution=self._own(lived.contribution).to(score.dtype),
             accuracy=self._own(counted.accuracy),
             initial_accuracy=self._own(self.initial_accuracy),
-            birth_accuracy=self._own(lived.birth_accuracy).to(score.dtype),
+            birth_accuracy=self._own(self.now.birth_accuracy).to(score.dtype),
             score=score,
             twin_score=twin_score,
             previous_gain=self.gain,
             host_parameters=self.host_parameters,
-            seed_parameters=self._own(parameters),
+            seed_parameters=self._own(self.now.ever),
             added=added,
         )
         reward = self._reward(inputs, self._own(lived.rolled))
         self.gain = utility(score, added, self.host_parameters) - twin_score
         report = StepReport(
             before=inputs.before,
-            acted=acted.map(self._own),
+            acted=acted.own,
             after=inputs.after,
-            signals=self.own_signals,
-            seed_parameters=self._own(self.seed_parameters),
-            success=self._own(success),
+            signals=self.now.own_signals,
+            seed_parameters=self._own(self.now.seed_parameters),
+            success=self._own(acted.success),
             rollback=self._own(lived.rollback),
             train_loss=self._own(lived.epoch.loss),
             train_accuracy=self._own(lived.epoch.accuracy),
@@ -240,7 +234,7 @@ class Shard:
             shapley=self._own(coalitions.shapley()) if coalitions else None,
             interactions=self._own(coalitions.interactions()) if coalitions else None,
         )
-        return Step(self._observe(), reward, last, report)
+        return Step(self._observe(*scores), reward, last, report)
 
     def _germinate(self, before: SeedState, acted: SeedState, t: int) -> None:
         """Give newborn seeds their numbers, and keep those of seeds that became fossils."""
@@ -255,7 +249,7 @@ class Shard:
         near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
         epoch = self.engine.train(acted, t)
         measurement = self.engine.measure(acted, t, committed=near_end)
-        rollback = self.governor.judge(epoch, measurement.scores, acted.computing)
+        rollback = self.functions.judge(self.governor, epoch, measurement.scores, acted)
         rolled = rollback != Reason.NONE
         state = acted
         if bool(rolled.any()):
@@ -263,35 +257,19 @@ class Shard:
             self._restore(rolled, state, t, epoch, measurement)
         if (t + 1) % self.governor.every == 0:
             self.governor.snapshot(self.governor.healthy)
-        return _Lived(epoch, measurement, rollback, state)
+        return _Lived(epoch, measurement, rollback, rolled, state)
 
-    def _pass_time(self, before: SeedState, acted: SeedState, lived: "_Lived") -> Tensor:
-        """Tick, and take in what was measured.
-
-        Returns parameters of the seeds that lived before or live after, int64 ``[R, S]``.
-        """
-        self.state = tick(acted, self.rules)
-        if lived.state is not acted:
-            self.state = roll_back(self.state, lived.rolled)
-        parameters = self.engine.seed_parameters(self.state)
-        ever = torch.maximum(parameters, self.seed_parameters)
-        self.seed_parameters = parameters
-        signals = updated_signals(
-            self.signals.entered(before, acted, self.accuracy),
-            lived.state,
-            self.slots,
+    def _pass_time(self, acted: Acted, lived: "_Lived") -> None:
+        """Tick, and take in what was measured."""
+        self.now = self.functions.pass_time(
+            acted.state,
+            None if lived.state is acted.state else lived.rolled,
+            self.now,
+            self.accuracy,
             lived.epoch,
-            lived.contribution,
-            lived.scores.accuracy,
-            ever,
-            self.host_parameters,
+            lived.measurement,
         )
-        lived.birth_accuracy = signals.birth_accuracy
-        self.signals = signals.forget(~self.state.living)
-        self.legal = legal_slots(self.state, self.signals, self.rules)
-        self.own, self.own_signals = self.state.map(self._own), self.signals.map(self._own)
         self.accuracy = lived.scores.accuracy
-        return ever
 
     def _own(self, rows: Tensor) -> Tensor:
         """The environments' part of a tensor over all rows."""
@@ -350,8 +328,9 @@ class Shard:
 
     def _added(self, last: bool) -> Tensor:
         """Parameters that pay rent, int64 ``[N]``."""
-        counted = self.own.stage == Stage.FOSSILISED if last else self.own.acting
-        return torch.where(counted, self._own(self.seed_parameters), 0).sum(1)
+        own = self.now.own
+        counted = own.stage == Stage.FOSSILISED if last else own.acting
+        return torch.where(counted, self._own(self.now.seed_parameters), 0).sum(1)
 
     def _reward(self, inputs: RewardInputs, rolled: Tensor) -> Tensor:
         reward = REWARDS[self.config.reward](inputs)
@@ -359,28 +338,14 @@ class Shard:
             reward = reward + self.config.stage_shaping * stage_shaping(inputs)
         return reward - self.config.rollback_penalty * rolled
 
-    def _observe(self) -> Observation:
-        state, parameters = self.own, self._own(self.seed_parameters)
-        score, twin_score = self._scores(last=False)
+    def _observe(self, score: Tensor, twin_score: Tensor) -> Observation:
+        seen = self.functions.observe(self.progress, self.now, score, twin_score)
         return Observation(
-            host=host_features(
-                self.progress.map(self._own),
-                state,
-                self.host_parameters,
-                parameters,
-                self.rules.max_seeds,
-            ),
-            slots=slot_features(
-                self.slots,
-                self.config.episode_length,
-                state,
-                self.own_signals,
-                self.host_parameters,
-                parameters,
-            ),
-            blueprints=state.blueprint * state.living,
-            critic=critic_features(score, twin_score),
-            masks=ActionMasks(self._own(self.legal), self.kinds.expand(self.count, -1, -1)),
+            host=seen.host,
+            slots=seen.slots,
+            blueprints=seen.blueprints,
+            critic=seen.critic,
+            masks=ActionMasks(self._own(self.now.legal), self.kinds.expand(self.count, -1, -1)),
         )
 
 

@@ -11,8 +11,12 @@ from esper.tolaria.backends import EpochResult
 
 VANISHING_NORM = 1e-7
 EXPLODING_NORM = 10.0
-_VELOCITY_KEPT = 0.7
-_RATIO_KEPT = 0.9
+VELOCITY_KEPT = 0.7
+RATIO_KEPT = 0.9
+VANISHING_WEIGHT = 0.5
+EXPLODING_WEIGHT = 0.8
+RATIO_FLOOR = 1e-8
+"""Added to the host's gradient, by which the ratio divides."""
 
 
 def gradient_health(tensor_norms: Tensor, tensor_counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +37,7 @@ def gradient_health(tensor_norms: Tensor, tensor_counts: Tensor) -> tuple[Tensor
     infinite = counted & ~tensor_norms.isfinite()
     vanishing = (counted & (tensor_norms < VANISHING_NORM)).sum(-1) / tensor_counts
     exploding = (infinite | (counted & (tensor_norms > EXPLODING_NORM))).sum(-1) / tensor_counts
-    health = (1.0 - 0.5 * vanishing - 0.8 * exploding).clamp(min=0.0)
+    health = (1.0 - VANISHING_WEIGHT * vanishing - EXPLODING_WEIGHT * exploding).clamp(min=0.0)
     return health.masked_fill(infinite.any(-1), 0.0), exploding > 0
 
 
@@ -67,7 +71,7 @@ def updated_signals(
     if epoch.unmeasured is not None:
         measured &= ~epoch.unmeasured[:, None]
     change = contribution - previous.contribution
-    velocity = _VELOCITY_KEPT * previous.contribution_velocity + (1.0 - _VELOCITY_KEPT) * change
+    velocity = VELOCITY_KEPT * previous.contribution_velocity + (1.0 - VELOCITY_KEPT) * change
     return SeedSignals(
         contribution=contribution,
         contribution_velocity=velocity.nan_to_num(0.0, 0.0, 0.0),
@@ -107,6 +111,6 @@ def _smoothed_ratio(
     """Root-mean-square gradient of a seed over that of its host, smoothed, ``[N, S]``."""
     seed = epoch.seed_gradient_norm / seed_parameters.clamp(min=1).sqrt()
     host = epoch.host_gradient_norm[:, None] / host_parameters**0.5
-    ratio = (seed / (host + 1e-8)).float()
-    smoothed = _RATIO_KEPT * previous.gradient_ratio + (1.0 - _RATIO_KEPT) * ratio
+    ratio = (seed / (host + RATIO_FLOOR)).float()
+    smoothed = RATIO_KEPT * previous.gradient_ratio + (1.0 - RATIO_KEPT) * ratio
     return torch.where(smoothed.isfinite(), smoothed, ratio)

@@ -69,6 +69,11 @@ SLOT_FEATURES = (
 )
 """Names of the slot features, in order."""
 
+POINTS = 10.0
+"""What a difference of scores is multiplied by."""
+INFINITE_NORM = 1e6
+"""In place of a norm that is infinite."""
+
 CRITIC_FEATURES = ("twin_score", "gain", "known")
 """Names of what the critic sees besides: the never-grow twin's score, and the gain over it."""
 
@@ -158,7 +163,7 @@ def host_features(
     losses = torch.cat([progress.losses, progress.train_loss[:, None]], 1)
     losses = _known(symlog(losses))
     scores = _known(torch.cat([progress.expected, progress.train_accuracy[:, None]], 1))
-    shares = _SHARES[state.stage].mean(1)
+    shares = SHARES[state.stage].mean(1)
     living = state.living.sum(1, keepdim=True)
     flags = torch.stack([progress.success, progress.rolled_back], 1).float()
     features = torch.cat(
@@ -173,10 +178,10 @@ def host_features(
             scores[:, HISTORY + 1 :],
             shares,
             flags[:, :1],
-            _OPS[progress.last_op],
-            constant(((log(host_parameters) / 10.0,),), device).expand(count, 1),
+            OPS[progress.last_op],
+            constant(((log_size(host_parameters),),), device).expand(count, 1),
             (seed_parameters.sum(1, keepdim=True).float() / host_parameters).log1p(),
-            1.0 - living.float() / max(1, min(max_seeds, slots)),
+            1.0 - living.float() / most_seeds(max_seeds, slots),
             flags[:, 1:],
         ],
         1,
@@ -193,9 +198,9 @@ def _one_hot(values: tuple[int, ...]) -> Table:
     return Table([[float(i == v) for v in values] for i in range(max(values) + 1)])
 
 
-_OPS, _STAGES, _STYLES = _one_hot(tuple(Op)), _one_hot(tuple(Stage)), _one_hot(tuple(Style))
-_RAMPS = Table([[float(m == way) for way in (AlphaMode.UP, AlphaMode.DOWN)] for m in AlphaMode])
-_SHARES = Table(
+OPS, STAGES, STYLES = _one_hot(tuple(Op)), _one_hot(tuple(Stage)), _one_hot(tuple(Style))
+RAMPS = Table([[float(m == way) for way in (AlphaMode.UP, AlphaMode.DOWN)] for m in AlphaMode])
+SHARES = Table(
     [
         [
             float(stage in stages)
@@ -223,17 +228,17 @@ def slot_features(
     times = [state.ramp_steps, state.ramp_done, state.tempo, state.age, state.stage_age]
     ages = torch.stack(times, -1).float() / episode_length
     measured = [signals.contribution, signals.contribution_velocity, signals.improvement]
-    points = 10.0 * torch.stack(measured, -1).float().nan_to_num(0.0)
+    points = POINTS * torch.stack(measured, -1).float().nan_to_num(0.0)
     gradients = [signals.gradient_norm, signals.gradient_ratio]
-    norms = symlog(torch.stack(gradients, -1).float().nan_to_num(0.0, posinf=1e6))
+    norms = symlog(torch.stack(gradients, -1).float().nan_to_num(0.0, posinf=INFINITE_NORM))
     health = _known(torch.stack([signals.health, signals.previous_health], -1))
     flags = torch.stack([signals.contribution.isfinite(), signals.exploding], -1).float()
     seeds = torch.cat(
         [
             alphas,
-            _RAMPS[state.ramp_mode],
+            RAMPS[state.ramp_mode],
             ages[..., :3],
-            _STYLES[state.style],
+            STYLES[state.style],
             points[..., :2],
             flags[..., :1],
             norms[..., :1],
@@ -246,18 +251,32 @@ def slot_features(
         ],
         -1,
     ).masked_fill(~living, 0.0)
-    places = tuple((slot.depth, log(slot.channels) / 5.0) for slot in slots)
-    place = constant(places, living.device).expand(len(living), -1, -1)
-    features = torch.cat([living.float(), _STAGES[state.stage], seeds, place], -1)
+    place = constant(places(slots), living.device).expand(len(living), -1, -1)
+    features = torch.cat([living.float(), STAGES[state.stage], seeds, place], -1)
     assert features.shape[-1] == len(SLOT_FEATURES)
     return features
+
+
+def log_size(host_parameters: int) -> float:
+    """The feature of the host's size."""
+    return log(host_parameters) / 10.0
+
+
+def most_seeds(max_seeds: int, slots: int) -> int:
+    """The budget of seeds of a host with so many slots."""
+    return max(1, min(max_seeds, slots))
+
+
+def places(slots: tuple[SlotSpec, ...]) -> tuple[tuple[float, float], ...]:
+    """The features of each slot that no seed changes."""
+    return tuple((slot.depth, log(slot.channels) / 5.0) for slot in slots)
 
 
 def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
     """``[N, len(CRITIC_FEATURES)]`` of scores ``[N]`` in [0, 1]; zeros without twins."""
     if twin_score is None:
         return torch.zeros(len(score), len(CRITIC_FEATURES), device=score.device)
-    gain = 10.0 * (score - twin_score)
+    gain = POINTS * (score - twin_score)
     return torch.stack([twin_score, gain, torch.ones_like(gain)], -1).float()
 
 

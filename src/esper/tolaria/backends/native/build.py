@@ -43,38 +43,39 @@ class NoCompiler(Unavailable):
     """There is no C++ compiler."""
 
 
-def library(source: Path = SOURCE) -> ctypes.CDLL:
+def library(source: Path = SOURCE, *flags: str) -> ctypes.CDLL:
     """A library, compiled if the cache has none for these sources, this compiler and this CPU.
 
     Args:
         source: the folder of its ``library.cpp``.
+        flags: further compiler flags that its numbers depend on.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
     """
-    found = _found(source)
+    found = _found(source, *flags)
     if isinstance(found, Unavailable):
         raise found
     return found
 
 
 @cache
-def _found(source: Path) -> ctypes.CDLL | Unavailable:
+def _found(source: Path, *flags: str) -> ctypes.CDLL | Unavailable:
     """A library, or why there is none; a failure is not tried again in this process."""
     try:
-        return _load(source)
+        return _load(source, *flags)
     except Unavailable as reason:
         return reason
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         return Unavailable(f"building it failed ({error})")
 
 
-def _load(source: Path) -> ctypes.CDLL:
+def _load(source: Path, *flags: str) -> ctypes.CDLL:
     command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     if shutil.which(command[0]) is None:
         raise NoCompiler(f"there is no C++ compiler {command[0]!r} (CXX names another)")
     extra = os.environ.get(FLAGS_VARIABLE, "").split()
-    command += [*FLAGS, *instruction_set(), *extra]
+    command += [*FLAGS, *instruction_set(), *flags, *extra]
     path = cache_directory() / f"esper-{_key(command, source)}.so"
     if path.exists():
         try:

@@ -1,0 +1,420 @@
+"""Hands the rows of a shard over to the native library, in blocks of fields."""
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import log, pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina import gates, lifecycle
+from esper.kasmina.lifecycle import ALPHA_TOLERANCE, Rules
+from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
+from esper.leyline.actions import BLUEPRINTS, HEADS, Curve, Op, Style
+from esper.leyline.stages import COMPUTING, DEVELOPING, LIVING, PRUNABLE, STAGE_COUNT, Stage
+from esper.simic.native.interface import (
+    AMOUNTS,
+    FLAGS,
+    NUMBERS,
+    SIGNAL_FLAGS,
+    SIGNALS,
+    ActCall,
+    Curves,
+    Heads,
+    JudgeCall,
+    Modes,
+    ObserveCall,
+    Ops,
+    PassCall,
+    Reasons,
+    RuleNumbers,
+    SeedBlocks,
+    SignalBlocks,
+    Stages,
+    StepSpec,
+    step_library,
+)
+from esper.simic.step_functions import Acted, Features, Passed, StepFunctions, TorchStep
+from esper.tamiyo.policy import features
+from esper.tamiyo.policy.features import CRITIC_FEATURES, HOST_FEATURES, SLOT_FEATURES, Progress
+from esper.tolaria import governor as disaster
+from esper.tolaria import health
+from esper.tolaria.backends import EpochResult, Scores
+from esper.tolaria.backends.native.build import Unavailable
+from esper.tolaria.engine import Engine, Measurement
+from esper.tolaria.governor import Governor
+
+_CPU = torch.device("cpu")
+_INT64, _FLOAT32, _BOOL = torch.int64, torch.float32, torch.bool
+
+
+def step_functions(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> StepFunctions:
+    """What keeps the books of a shard: the library beside the native backend in float32, otherwise
+    torch. Arguments as of ``TorchStep``."""
+    native = engine.backend.name == "native" and engine.dtype == _FLOAT32
+    known = native and engine.device.type == "cpu" and engine.optimisation.scales is None
+    return (NativeStep if known and available() else TorchStep)(engine, count, rules, kinds)
+
+
+@cache
+def available() -> bool:
+    """Whether there is a library; one line of the log says why not."""
+    try:
+        step_library()
+    except Unavailable as reason:
+        logging.getLogger(__name__).warning(f"native step: {reason}; using torch")
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Seeds:
+    """A state and the blocks it is made of."""
+
+    state: SeedState
+    own: SeedState
+    at: SeedBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Signals:
+    """Signals and the blocks they are made of."""
+
+    signals: SeedSignals
+    own: SeedSignals
+    at: SignalBlocks
+
+
+class NativeStep(TorchStep):
+    """Implements ``StepFunctions`` with the native library, on a CPU in float32.
+
+    Integers and bools are those of torch, and so are the bits of numbers made of sums, products and
+    quotients; where a cosine, an exponential or a logarithm is involved they agree to 1e-6. The
+    governor's mean may be rounded otherwise, which matters on the very edge of a limit alone.
+
+    Args: see ``TorchStep``.
+
+    Raises:
+        Unavailable: the library cannot be built.
+    """
+
+    def __init__(self, engine: Engine, count: int, rules: Rules, kinds: Tensor):
+        super().__init__(engine, count, rules, kinds)
+        self.library = step_library()
+        self.shape = len(engine.rows), len(engine.slots)
+        self.size = self.shape[0] * self.shape[1]
+        self.spec = _spec(engine, count, rules, kinds)
+        self.norms = [slot.segment_count for slot in engine.slots]
+        # What was answered last is asked about next; its blocks need not be put together anew.
+        self.acted: _Seeds | None = None
+        self.passed: _Seeds | None = None
+        self.measured: _Signals | None = None
+        self.watch: tuple[Governor, JudgeCall] | None = None
+
+    def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
+        """See ``StepFunctions``."""
+        rows, after = self.shape[0], self._empty_seeds()
+        success = torch.empty(rows, dtype=_BOOL)
+        call = ActCall(
+            before=self._seeds(state).at,
+            actions=_at(actions, _INT64, rows * len(HEADS)),
+            legal=_at(legal, _BOOL, self.size * len(Op)),
+            after=after.at,
+            success=success.data_ptr(),
+        )
+        self.library.act(self.spec, call)
+        self.acted = after
+        return Acted(after.state, after.own, success)
+
+    def judge(
+        self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
+    ) -> Tensor:
+        """See ``StepFunctions``; the governor's memory is changed in place."""
+        if self.watch is None or self.watch[0] is not governor:
+            self.watch = governor, _watch(governor, self.spec, self.shape)
+        rows, call = self.shape[0], self.watch[1]
+        reason = torch.empty(rows, dtype=_INT64)
+        call.losses = _at(governor.losses, _FLOAT32, rows * disaster.HISTORY)
+        call.strikes = _at(governor.strikes, _INT64, rows)
+        call.healthy = _at(governor.healthy, _BOOL, rows)
+        call.train_loss = _at(epoch.loss, _FLOAT32, rows)
+        call.loss = _at(scores.loss, _FLOAT32, rows)
+        call.expected = _at(scores.expected, _FLOAT32, rows)
+        call.host_norm = _at(epoch.host_gradient_norm, _FLOAT32, rows)
+        call.seed_norm = _at(epoch.seed_gradient_norm, _FLOAT32, self.size)
+        call.stage = _at(acted.stage, _INT64, self.size)
+        call.reason = reason.data_ptr()
+        self.library.judge(call)
+        return reason
+
+    def pass_time(
+        self,
+        acted: SeedState,
+        rolled: Tensor | None,
+        then: Passed,
+        accuracy: Tensor,
+        epoch: EpochResult,
+        measurement: Measurement,
+    ) -> Passed:
+        """See ``StepFunctions``."""
+        rows, size = self.shape[0], self.size
+        tensors = zip(epoch.seed_tensor_norms, self.norms, strict=True)
+        norms = [_at(part, _FLOAT32, rows * width) for part, width in tensors]
+        table = (ctypes.c_void_p * len(norms))(*norms)
+        numbers = torch.empty(2, *self.shape, dtype=_INT64)
+        birth_accuracy = torch.empty(self.shape, dtype=_FLOAT32)
+        legal = torch.empty(rows, len(Op), self.shape[1], dtype=_BOOL)
+        parameters, ever = numbers.unbind()
+        after, signals = self._empty_seeds(), self._empty_signals()
+        call = PassCall(
+            before=self._seeds(then.state).at,
+            acted=self._seeds(acted).at,
+            previous=self._signals(then.signals).at,
+            rolled=None if rolled is None else _at(rolled, _BOOL, rows),
+            seed_parameters=_at(then.seed_parameters, _INT64, size),
+            accuracy_before=_at(accuracy, _FLOAT32, rows),
+            accuracy=_at(measurement.scores.accuracy, _FLOAT32, rows),
+            train_loss=_at(epoch.loss, _FLOAT32, rows),
+            host_norm=_at(epoch.host_gradient_norm, _FLOAT32, rows),
+            seed_norm=_at(epoch.seed_gradient_norm, _FLOAT32, size),
+            tensor_norms=ctypes.addressof(table),
+            contribution=_at(measurement.contribution, _FLOAT32, size),
+            after=after.at,
+            signals=signals.at,
+            birth_accuracy=birth_accuracy.data_ptr(),
+            legal=legal.data_ptr(),
+            parameters=parameters.data_ptr(),
+            ever=ever.data_ptr(),
+        )
+        self.library.pass_time(self.spec, call)
+        self.passed, self.measured = after, signals
+        return Passed(
+            after.state,
+            after.own,
+            signals.signals,
+            signals.own,
+            legal,
+            parameters,
+            ever,
+            birth_accuracy,
+        )
+
+    def observe(
+        self, progress: Progress, now: Passed, score: Tensor, twin_score: Tensor
+    ) -> Features:
+        """See ``StepFunctions``."""
+        rows, count, slots = self.shape[0], self.count, self.shape[1]
+        history = rows * (features.HISTORY + 1)
+        part = progress.step / progress.episode_length
+        seen = Features(
+            host=torch.empty(count, len(HOST_FEATURES), dtype=_FLOAT32),
+            slots=torch.empty(count, slots, len(SLOT_FEATURES), dtype=_FLOAT32),
+            blueprints=torch.empty(count, slots, dtype=_INT64),
+            critic=torch.empty(count, len(CRITIC_FEATURES), dtype=_FLOAT32),
+        )
+        call = ObserveCall(
+            seeds=self._seeds(now.state).at,
+            signals=self._signals(now.signals).at,
+            seed_parameters=_at(now.seed_parameters, _INT64, self.size),
+            part=part,
+            rest=1.0 - part,
+            losses=_at(progress.losses, _FLOAT32, history),
+            expected=_at(progress.expected, _FLOAT32, history),
+            train_loss=_at(progress.train_loss, _FLOAT32, rows),
+            train_accuracy=_at(progress.train_accuracy, _FLOAT32, rows),
+            last_op=_at(progress.last_op, _INT64, rows),
+            success=_at(progress.success, _BOOL, rows),
+            rolled_back=_at(progress.rolled_back, _BOOL, rows),
+            score=_at(score, _FLOAT32, count),
+            twin_score=_at(twin_score, _FLOAT32, count),
+            host=seen.host.data_ptr(),
+            slot=seen.slots.data_ptr(),
+            critic=seen.critic.data_ptr(),
+            blueprints=seen.blueprints.data_ptr(),
+        )
+        self.library.observe(self.spec, call)
+        return seen
+
+    def _seeds(self, state: SeedState) -> _Seeds:
+        """The blocks of ``state``, put together where they were made elsewhere."""
+        for known in (self.passed, self.acted):
+            if known is not None and known.state is state:
+                return known
+        return self._cut(*(_together(state, names) for names in (NUMBERS, AMOUNTS, FLAGS)))
+
+    def _signals(self, signals: SeedSignals) -> _Signals:
+        """Likewise of ``signals``."""
+        if self.measured is not None and self.measured.signals is signals:
+            return self.measured
+        return self._cut_signals(*(_together(signals, names) for names in (SIGNALS, SIGNAL_FLAGS)))
+
+    def _empty_seeds(self) -> _Seeds:
+        return self._cut(
+            torch.empty(len(NUMBERS), *self.shape, dtype=_INT64),
+            torch.empty(len(AMOUNTS), *self.shape, dtype=_FLOAT32),
+            torch.empty(len(FLAGS), *self.shape, dtype=_BOOL),
+        )
+
+    def _empty_signals(self) -> _Signals:
+        return self._cut_signals(
+            torch.empty(len(SIGNALS), *self.shape, dtype=_FLOAT32),
+            torch.empty(len(SIGNAL_FLAGS), *self.shape, dtype=_BOOL),
+        )
+
+    def _cut(self, numbers: Tensor, amounts: Tensor, flags: Tensor) -> _Seeds:
+        blocks, names = (numbers, amounts, flags), (*NUMBERS, *AMOUNTS, *FLAGS)
+        state, own = self._fields(blocks, names)
+        at = SeedBlocks(numbers.data_ptr(), amounts.data_ptr(), flags.data_ptr())
+        return _Seeds(SeedState(**state), SeedState(**own), at)
+
+    def _cut_signals(self, amounts: Tensor, flags: Tensor) -> _Signals:
+        signals, own = self._fields((amounts, flags), (*SIGNALS, *SIGNAL_FLAGS))
+        at = SignalBlocks(amounts.data_ptr(), flags.data_ptr())
+        return _Signals(SeedSignals(**signals), SeedSignals(**own), at)
+
+    def _fields(
+        self, blocks: Sequence[Tensor], names: Sequence[str]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The fields of all rows and those of the environments."""
+        every = [field for block in blocks for field in block.unbind()]
+        mine = [field for block in blocks for field in block[:, : self.count].unbind()]
+        return dict(zip(names, every, strict=True)), dict(zip(names, mine, strict=True))
+
+
+def _at(tensor: Tensor, dtype: torch.dtype, count: int) -> int:
+    """The address of a tensor of ``count`` numbers."""
+    assert tensor.dtype is dtype
+    assert tensor.is_contiguous()
+    assert tensor.numel() == count
+    return tensor.data_ptr()
+
+
+def _together(record: SeedState | SeedSignals, names: Sequence[str]) -> Tensor:
+    """A block of some fields."""
+    return torch.stack([getattr(record, name) for name in names])
+
+
+def _watch(governor: Governor, spec: StepSpec, shape: tuple[int, int]) -> JudgeCall:
+    """What the library has to know of a governor."""
+    limits, guessing = governor.limits, log(governor.classes)
+    return JudgeCall(
+        rows=shape[0],
+        slots=shape[1],
+        history=disaster.HISTORY,
+        least_history=disaster.LEAST_HISTORY,
+        strikes_allowed=disaster.STRIKES,
+        guessing=guessing,
+        collapse_mean=limits.collapse_mean * guessing,
+        collapse_band=limits.collapse_band * guessing,
+        collapse_expected=limits.collapse_expected / governor.classes,
+        runaway_loss=limits.runaway_loss,
+        runaway_deviations=limits.runaway_deviations,
+        runaway_factor=limits.runaway_factor,
+        reasons=_numbers(Reasons, disaster.Reason),
+        computes=spec.computing,
+    )
+
+
+def _spec(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> StepSpec:
+    """What the library has to know of a shard."""
+    slots, host = engine.slots, engine.host.parameter_count
+    tables = _tables(engine, kinds)
+    spec = StepSpec(
+        rows=len(engine.rows),
+        environments=count,
+        slots=len(slots),
+        heads=len(HEADS),
+        ops=len(Op),
+        blueprints=len(BLUEPRINTS),
+        styles=len(Style),
+        stage_count=STAGE_COUNT,
+        stage_features=tables["stage_table"].shape[1],
+        style_features=tables["style_table"].shape[1],
+        op_features=tables["op_table"].shape[1],
+        host_width=len(HOST_FEATURES),
+        slot_width=len(SLOT_FEATURES),
+        history=features.HISTORY,
+        head=Heads(*(HEADS.index(name) for name, *_ in Heads._fields_)),
+        op=_numbers(Ops, Op),
+        stage=_numbers(Stages, Stage),
+        mode=_numbers(Modes, AlphaMode),
+        curve=_numbers(Curves, Curve),
+        rules=RuleNumbers(*(int(getattr(rules, name)) for name, *_ in RuleNumbers._fields_)),
+        **_limits(),
+        host_root=host**0.5,
+        host_parameters=host,
+        log_host=features.log_size(host),
+        most_seeds=features.most_seeds(rules.max_seeds, len(slots)),
+        episode_length=engine.episode_length,
+        **{name: table.data_ptr() for name, table in tables.items()},
+    )
+    spec.kept = tables
+    return spec
+
+
+def _limits() -> dict[str, float]:
+    """Thresholds and weights."""
+    return {
+        "tolerance": ALPHA_TOLERANCE,
+        "full": 1.0 - ALPHA_TOLERANCE,
+        "healthy": gates.HEALTHY,
+        "least_improvement": gates.LEAST_IMPROVEMENT,
+        "least_gradient_ratio": gates.LEAST_GRADIENT_RATIO,
+        "least_contribution": gates.LEAST_CONTRIBUTION,
+        "vanishing_norm": health.VANISHING_NORM,
+        "exploding_norm": health.EXPLODING_NORM,
+        "vanishing_weight": health.VANISHING_WEIGHT,
+        "exploding_weight": health.EXPLODING_WEIGHT,
+        "velocity_kept": health.VELOCITY_KEPT,
+        "velocity_new": 1.0 - health.VELOCITY_KEPT,
+        "ratio_kept": health.RATIO_KEPT,
+        "ratio_new": 1.0 - health.RATIO_KEPT,
+        "ratio_floor": health.RATIO_FLOOR,
+        "pi": pi,
+        "points": features.POINTS,
+        "infinite_norm": features.INFINITE_NORM,
+    }
+
+
+def _tables(engine: Engine, kinds: Tensor) -> dict[str, Tensor]:
+    """What is looked up, by the names of ``StepSpec``."""
+    slots = engine.slots
+    looked_up = {
+        "last_option": lifecycle.last_options(len(slots), _CPU),
+        "moved": lifecycle.MOVED.on(_CPU),
+        "first_curve": lifecycle.FIRST_CURVE.on(_CPU),
+        "targets": lifecycle.TARGETS.on(_CPU),
+        "speeds": lifecycle.SPEEDS.on(_CPU),
+        "tempos": lifecycle.TEMPOS.on(_CPU),
+        "sigmoids": lifecycle.sigmoids(_CPU),
+        "living": _members(LIVING),
+        "computing": _members(COMPUTING),
+        "developing": _members(DEVELOPING),
+        "prunable": _members(PRUNABLE),
+        "blended": _members(gates.BLENDED),
+        "kinds": kinds,
+        "parameters": engine.parameter_table,
+        "tensor_counts": torch.tensor([slot.tensor_counts for slot in slots]),
+        "tensors": torch.tensor([slot.segment_count for slot in slots]),
+        "stage_table": features.STAGES.on(_CPU),
+        "share_table": features.SHARES.on(_CPU),
+        "ramp_table": features.RAMPS.on(_CPU),
+        "style_table": features.STYLES.on(_CPU),
+        "op_table": features.OPS.on(_CPU),
+        "place": torch.tensor(features.places(slots), dtype=_FLOAT32),
+    }
+    return {name: table.contiguous() for name, table in looked_up.items()}
+
+
+def _members(stages: tuple[Stage, ...]) -> Tensor:
+    """Bool by ``Stage``."""
+    return torch.tensor([number in stages for number in range(STAGE_COUNT)])
+
+
+def _numbers(structure: type[ctypes.Structure], enumeration: Any) -> ctypes.Structure:
+    """The members of an enumeration by the names of the structure."""
+    return structure(*(int(enumeration[name.upper()]) for name, *_ in structure._fields_))
