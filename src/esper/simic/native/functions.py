@@ -3,7 +3,7 @@
 import ctypes
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import log, pi
 from typing import Any
@@ -77,6 +77,7 @@ class _Seeds:
 
     state: SeedState
     own: SeedState
+    blocks: Sequence[Tensor]
     at: SeedBlocks
 
 
@@ -86,6 +87,7 @@ class _Signals:
 
     signals: SeedSignals
     own: SeedSignals
+    blocks: Sequence[Tensor]
     at: SignalBlocks
 
 
@@ -112,15 +114,16 @@ class NativeStep(TorchStep):
         # What was answered last is asked about next; its blocks need not be put together anew.
         self.acted: _Seeds | None = None
         self.passed: _Seeds | None = None
+        self.given: _Seeds | None = None
         self.measured: _Signals | None = None
         self.watch: tuple[Governor, JudgeCall] | None = None
 
     def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
         """See ``StepFunctions``."""
-        rows, after = self.shape[0], self._empty_seeds()
+        rows, before, after = self.shape[0], self._seeds(state), self._empty_seeds()
         success = torch.empty(rows, dtype=_BOOL)
         call = ActCall(
-            before=self._seeds(state).at,
+            before=before.at,
             actions=_at(actions, _INT64, rows * len(HEADS)),
             legal=_at(legal, _BOOL, self.size * len(Op)),
             after=after.at,
@@ -169,11 +172,13 @@ class NativeStep(TorchStep):
         birth_accuracy = torch.empty(self.shape, dtype=_FLOAT32)
         legal = torch.empty(rows, len(Op), self.shape[1], dtype=_BOOL)
         parameters, ever = numbers.unbind()
+        before, seeds = self._seeds(then.state), self._seeds(acted)
+        previous = self._signals(then.signals)
         after, signals = self._empty_seeds(), self._empty_signals()
         call = PassCall(
-            before=self._seeds(then.state).at,
-            acted=self._seeds(acted).at,
-            previous=self._signals(then.signals).at,
+            before=before.at,
+            acted=seeds.at,
+            previous=previous.at,
             rolled=None if rolled is None else _at(rolled, _BOOL, rows),
             seed_parameters=_at(then.seed_parameters, _INT64, size),
             accuracy_before=_at(accuracy, _FLOAT32, rows),
@@ -210,6 +215,7 @@ class NativeStep(TorchStep):
         rows, count, slots = self.shape[0], self.count, self.shape[1]
         history = rows * (features.HISTORY + 1)
         part = progress.step / progress.episode_length
+        seeds, signals = self._seeds(now.state), self._signals(now.signals)
         seen = Features(
             host=torch.empty(count, len(HOST_FEATURES), dtype=_FLOAT32),
             slots=torch.empty(count, slots, len(SLOT_FEATURES), dtype=_FLOAT32),
@@ -217,8 +223,8 @@ class NativeStep(TorchStep):
             critic=torch.empty(count, len(CRITIC_FEATURES), dtype=_FLOAT32),
         )
         call = ObserveCall(
-            seeds=self._seeds(now.state).at,
-            signals=self._signals(now.signals).at,
+            seeds=seeds.at,
+            signals=signals.at,
             seed_parameters=_at(now.seed_parameters, _INT64, self.size),
             part=part,
             rest=1.0 - part,
@@ -240,17 +246,24 @@ class NativeStep(TorchStep):
         return seen
 
     def _seeds(self, state: SeedState) -> _Seeds:
-        """The blocks of ``state``, put together where they were made elsewhere."""
-        for known in (self.passed, self.acted):
+        """The blocks of ``state``, put together where they were made elsewhere.
+
+        The caller holds them for as long as the library reads them.
+        """
+        for known in (self.passed, self.acted, self.given):
             if known is not None and known.state is state:
                 return known
-        return self._cut(*(_together(state, names) for names in (NUMBERS, AMOUNTS, FLAGS)))
+        blocks = (_together(state, names) for names in (NUMBERS, AMOUNTS, FLAGS))
+        self.given = replace(self._cut(*blocks), state=state)
+        return self.given
 
     def _signals(self, signals: SeedSignals) -> _Signals:
         """Likewise of ``signals``."""
         if self.measured is not None and self.measured.signals is signals:
             return self.measured
-        return self._cut_signals(*(_together(signals, names) for names in (SIGNALS, SIGNAL_FLAGS)))
+        blocks = (_together(signals, names) for names in (SIGNALS, SIGNAL_FLAGS))
+        self.measured = replace(self._cut_signals(*blocks), signals=signals)
+        return self.measured
 
     def _empty_seeds(self) -> _Seeds:
         return self._cut(
@@ -268,13 +281,14 @@ class NativeStep(TorchStep):
     def _cut(self, numbers: Tensor, amounts: Tensor, flags: Tensor) -> _Seeds:
         blocks, names = (numbers, amounts, flags), (*NUMBERS, *AMOUNTS, *FLAGS)
         state, own = self._fields(blocks, names)
-        at = SeedBlocks(numbers.data_ptr(), amounts.data_ptr(), flags.data_ptr())
-        return _Seeds(SeedState(**state), SeedState(**own), at)
+        at = SeedBlocks(*(block.data_ptr() for block in blocks))
+        return _Seeds(SeedState(**state), SeedState(**own), blocks, at)
 
     def _cut_signals(self, amounts: Tensor, flags: Tensor) -> _Signals:
-        signals, own = self._fields((amounts, flags), (*SIGNALS, *SIGNAL_FLAGS))
-        at = SignalBlocks(amounts.data_ptr(), flags.data_ptr())
-        return _Signals(SeedSignals(**signals), SeedSignals(**own), at)
+        blocks = amounts, flags
+        signals, own = self._fields(blocks, (*SIGNALS, *SIGNAL_FLAGS))
+        at = SignalBlocks(*(block.data_ptr() for block in blocks))
+        return _Signals(SeedSignals(**signals), SeedSignals(**own), blocks, at)
 
     def _fields(
         self, blocks: Sequence[Tensor], names: Sequence[str]

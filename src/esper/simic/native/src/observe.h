@@ -29,8 +29,9 @@ inline float or_zero(float x) { return std::isnan(x) ? 0.0f : x; }
 
 // A large number in place of an infinite one.
 inline float norm_feature(const StepSpec& spec, float x) {
-  constexpr float kInfinite = std::numeric_limits<float>::infinity();
-  return symlog(x == kInfinite ? spec.infinite_norm : or_zero(x));
+  using Limits = std::numeric_limits<float>;
+  if (x == Limits::infinity()) return symlog(spec.infinite_norm);
+  return symlog(std::max(or_zero(x), Limits::lowest()));
 }
 
 inline void host_features(const StepSpec& spec, const ObserveCall& call, int64_t n, Writer out) {
