@@ -71,13 +71,75 @@ def available() -> bool:
     return True
 
 
+_Blocks = tuple[Tensor, ...]
+
+
+class CutState(SeedState):
+    """Seeds in blocks. A field is cut out when it is first asked for: most never are."""
+
+    __slots__ = ("blocks", "count")
+    blocks: _Blocks
+    count: int | None
+
+    @classmethod
+    def of(cls, blocks: _Blocks, count: int | None = None) -> "CutState":
+        """The seeds of the first ``count`` rows, of all when None."""
+        state = cls.__new__(cls)
+        state.blocks, state.count = blocks, count
+        return state
+
+    def __getattr__(self, name: str) -> Tensor:
+        field = _field(self.blocks, self.count, _SEED_PLACES, name)
+        setattr(self, name, field)
+        return field
+
+
+class CutSignals(SeedSignals):
+    """Likewise what was measured of them."""
+
+    __slots__ = ("blocks", "count")
+    blocks: _Blocks
+    count: int | None
+
+    @classmethod
+    def of(cls, blocks: _Blocks, count: int | None = None) -> "CutSignals":
+        """The signals of the first ``count`` rows, of all when None."""
+        signals = cls.__new__(cls)
+        signals.blocks, signals.count = blocks, count
+        return signals
+
+    def __getattr__(self, name: str) -> Tensor:
+        field = _field(self.blocks, self.count, _SIGNAL_PLACES, name)
+        setattr(self, name, field)
+        return field
+
+
+def _places(*blocks: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """The block of each field and its place there."""
+    return {name: (b, i) for b, names in enumerate(blocks) for i, name in enumerate(names)}
+
+
+_SEED_PLACES = _places(NUMBERS, AMOUNTS, FLAGS)
+_SIGNAL_PLACES = _places(SIGNALS, SIGNAL_FLAGS)
+
+
+def _field(
+    blocks: _Blocks, count: int | None, places: dict[str, tuple[int, int]], name: str
+) -> Tensor:
+    if name not in places:
+        raise AttributeError(name)
+    block, place = places[name]
+    field = blocks[block][place]
+    return field if count is None else field[:count]
+
+
 @dataclass(frozen=True, slots=True)
 class _Seeds:
     """A state and the blocks it is made of."""
 
     state: SeedState
     own: SeedState
-    blocks: Sequence[Tensor]
+    blocks: _Blocks
     at: SeedBlocks
 
 
@@ -87,7 +149,7 @@ class _Signals:
 
     signals: SeedSignals
     own: SeedSignals
-    blocks: Sequence[Tensor]
+    blocks: _Blocks
     at: SignalBlocks
 
 
@@ -278,25 +340,13 @@ class NativeStep(TorchStep):
             torch.empty(len(SIGNAL_FLAGS), *self.shape, dtype=_BOOL),
         )
 
-    def _cut(self, numbers: Tensor, amounts: Tensor, flags: Tensor) -> _Seeds:
-        blocks, names = (numbers, amounts, flags), (*NUMBERS, *AMOUNTS, *FLAGS)
-        state, own = self._fields(blocks, names)
+    def _cut(self, *blocks: Tensor) -> _Seeds:
         at = SeedBlocks(*(block.data_ptr() for block in blocks))
-        return _Seeds(SeedState(**state), SeedState(**own), blocks, at)
+        return _Seeds(CutState.of(blocks), CutState.of(blocks, self.count), blocks, at)
 
-    def _cut_signals(self, amounts: Tensor, flags: Tensor) -> _Signals:
-        blocks = amounts, flags
-        signals, own = self._fields(blocks, (*SIGNALS, *SIGNAL_FLAGS))
+    def _cut_signals(self, *blocks: Tensor) -> _Signals:
         at = SignalBlocks(*(block.data_ptr() for block in blocks))
-        return _Signals(SeedSignals(**signals), SeedSignals(**own), blocks, at)
-
-    def _fields(
-        self, blocks: Sequence[Tensor], names: Sequence[str]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The fields of all rows and those of the environments."""
-        every = [field for block in blocks for field in block.unbind()]
-        mine = [field for block in blocks for field in block[:, : self.count].unbind()]
-        return dict(zip(names, every, strict=True)), dict(zip(names, mine, strict=True))
+        return _Signals(CutSignals.of(blocks), CutSignals.of(blocks, self.count), blocks, at)
 
 
 def _at(tensor: Tensor, dtype: torch.dtype, count: int) -> int:
