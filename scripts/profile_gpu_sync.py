@@ -35,7 +35,7 @@ DOCUMENTED = {
     "tolaria/coalitions.py:shapley": "sizes of coalitions, a constant; in the last step alone",
     "tolaria/coalitions.py:interactions": "as shapley",
     "tolaria/backends/torch.py:__init__": "whether any seed of a slot is frozen; once a slot",
-    "simic/shard.py:_germinate": "whether any seed was fossilised and must be kept; once a step",
+    "simic/step_functions.py:act": "whether seeds are born or must be kept; once a step",
     "simic/shard.py:_live": "whether any host was rolled back; once a step",
     "simic/shard.py:_restore": "rows that were rolled back; only then",
     "simic/training/step_events.py:take": "telemetry: all of a step in a few transfers",

@@ -22,9 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.simic import shard
 from esper.simic.gradients import GradientNorms
+from esper.simic.native.functions import NativeStep
 from esper.simic.optimiser import PolicyOptimizer
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
+from esper.simic.step_functions import TorchStep
 from esper.simic.training.recorder import Recorder
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import Governor
@@ -33,13 +35,15 @@ STEP_STAGES: tuple[tuple[object, str, str], ...] = (
     (Loop, "step", "the rest of a step"),
     (PPOAgent, "act", "policy"),
     (Rollout, "write", "rollout"),
-    (shard, "apply", "actions"),
+    (TorchStep, "act", "actions"),
+    (NativeStep, "act", "actions"),
     (shard.Shard, "_germinate", "germinate"),
     (Engine, "minibatches", "draw minibatches"),
     (Engine, "train", "train"),
     (Engine, "measure", "validate and ablate"),
     (Engine, "coalitions", "coalitions (last step)"),
-    (Governor, "judge", "governor"),
+    (TorchStep, "judge", "governor"),
+    (NativeStep, "judge", "governor"),
     (Governor, "snapshot", "snapshots"),
     (shard.Shard, "_pass_time", "time, signals, gates"),
     (shard.Shard, "_reward", "reward"),

@@ -84,7 +84,9 @@ def assert_same_record(found, expected, curved: set[str] = frozenset()) -> None:
     """Field by field."""
     for field in fields(expected):
         one, other = getattr(found, field.name), getattr(expected, field.name)
-        if isinstance(other, Tensor):
+        if isinstance(other, bool):
+            assert one is other
+        elif isinstance(other, Tensor):
             assert_same(one, other, field.name in curved)
         else:
             assert_same_record(one, other, curved)

@@ -117,6 +117,8 @@ class Shard:
         for s, slot in enumerate(self.slots):
             kinds[s, list(slot.kinds)] = True
         self.kinds = kinds.to(self.device)
+        # Outside of inference mode and in one piece: every observation holds it.
+        self.every_kind = self.kinds.expand(self.count, -1, -1).contiguous()
         self.functions = step_functions(self.engine, self.count, self.rules, self.kinds)
         self.idle = torch.zeros(len(twin_groups), len(HEADS), dtype=torch.long, device=self.device)
 
@@ -182,7 +184,7 @@ class Shard:
         last = t + 1 == self.config.episode_length
         everyone = torch.cat([actions, self.idle])
         acted = self.functions.act(before.state, everyone, before.legal)
-        self._germinate(before.state, acted.state, t)
+        self._germinate(before.state, acted, t)
         lived = self._live(acted.state, t)
         coalitions = self.engine.coalitions(lived.state, t) if last else None
         self._pass_time(acted, lived)
@@ -236,13 +238,15 @@ class Shard:
         )
         return Step(self._observe(*scores), reward, last, report)
 
-    def _germinate(self, before: SeedState, acted: SeedState, t: int) -> None:
+    def _germinate(self, before: SeedState, acted: Acted, t: int) -> None:
         """Give newborn seeds their numbers, and keep those of seeds that became fossils."""
-        kept = (acted.stage == Stage.FOSSILISED) & (before.stage == Stage.HOLDING)
-        if bool(kept.any()):
+        state = acted.state
+        if acted.fossilises:
+            kept = (state.stage == Stage.FOSSILISED) & (before.stage == Stage.HOLDING)
             self.governor.snapshot(kept.any(1))
-        born = (acted.stage == Stage.GERMINATED) & (before.stage == Stage.DORMANT)
-        self.engine.germinate(born, acted.blueprint, t)
+        if acted.germinates:
+            born = (state.stage == Stage.GERMINATED) & (before.stage == Stage.DORMANT)
+            self.engine.germinate(born, state.blueprint, t)
 
     def _live(self, acted: SeedState, t: int) -> "_Lived":
         """Train an epoch, validate, and let the governor judge and mend."""
@@ -345,11 +349,13 @@ class Shard:
             slots=seen.slots,
             blueprints=seen.blueprints,
             critic=seen.critic,
-            masks=ActionMasks(self._own(self.now.legal), self.kinds.expand(self.count, -1, -1)),
+            masks=ActionMasks(self._own(self.now.legal), self.every_kind),
         )
 
 
 def _free(observation: Observation) -> Observation:
     """The same out of inference mode."""
-    tensors = {name: x.clone() for name, x in observation.tensors().items()}
+    tensors = {
+        name: x.clone() if x.is_inference() else x for name, x in observation.tensors().items()
+    }
     return Observation.from_tensors(tensors)

@@ -13,6 +13,7 @@ from torch import Tensor
 from esper.kasmina.gates import legal_slots
 from esper.kasmina.lifecycle import Rules, apply, roll_back, tick
 from esper.kasmina.seeds import SeedSignals, SeedState
+from esper.leyline.stages import Stage
 from esper.tamiyo.policy.features import Progress, critic_features, host_features, slot_features
 from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.engine import Engine, Measurement
@@ -28,11 +29,15 @@ class Acted:
         state: the seeds of all rows.
         own: those of the environments.
         success: whether the action was legal, bool ``[R]``.
+        germinates: whether there is a newborn seed.
+        fossilises: whether a seed became a fossil.
     """
 
     state: SeedState
     own: SeedState
     success: Tensor
+    germinates: bool
+    fossilises: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,10 @@ class TorchStep:
     def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
         """See ``StepFunctions``."""
         acted, success = apply(state, actions, legal, self.kinds)
-        return Acted(acted, acted.map(self._own), success)
+        moved = acted.stage != state.stage
+        ends = [moved & (acted.stage == stage) for stage in (Stage.GERMINATED, Stage.FOSSILISED)]
+        germinates, fossilises = torch.stack(ends).any(2).any(1).tolist()
+        return Acted(acted, acted.map(self._own), success, germinates, fossilises)
 
     def judge(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState

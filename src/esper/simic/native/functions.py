@@ -44,6 +44,7 @@ from esper.tamiyo.policy.features import CRITIC_FEATURES, HOST_FEATURES, SLOT_FE
 from esper.tolaria import governor as disaster
 from esper.tolaria import health
 from esper.tolaria.backends import EpochResult, Scores
+from esper.tolaria.backends.native.backend import NativeBackend
 from esper.tolaria.backends.native.build import Unavailable
 from esper.tolaria.engine import Engine, Measurement
 from esper.tolaria.governor import Governor
@@ -55,7 +56,7 @@ _INT64, _FLOAT32, _BOOL = torch.int64, torch.float32, torch.bool
 def step_functions(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> StepFunctions:
     """What keeps the books of a shard: the library beside the native backend in float32, otherwise
     torch. Arguments as of ``TorchStep``."""
-    native = engine.backend.name == "native" and engine.dtype == _FLOAT32
+    native = isinstance(engine.backend, NativeBackend) and engine.dtype == _FLOAT32
     known = native and engine.device.type == "cpu" and engine.optimisation.scales is None
     return (NativeStep if known and available() else TorchStep)(engine, count, rules, kinds)
 
@@ -193,7 +194,8 @@ class NativeStep(TorchStep):
         )
         self.library.act(self.spec, call)
         self.acted = after
-        return Acted(after.state, after.own, success)
+        germinates, fossilises = call.germinated > 0, call.fossilised > 0
+        return Acted(after.state, after.own, success, germinates, fossilises)
 
     def judge(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState

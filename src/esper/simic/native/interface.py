@@ -138,6 +138,7 @@ class ActCall(ctypes.Structure):
         ("legal", c_void_p),
         ("after", SeedBlocks),
         ("success", c_void_p),
+        *((name, c_int64) for name in ("germinated", "fossilised")),
     ]
 
 

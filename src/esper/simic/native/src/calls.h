@@ -88,10 +88,11 @@ struct SignalBlocks {
 
 struct ActCall {
   SeedBlocks before;
-  const int64_t* actions;  // [N, heads]
-  const uint8_t* legal;    // [N, ops, S]
+  const int64_t* actions;          // [N, heads]
+  const uint8_t* legal;            // [N, ops, S]
   SeedBlocks after;
-  uint8_t* success;        // [N]
+  uint8_t* success;                // [N]
+  int64_t germinated, fossilised;  // how many seeds did
 };
 
 // The governor's limits, scaled to its task, and what it remembers: changed in place.

@@ -9,7 +9,7 @@
 
 extern "C" {
 
-int esper_step_act(const esper::StepSpec* spec, const esper::ActCall* call) {
+int esper_step_act(const esper::StepSpec* spec, esper::ActCall* call) {
   esper::act(*spec, *call);
   return 0;
 }

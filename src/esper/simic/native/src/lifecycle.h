@@ -77,7 +77,8 @@ inline bool is_legal(const StepSpec& spec, const ActCall& call, int64_t n) {
          spec.kinds[slot * spec.blueprints + choice[spec.head.blueprint]];
 }
 
-inline void act(const StepSpec& spec, const ActCall& call) {
+inline void act(const StepSpec& spec, ActCall& call) {
+  call.germinated = call.fossilised = 0;
   const int64_t slots = spec.slots, size = spec.rows * slots;
   for (int64_t i = 0; i < size; ++i) store(load(call.before, size, i), call.after, size, i);
   for (int64_t n = 0; n < spec.rows; ++n) {
@@ -86,8 +87,12 @@ inline void act(const StepSpec& spec, const ActCall& call) {
     if (!call.success[n] || choice[spec.head.op] == spec.op.wait) continue;
     const int64_t place = n * slots + choice[spec.head.slot];
     Seed seed = load(call.after, size, place);
+    const int64_t before = seed.stage;
     operate(spec, seed, choice);
     store(seed, call.after, size, place);
+    if (seed.stage == before) continue;
+    call.germinated += seed.stage == spec.stage.germinated;
+    call.fossilised += seed.stage == spec.stage.fossilised;
   }
 }
 
