@@ -87,6 +87,7 @@ class Workload:
         threads: of the CPU.
         lstm_hidden, ppo_epochs: of the policy.
         seeds: how many slots of every environment a seed lives in.
+        compile_mode: of the policy's update, see ``simic.compiled``.
     """
 
     task: str = "digits_shift"
@@ -101,6 +102,7 @@ class Workload:
     lstm_hidden: int = 128
     ppo_epochs: int = 4
     seeds: int = 1
+    compile_mode: str = "off"
 
     @property
     def found(self) -> Task:
@@ -179,8 +181,9 @@ class Loop:
             self.environment.backends[key] = instead(workload.found.host)
         self.backend_name = type(self.environment.backends[key]).__name__
         learner = LearnerConfig(lstm_hidden=workload.lstm_hidden, ppo_epochs=workload.ppo_epochs)
-        self.agent = growth_agent(learner, SEED, device)
-        self.agent.policy.threads = workload.threads
+        self.agent = growth_agent(
+            learner, SEED, device, None, workload.compile_mode, workload.threads
+        )
         self.device = device
         self.folder = tempfile.TemporaryDirectory()
         sinks = (

@@ -161,9 +161,10 @@ class Engine:
 
     def train(self, state: SeedState, step: int) -> EpochResult:
         """Train every host, and every seed from TRAINING on, for one epoch."""
-        return self.backend.train_epoch(
-            self.stack, Seeds.training(state), self.minibatches(step), self.optimisation
-        )
+        seeds, minibatches = Seeds.training(state), self.minibatches(step)
+        # A backend may take gradients, also where the caller is in inference mode.
+        with torch.inference_mode(False):
+            return self.backend.train_epoch(self.stack, seeds, minibatches, self.optimisation)
 
     def measure(
         self,
