@@ -7,9 +7,9 @@
 A loop trains, validates and ablates the hosts, runs the policy, learns from the episode (PPO) and
 writes telemetry. Next to it runs a ``naive`` loop in which the hosts are ordinary modules, one an
 environment, in a Python loop: same minibatches and same numbers, which is checked first, in the
-best of {1, 2, all threads} x {NCHW, NHWC} with fused AdamW and the same allocator settings. Steps
-of both are taken in turns, so that drift of the machine falls on both. For the workload see
-``hot_path_workload.py``.
+best of {1, 2, all threads} x {NCHW, NHWC} with fused AdamW and the same allocator settings. Both
+take turns of a few steps, so that drift of the machine falls on both and each finds its own data in
+the cache, as it would alone. For the workload see ``hot_path_workload.py``.
 """
 
 import argparse
@@ -34,6 +34,8 @@ from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import resolve_precision
 
 CHECKED_STEPS = 12
+TURN = 10
+"""Steps that a loop takes before it is the other's turn."""
 
 
 def build(workload: Workload, backend: str) -> Loop:
@@ -93,9 +95,10 @@ def measure(workload: Workload, backend: str, compiled: str, episodes: int, use_
         length = workload.episode_length if episode >= 0 else min(2, workload.episode_length)
         for loop in (ours, naive):
             loop.begin()
-        for _ in range(length):
+        for begin in range(0, length, TURN):
             for loop in (ours, naive):
-                loop.step()
+                for _ in range(begin, min(begin + TURN, length)):
+                    loop.step()
         if episode >= 0:
             for loop in (ours, naive):
                 loop.end()
@@ -292,7 +295,7 @@ def main() -> int:
         row = rows[0]
         page = (
             f"`python scripts/benchmark_hot_path.py {' '.join(sys.argv[1:])}`\n\n{table(rows)}\n\n"
-            f"Whole loops in turns, {arguments.episodes} timed episodes of "
+            f"Whole loops in turns of {TURN} steps, {arguments.episodes} timed episodes of "
             f"{length} steps. torch {row['torch']}, {row['device_name']}, "
             f"{row['threads']} threads, {time.strftime('%Y-%m-%d')}.\n"
         )

@@ -8,6 +8,7 @@ computed all the same, and learns from what it would have done.
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -186,6 +187,7 @@ class Loop:
             [] if workload.telemetry == "off" else [JsonLines(Path(self.folder.name) / "events")]
         )
         self.hub = Hub(sinks, workload.telemetry)
+        self.held = ExitStack()
         self.episode = 0
         self.lanes = 1
         self.clear()
@@ -206,6 +208,7 @@ class Loop:
         self.script = self.workload.script(self.environment.count)
         for actor in (self.agent, self.script):
             actor.begin(self.environment.environments, self.episode)
+        self.held.enter_context(self.agent.policy.held())
         self.actor = WatchedActor(self.agent)
         self.recorder = Recorder(self.hub, self.environment, self.episode, self.actor)
         self.rollout: Rollout | None = None
@@ -236,6 +239,7 @@ class Loop:
     def end(self) -> None:
         """The update, and what is told of the round."""
         assert self.rollout is not None
+        self.held.close()
         begin = time.perf_counter()
         metrics = self.agent.update(self.rollout)
         self.recorder.finish(0.0, metrics)
@@ -245,6 +249,7 @@ class Loop:
 
     def close(self) -> None:
         """Stop the telemetry."""
+        self.held.close()
         self.hub.close()
         self.folder.cleanup()
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.lifecycle import ALPHA_TOLERANCE, Rules
-from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState, among
+from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState, StageSets
 from esper.leyline.actions import Op
-from esper.leyline.stages import DEVELOPING, PRUNABLE, Gate, Stage
+from esper.leyline.stages import DEVELOPING, LIVING, PRUNABLE, Gate, Stage
 
 HEALTHY = 0.7
 """Least gradient health that passes gates G2 and G5."""
@@ -20,6 +20,14 @@ LEAST_GRADIENT_RATIO = 0.10
 """Seed to host gradient ratio for a strict G2."""
 LEAST_CONTRIBUTION = 0.01
 """Expected accuracy that a seed must contribute for a strict G5."""
+
+_GATED = StageSets(
+    LIVING,
+    DEVELOPING,
+    *((stage,) for stage in (Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING)),
+    *((stage,) for stage in (Stage.BLENDING, Stage.HOLDING)),
+)
+_CHANGEABLE = StageSets((Stage.BLENDING, Stage.HOLDING), PRUNABLE)
 
 
 def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gate, Tensor]:
@@ -35,17 +43,16 @@ def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gat
 
     G0 also asks for a blueprint that can live in the slot, see ``lifecycle.apply``. There is no G4.
     """
+    living, developing, dormant, germinated, training, blending, holding = _GATED.of(state.stage)
     healthy = (signals.health >= HEALTHY) & ~signals.exploding
-    at_rest = state.ramp_mode == AlphaMode.HOLD
     full = (state.alpha - 1.0).abs() <= ALPHA_TOLERANCE
     aimed = state.ramp_target >= 1.0 - ALPHA_TOLERANCE
-    room = state.living.sum(1, keepdim=True) < rules.max_seeds
-    germinates = (state.stage == Stage.DORMANT) & room
+    germinates = dormant & (living.sum(1, keepdim=True) < rules.max_seeds)
     if rules.one_at_a_time:
-        germinates &= ~among(state.stage, DEVELOPING).any(1, keepdim=True)
-    blends = (state.stage == Stage.TRAINING) & (state.stage_age >= rules.training_age) & healthy
-    holds = (state.stage == Stage.BLENDING) & full & aimed & at_rest
-    keeps = (state.stage == Stage.HOLDING) & signals.contribution.isfinite() & healthy
+        germinates &= ~developing.any(1, keepdim=True)
+    blends = training & (state.stage_age >= rules.training_age) & healthy
+    holds = blending & full & aimed & (state.ramp_mode == AlphaMode.HOLD)
+    keeps = holding & signals.contribution.isfinite() & healthy
     if rules.strict:
         blends &= signals.improvement >= LEAST_IMPROVEMENT
         blends &= signals.gradient_ratio >= LEAST_GRADIENT_RATIO
@@ -53,7 +60,7 @@ def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gat
         keeps &= signals.contribution >= LEAST_CONTRIBUTION
     return {
         Gate.G0: germinates,
-        Gate.G1: state.stage == Stage.GERMINATED,
+        Gate.G1: germinated,
         Gate.G2: blends,
         Gate.G3: holds,
         Gate.G5: keeps,
@@ -66,14 +73,14 @@ def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
     GERMINATE, ADVANCE and FOSSILISE are legal only where their gate would pass.
     """
     gates = open_gates(state, signals, rules)
+    blended, prunable = _CHANGEABLE.of(state.stage)
     at_rest = state.ramp_mode == AlphaMode.HOLD
-    blended = (state.stage == Stage.BLENDING) | (state.stage == Stage.HOLDING)
     old_enough = state.age >= rules.prune_age
     legal = {
         Op.WAIT: torch.ones_like(at_rest),
         Op.GERMINATE: gates[Gate.G0],
         Op.SET_ALPHA_TARGET: blended & at_rest,
-        Op.PRUNE: among(state.stage, PRUNABLE) & old_enough & at_rest,
+        Op.PRUNE: prunable & old_enough & at_rest,
         Op.FOSSILISE: gates[Gate.G5],
         Op.ADVANCE: gates[Gate.G1] | gates[Gate.G2] | gates[Gate.G3],
     }

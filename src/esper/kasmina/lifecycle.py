@@ -5,12 +5,13 @@ Neither knows about networks: the engine reads the state to know what to compute
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.constants import constant
-from esper.kasmina.seeds import AlphaMode, SeedState, among
+from esper.kasmina.constants import Table, constant
+from esper.kasmina.seeds import AlphaMode, SeedState, StageSets
 from esper.leyline.actions import (
     ALPHA_SPEED_STEPS,
     ALPHA_TARGETS,
@@ -22,9 +23,31 @@ from esper.leyline.actions import (
     Op,
     Style,
 )
-from esper.leyline.stages import PRUNABLE, Stage
+from esper.leyline.stages import PRUNABLE, STAGE_COUNT, Stage
 
 ALPHA_TOLERANCE = 1e-6
+
+_MOVES: dict[tuple[int, int], Stage] = {
+    **{(Op.GERMINATE, stage): Stage.GERMINATED for stage in Stage},
+    **{(Op.PRUNE, stage): Stage.PRUNED for stage in Stage},
+    **{(Op.FOSSILISE, stage): Stage.FOSSILISED for stage in Stage},
+    (Op.ADVANCE, Stage.GERMINATED): Stage.TRAINING,
+    (Op.ADVANCE, Stage.TRAINING): Stage.BLENDING,
+    (Op.ADVANCE, Stage.BLENDING): Stage.HOLDING,
+}
+"""Where an operation that is legal leads at once."""
+
+_STAGES = range(STAGE_COUNT)
+_MOVED = Table([[_MOVES.get((op, stage), stage) for stage in _STAGES] for op in Op])
+_FIRST_CURVE = Table(
+    [Curve.SIGMOID if style == Style.SIGMOID_ADD else Curve.LINEAR for style in Style]
+)
+_TARGETS, _SPEEDS, _TEMPOS = (
+    Table(values) for values in (ALPHA_TARGETS, ALPHA_SPEED_STEPS, TEMPO_STEPS)
+)
+_DEVELOPMENT = StageSets((Stage.TRAINING,), (Stage.BLENDING,), (Stage.HOLDING,))
+_TIMED = StageSets((Stage.BLENDING,), (Stage.PRUNED,), (Stage.EMBARGOED,), (Stage.RESETTING,))
+_CAN_BE_PRUNED = StageSets(PRUNABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,43 +104,86 @@ def apply(
         The seeds after, and bool ``[N]``: whether the action was legal. An illegal action, one
         out of range included, changes nothing.
     """
-    slots = state.stage.shape[1]
-    widths = constant(
-        tuple(slots if head == "slot" else HEAD_WIDTHS[head] for head in HEADS), actions.device
-    )
-    in_range = ((actions >= 0) & (actions < widths)).all(1)
-    choice = dict(zip(HEADS, actions.clamp(min=0).minimum(widths - 1).unbind(1), strict=True))
+    most = _last_options(state.stage.shape[1], actions.device)
+    known = actions.clamp(torch.zeros_like(most), most)
+    in_range = (known == actions).all(1, keepdim=True)
+    choice = dict(zip(HEADS, known[..., None].unbind(1), strict=True))
     op, slot = choice["op"], choice["slot"]
-    rows = torch.arange(len(op), device=op.device)
+    rows = torch.arange(len(op), device=op.device)[:, None]
     success = in_range & legal[rows, op, slot]
     success &= (op != Op.GERMINATE) | kinds[slot, choice["blueprint"]]
-    chosen = torch.zeros_like(state.pruning)
-    chosen[rows, slot] = success
+    doing = torch.zeros_like(state.stage).scatter_(1, slot, op.masked_fill(~success, Op.WAIT))
+    return _done(state, doing, choice), success[:, 0]
 
-    def acts(wanted: Op) -> Tensor:
-        return chosen & (op == wanted)[:, None]
 
-    state = _germinate(state, acts(Op.GERMINATE), choice)
-    state = _advance(state, acts(Op.ADVANCE))
-    state = _fossilise(state, acts(Op.FOSSILISE))
-    state = _retarget(state, acts(Op.SET_ALPHA_TARGET), choice)
-    return _prune(state, acts(Op.PRUNE), choice), success
+def _last_options(slots: int, device: torch.device) -> Tensor:
+    """The largest option of each head."""
+    widths = HEAD_WIDTHS | {"slot": slots}
+    return constant(tuple(widths[head] - 1 for head in HEADS), device)
+
+
+def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedState:
+    """The seeds after each slot's own operation.
+
+    Args:
+        state: before.
+        doing: ``Op`` of each slot, int64 ``[N, S]``.
+        choice: what the heads say, int64 ``[N, 1]`` each.
+    """
+    germinates, advances, retargets, prunes = (
+        doing == op for op in (Op.GERMINATE, Op.ADVANCE, Op.SET_ALPHA_TARGET, Op.PRUNE)
+    )
+    training, blending, holding = _DEVELOPMENT.of(state.stage)
+    target, steps = _TARGETS[choice["alpha_target"]], _SPEEDS[choice["alpha_speed"]]
+    slowly = prunes & (steps > 0) & (state.alpha > 0)
+    lowered = holding & (slowly | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
+    moved = torch.where(slowly, state.stage, _MOVED[doing, state.stage])
+
+    blends = advances & training
+    state = replace(
+        state,
+        # An empty slot has nothing that would have to be forgotten.
+        blueprint=torch.where(germinates, choice["blueprint"], state.blueprint),
+        style=torch.where(germinates, choice["style"], state.style),
+        tempo=torch.where(germinates, _TEMPOS[choice["tempo"]], state.tempo),
+        goal=torch.where(germinates, target, state.goal),
+    )
+    state = _ramp(
+        state,
+        blends | retargets | slowly,
+        target=torch.where(blends, state.goal, target).masked_fill(slowly, 0.0),
+        steps=torch.where(blends, state.tempo, steps),
+        curve=torch.where(blends, _FIRST_CURVE[state.style], choice["alpha_curve"]),
+    )
+    state = replace(
+        state,
+        alpha=state.alpha.masked_fill(advances & blending, 1.0),
+        pruning=state.pruning | slowly,
+    )
+    state = _in_stage(state, moved.masked_fill(lowered, Stage.BLENDING))
+    return _stopped(state, prunes & ~slowly)
 
 
 def roll_back(state: SeedState, where: Tensor) -> SeedState:
     """Prune every seed that is not fossilised in the environments ``where``, bool ``[N]``."""
-    return _pruned(state, where[:, None] & among(state.stage, PRUNABLE))
+    (prunable,) = _CAN_BE_PRUNED.of(state.stage)
+    where = where[:, None] & prunable
+    return _stopped(_in_stage(state, state.stage.masked_fill(where, Stage.PRUNED)), where)
 
 
 def tick(state: SeedState, rules: Rules) -> SeedState:
     """Let one environment step pass: alpha ramps, ages, embargo."""
-    stage = state.stage
-    ramping = (stage == Stage.BLENDING) & (state.ramp_mode != AlphaMode.HOLD)
+    blending, pruned, embargoed, resetting = _TIMED.of(state.stage)
+    ramping = blending & (state.ramp_mode != AlphaMode.HOLD)
     ramp_done = state.ramp_done + ramping
     finished = ramping & (ramp_done >= state.ramp_steps)
     part = progress(state.ramp_curve, ramp_done / state.ramp_steps.clamp(min=1))
     on_the_way = state.ramp_start + (state.ramp_target - state.ramp_start) * part
     alpha = torch.where(ramping, torch.where(finished, state.ramp_target, on_the_way), state.alpha)
+    stage_age = state.stage_age + (state.stage != Stage.DORMANT)
+    over = embargoed & (stage_age >= rules.embargo)
+    faded = finished & state.pruning
+    stage = state.stage.masked_fill(pruned, Stage.EMBARGOED).masked_fill(over, Stage.RESETTING)
     ticked = replace(
         state,
         alpha=alpha,
@@ -125,85 +191,40 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
         ramp_mode=state.ramp_mode.masked_fill(finished, AlphaMode.HOLD),
         ramp_done=ramp_done,
         age=state.age + state.living,
-        stage_age=state.stage_age + (stage != Stage.DORMANT),
+        stage_age=stage_age,
     )
-    over = ticked.stage_age >= rules.embargo
-    ticked = _enter(ticked, stage == Stage.PRUNED, Stage.EMBARGOED)
-    ticked = _enter(ticked, (stage == Stage.EMBARGOED) & over, Stage.RESETTING)
-    ticked = _pruned(ticked, finished & state.pruning)
-    return ticked.emptied(stage == Stage.RESETTING)
+    ticked = _in_stage(ticked, stage.masked_fill(faded, Stage.PRUNED))
+    return _stopped(ticked, faded).emptied(resetting)
 
 
 def progress(curve: Tensor, time: Tensor) -> Tensor:
     """How far a ramp has come at ``time`` in [0, 1]: 0 at 0 and 1 at 1 for every ``Curve``."""
     cosine = 0.5 * (1.0 - torch.cos(torch.pi * time))
-    steepness = constant(CURVE_STEEPNESS, time.device)[curve].clamp(min=1.0)
-    low, high = torch.sigmoid(-steepness / 2), torch.sigmoid(steepness / 2)
-    sigmoid = (torch.sigmoid(steepness * (time - 0.5)) - low) / (high - low)
+    steepness, low, span = _sigmoids(time.device)[curve].unbind(-1)
+    sigmoid = (torch.sigmoid(steepness * (time - 0.5)) - low) / span
     return torch.where(
         curve == Curve.LINEAR, time, torch.where(curve == Curve.COSINE, cosine, sigmoid)
     )
 
 
-def _enter(state: SeedState, where: Tensor, stage: Stage) -> SeedState:
-    return replace(
-        state,
-        stage=state.stage.masked_fill(where, stage),
-        stage_age=state.stage_age.masked_fill(where, 0),
-    )
+@cache
+def _sigmoids(device: torch.device) -> Tensor:
+    """Steepness of each ``Curve``, its sigmoid's first value, and how far from there to its last,
+    ``[curves, 3]``."""
+    with torch.inference_mode(False):
+        steepness = torch.tensor(CURVE_STEEPNESS, device=device).clamp(min=1.0)
+        low, high = torch.sigmoid(-steepness / 2), torch.sigmoid(steepness / 2)
+        return torch.stack([steepness, low, high - low], 1)
 
 
-def _germinate(state: SeedState, where: Tensor, choice: dict[str, Tensor]) -> SeedState:
-    """An empty slot has nothing that would have to be forgotten."""
-    goal = _lookup(ALPHA_TARGETS, choice["alpha_target"])[:, None]
-    return replace(
-        state,
-        stage=state.stage.masked_fill(where, Stage.GERMINATED),
-        blueprint=torch.where(where, choice["blueprint"][:, None], state.blueprint),
-        style=torch.where(where, choice["style"][:, None], state.style),
-        tempo=torch.where(where, _lookup(TEMPO_STEPS, choice["tempo"])[:, None], state.tempo),
-        goal=torch.where(where, goal, state.goal),
-    )
+def _in_stage(state: SeedState, stage: Tensor) -> SeedState:
+    """The seeds in ``stage``; where that is another, its age begins."""
+    stage_age = state.stage_age.masked_fill(stage != state.stage, 0)
+    return replace(state, stage=stage, stage_age=stage_age)
 
 
-def _advance(state: SeedState, where: Tensor) -> SeedState:
-    germinated = where & (state.stage == Stage.GERMINATED)
-    training = where & (state.stage == Stage.TRAINING)
-    blending = where & (state.stage == Stage.BLENDING)
-    curve = torch.where(state.style == Style.SIGMOID_ADD, Curve.SIGMOID, Curve.LINEAR)
-    state = _enter(state, germinated, Stage.TRAINING)
-    state = _ramp(state, training, state.goal, state.tempo, curve)
-    state = _enter(state, training, Stage.BLENDING)
-    return replace(
-        _enter(state, blending, Stage.HOLDING), alpha=state.alpha.masked_fill(blending, 1.0)
-    )
-
-
-def _fossilise(state: SeedState, where: Tensor) -> SeedState:
-    return _enter(state, where, Stage.FOSSILISED)
-
-
-def _retarget(state: SeedState, where: Tensor, choice: dict[str, Tensor]) -> SeedState:
-    target = _lookup(ALPHA_TARGETS, choice["alpha_target"])[:, None]
-    steps = _lookup(ALPHA_SPEED_STEPS, choice["alpha_speed"])[:, None]
-    lowered = where & (state.stage == Stage.HOLDING) & (target < 1.0 - ALPHA_TOLERANCE)
-    state = _ramp(state, where, target, steps, choice["alpha_curve"][:, None])
-    return _enter(state, lowered, Stage.BLENDING)
-
-
-def _prune(state: SeedState, where: Tensor, choice: dict[str, Tensor]) -> SeedState:
-    steps = _lookup(ALPHA_SPEED_STEPS, choice["alpha_speed"])[:, None].expand_as(where)
-    slowly = where & (steps > 0) & (state.alpha > 0)
-    state = _pruned(state, where & ~slowly)
-    state = _ramp(
-        state, slowly, torch.zeros_like(state.alpha), steps, choice["alpha_curve"][:, None]
-    )
-    state = _enter(state, slowly & (state.stage == Stage.HOLDING), Stage.BLENDING)
-    return replace(state, pruning=state.pruning | slowly)
-
-
-def _pruned(state: SeedState, where: Tensor) -> SeedState:
-    state = _enter(state, where, Stage.PRUNED)
+def _stopped(state: SeedState, where: Tensor) -> SeedState:
+    """The seeds with no alpha, and none on its way, where they are pruned."""
     return replace(
         state,
         alpha=state.alpha.masked_fill(where, 0.0),
@@ -228,7 +249,3 @@ def _ramp(
         ramp_steps=torch.where(where, steps, state.ramp_steps),
         ramp_done=state.ramp_done.masked_fill(where, 0),
     )
-
-
-def _lookup(values: tuple[float, ...], index: Tensor) -> Tensor:
-    return constant(values, index.device)[index]

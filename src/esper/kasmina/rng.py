@@ -33,12 +33,14 @@ class Purpose(IntEnum):
     SEED_INIT = 1000  # plus the slot index
 
 
-def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def philox(
+    counter: tuple[Tensor, ...], key: tuple[int | Tensor, int | Tensor]
+) -> tuple[Tensor, ...]:
     """Ten rounds of Philox4x32 on int64 tensors that hold 32-bit words.
 
     Args:
-        counter: four broadcastable tensors with values in [0, 2^32).
-        key: two broadcastable tensors with values in [0, 2^32).
+        counter: four tensors of one shape with values in [0, 2^32).
+        key: two numbers or tensors that broadcast, with values in [0, 2^32).
 
     Returns:
         Four tensors of random 32-bit words in int64.
@@ -48,9 +50,9 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         # The 64-bit products wrap into the sign bit: mask after the arithmetic shift.
-        high0, low0 = (product0 >> 32) & MASK_32, product0 & MASK_32
-        high1, low1 = (product1 >> 32) & MASK_32, product1 & MASK_32
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        high0, high1 = ((product >> 32).bitwise_and_(MASK_32) for product in (product0, product1))
+        c0, c2 = high1.bitwise_xor_(c1).bitwise_xor_(k0), high0.bitwise_xor_(c3).bitwise_xor_(k1)
+        c1, c3 = product1.bitwise_and_(MASK_32), product0.bitwise_and_(MASK_32)
         k0, k1 = (k0 + _WEYL[0]) & MASK_32, (k1 + _WEYL[1]) & MASK_32
     return c0, c1, c2, c3
 
@@ -68,14 +70,13 @@ def bits_of_steps(
     """``random_bits`` of several steps at once, int64 ``[len(steps), len(streams), count]``."""
     streams = streams.long()
     blocks = torch.arange((count + 3) // 4, device=streams.device)
-    # Full shape from the first round on, so that the result never depends on broadcasting rules.
-    c0 = blocks.expand(len(steps), len(streams), -1)
-    c1 = torch.arange(steps.start, steps.stop, device=streams.device)[:, None, None].expand_as(c0)
-    words = philox(
-        (c0, c1, torch.full_like(c0, episode), torch.full_like(c0, purpose)),
-        (torch.full_like(c0, seed & MASK_32), (streams & MASK_32)[:, None].expand_as(c0)),
-    )
-    return torch.stack(words, -1).flatten(2)[..., :count]
+    shape = len(steps), len(streams), len(blocks)
+    # Full shape from the first round on: a number's place must not decide how it is computed.
+    c0 = blocks.expand(shape).contiguous()
+    c1 = torch.arange(steps.start, steps.stop, device=streams.device)[:, None, None].expand(shape)
+    counter = (c0, c1, torch.full_like(c0, episode), torch.full_like(c0, purpose))
+    stream = (streams & MASK_32)[:, None].expand(shape[1:]).contiguous()
+    return torch.stack(philox(counter, (seed & MASK_32, stream)), -1).flatten(2)[..., :count]
 
 
 def uniform(

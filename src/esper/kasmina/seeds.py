@@ -4,13 +4,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from math import nan
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.constants import constant
+from esper.kasmina.constants import Table
 from esper.leyline.actions import Curve
 from esper.leyline.stages import ACTING, COMPUTING, LIVING, STAGE_COUNT, Stage
+
+
+def _membership(stages: tuple[Stage, ...]) -> Table:
+    """Bool by ``Stage``."""
+    return Table([number in stages for number in range(STAGE_COUNT)])
+
+
+LIVES, COMPUTES, ACTS = _membership(LIVING), _membership(COMPUTING), _membership(ACTING)
+"""Whether there is a seed, whether it takes part in training, and whether it may show."""
 
 
 class AlphaMode(IntEnum):
@@ -96,23 +106,23 @@ class SeedState:
 
     def emptied(self, slots: Tensor) -> "SeedState":
         """The state with nothing where ``slots [N, S]`` is true."""
-        empty = self.map(lambda x: x.masked_fill(slots, 0))
-        return replace(empty, stage=self.stage.masked_fill(slots, Stage.DORMANT))
+        stage = self.stage.masked_fill(slots, Stage.DORMANT)
+        return replace(_filled(self, slots, 0), stage=stage)
 
     @property
     def living(self) -> Tensor:
         """Slots that hold a seed."""
-        return among(self.stage, LIVING)
+        return LIVES[self.stage]
 
     @property
     def computing(self) -> Tensor:
         """Slots whose seed takes part in the training pass."""
-        return among(self.stage, COMPUTING)
+        return COMPUTES[self.stage]
 
     @property
     def acting(self) -> Tensor:
         """Slots whose seed may change the output."""
-        return among(self.stage, ACTING)
+        return ACTS[self.stage]
 
     @property
     def frozen(self) -> Tensor:
@@ -187,22 +197,39 @@ class SeedSignals:
 
     def forget(self, slots: Tensor) -> "SeedSignals":
         """The signals with everything unknown where ``slots [N, S]`` is true."""
-        return SeedSignals(
-            **{
-                f.name: getattr(self, f.name).masked_fill(slots, _UNMEASURED.get(f.name, nan))
-                for f in fields(self)
-            }
-        )
+        velocity = self.contribution_velocity.masked_fill(slots, 0.0)
+        return replace(_filled(self, slots, nan), contribution_velocity=velocity)
 
 
-_UNMEASURED = {"contribution_velocity": 0.0, "exploding": False}
-"""What signals are when nothing was measured, where that is not NaN."""
+_Record = TypeVar("_Record", SeedState, SeedSignals)
 
 
-def among(stage: Tensor, stages: tuple[Stage, ...]) -> Tensor:
-    """Where ``stage`` is one of ``stages``."""
-    table = tuple(number in stages for number in range(STAGE_COUNT))
-    return constant(table, stage.device)[stage]
+def _filled(record: _Record, where: Tensor, value: float) -> _Record:
+    """The record with ``value`` in every field where ``where [N, S]`` is true, false in bools.
+
+    Fields of one dtype are filled together.
+    """
+    by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
+    for field in fields(record):
+        x: Tensor = getattr(record, field.name)
+        by_dtype.setdefault(x.dtype, {})[field.name] = x
+    filled: dict[str, Tensor] = {}
+    for dtype, named in by_dtype.items():
+        fill = value if dtype.is_floating_point else 0
+        together = torch.stack(list(named.values())).masked_fill_(where, fill)
+        filled |= zip(named, together.unbind(), strict=True)
+    return replace(record, **filled)
+
+
+class StageSets:
+    """Which of some sets of stages a stage is in."""
+
+    def __init__(self, *sets: tuple[Stage, ...]):
+        self._table = Table([[number in each for each in sets] for number in range(STAGE_COUNT)])
+
+    def of(self, stage: Tensor) -> tuple[Tensor, ...]:
+        """For each set whether ``stage [...]`` is in it, bool ``[...]``."""
+        return self._table[stage].unbind(-1)
 
 
 def shape_of(x: Tensor) -> tuple[int, int]:

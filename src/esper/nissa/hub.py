@@ -17,6 +17,10 @@ Making = Callable[[], Iterable[Event]]
 CAPACITY = 256
 """Steps that may wait for the sinks. One of 1,000 environments holds about 0.3 MB until then."""
 
+BREATH = 0.01
+"""Seconds before the thread turns to the events of a step. A step is handed over while Python is at
+work on the next one; a little later that is in compiled code, which does not need Python's lock."""
+
 
 class Hub:
     """Passes events to sinks on a thread of its own.
@@ -37,6 +41,7 @@ class Hub:
         self._told = self._round = 0
         self._sinks = list(sinks)
         self._queue: Queue[Making | threading.Event | None] = Queue(capacity)
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nissa", daemon=True)
         self._thread.start()
 
@@ -62,11 +67,14 @@ class Hub:
     def flush(self) -> None:
         """Wait until everything handed over so far has reached the sinks."""
         done = threading.Event()
+        self._hurry.set()
         self._queue.put(done)
         done.wait()
+        self._hurry.clear()
 
     def close(self) -> None:
         """Write what is left and stop."""
+        self._hurry.set()
         self._queue.put(None)
         self._thread.join()
 
@@ -82,6 +90,8 @@ class Hub:
                 self._flush()
                 item.set()
                 continue
+            if self._queue.empty():
+                self._hurry.wait(BREATH)
             for event in self._made(item):
                 if type(event) in self.wanted:
                     self._write(event)

@@ -48,7 +48,7 @@ class Sequences(Generic[Seen]):
         index = moved(chosen, self.actions.device)
 
         def part(x: Tensor) -> Tensor:
-            return x[:length, index]
+            return x[:length].index_select(1, index)
 
         tensors = {name: part(x) for name, x in self.observation.tensors().items()}
         return Sequences(
@@ -57,7 +57,7 @@ class Sequences(Generic[Seen]):
             part(self.log_prob),
             part(self.advantages),
             part(self.targets),
-            tuple(state[:, index] for state in self.hidden),
+            tuple(state.index_select(1, index) for state in self.hidden),
             None if self.weight is None else part(self.weight),
             None if self.lengths is None else self.lengths[chosen],
         )

@@ -96,9 +96,23 @@ class StepReport:
 
     def entered(self, stage: Stage) -> Tensor:
         """How many seeds of each environment came into ``stage`` in this step, int64 ``[N]``."""
-        changes = (self.before, self.acted), (self.acted, self.after)
-        counts = [((a.stage != b.stage) & (b.stage == stage)).sum(1) for a, b in changes]
-        return counts[0] + counts[1]
+        return seeds_entering(stage, self.before.stage, self.acted.stage, self.after.stage)
+
+
+def seeds_entering(stage: Stage, before: Tensor, acted: Tensor, after: Tensor) -> Tensor:
+    """How many seeds come into ``stage``, by an action or by the passing of time.
+
+    Args:
+        stage: into which.
+        before, acted, after: stages before and after the action, and after the tick,
+            ``[..., S]``.
+
+    Returns:
+        int64 ``[...]``.
+    """
+    changes = (before, acted), (acted, after)
+    counts = [((a != b) & (b == stage)).sum(-1) for a, b in changes]
+    return counts[0] + counts[1]
 
 
 @dataclass(slots=True)

@@ -114,6 +114,8 @@ class Engine:
             scales=scales,
         )
         self.parameter_table = stack_tables(self.slots, "parameter_table").to(device)
+        self._before = bank.before[rows.group_task]
+        self._after = bank.after[rows.group_task]
         self.episode = 0
 
     def reset(self, episode: int) -> None:
@@ -140,6 +142,8 @@ class Engine:
             blueprint: int64 ``[N, S]``.
             step: of the episode; part of the identity of the seed's initial numbers.
         """
+        if not bool(where.any()):
+            return
         for s, slot in enumerate(self.slots):
             rows = where[:, s].nonzero()[:, 0]
             if len(rows) == 0:
@@ -208,8 +212,7 @@ class Engine:
 
     def datasets(self, step: int) -> Tensor:
         """Which data set each group learns from at ``step``, int64 ``[G]``."""
-        task = self.rows.group_task
-        return torch.where(step >= self.switch_step, self.bank.after[task], self.bank.before[task])
+        return torch.where(step >= self.switch_step, self._after, self._before)
 
     def seed_parameters(self, state: SeedState) -> Tensor:
         """Parameters of the living seeds, int64 ``[N, S]``."""
@@ -259,13 +262,14 @@ class Engine:
 
     def _ablations(self, state: SeedState) -> list[Variant]:
         """Each acting seed's alpha at 0, one variant a slot."""
+        acts = (state.alpha > 0).T
+        rows = acts.nonzero()[:, 1].split(acts.sum(1).tolist())
         variants = []
-        for s in range(len(self.slots)):
-            rows = (state.alpha[:, s] > 0).nonzero()[:, 0]
-            if len(rows):
-                alpha = state.alpha[rows].clone()
+        for s, mine in enumerate(rows):
+            if len(mine):
+                alpha = state.alpha[mine]
                 alpha[:, s] = 0.0
-                variants.append(Variant(s, rows, alpha))
+                variants.append(Variant(s, mine, alpha))
         return variants
 
     def _commitments(self, state: SeedState) -> list[Variant]:

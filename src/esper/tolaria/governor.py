@@ -85,17 +85,18 @@ class Governor:
             ``Reason`` of every row, int64 ``[N]``.
         """
         limits, loss = self.limits, scores.loss.float()
-        seeds = epoch.seed_gradient_norm.isfinite() | ~computing
-        gradients = epoch.host_gradient_norm.isfinite() & seeds.all(1)
+        seeds = epoch.seed_gradient_norm.masked_fill(~computing, 0.0)
+        norms = torch.cat([epoch.host_gradient_norm[:, None].to(seeds.dtype), seeds], 1)
+        gradients = norms.isfinite().all(1)
         if epoch.unmeasured is not None:
             gradients |= epoch.unmeasured
-        finite = loss.isfinite() & epoch.loss.isfinite() & gradients
+        finite = torch.stack([loss, epoch.loss.float()]).isfinite().all(0) & gradients
 
-        known = self.losses.isfinite()
-        count = known.sum(1).clamp(min=1)
+        # What is remembered is finite, or NaN where there is nothing yet.
+        count = (HISTORY - self.losses.isnan().sum(1)).clamp(min=1)
         experienced = count >= LEAST_HISTORY
-        mean = self.losses.nan_to_num(0.0).sum(1) / count
-        squares = (self.losses - mean[:, None]).masked_fill(~known, 0.0).square().sum(1)
+        mean = self.losses.nansum(1) / count
+        squares = (self.losses - mean[:, None]).square().nansum(1)
         deviation = (squares / count).sqrt()
 
         guessing = log(self.classes)
@@ -110,8 +111,9 @@ class Governor:
         reason = (self.strikes >= STRIKES) * int(Reason.RUNAWAY)
         reason = reason.masked_fill(collapsed, int(Reason.COLLAPSE))
         reason = reason.masked_fill(~finite, int(Reason.NOT_FINITE))
-        self.strikes = self.strikes.masked_fill(reason != Reason.NONE, 0)
-        self.healthy = (reason == Reason.NONE) & ~runaway
+        panic = reason != Reason.NONE
+        self.strikes = self.strikes.masked_fill(panic, 0)
+        self.healthy = ~(panic | runaway)
         grown = torch.cat([self.losses[:, 1:], loss[:, None]], 1)
         self.losses = torch.where(self.healthy[:, None], grown, self.losses)
         return reason

@@ -67,14 +67,10 @@ def updated_signals(
     if epoch.unmeasured is not None:
         measured &= ~epoch.unmeasured[:, None]
     change = contribution - previous.contribution
-    velocity = torch.where(
-        change.isfinite(),
-        _VELOCITY_KEPT * previous.contribution_velocity + (1.0 - _VELOCITY_KEPT) * change,
-        0.0,
-    )
+    velocity = _VELOCITY_KEPT * previous.contribution_velocity + (1.0 - _VELOCITY_KEPT) * change
     return SeedSignals(
         contribution=contribution,
-        contribution_velocity=velocity,
+        contribution_velocity=velocity.nan_to_num(0.0, 0.0, 0.0),
         health=health.float().masked_fill(~measured, float("nan")),
         previous_health=previous.health,
         gradient_norm=epoch.seed_gradient_norm.float(),
@@ -112,6 +108,5 @@ def _smoothed_ratio(
     seed = epoch.seed_gradient_norm / seed_parameters.clamp(min=1).sqrt()
     host = epoch.host_gradient_norm[:, None] / host_parameters**0.5
     ratio = (seed / (host + 1e-8)).float()
-    known = previous.gradient_ratio.isfinite()
     smoothed = _RATIO_KEPT * previous.gradient_ratio + (1.0 - _RATIO_KEPT) * ratio
-    return torch.where(known & ratio.isfinite(), smoothed, ratio)
+    return torch.where(smoothed.isfinite(), smoothed, ratio)

@@ -59,9 +59,9 @@ def test_observations_become_flat_features(space, observation, expected) -> None
 def test_choices_become_actions_of_the_space(space, options, choices, expected) -> None:
     actions = actions_of(Shown(TWO, space))
     assert actions.options == options
-    action = actions.of(choices)
-    assert space.contains(np.asarray(action) if isinstance(expected, list) else action)
-    assert np.array_equal(action, expected)
+    for action in actions.of(np.array([choices, choices])):
+        assert space.contains(np.asarray(action) if isinstance(expected, list) else action)
+        assert np.array_equal(action, expected)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,12 @@ MASKS = [
 
 @pytest.mark.parametrize(("options", "mask", "expected"), MASKS)
 def test_masks_are_taken_in_every_form(options, mask, expected) -> None:
-    rows = np.zeros((len(options), max(options)), dtype=bool)
-    Actions(options, (0,) * len(options), None).write_mask(mask, rows)
-    assert rows.tolist() == np.array(expected, dtype=bool).tolist()
+    rows = np.ones((len(options), max(options)), dtype=bool)
+    actions = Actions(options, (0,) * len(options), None)
+    for before in (mask, None):  # what was legal in the step before is of no consequence
+        actions.write_mask(before, rows)
+        actions.write_mask(mask, rows)
+        assert rows.tolist() == np.array(expected, dtype=bool).tolist()
 
 
 @pytest.mark.parametrize(

@@ -372,5 +372,5 @@ def test_a_new_policy_aims_at_alpha_one() -> None:
 def test_the_noise_of_an_episode_is_that_of_each_step():
     streams = torch.tensor([4, 9])
     noise = EpisodeNoise(3, streams, episode=5, widest=7)
-    for step in (0, 1, 30):
+    for step in (0, 1, 30, 600, 2):  # 600 is not drawn with the others
         assert torch.equal(noise.at(step), action_noise(3, streams, 5, step, 7))

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from esper.simic.gym.environment import Episode, GymEnvironments
 from esper.simic.ppo import PPOAgent
@@ -24,6 +26,27 @@ class GymStep:
     count: int
     done: bool
     ended: list[Episode]
+
+
+class _Outcomes:
+    """What came of each step, on the host: the device gets that of a whole rollout in one go."""
+
+    def __init__(self, length: int, count: int):
+        self.rewards = np.zeros((length, count))
+        self.terminated, self.truncated, self.valid = np.zeros((3, length, count), dtype=np.bool_)
+
+    def write(self, t: int, environments: GymEnvironments, over: NDArray[np.bool_]) -> None:
+        """Take in step ``t``, which only reset the environments ``over``."""
+        self.rewards[t] = environments.reward
+        self.terminated[t] = environments.terminated
+        self.truncated[t] = environments.truncated & ~environments.terminated
+        self.valid[t] = ~over
+
+    def put_into(self, rollout: Rollout[FlatObservation]) -> None:
+        """Complete ``rollout``."""
+        for name in ("rewards", "terminated", "truncated"):
+            getattr(rollout, name).copy_(torch.from_numpy(getattr(self, name)))
+        rollout.valid = torch.from_numpy(self.valid)
 
 
 def collect(
@@ -48,24 +71,23 @@ def collect(
     """
     agent.go_on(torch.arange(environments.count, device=agent.device), number)
     hidden = agent.hidden
-    valid = torch.zeros(length, environments.count, dtype=torch.bool)
+    outcomes = _Outcomes(length, environments.count)
     rollout: Rollout[FlatObservation] | None = None
-    for t in range(length):
-        seen = environments.observation.to(agent.device)
-        over = torch.from_numpy(environments.over.copy())
-        valid[t] = ~over
-        actions, log_prob, value = agent.act(seen, t)
-        rollout = rollout or Rollout(length, seen, actions)
-        rollout.write(t, seen, actions, log_prob, value)
-        environments.step(actions.cpu().numpy())
-        if bool(over.any()):
-            agent.forget(over.to(agent.device))
-        rollout.rewards[t] = torch.from_numpy(environments.reward)
-        rollout.terminated[t] = torch.from_numpy(environments.terminated)
-        rollout.truncated[t] = torch.from_numpy(environments.truncated & ~environments.terminated)
-        if on_step is not None:
-            on_step(GymStep(environments.count, t + 1 == length, environments.ended))
-    assert rollout is not None
-    rollout.last_value = agent.value(environments.observation.to(agent.device))
-    rollout.hidden, rollout.valid = hidden, valid
+    with agent.policy.held():
+        for t in range(length):
+            seen = environments.observation.to(agent.device)
+            over = environments.over.copy()
+            actions, log_prob, value = agent.act(seen, t)
+            rollout = rollout or Rollout(length, seen, actions)
+            rollout.write(t, seen, actions, log_prob, value)
+            environments.step(actions.cpu().numpy())
+            outcomes.write(t, environments, over)
+            if over.any():
+                agent.forget(torch.from_numpy(over).to(agent.device))
+            if on_step is not None:
+                on_step(GymStep(environments.count, t + 1 == length, environments.ended))
+        assert rollout is not None
+        rollout.last_value = agent.value(environments.observation.to(agent.device))
+    outcomes.put_into(rollout)
+    rollout.hidden = hidden
     return rollout

@@ -89,11 +89,12 @@ class GymEnvironments:
             choices: int64 ``[N, heads]``.
         """
         self.ended = []
-        for i, (over, chosen) in enumerate(zip(self.over.tolist(), choices.tolist(), strict=True)):
-            if over:
+        actions, over = self.actions.of(choices), self.over.tolist()
+        for i, (chosen, action) in enumerate(zip(choices.tolist(), actions, strict=True)):
+            if over[i]:
                 self._begin(i, int(self.episode[i]) + 1)
             else:
-                self._advance(i, chosen)
+                self._advance(i, chosen, action)
 
     def close(self) -> None:
         """Let the environments go."""
@@ -109,9 +110,8 @@ class GymEnvironments:
         self.terminated[i] = self.truncated[i] = self.over[i] = False
         self._see(i, observation, info)
 
-    def _advance(self, i: int, chosen: list[int]) -> None:
-        environment = self.environments[i]
-        observation, reward, terminated, truncated, info = environment.step(self.actions.of(chosen))
+    def _advance(self, i: int, chosen: list[int], action: Any) -> None:
+        observation, reward, terminated, truncated, info = self.environments[i].step(action)
         self._history[i].append(chosen)
         self.reward[i] = reward
         self._returns[i] += float(reward)
@@ -130,13 +130,11 @@ class GymEnvironments:
             UsageError: the mask is none.
         """
         self.features.write(observation, self._features[i])
-        rows = self._masks[i]
-        rows[:] = False
         over = self.terminated[i] or self.truncated[i]
         # Nothing is chosen in a final state, and some environments leave no option there.
         mask = None if over else info.get("action_mask")
         try:
-            self.actions.write_mask(mask, rows)
+            self.actions.write_mask(mask, self._masks[i])
         except (ValueError, TypeError) as error:
             raise UsageError(f"gym: action_mask of environment {i} {error}") from error
 
@@ -164,14 +162,15 @@ class GymEnvironments:
         lengths = state["lengths"].tolist()
         if len(lengths) != self.count or state["features"].shape != self._features.shape:
             raise ValueError("the environments are others")
-        actions = iter(state["actions"].tolist())
+        taken = state["actions"]
+        actions = zip(taken.tolist(), self.actions.of(taken.numpy()), strict=True)
         for i, (episode, length) in enumerate(zip(state["episode"].tolist(), lengths, strict=True)):
             self._begin(i, episode)
             for _ in range(length):
-                chosen = next(actions)
+                chosen, action = next(actions)
                 if self.over[i]:
                     raise _changed(i)
-                self._advance(i, chosen)
+                self._advance(i, chosen, action)
             seen, then = self._features[i], state["features"][i].numpy()
             masks = np.array_equal(self._masks[i], state["masks"][i].numpy())
             if seen.tobytes() != then.tobytes() or not masks:

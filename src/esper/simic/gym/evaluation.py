@@ -23,13 +23,14 @@ def play(
     agent.begin(torch.arange(environments.count, device=agent.device), 0)
     first: dict[int, Episode] = {}
     step = 0
-    while len(first) < environments.count:
-        actions, _, _ = agent.act(environments.observation.to(agent.device), step)
-        over = torch.from_numpy(environments.over.copy())
-        environments.step(actions.cpu().numpy())
-        agent.forget(over.to(agent.device))
-        for episode in environments.ended:
-            first.setdefault(episode.environment, episode)
-        step += 1
+    with agent.policy.held():
+        while len(first) < environments.count:
+            actions, _, _ = agent.act(environments.observation.to(agent.device), step)
+            over = torch.from_numpy(environments.over.copy())
+            environments.step(actions.cpu().numpy())
+            agent.forget(over.to(agent.device))
+            for episode in environments.ended:
+                first.setdefault(episode.environment, episode)
+            step += 1
     agent.hidden, agent.greedy = kept
     return [first[i] for i in range(environments.count)]

@@ -1,6 +1,8 @@
 """Gymnasium's spaces as tensors: observations are flat features, actions one number a head."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -68,11 +70,12 @@ class Actions:
         """Options of the widest head."""
         return max(self.options)
 
-    def of(self, choices: list[int]) -> Any:
-        """The environment's action for one choice a head."""
+    def of(self, choices: Integers) -> Sequence[Any]:
+        """The actions of environments for their choices ``[N, heads]``."""
+        actions = choices + np.array(self.starts)
         if self.shape is None:
-            return choices[0] + self.starts[0]
-        return (np.array(choices) + self.starts).reshape(self.shape)
+            return list(actions[:, 0].tolist())
+        return list(actions.reshape(len(actions), *self.shape))
 
     def write_mask(self, mask: Any, rows: Bools) -> None:
         """Put an environment's ``action_mask`` into ``rows [heads, widest]``.
@@ -84,6 +87,10 @@ class Actions:
         Raises:
             ValueError: it has another shape, or leaves a head no option.
         """
+        if mask is None:
+            rows[:] = _everything(self.options)
+            return
+        rows[:] = False
         parts = self._parts(mask)
         for row, part, count in zip(rows, parts, self.options, strict=True):
             if part.shape != (count,):
@@ -93,8 +100,6 @@ class Actions:
             raise ValueError(f"leaves action {int(rows.any(1).argmin())} without an option")
 
     def _parts(self, mask: Any) -> list[Any]:
-        if mask is None:
-            return [np.True_ * np.ones(count, dtype=bool) for count in self.options]
         if isinstance(mask, tuple | list) and len(self.options) > 1:
             if len(mask) != len(self.options):
                 raise ValueError(f"has {len(mask)} parts for {len(self.options)} actions")
@@ -103,6 +108,14 @@ class Actions:
         if len(flat) != sum(self.options):
             raise ValueError(f"has {len(flat)} numbers, not {sum(self.options)}")
         return np.split(flat, np.cumsum(self.options)[:-1])
+
+
+@cache
+def _everything(options: tuple[int, ...]) -> Bools:
+    """The mask of heads with ``options`` that leaves everything legal, ``[heads, widest]``."""
+    mask = np.arange(max(options)) < np.array(options)[:, None]
+    mask.flags.writeable = False
+    return mask
 
 
 def features_of(env: Env[Any, Any]) -> Features:

@@ -1,7 +1,8 @@
 """What a policy decided in a step, for telemetry."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from esper.leyline.events import DecisionsMade, Event, nested_numbers, numbers
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Actor
 from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.base import Hidden
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation
 
@@ -53,35 +55,60 @@ class DecisionRecord:
         )
 
 
-class WatchedActor:
-    """An actor whose last decision can be told. It decides as ``actor`` does."""
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided in a step, where it was decided.
 
-    def __init__(self, actor: Actor):
-        self.actor = actor
-        self._seen: tuple[ActionMasks, Tensor, Tensor, Tensor] | None = None
+    Attributes:
+        masks: what was legal.
+        actions, log_prob, value: see ``Actor.act``.
+        ops: tells the probability of each op; None where it is not known.
+    """
 
-    def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``Actor.begin``."""
-        self.actor.begin(environments, episode)
-
-    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``Actor.act``."""
-        chosen = self.actor.act(observation, step)
-        self._seen = (observation.masks, *chosen)
-        return chosen
+    masks: ActionMasks
+    actions: Tensor
+    log_prob: Tensor
+    value: Tensor
+    ops: Callable[[], Tensor] | None
 
     def record(self, time: float, round_number: int, t: int) -> DecisionRecord:
-        """The decisions of step ``t`` (from 0), which was the last; two transfers."""
-        assert self._seen is not None, "nothing was decided yet"
-        masks, actions, log_prob, value = self._seen
-        columns = [log_prob[:, None], value[:, None]]
-        if isinstance(self.actor, PPOAgent) and isinstance(self.actor.policy, FactoredLSTM):
-            columns.append(self.actor.policy.op_probabilities(self.actor.hidden, masks))
+        """The decision as that of step ``t`` (from 0), on the host; two transfers."""
+        columns = [self.log_prob[:, None], self.value[:, None]]
+        if self.ops is not None:
+            columns.append(self.ops())
         return DecisionRecord(
             time,
             round_number,
             t + 1,
             torch.cat([column.double() for column in columns], 1).cpu(),
-            torch.cat([actions, masks.ops.long()], 1).cpu(),
-            actions.shape[1],
+            torch.cat([self.actions, self.masks.ops.long()], 1).cpu(),
+            self.actions.shape[1],
         )
+
+
+class WatchedActor:
+    """An actor whose last decision can be told. It decides as ``actor`` does.
+
+    Attributes:
+        last: the last decision, None before the first.
+    """
+
+    def __init__(self, actor: Actor):
+        self.actor = actor
+        self.last: Decision | None = None
+        self._ops: Callable[[Hidden, ActionMasks], Tensor] | None = None
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``Actor.begin``. Decisions are told by the policy as it is now."""
+        self.actor.begin(environments, episode)
+        if isinstance(self.actor, PPOAgent) and isinstance(self.actor.policy, FactoredLSTM):
+            self._ops = self.actor.policy.op_teller()
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``Actor.act``."""
+        chosen, masks = self.actor.act(observation, step), observation.masks
+        ops = None
+        if isinstance(self.actor, PPOAgent) and self._ops is not None:
+            ops = partial(self._ops, self.actor.hidden, masks)
+        self.last = Decision(masks, *chosen, ops)
+        return chosen

@@ -1,7 +1,9 @@
 """Turning what happened in a round into events and into a summary."""
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import torch
@@ -13,6 +15,7 @@ from esper.leyline.events import (
     EpisodeOutcome,
     EpisodeStarted,
     EpochCompleted,
+    Event,
     GovernorRollback,
     nested_numbers,
     numbers,
@@ -21,8 +24,8 @@ from esper.leyline.stages import Stage
 from esper.nissa.hub import Hub
 from esper.simic.environment import GrowthEnv
 from esper.simic.rewards import utility
-from esper.simic.step import Step, StepReport
-from esper.simic.training.decisions import WatchedActor
+from esper.simic.step import Step, StepReport, seeds_entering
+from esper.simic.training.decisions import Decision, DecisionRecord, WatchedActor
 from esper.simic.training.step_events import StepRecord
 from esper.tolaria.governor import Reason
 
@@ -82,10 +85,9 @@ class Recorder:
     ):
         self.hub, self.environment, self.round = hub, environment, round_number
         self.actor = actor
-        count, device = environment.count, environment.device
-        self.returns = torch.zeros(count, device=device)
-        self.rolled_back = torch.zeros(count, dtype=torch.long, device=device)
-        self.tally = torch.zeros(3, count, dtype=torch.long, device=device)
+        self._rewards: list[Tensor] = []
+        self._rollbacks: list[Tensor] = []
+        self._stages: list[tuple[Tensor, Tensor, Tensor]] = []
         self.last: Step | None = None
 
     def step(self, t: int, actions: Tensor, step: Step) -> None:
@@ -94,20 +96,39 @@ class Recorder:
             self._tell_start()
         self.last = step
         report = step.report
-        self.returns += step.reward.to(self.returns.dtype)
-        ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
-        self.tally += torch.stack([report.entered(stage) for stage in ends])
-        self.rolled_back += report.rollback > 0
+        self._rewards.append(step.reward)
+        self._rollbacks.append(report.rollback)
+        self._stages.append((report.before.stage, report.acted.stage, report.after.stage))
         if self.hub.wants(GovernorRollback):
             self._tell_rollbacks(t, report)
         if self.hub.wants(EpochCompleted):
-            identities = self.environment.environments
-            now = time.time()
-            record = StepRecord.take(now, self.round, t, identities, actions, step)
-            makings = [record.events]
-            if self.actor is not None and self.hub.wants(DecisionsMade):
-                makings.insert(0, self.actor.record(now, self.round, t).events)
-            self.hub.emit_later(lambda: chain.from_iterable(make() for make in makings))
+            self._tell_step(t, actions, step)
+
+    def _tell_step(self, t: int, actions: Tensor, step: Step) -> None:
+        decision = self.actor.last if self.actor and self.hub.wants(DecisionsMade) else None
+        gather = partial(
+            self._gathered, time.time(), t, actions, step.reward, step.report, decision
+        )
+        if self.environment.device.type == "cpu":
+            self.hub.emit_later(lambda: _events(gather()))
+        else:
+            # What lies on another device is fetched before that goes on.
+            records = gather()
+            self.hub.emit_later(lambda: _events(records))
+
+    def _gathered(
+        self,
+        now: float,
+        t: int,
+        actions: Tensor,
+        reward: Tensor,
+        report: StepReport,
+        decision: Decision | None,
+    ) -> "list[StepRecord | DecisionRecord]":
+        """What there is to tell of a step, in the order in which it is told."""
+        identities = self.environment.environments
+        record = StepRecord.take(now, self.round, t, identities, actions, reward, report)
+        return [record] if decision is None else [decision.record(now, self.round, t), record]
 
     def _tell_start(self) -> None:
         tasks = [self.environment.tasks[i] for i in self.environment.task_of.tolist()]
@@ -146,7 +167,11 @@ class Recorder:
         tasks = self.environment.task_of.tolist()
         hosts = torch.tensor([task.host.parameter_count for task in self.environment.tasks])
         worth = utility(report.score, report.added, hosts.to(report.added.device)[tasks])
-        germinated, fossilised, pruned = self.tally
+        ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
+        stages = [torch.stack(parts) for parts in zip(*self._stages, strict=True)]
+        germinated, fossilised, pruned = (seeds_entering(stage, *stages).sum(0) for stage in ends)
+        returns = torch.stack(self._rewards).sum(0)
+        rolled_back = (torch.stack(self._rollbacks) > 0).sum(0)
         self.hub.emit(
             EpisodeOutcome(
                 time=time.time(),
@@ -158,12 +183,12 @@ class Recorder:
                 twin_accuracy=numbers(twins.accuracy.tolist()),
                 expected_accuracy=numbers(committed.expected.tolist()),
                 twin_expected_accuracy=numbers(twins.expected.tolist()),
-                episode_return=numbers(self.returns.tolist()),
+                episode_return=numbers(returns.tolist()),
                 added_parameters=report.added.tolist(),
                 germinated=germinated.tolist(),
                 fossilised=fossilised.tolist(),
                 pruned=pruned.tolist(),
-                rolled_back=self.rolled_back.tolist(),
+                rolled_back=rolled_back.tolist(),
             )
         )
         if report.shapley is not None and report.interactions is not None:
@@ -184,12 +209,16 @@ class Recorder:
             accuracy=mean(committed.accuracy),
             twin_accuracy=mean(twins.accuracy),
             utility_gain=mean(worth - report.twin_score),
-            episode_return=mean(self.returns),
+            episode_return=mean(returns),
             added_parameters=mean(report.added),
             germinated=mean(germinated),
             fossilised=mean(fossilised),
             pruned=mean(pruned),
-            rolled_back=mean(self.rolled_back),
+            rolled_back=mean(rolled_back),
             steps_per_second=steps_per_second,
             metrics=metrics,
         )
+
+
+def _events(records: "Iterable[StepRecord | DecisionRecord]") -> Iterator[Event]:
+    return chain.from_iterable(record.events() for record in records)

@@ -20,7 +20,7 @@ from esper.leyline.events import (
     numbers,
 )
 from esper.leyline.stages import Stage
-from esper.simic.step import Step
+from esper.simic.step import StepReport
 
 _FLOATS = (
     "train_loss",
@@ -66,10 +66,16 @@ class StepRecord:
 
     @classmethod
     def take(
-        cls, time: float, round_number: int, t: int, identities: Tensor, actions: Tensor, step: Step
+        cls,
+        time: float,
+        round_number: int,
+        t: int,
+        identities: Tensor,
+        actions: Tensor,
+        reward: Tensor,
+        report: StepReport,
     ) -> "StepRecord":
         """Gather the step's tensors in one transfer a kind; nothing here depends on N."""
-        report = step.report
         floats = [
             report.train_loss,
             report.train_accuracy,
@@ -78,7 +84,7 @@ class StepRecord:
             report.scores.expected,
             report.twin_scores.accuracy,
             report.twin_scores.expected,
-            step.reward,
+            reward,
         ]
         integers = [
             report.added,

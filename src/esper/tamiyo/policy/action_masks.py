@@ -95,8 +95,8 @@ class MaskedCategorical:
         if validate and not bool(mask.any(-1).all()):
             raise ValueError("MaskedCategorical: a row of the mask has no legal option")
         exact = logits if logits.dtype == torch.float64 else logits.float()
-        self.mask = mask
-        self.log_probs = exact.masked_fill(~mask, MASKED_LOGIT).log_softmax(-1)
+        self.illegal = ~mask
+        self.log_probs = exact.masked_fill(self.illegal, MASKED_LOGIT).log_softmax(-1)
 
     def sample(self, uniform: Tensor) -> Tensor:
         """One option for each row by the Gumbel-max trick, int64 ``[...]``.
@@ -104,8 +104,8 @@ class MaskedCategorical:
         Args:
             uniform: numbers in (0, 1), ``[..., K]``.
         """
-        gumbel = -torch.log(-torch.log(uniform))
-        return torch.where(self.mask, self.log_probs + gumbel, -torch.inf).argmax(-1)
+        perturbed = self.log_probs - torch.log(-torch.log(uniform))
+        return perturbed.masked_fill(self.illegal, -torch.inf).argmax(-1)
 
     @property
     def mode(self) -> Tensor:
@@ -119,4 +119,4 @@ class MaskedCategorical:
     def entropy(self) -> Tensor:
         """Entropy in nats, ``[...]``; illegal options add nothing."""
         probabilities = self.log_probs.exp()
-        return -(probabilities * self.log_probs.masked_fill(~self.mask, 0.0)).sum(-1)
+        return -(probabilities * self.log_probs.masked_fill(self.illegal, 0.0)).sum(-1)

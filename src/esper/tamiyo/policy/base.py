@@ -1,6 +1,8 @@
 """What the learner asks of a policy, whatever it sees and does."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -127,6 +129,11 @@ class Policy(nn.Module, ABC, Generic[Seen]):
         Returns:
             actions int64 ``[N, heads]``, log-prob ``[N]``, normalised value ``[N]``, hidden after.
         """
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A region in which no weight changes: ``act`` may keep there what it makes of them."""
+        yield
 
     def evaluate_actions(self, observation: Seen, actions: Tensor, hidden: Hidden) -> Evaluation:
         """Log-probs, entropies and values of whole sequences in one call of the memory.

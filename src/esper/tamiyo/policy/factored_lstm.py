@@ -4,6 +4,11 @@ No parameter depends on the number of slots, so one set of weights acts on hosts
 slots, and permuting the slots permutes the slot head and nothing else.
 """
 
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -108,6 +113,8 @@ class FactoredLSTM(Policy[Observation]):
         places = torch.tensor(_places([layer.out_features for layer in self._choice_layers()]))
         self.register_buffer("choice_places", places, persistent=False)
         self._initialise()
+        self._for_native = self._native_sizes(), self._native_parameters()
+        self._held: native.Held | None = None
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
@@ -153,8 +160,9 @@ class FactoredLSTM(Policy[Observation]):
     ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
         """See ``Policy.act``."""
         if self._computes_natively(observation, hidden):
-            sizes, parameters = self._native_sizes(), self._native_parameters()
-            return native.act(sizes, parameters, observation, hidden, noise, self.threads)
+            sizes, parameters = self._for_native
+            inputs = observation, hidden, noise
+            return native.act(sizes, parameters, *inputs, self.threads, self._held)
         features, slots = self.encode(observation)
         memory, hidden = self.remember(features[None], hidden)
         with full_precision(memory.device):
@@ -169,8 +177,8 @@ class FactoredLSTM(Policy[Observation]):
         def choose(distribution: MaskedCategorical, heads: slice) -> Tensor:
             if noise is None:
                 return distribution.mode
-            own = noise[:, heads, : distribution.mask.shape[-1]]
-            return distribution.sample(own.reshape(distribution.mask.shape))
+            shape = distribution.log_probs.shape
+            return distribution.sample(noise[:, heads, : shape[-1]].reshape(shape))
 
         masks = observation.masks
         ops = MaskedCategorical(self.op_head(memory), masks.ops, validate=False)
@@ -190,22 +198,28 @@ class FactoredLSTM(Policy[Observation]):
         actions = torch.cat([torch.stack([op, slot], -1), others], -1)
         return actions, log_prob, self._value(memory, observation)
 
-    @torch.no_grad()
-    def op_probabilities(self, hidden: Hidden, masks: ActionMasks) -> Tensor:
-        """Probability of each op in the step behind which memory was ``hidden``, ``[N, ops]``.
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """See ``Policy.held``."""
+        self._held = native.Held()
+        try:
+            yield
+        finally:
+            self._held = None
 
-        The LSTM's state after a step is its output of that step.
+    def op_teller(self) -> Callable[[Hidden, ActionMasks], Tensor]:
+        """Tells the probability of each op in a step, ``[N, ops]``, by the weights as they are now.
+
+        It is given what memory was after the step, for the LSTM's state is its output then.
         """
-        with full_precision(hidden[0].device):
-            logits = self.op_head(hidden[0][-1])
-            return MaskedCategorical(logits, masks.ops, validate=False).log_probs.exp()
+        return partial(_op_probabilities, copy.deepcopy(self.op_head))
 
     def evaluate_actions(
         self, observation: Observation, actions: Tensor, hidden: Hidden
     ) -> Evaluation:
         """See ``Policy.evaluate_actions``."""
         if self._computes_natively(observation, hidden):
-            sizes, parameters = self._native_sizes(), self._native_parameters()
+            sizes, parameters = self._for_native
             return Evaluation(
                 *native.evaluate(sizes, parameters, observation, actions, hidden, self.threads)
             )
@@ -339,6 +353,13 @@ class FactoredLSTM(Policy[Observation]):
         return value if value.dtype == torch.float64 else value.float()
 
 
+@torch.no_grad()
+def _op_probabilities(op_head: Head, hidden: Hidden, masks: ActionMasks) -> Tensor:
+    with full_precision(hidden[0].device):
+        logits = op_head(hidden[0][-1])
+        return MaskedCategorical(logits, masks.ops, validate=False).log_probs.exp()
+
+
 def _places(widths: list[int]) -> list[list[int]]:
     """Where each option of each head stands in the row of all heads; one past it where none is."""
     begins = [sum(widths[:i]) for i in range(len(widths))]
@@ -376,7 +397,12 @@ class EpisodeNoise:
     ):
         self.shape = len(environments), heads, widest
         self.bits = StepBits(seed, environments, Purpose.ACTION, episode, heads * widest)
+        self.words = self.noise = self.bits.bits
 
     def at(self, step: int) -> Tensor:
         """That of ``step``, ``[N, heads, widest]``."""
-        return to_uniform(self.bits.at(step)).view(self.shape)
+        self.bits.at(step)
+        if self.words is not self.bits.bits:
+            self.words = self.bits.bits
+            self.noise = to_uniform(self.words).view(-1, *self.shape)
+        return self.noise[step - self.bits.begin]

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from math import log
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.constants import constant
-from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState, among
+from esper.kasmina.constants import Table, constant
+from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op, Style
-from esper.leyline.stages import LIVING, STAGE_COUNT, Stage
+from esper.leyline.stages import STAGE_COUNT, Stage
 from esper.tamiyo.policy.action_masks import ActionMasks
 
 HISTORY = 5
@@ -157,7 +158,7 @@ def host_features(
     losses = torch.cat([progress.losses, progress.train_loss[:, None]], 1)
     losses = _known(symlog(losses))
     scores = _known(torch.cat([progress.expected, progress.train_accuracy[:, None]], 1))
-    shares = constant(_SHARES, device)[state.stage].mean(1)
+    shares = _SHARES[state.stage].mean(1)
     living = state.living.sum(1, keepdim=True)
     flags = torch.stack([progress.success, progress.rolled_back], 1).float()
     features = torch.cat(
@@ -172,8 +173,8 @@ def host_features(
             scores[:, HISTORY + 1 :],
             shares,
             flags[:, :1],
-            _one_of(progress.last_op, _OPS),
-            constant(((host_parameters,),), device).float().log().expand(count, 1) / 10.0,
+            _OPS[progress.last_op],
+            constant(((log(host_parameters) / 10.0,),), device).expand(count, 1),
             (seed_parameters.sum(1, keepdim=True).float() / host_parameters).log1p(),
             1.0 - living.float() / max(1, min(max_seeds, slots)),
             flags[:, 1:],
@@ -184,29 +185,26 @@ def host_features(
     return features
 
 
-def _one_hot(values: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-    """By number up to the largest of ``values``: 1 at the place of each."""
-    return tuple(tuple(float(i == v) for v in values) for i in range(max(values) + 1))
-
-
-_OPS, _STAGES, _STYLES = _one_hot(tuple(Op)), _one_hot(tuple(Stage)), _one_hot(tuple(Style))
-_RAMPS = tuple(tuple(float(m == way) for way in (AlphaMode.UP, AlphaMode.DOWN)) for m in AlphaMode)
-_SHARES = tuple(
-    tuple(
-        float(stage in stages)
-        for stages in ((Stage.TRAINING,), (Stage.BLENDING,), (Stage.HOLDING, Stage.FOSSILISED))
-    )
-    for stage in range(STAGE_COUNT)
-)
-"""By stage, which of the three shares of slots it counts for."""
-
-
-def _one_of(x: Tensor, table: tuple[tuple[float, ...], ...]) -> Tensor:
-    """The row of ``table`` for each of ``x [...]``.
+def _one_hot(values: tuple[int, ...]) -> Table:
+    """By number up to the largest of ``values``: 1 at the place of each.
 
     torch's one_hot looks at the largest number first, for which the host waits.
     """
-    return constant(table, x.device)[x]
+    return Table([[float(i == v) for v in values] for i in range(max(values) + 1)])
+
+
+_OPS, _STAGES, _STYLES = _one_hot(tuple(Op)), _one_hot(tuple(Stage)), _one_hot(tuple(Style))
+_RAMPS = Table([[float(m == way) for way in (AlphaMode.UP, AlphaMode.DOWN)] for m in AlphaMode])
+_SHARES = Table(
+    [
+        [
+            float(stage in stages)
+            for stages in ((Stage.TRAINING,), (Stage.BLENDING,), (Stage.HOLDING, Stage.FOSSILISED))
+        ]
+        for stage in range(STAGE_COUNT)
+    ]
+)
+"""By stage, which of the three shares of slots it counts for."""
 
 
 def slot_features(
@@ -218,7 +216,7 @@ def slot_features(
     seed_parameters: Tensor,
 ) -> Tensor:
     """``[N, S, len(SLOT_FEATURES)]`` in float32; what belongs to a seed is 0 in an empty slot."""
-    living = among(state.stage, LIVING)[..., None]
+    living = state.living[..., None]
     alphas = torch.stack(
         [state.alpha, state.alpha_velocity, state.goal, state.ramp_target], -1
     ).float()
@@ -233,9 +231,9 @@ def slot_features(
     seeds = torch.cat(
         [
             alphas,
-            _one_of(state.ramp_mode, _RAMPS),
+            _RAMPS[state.ramp_mode],
             ages[..., :3],
-            _one_of(state.style, _STYLES),
+            _STYLES[state.style],
             points[..., :2],
             flags[..., :1],
             norms[..., :1],
@@ -248,9 +246,9 @@ def slot_features(
         ],
         -1,
     ).masked_fill(~living, 0.0)
-    places = constant(tuple((slot.depth, slot.channels) for slot in slots), living.device)
-    place = torch.cat([places[:, :1], places[:, 1:].log() / 5.0], 1).expand(len(living), -1, -1)
-    features = torch.cat([living.float(), _one_of(state.stage, _STAGES), seeds, place], -1)
+    places = tuple((slot.depth, log(slot.channels) / 5.0) for slot in slots)
+    place = constant(places, living.device).expand(len(living), -1, -1)
+    features = torch.cat([living.float(), _STAGES[state.stage], seeds, place], -1)
     assert features.shape[-1] == len(SLOT_FEATURES)
     return features
 
@@ -265,4 +263,4 @@ def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
 
 def _known(x: Tensor) -> Tensor:
     """-1 where the value is NaN."""
-    return torch.where(x.isnan(), -1.0, x).float()
+    return x.float().nan_to_num(-1.0, torch.inf, -torch.inf)

@@ -31,17 +31,27 @@ class PolicyNetwork {
   }
 
   void forward(int threads) {
+    threads = worthwhile(threads);
     const auto all = maps();
     in_parallel(int64_t(all.size()), threads,
                 [&](int, int64_t map) { all[size_t(map)]->prepare_forward(); });
-    in_parallel(blocks_, int(std::min<int64_t>(threads, blocks_)),
-                [&](int, int64_t block) { forward(block); });
+    compute(threads);
+  }
+
+  // Once more with other inputs of the same shape, and with the parameters there were.
+  void again(const PolicyCall<T>& call, int threads) {
+    if (call.steps != call_.steps || call.environments != call_.environments ||
+        call.slots != call_.slots)
+      throw std::invalid_argument("a network is made for one shape");
+    call_ = call;
+    compute(worthwhile(threads));
   }
 
   // From the gradients of log_prob [T, N], entropy [T, N, heads] and value [T, N]; adds those of the
   // parameters to `gradients`. Once.
   void backward(const T* d_log_prob, const T* d_entropy, const T* d_value, T* const* gradients,
                 int threads) {
+    threads = worthwhile(threads);
     take_backward();
     const auto all = maps();
     in_parallel(int64_t(all.size()), threads,
@@ -57,6 +67,18 @@ class PolicyNetwork {
   }
 
  private:
+  // A thread is worth waking for so many rows.
+  static constexpr int64_t kRowsOfAThread = 128;
+
+  int worthwhile(int threads) const {
+    return int(std::clamp<int64_t>(blocks_ * rows_ / kRowsOfAThread, 1, threads));
+  }
+
+  void compute(int threads) {
+    in_parallel(blocks_, int(std::min<int64_t>(threads, blocks_)),
+                [&](int, int64_t block) { forward(block); });
+  }
+
   void make_maps() {
     const int kind_inputs = spec_.slot_features + spec_.kind_width;
     const int whole = context_width_ + spec_.slot_width;

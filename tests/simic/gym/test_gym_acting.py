@@ -1,0 +1,133 @@
+"""What a rollout may keep of the weights, and what its steps cost."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from esper.simic.gym.collect import collect
+from esper.simic.gym.evaluation import play
+from esper.simic.ppo import PPOAgent
+from esper.simic.rollout import Rollout
+from esper.tamiyo.policy.recurrent import FlatObservation
+from scripted_gym import agent_for, scripted
+
+ENVS, STEPS = 4, 9
+FAST = {"learning_rate": 0.05, "ppo_epochs": 2, "normalise_observations": False}
+KINDS = [{"critic": "separate"}, {"critic": "shared"}, {"memory": "none"}]
+
+
+def check_against_single_calls(fresh: PPOAgent[Any], rollout: Rollout[Any], number: int) -> None:
+    """The rollout is what a learner that never kept anything says of its observations."""
+    fresh.hidden = rollout.hidden
+    fresh.go_on(torch.arange(ENVS), number)
+    for t in range(STEPS):
+        seen = rollout.observation
+        actions, log_prob, value = fresh.act(FlatObservation(seen.features[t], seen.masks[t]), t)
+        assert torch.equal(actions, rollout.actions[t])
+        torch.testing.assert_close(log_prob, rollout.log_prob[t], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(value, rollout.values[t], rtol=1e-5, atol=1e-6)
+        fresh.forget(~rollout.valid[t])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_rollout_is_collected_with_the_weights_of_then(kind) -> None:
+    """After an update, and after the state of another learner was loaded."""
+    environments, other = scripted(ENVS), agent_for(scripted(ENVS), seed=8, **kind)
+    agent = agent_for(environments, **FAST, **kind)
+    for number in range(3):
+        rollout = collect(environments, agent, STEPS, number)
+        fresh = agent_for(scripted(ENVS), **FAST, **kind)
+        fresh.load_state(agent.state())
+        check_against_single_calls(fresh, rollout, number)
+        if number == 0:
+            agent.update(rollout)
+        else:
+            agent.load_state(other.state())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rollout_that_breaks_off_leaves_nothing_behind(kind) -> None:
+    environments = scripted(ENVS)
+    agent, fresh = (agent_for(environments, **FAST, **kind) for _ in range(2))
+
+    def stop(step) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(environments, agent, STEPS, 0, stop)
+    with torch.no_grad():
+        for parameter in agent.policy.parameters():
+            parameter.mul_(1.5).add_(0.1)
+    fresh.policy.load_state_dict(agent.policy.state_dict())
+    seen = environments.observation
+    for learner in (agent, fresh):
+        learner.begin(torch.arange(ENVS), 1)
+    for mine, expected in zip(agent.act(seen, 0), fresh.act(seen, 0), strict=True):
+        assert torch.equal(mine, expected)
+
+
+def test_an_evaluation_plays_with_the_weights_of_then() -> None:
+    agent, other = (agent_for(scripted(ENVS), seed=seed) for seed in (3, 8))
+    with torch.no_grad():
+        for parameter in other.policy.parameters():
+            parameter.mul_(8.0)
+
+    def taken(learner: PPOAgent[Any]) -> list[Any]:
+        environments = scripted(ENVS, masked=False)
+        play(learner, environments)
+        return [environment.log for environment in environments.environments]
+
+    before, wanted = taken(agent), taken(other)
+    assert before != wanted
+    agent.load_state(other.state())
+    assert taken(agent) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_of_what_was_learned_is_not_cut_off_by_what_is_kept(kind) -> None:
+    agent = agent_for(scripted(ENVS), **FAST, **kind)
+    rollout = collect(scripted(ENVS), agent, STEPS, 0)
+    with agent.policy.held():
+        hidden = rollout.hidden or agent.policy.initial_hidden(ENVS)
+        said = agent.policy.evaluate_actions(rollout.observation, rollout.actions, hidden)
+    (said.log_prob.sum() + said.value.sum()).backward()
+    assert all(parameter.grad is not None for parameter in agent.policy.parameters())
+
+
+class Run(TorchDispatchMode):
+    """How often each operation on tensors is run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, call, types, arguments=(), named=None) -> Any:
+        self.operations[call.overloadpacket.__name__] += 1
+        return call(*arguments, **(named or {}))
+
+
+def operations(count: int, steps: int, **kind: Any) -> Counter[str]:
+    """Of a rollout in which no episode ends, its noise drawn in one go."""
+    environments = scripted(count, shortest=99, longest=99)
+    agent = agent_for(environments, **kind)
+    with Run() as run:
+        collect(environments, agent, steps, 0)
+    return run.operations
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_operations_of_a_step_do_not_depend_on_the_number_of_environments(kind) -> None:
+    assert operations(2, 20, **kind) == operations(40, 20, **kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_neither_gather_nor_store_weights_nor_make_noise_of_random_words(kind) -> None:
+    """That is done once a rollout, however long it is."""
+    short, long = operations(4, 10, **kind), operations(4, 30, **kind)
+    trunks = 2 if kind.get("critic") == "separate" else 1
+    for name in ("cat", "clone", "bitwise_and", "__rshift__"):
+        own = 2 * 20 if (name, trunks) == ("cat", 2) else 0  # two trunks' features and outputs
+        assert long[name] - short[name] == own, name
