@@ -12,7 +12,6 @@ RecurrentPPO of sb3-contrib is evaluated in the same way and ends there. What is
 import argparse
 import contextlib
 import json
-import os
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import made_on
 
 from esper.leyline.config import TrainConfig, unflatten
 from esper.simic.checkpoint import load_checkpoint
@@ -30,7 +30,6 @@ from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.gym.environment import GymEnvironments, make
 from esper.simic.gym.evaluation import play
 from esper.simic.gym.tasks import register
-from esper.simic.run_directory import processor_name
 from esper.simic.training.gym import arguments_of
 from esper.simic.training.vectorized import resume_ppo, run_training
 
@@ -296,6 +295,7 @@ def main() -> int:
         "last evaluation, median",
         "sb3-contrib: median (seeds)",
     )
+    versions = [f"{library} {version(library)}" for library in ("gymnasium", "sb3-contrib")]
     lines = [
         "# Tasks that nobody here wrote",
         "",
@@ -317,9 +317,7 @@ def main() -> int:
         "",
         *(f"- {proof.name}: `{command(proof)}`" for proof in chosen),
         "",
-        f"torch {torch.__version__}, gymnasium {version('gymnasium')}, sb3-contrib "
-        f"{version('sb3-contrib')}, 1 thread, {os.cpu_count()} x {processor_name()}, "
-        f"{time.strftime('%Y-%m-%d')}.",
+        f"{made_on(*versions, '1 thread')}.",
         "",
     ]
     text = "\n".join(lines)

@@ -13,18 +13,16 @@ tasks at once see ``suite.py``.
 import argparse
 import json
 import math
-import os
-import time
 from pathlib import Path
 
 import numpy as np
-import torch
+from machine import made_on
 from runs import ZERO, Mean, mean_gain, trained
 
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import AnalyticsSnapshot, EpisodeOutcome, PPOUpdateCompleted
-from esper.simic.run_directory import processor_name, stored_config
+from esper.simic.run_directory import stored_config
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -123,17 +121,16 @@ def main() -> int:
     for seed in arguments.seeds:
         rows.append(report(seed, {**settings, "seed": seed}, arguments.work))
         print(table(rows), flush=True)
+    threads = rows[0]["threads"]
     text = (
         f"# Learning on {arguments.task}\n\n"
-        f"`OMP_NUM_THREADS={rows[0]['threads']} python benchmarks/learning.py "
+        f"`OMP_NUM_THREADS={threads} python benchmarks/learning.py "
         f"--rounds {arguments.rounds} --seeds {' '.join(map(str, arguments.seeds))} --write`\n\n"
         f"{settings['envs']} environments, {arguments.rounds} rounds (episodes of each), all other "
         "settings as they come. Gains are percentage points of committed validation accuracy over "
         "the never-grow twin, ± one standard error.\n\n"
         f"{table(rows)}\n\n"
-        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, "
-        f"{rows[0]['threads']} thread a run, "
-        f"{time.strftime('%Y-%m-%d')}. Minutes are wall time of the PPO run.\n"
+        f"{made_on(f'{threads} thread a run')}. Minutes are wall time of the PPO run.\n"
     )
     if arguments.write:
         RESULTS.mkdir(exist_ok=True)

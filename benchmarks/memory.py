@@ -12,17 +12,15 @@ environment at a time and takes no more than its parameters.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
+from machine import made_on
 
 from esper.runtime.tasks import SUITES, find
 from esper.simic.environment import GrowthEnv
-from esper.simic.run_directory import processor_name
 from esper.simic.step import GrowthConfig
 from esper.tamiyo.schedule import Schedule, ScheduleActor
 from esper.tolaria.memory import peak_resident
@@ -97,8 +95,7 @@ def main() -> int:
         text = (
             "# Memory of an environment\n\n`make bench-memory`\n\n"
             f"Slope of peak resident memory between {FEW} and {MANY} environments with the largest "
-            "seed in every slot.\n\n" + "\n".join(lines) + f"\n\ntorch {torch.__version__}, "
-            f"{os.cpu_count()} x {processor_name()}, {time.strftime('%Y-%m-%d')}.\n"
+            "seed in every slot.\n\n" + "\n".join(lines) + f"\n\n{made_on()}.\n"
         )
         (RESULTS / "memory.md").write_text(text)
         stored.write_text(json.dumps(rows, indent=2) + "\n")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from machine import made_on
 from torch import Tensor, nn
 
 from esper.leyline.actions import HEAD_WIDTHS, HEADS
@@ -25,7 +26,6 @@ from esper.runtime.tasks import find
 from esper.simic.agents import growth_agent
 from esper.simic.environment import GrowthEnv
 from esper.simic.rollout import Rollout
-from esper.simic.run_directory import processor_name
 from esper.simic.step import GrowthConfig
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.precision import Precision
@@ -198,8 +198,7 @@ def main() -> int:
         "|---|---|---|",
         *telemetry(arguments.repeats),
         "",
-        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, "
-        f"{time.strftime('%Y-%m-%d')}.",
+        f"{made_on()}.",
         "",
     ]
     text = "\n".join(lines)

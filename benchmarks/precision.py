@@ -12,19 +12,17 @@ one that is finished is not run again.
 
 import argparse
 import json
-import os
 import statistics
 import sys
-import time
 from pathlib import Path
 
-import torch
+from machine import made_on
 from runs import mean_gain, trained
 
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import AnalyticsSnapshot, EpisodeOutcome, to_floats
-from esper.simic.run_directory import processor_name, stored_config
+from esper.simic.run_directory import stored_config
 
 RESULTS = Path(__file__).parent / "results" / "precision"
 LEAST_RATIO = 0.9
@@ -118,8 +116,7 @@ def main() -> int:
         f"precision over that in float32; its median must be at least {LEAST_RATIO}: "
         f"{'it is' if ratio >= LEAST_RATIO else 'IT IS NOT'}.\n\n"
         f"{table(rows, arguments.amp_dtype)}\n\n"
-        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, {threads} thread a "
-        f"run, {time.strftime('%Y-%m-%d')}.\n"
+        f"{made_on(f'{threads} thread a run')}.\n"
     )
     print(page)
     if arguments.write:

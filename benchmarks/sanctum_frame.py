@@ -25,6 +25,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+from machine import made_on
+
 from esper.karn.sanctum.app import PAGES, Sanctum
 from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.events import (
@@ -40,7 +42,6 @@ from esper.leyline.events import (
     encode,
 )
 from esper.leyline.stages import Stage
-from esper.simic.run_directory import processor_name
 
 RESULTS = Path(__file__).parent / "results"
 ENVS, SLOTS, LENGTH, STEPS = 64, 3, 125, 15_625
@@ -259,8 +260,7 @@ def main() -> int:
     if arguments.write:
         (RESULTS / "sanctum.md").write_text(
             "# Sanctum on a run of a million environment steps\n\n`make bench-sanctum`\n\n"
-            f"{text}\n\n{os.cpu_count()} x {processor_name()}, {time.strftime('%Y-%m-%d')}; "
-            "other work was running beside it.\n"
+            f"{text}\n\n{made_on()}; other work was running beside it.\n"
         )
     return 0
 

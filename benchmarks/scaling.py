@@ -14,7 +14,6 @@ import math
 import os
 import statistics
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,11 +22,11 @@ import matplotlib as mpl
 mpl.use("svg")
 import matplotlib.pyplot as plt
 import torch
+from machine import made_on
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime import data
 from esper.runtime.registry import Task, task
-from esper.simic.run_directory import processor_name
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from hot_path_workload import Loop, Workload
@@ -164,8 +163,7 @@ def main() -> int:
             print(name, lines[-1], flush=True)
         lines.append("")
     lines += [
-        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, "
-        f"{time.strftime('%Y-%m-%d')}.",
+        f"{made_on()}.",
         "",
     ]
     print("\n".join(lines))

@@ -12,18 +12,15 @@ on from its last checkpoint, and one that is finished is not run again.
 
 import argparse
 import math
-import os
-import time
 from pathlib import Path
 
 import numpy as np
-import torch
+from machine import made_on
 from runs import mean_gain, trained
 
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import EpisodeOutcome, PPOUpdateCompleted
-from esper.simic.run_directory import processor_name
 
 RESULTS = Path(__file__).parent / "results"
 SCHEDULES: dict[str, dict[str, object]] = {
@@ -114,8 +111,7 @@ def main() -> None:
         "mean square of its distance from 1. Intervals by bootstrap over seeds of the paired "
         "difference; sure is what does not contain 0.\n\n"
         f"{table(figures)}\n\n"
-        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, 1 thread, "
-        f"{time.strftime('%Y-%m-%d')}.\n"
+        f"{made_on('1 thread')}.\n"
     )
     print(table(figures))
     if arguments.write:

@@ -12,19 +12,17 @@ that was cut off goes on from its last checkpoint, and one that is finished is n
 import argparse
 import json
 import math
-import os
-import time
 from pathlib import Path
 
 import numpy as np
-import torch
+from machine import made_on
 from runs import ZERO, Mean, mean_gain, of_task, trained
 
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import AnalyticsSnapshot, EpisodeOutcome, PPOUpdateCompleted
 from esper.runtime.tasks import SUITES
-from esper.simic.run_directory import processor_name, stored_config
+from esper.simic.run_directory import stored_config
 
 RESULTS = Path(__file__).parent / "results"
 TRACE_DECAY = {"terminal": 1.0}
@@ -164,9 +162,10 @@ def main() -> int:
         for seed in arguments.seeds:
             rows.append(learned(reward, seed, settings, arguments.work))
             print(by_seed(rows, control), flush=True)
+    threads = rows[0]["threads"]
     text = (
         "# Learning on the suite, by reward\n\n"
-        f"`OMP_NUM_THREADS={rows[0]['threads']} python benchmarks/suite.py "
+        f"`OMP_NUM_THREADS={threads} python benchmarks/suite.py "
         f"--rewards {' '.join(arguments.rewards)} --seeds {' '.join(map(str, arguments.seeds))} "
         f"--rounds {arguments.rounds} --envs {arguments.envs} "
         f"--group-size {arguments.group_size} --write`\n\n"
@@ -182,9 +181,8 @@ def main() -> int:
         "`digits_shift`.\n\n"
         f"{by_seed(rows, control)}\n\n"
         "The second table: utility gained on each task (seeds germinated, fossilised).\n\n"
-        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, "
-        f"{rows[0]['threads']} thread a run, {time.strftime('%Y-%m-%d')}. Minutes are those of "
-        "rollouts and updates.\n"
+        f"{made_on(f'{threads} thread a run')}. Minutes are those of rollouts and "
+        "updates.\n"
     )
     print(text)
     if arguments.write:

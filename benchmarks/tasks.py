@@ -29,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from machine import made_on
 from torch import Tensor
 
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, TEMPO_STEPS, Style
@@ -37,7 +38,6 @@ from esper.runtime.worth import TABLE
 from esper.simic.environment import GrowthEnv
 from esper.simic.rewards import utility
 from esper.simic.rollout import collect
-from esper.simic.run_directory import processor_name
 from esper.simic.step import GrowthConfig, Step
 from esper.tamiyo.schedule import Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
@@ -415,8 +415,7 @@ def report(
             for name, rows in finals.items()
         ),
         "",
-        f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, "
-        f"{time.strftime('%Y-%m-%d')}.",
+        f"{made_on()}.",
         "",
     ]
     return "\n".join(lines)

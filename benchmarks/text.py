@@ -12,12 +12,11 @@ What is finished is kept under ``--work``. A loss is shown in bits per byte: nat
 import argparse
 import json
 import math
-import os
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from machine import made_on
 from runs import ZERO, mean_gain, trained
 from tasks import play, single_plans
 
@@ -26,7 +25,6 @@ from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import EpisodeOutcome
 from esper.runtime.tasks import Task, find
 from esper.runtime.text import BITS_A_NAT
-from esper.simic.run_directory import processor_name
 
 RESULTS = Path(__file__).parent / "results"
 TASKS = ("text_bytes", "text_gpt")
@@ -131,8 +129,7 @@ def main() -> int:
             "Gains over the never-grow twin, as a learner begins: by the end of so short a run"
         ]
         text += ["it has learned little."]
-    text += ["", f"torch {torch.__version__}, {os.cpu_count()} x {processor_name()}, one thread, "]
-    text[-1] += time.strftime("%Y-%m-%d") + "."
+    text += ["", f"{made_on('1 thread')}."]
     print("\n".join(text))
     if arguments.write:
         (RESULTS / "text.md").write_text("\n".join(text) + "\n")

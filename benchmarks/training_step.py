@@ -12,18 +12,17 @@ interleaved, so that drift of the machine's speed falls on both. Medians.
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from machine import made_on
 from torch import Tensor, nn
 
 from esper.kasmina.seeds import SeedState
 from esper.runtime.tasks import find
-from esper.simic.run_directory import processor_name
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
@@ -175,10 +174,8 @@ def main() -> int:
         text = (
             "# One training step, stacked against a loop\n\n`make bench-step`\n\n"
             + "\n".join(lines)
-            + f"\n\nMedians of {arguments.repeats - 1} interleaved steps, CPU, "
-            + f"{os.cpu_count()} x {processor_name()}, torch {torch.__version__}, "
-            + f"best of {arguments.threads} threads, "
-            + f"{time.strftime('%Y-%m-%d')}.\n"
+            + f"\n\nMedians of {arguments.repeats - 1} interleaved steps on the CPU, "
+            + f"{made_on(f'best of {arguments.threads} threads')}.\n"
         )
         (RESULTS / "training_step.md").write_text(text)
         (RESULTS / "training_step.json").write_text(json.dumps(rows, indent=2) + "\n")

@@ -29,6 +29,7 @@ from hot_path_workload import Loop, Timed, Workload
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.seeds import SeedState
 from esper.runtime.registry import find_all
+from esper.simic.compiled import MODES, resolve_mode
 from esper.simic.run_directory import processor_name
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import resolve_precision
@@ -82,7 +83,7 @@ def check_same_numbers(workload: Workload, backend: str) -> None:
         loop.close()
 
 
-def measure(workload: Workload, backend: str, compiled: str, episodes: int, use_amp: bool) -> dict:
+def measure(workload: Workload, backend: str, episodes: int, use_amp: bool) -> dict:
     """Both loops in turns; a row of the table."""
     if not use_amp:
         check_same_numbers(workload, backend)
@@ -92,14 +93,16 @@ def measure(workload: Workload, backend: str, compiled: str, episodes: int, use_
         if episode == 0:
             for loop in (ours, naive):
                 loop.clear()
-        length = workload.episode_length if episode >= 0 else min(2, workload.episode_length)
+        # A compiled update is timed on episodes of one length, so the first must have it too.
+        whole = episode >= 0 or workload.compile_mode != "off"
+        length = workload.episode_length if whole else min(2, workload.episode_length)
         for loop in (ours, naive):
             loop.begin()
         for begin in range(0, length, TURN):
             for loop in (ours, naive):
                 for _ in range(begin, min(begin + TURN, length)):
                     loop.step()
-        if episode >= 0:
+        if whole:
             for loop in (ours, naive):
                 loop.end()
     growth = workload.growth(backend)
@@ -118,7 +121,7 @@ def measure(workload: Workload, backend: str, compiled: str, episodes: int, use_
         "backend": ours.backend_name,
         "device": workload.device,
         "amp": workload.precision.enabled,
-        "compile": compiled,
+        "compile": workload.compile_mode,
         "telemetry": workload.telemetry,
         "lstm_hidden": workload.lstm_hidden,
         "ppo_epochs": workload.ppo_epochs,
@@ -256,7 +259,7 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=2, help="timed ones")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--amp", action="store_true")
-    parser.add_argument("--compile", default="off", choices=["off"])
+    parser.add_argument("--compile", default="auto", choices=MODES, help="of the policy's update")
     parser.add_argument("--backend", nargs="+", default=["native", "torch"])
     parser.add_argument("--telemetry", default="normal")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -284,10 +287,9 @@ def main() -> int:
                 precision=resolve_precision(arguments.amp, device, backend=backend),
                 telemetry=arguments.telemetry,
                 threads=arguments.threads,
+                compile_mode=resolve_mode(arguments.compile, device),
             )
-            rows.append(
-                measure(workload, backend, arguments.compile, arguments.episodes, arguments.amp)
-            )
+            rows.append(measure(workload, backend, arguments.episodes, arguments.amp))
             print(f"{backend} done", file=sys.stderr, flush=True)
     print(table(rows))
     if arguments.json:

@@ -8,6 +8,7 @@ computed all the same, and learns from what it would have done.
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,6 +87,7 @@ class Workload:
         threads: of the CPU.
         lstm_hidden, ppo_epochs: of the policy.
         seeds: how many slots of every environment a seed lives in.
+        compile_mode: of the policy's update, see ``simic.compiled``.
     """
 
     task: str = "digits_shift"
@@ -100,6 +102,7 @@ class Workload:
     lstm_hidden: int = 128
     ppo_epochs: int = 4
     seeds: int = 1
+    compile_mode: str = "off"
 
     @property
     def found(self) -> Task:
@@ -178,14 +181,16 @@ class Loop:
             self.environment.backends[key] = instead(workload.found.host)
         self.backend_name = type(self.environment.backends[key]).__name__
         learner = LearnerConfig(lstm_hidden=workload.lstm_hidden, ppo_epochs=workload.ppo_epochs)
-        self.agent = growth_agent(learner, SEED, device)
-        self.agent.policy.threads = workload.threads
+        self.agent = growth_agent(
+            learner, SEED, device, None, workload.compile_mode, workload.threads
+        )
         self.device = device
         self.folder = tempfile.TemporaryDirectory()
         sinks = (
             [] if workload.telemetry == "off" else [JsonLines(Path(self.folder.name) / "events")]
         )
         self.hub = Hub(sinks, workload.telemetry)
+        self.held = ExitStack()
         self.episode = 0
         self.lanes = 1
         self.clear()
@@ -206,6 +211,7 @@ class Loop:
         self.script = self.workload.script(self.environment.count)
         for actor in (self.agent, self.script):
             actor.begin(self.environment.environments, self.episode)
+        self.held.enter_context(self.agent.policy.held())
         self.actor = WatchedActor(self.agent)
         self.recorder = Recorder(self.hub, self.environment, self.episode, self.actor)
         self.rollout: Rollout | None = None
@@ -236,6 +242,7 @@ class Loop:
     def end(self) -> None:
         """The update, and what is told of the round."""
         assert self.rollout is not None
+        self.held.close()
         begin = time.perf_counter()
         metrics = self.agent.update(self.rollout)
         self.recorder.finish(0.0, metrics)
@@ -245,6 +252,7 @@ class Loop:
 
     def close(self) -> None:
         """Stop the telemetry."""
+        self.held.close()
         self.hub.close()
         self.folder.cleanup()
 

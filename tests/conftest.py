@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from esper.runtime.tasks import SUITES, TASKS
+from scripts.pseudo_terminal import OnTerminal
 
 torch.set_num_threads(1)
 
@@ -18,3 +19,12 @@ def scratch_register() -> Iterator[None]:
     for register, content in before:
         register.clear()
         register.update(content)
+
+
+@pytest.fixture
+def terminal() -> Iterator[list[OnTerminal]]:
+    """Commands on terminals that a test puts here are ended after it."""
+    opened: list[OnTerminal] = []
+    yield opened
+    for one in opened:
+        one.close()

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,8 @@ from esper.karn.store import read_events
 from esper.leyline.actions import HEADS
 from esper.leyline.events import EpisodeOutcome, PPOUpdateCompleted, TrainingStarted
 from karn.sanctum.test_acceptance import gradients
-from scripts.pseudo_terminal import ROOT, OnTerminal
+from processes import ran
+from scripts.pseudo_terminal import OnTerminal
 
 COMMAND = [
     "ppo", "--devices", "cpu", "cpu", "--telemetry-dir", "./telemetry", "--sanctum",
@@ -36,14 +34,6 @@ def place(tmp_path: Path) -> Path:
     write_binary(tmp_path / "data")
     (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
     return tmp_path
-
-
-@pytest.fixture
-def terminal() -> Iterator[list[OnTerminal]]:
-    opened: list[OnTerminal] = []
-    yield opened
-    for one in opened:
-        one.close()
 
 
 def run_of(place: Path) -> Path:
@@ -70,22 +60,10 @@ def assert_learned(run: Path) -> None:
     assert all(math.isfinite(float(norm)) for norm, _ in found.values()), found
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-
-
 @pytest.mark.parametrize("sanctum", [True, False])
 def test_it_trains_and_every_head_has_a_finite_gradient_norm(place: Path, sanctum: bool) -> None:
     command = [word for word in COMMAND if sanctum or word != "--sanctum"]
-    done = subprocess.run(
-        [*TRAIN, *command],
-        cwd=place,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = ran([*TRAIN, *command], place, 300)
     assert done.returncode == 0, done.stderr
     said = done.stderr.count("sanctum: needs a terminal; training without it")
     assert said == int(sanctum)
@@ -107,15 +85,7 @@ def test_on_a_terminal_sanctum_shows_it(place: Path, terminal: list[OnTerminal])
 
 def test_without_data_it_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    done = subprocess.run(
-        [*TRAIN, *COMMAND],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ran([*TRAIN, *COMMAND], tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "esper tasks fetch cifar10" in done.stderr

@@ -7,15 +7,13 @@ import re
 import select
 import signal
 import struct
-import sys
 import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-ESPER = [sys.executable, "-m", "esper.scripts.main"]
+from processes import ESPER, environment
 
 
 class OnTerminal:
@@ -41,11 +39,7 @@ class OnTerminal:
             fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
             for stream in (0, 1, 2):
                 os.dup2(slave, stream)
-            environment = {
-                **os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT / "src"),
-                "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
-            os.execve(command[0], command, environment)
+            os.execve(command[0], command, environment(TERM="xterm-256color"))
         os.close(slave)
 
     def modes(self) -> list[Any]:

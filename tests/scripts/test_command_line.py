@@ -1,7 +1,6 @@
 """The command line as a user types it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 from esper.leyline.config import ALIASES, TrainConfig, flatten, setting_names
 from esper.leyline.errors import UsageError
 from esper.scripts.flags import read_flags, settings_file
+from processes import ran
 
 ROOT = Path(__file__).parents[2]
 SMOKE = "--episodes 1 --n-envs 2 --max-epochs 2 --max-batches 2 --slots mid --device cpu --use-amp"
@@ -20,16 +20,7 @@ SMOKE = "--episodes 1 --n-envs 2 --max-epochs 2 --max-batches 2 --slots mid --de
 def esper(
     arguments: str, where: Path, module: str = "esper.scripts.main"
 ) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments.split()],
-        cwd=where,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return ran([sys.executable, "-m", module, *arguments.split()], where)
 
 
 def files(where: Path) -> list[Path]:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -18,19 +17,12 @@ import pytest
 from esper.scripts.entry import guarded
 from esper.scripts.main import COMMANDS
 from esper.scripts.sanctum import find_run, sanctum
-from scripts.pseudo_terminal import ESPER, ROOT, OnTerminal
+from processes import ESPER, ROOT, environment, ran
+from scripts.pseudo_terminal import OnTerminal
 
 RECORDED = ROOT / "tests" / "recorded"
 SETTINGS = "--envs 2 --group-size 2 --episode-length 4 --max-batches 1 --batch-size 8 --threads 1"
 LEAVES_SCREEN, ENTERS_SCREEN = b"\x1b[?1049l", b"\x1b[?1049h"
-
-
-@pytest.fixture
-def terminal() -> Iterator[list[OnTerminal]]:
-    opened: list[OnTerminal] = []
-    yield opened
-    for one in opened:
-        one.close()
 
 
 def training(tmp_path: Path, rounds: int, *more: str, backend: str = "torch") -> list[str]:
@@ -112,14 +104,8 @@ def test_the_latest_of_several_runs_is_shown(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_it_is_said_and_training_goes_on(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "esper.scripts.train", *training(tmp_path, 1, "--sanctum")[1:]],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    train = [sys.executable, "-m", "esper.scripts.train"]
+    done = ran([*train, *training(tmp_path, 1, "--sanctum")[1:]])
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("sanctum: needs a terminal; training without it") == 1
     assert "finished after" in done.stdout
@@ -201,10 +187,9 @@ def test_a_killed_training_takes_it_off_the_screen(
 
 def kill_while_training(place: Path, kills: int, terminal: list[OnTerminal]) -> None:
     """Watch a training and kill the watcher, again and again: its bits are those of one alone."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*ESPER, *training(place / "watched", 1_000_000)],
-        env=environment,
+        env=environment(),
         stdout=subprocess.DEVNULL,
     )
     draw = random.Random(7)
@@ -226,7 +211,7 @@ def kill_while_training(place: Path, kills: int, terminal: list[OnTerminal]) -> 
     few = min(len(watched), 200)
     subprocess.run(
         [*ESPER, *training(place / "alone", few)],
-        env=environment,
+        env=environment(),
         stdout=subprocess.DEVNULL,
         check=True,
         timeout=600,
@@ -255,5 +240,4 @@ def test_commands_are_summed_up_as_they_say_themselves() -> None:
 
 def test_to_watch_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys, esper.scripts.main, esper.scripts.sanctum; sys.exit('torch' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=60)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from esper.karn.store import read_events
+from esper.leyline.anomalies import KINDS, Thresholds
 from esper.leyline.events import (
     AnalyticsSnapshot,
     AnomalyDetected,
@@ -15,7 +16,7 @@ from esper.leyline.events import (
     encode,
     number,
 )
-from esper.simic.anomalies import KINDS, AnomalyDetector, Thresholds
+from esper.simic.anomalies import AnomalyDetector
 from esper.simic.ppo import PPOAgent
 from esper.simic.training.vectorized import train_ppo_vectorized
 

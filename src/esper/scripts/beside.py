@@ -13,7 +13,6 @@ import termios
 import threading
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from esper.leyline.config import TrainConfig
@@ -107,12 +106,7 @@ class Beside:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self.terminal is not None and self.terminal.given:
             self.terminal.take_back()
 

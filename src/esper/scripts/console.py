@@ -5,7 +5,6 @@ import time
 from collections import deque
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -81,12 +80,7 @@ class LiveProgress:
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.progress.stop()
 
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:

@@ -7,7 +7,14 @@ from torch import Tensor
 from esper.simic.capture import Captured, CudaRecorder, Recorder, Tensors
 from esper.simic.ppo import PPOAgent, Record
 from esper.simic.sequences import Sequences
-from esper.tamiyo.policy.base import Hidden, Seen
+from esper.tamiyo.policy.base import (
+    Hidden,
+    Seen,
+    hidden_from,
+    inputs_from,
+    named_hidden,
+    named_inputs,
+)
 
 
 class CapturedAgent(PPOAgent[Seen]):
@@ -30,21 +37,14 @@ class CapturedAgent(PPOAgent[Seen]):
         if noise is None:
             return super()._act(observation, hidden, noise)
         self._kind = type(observation)
-        inputs = {f"observation/{name}": x for name, x in observation.tensors().items()}
-        inputs |= {f"hidden/{i}": state for i, state in enumerate(hidden)} | {"noise": noise}
-        said = self._acting(inputs)
-        states = tuple(x for name, x in said.items() if name.startswith("hidden/"))
-        return said["actions"], said["log_prob"], said["value"], states
+        said = self._acting(named_inputs(observation, hidden) | {"noise": noise})
+        return said["actions"], said["log_prob"], said["value"], hidden_from(said)
 
     def _act_on(self, inputs: Tensors) -> Tensors:
-        prefix = "observation/"
-        seen = {n.removeprefix(prefix): x for n, x in inputs.items() if n.startswith(prefix)}
-        hidden = tuple(x for name, x in inputs.items() if name.startswith("hidden/"))
         actions, log_prob, value, hidden = super()._act(
-            self._kind.from_tensors(seen), hidden, inputs["noise"]
+            *inputs_from(self._kind, inputs), inputs["noise"]
         )
-        states = {f"hidden/{i}": state for i, state in enumerate(hidden)}
-        return {"actions": actions, "log_prob": log_prob, "value": value, **states}
+        return {"actions": actions, "log_prob": log_prob, "value": value, **named_hidden(hidden)}
 
     def _learn(self, part: Sequences[Seen], stopped: Tensor) -> tuple[Record, Tensor]:
         self._kind = type(part.observation)

@@ -127,7 +127,7 @@ class PPOAgent(Generic[Seen]):
 
     def value(self, observation: Seen) -> Tensor:
         """The critic's opinion, normalised, ``[N]``; what is remembered stays as it is."""
-        return self.policy.act(self.moments.normalise(observation), self.hidden, None)[2]
+        return self._act(observation, self.hidden, None)[2]
 
     def forget(self, rows: Tensor) -> None:
         """Begin anew with the environments ``rows``, bool ``[N]``."""

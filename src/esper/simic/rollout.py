@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.simic.environment import GrowthEnv
 from esper.simic.step import Step
-from esper.tamiyo.policy.base import Hidden, Seen
+from esper.tamiyo.policy.base import Hidden, Seen, named_inputs
 from esper.tamiyo.policy.features import Observation
 
 
@@ -48,14 +48,12 @@ class Rollout(Generic[Seen]):
 
     def tensors(self) -> dict[str, Tensor]:
         """The floating-point tensors by name."""
-        named = {f"observation/{name}": x for name, x in self.observation.tensors().items()}
-        named |= {
+        named = named_inputs(self.observation, self.hidden) | {
             "reward": self.rewards,
             "log_prob": self.log_prob,
             "value": self.values,
             "last_value": self.last_value,
         }
-        named |= {f"hidden/{i}": state for i, state in enumerate(self.hidden)}
         return {name: x for name, x in named.items() if x.is_floating_point()}
 
     def state(self) -> dict[str, Any]:

@@ -6,13 +6,13 @@ construction. The one stateful schedule, the step size that follows the KL diver
 """
 
 import math
-import os
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from esper.leyline.config import LearnerConfig
+from esper.leyline.switches import switched_on
 
 DISABLE_VARIABLE = "ESPER_DISABLE_LR_SCHEDULE"
 
@@ -80,7 +80,7 @@ class Schedules:
         """Those that the settings ask for; constant where the environment variable says so."""
 
         def rate(initial: float) -> Schedule:
-            if disabled():
+            if switched_on(DISABLE_VARIABLE):
                 return Schedule(initial)
             return Schedule(
                 initial,
@@ -111,11 +111,6 @@ class Schedules:
                 config.clip_step_size,
             ),
         )
-
-
-def disabled() -> bool:
-    """Whether the environment forbids schedules of the step size."""
-    return os.environ.get(DISABLE_VARIABLE, "0") not in ("", "0")
 
 
 def warmup_updates(config: LearnerConfig) -> int:

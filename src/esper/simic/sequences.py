@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.kasmina.transfer import moved
 from esper.simic.rollout import Rollout
-from esper.tamiyo.policy.base import Hidden, Seen
+from esper.tamiyo.policy.base import Hidden, Seen, inputs_from, named_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +64,25 @@ class Sequences(Generic[Seen]):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors an update computes with, by name."""
-        named = {f"observation/{name}": x for name, x in self.observation.tensors().items()}
-        named |= {
+        named = named_inputs(self.observation, self.hidden) | {
             "actions": self.actions,
             "log_prob": self.log_prob,
             "advantage": self.advantages,
             "target": self.targets,
         }
-        named |= {f"hidden/{i}": state for i, state in enumerate(self.hidden)}
         return named if self.weight is None else named | {"weight": self.weight}
 
     @classmethod
     def from_tensors(cls, kind: type[Seen], tensors: dict[str, Tensor]) -> "Sequences[Seen]":
         """The inverse of ``tensors``, without lengths; ``kind`` is that of the observations."""
-        prefix = "observation/"
-        seen = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
+        observation, hidden = inputs_from(kind, tensors)
         return cls(
-            kind.from_tensors(seen),
+            observation,
             tensors["actions"],
             tensors["log_prob"],
             tensors["advantage"],
             tensors["target"],
-            tuple(x for name, x in tensors.items() if name.startswith("hidden/")),
+            hidden,
             tensors.get("weight"),
         )
 

@@ -1,6 +1,7 @@
 """The engine: N hosts of one shape in training, and what a step measures of them."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from esper.tolaria.memory import keep_memory
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 from esper.tolaria.scaler import LossScales
+
+_ORDINARY = partial(torch.inference_mode, False)
+"""Backends are called so: whoever calls, they may take gradients and keep tensors."""
 
 
 class Rows:
@@ -161,9 +165,9 @@ class Engine:
 
     def train(self, state: SeedState, step: int) -> EpochResult:
         """Train every host, and every seed from TRAINING on, for one epoch."""
-        return self.backend.train_epoch(
-            self.stack, Seeds.training(state), self.minibatches(step), self.optimisation
-        )
+        seeds, minibatches = Seeds.training(state), self.minibatches(step)
+        with _ORDINARY():
+            return self.backend.train_epoch(self.stack, seeds, minibatches, self.optimisation)
 
     def measure(
         self,
@@ -208,7 +212,9 @@ class Engine:
     ) -> tuple[Scores, list[Scores]]:
         dataset = self.datasets(step)[self.rows.group_index]
         held_back = self.bank.held_back(split, dataset if rows is None else dataset[rows])
-        return self.backend.evaluate(self.stack, Seeds.acting(state), held_back, variants, rows)
+        seeds = Seeds.acting(state)
+        with _ORDINARY():
+            return self.backend.evaluate(self.stack, seeds, held_back, variants, rows)
 
     def datasets(self, step: int) -> Tensor:
         """Which data set each group learns from at ``step``, int64 ``[G]``."""

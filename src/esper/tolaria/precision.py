@@ -1,10 +1,11 @@
 """In which precision hosts and seeds compute."""
 
 import contextlib
-import os
 from dataclasses import dataclass
 
 import torch
+
+from esper.leyline.switches import switched_on
 
 DISABLE_VARIABLE = "ESPER_DISABLE_AMP"
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -87,4 +88,4 @@ def _has_bfloat16(device: torch.device) -> bool:
 
 def disabled() -> bool:
     """Whether the environment forbids mixed precision."""
-    return os.environ.get(DISABLE_VARIABLE, "0") not in ("", "0")
+    return switched_on(DISABLE_VARIABLE)

@@ -140,7 +140,7 @@ def test_a_slot_that_only_pads_a_host_is_not_seen() -> None:
 
 def test_no_bit_depends_on_the_number_of_threads() -> None:
     policy = moved_policy(40, torch.float32)
-    given = scene((6, 37, 2, 40), torch.float32)
+    given = scene((20, 68, 2, 40), torch.float32)  # rows enough for eight of them
     found = []
     for policy.threads in (1, 2, 3, 8):
         said, gradients = graded(policy, *given)
@@ -178,6 +178,33 @@ def test_acting_step_by_step_is_evaluating_the_sequence_to_the_bit() -> None:
     said = policy.evaluate_actions(seen, actions, policy.initial_hidden(21))
     assert torch.equal(said.log_prob, log_prob)
     assert torch.equal(said.value, value)
+
+
+def test_a_policy_that_is_held_says_what_it_says_anyway() -> None:
+    """Steps of one number of environments and then of another; after it, with other weights."""
+    policy, width = moved_policy(24, torch.float32), 24
+    scenes = [scene((2, count, 3, width), torch.float32, seed=count) for count in (21, 21, 5)]
+
+    def steps() -> list[Tensor]:
+        said: list[Tensor] = []
+        for number, (seen, _, hidden) in enumerate(scenes):
+            for t in range(2):
+                noise = action_noise(5, torch.arange(seen.host.shape[1]), number, t, 13)
+                *parts, hidden = policy.act(picked(seen, t), hidden, noise)
+                said += [*parts, *hidden]
+        return said
+
+    with policy.held():
+        held = steps()
+    assert all(torch.equal(a, b) for a, b in zip(held, steps(), strict=True))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.5)
+    changed_weights = steps()
+    with policy.held():
+        again = steps()
+    assert all(torch.equal(a, b) for a, b in zip(again, changed_weights, strict=True))
+    assert not torch.equal(again[1], held[1])
 
 
 def test_an_index_out_of_range_is_an_error() -> None:

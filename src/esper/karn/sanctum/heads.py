@@ -7,13 +7,16 @@ from enum import Enum
 
 from esper.karn.sanctum.text import to_float
 from esper.leyline.actions import HEADS
+from esper.leyline.anomalies import Thresholds
 from esper.leyline.events import Number, PPOUpdateCompleted
 
 ROWS = (*HEADS, "value")
 """The heads that are shown: those of the action, and the critic's."""
 
-VANISHING, EXPLODING, COLLAPSED = 1e-7, 100.0, 0.02
-"""Gradient norms, and entropy in nats, beyond which a head is not healthy."""
+BOUNDS = Thresholds()
+EXPLODING = 100.0
+"""Gradient norm above which a head is shown as exploding. The detector has no such bound: it
+compares a norm with its own habit."""
 
 
 class State(Enum):
@@ -73,9 +76,9 @@ class Head:
             return State.IDLE
         if gradient > EXPLODING:
             return State.EXPLODING
-        if gradient < VANISHING:
+        if gradient < BOUNDS.gradient_vanishing:
             return State.VANISHING
-        if entropy is not None and entropy < COLLAPSED:
+        if entropy is not None and entropy < BOUNDS.entropy_collapse:
             return State.COLLAPSED
         return State.HEALTHY
 

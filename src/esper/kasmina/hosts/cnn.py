@@ -10,9 +10,9 @@ from torch import Tensor
 
 from esper.kasmina import ops
 from esper.kasmina.hosts.host import (
+    HostDefaults,
     Instruction,
     Tensors,
-    chosen_slots,
     head_fields,
     norm_buffers,
     norm_fields,
@@ -24,7 +24,7 @@ from esper.kasmina.stack import Field, Layout, weight
 
 
 @dataclass(frozen=True)
-class CnnHost:
+class CnnHost(HostDefaults):
     """Specification of a stack of convolutional hosts; see ``hosts.host.Host``.
 
     Attributes:
@@ -67,23 +67,13 @@ class CnnHost:
         return tuple(slots)
 
     @cached_property
-    def slots(self) -> tuple[SlotSpec, ...]:
-        """See ``Host.slots``."""
-        return chosen_slots(self.all_slots, self.slot_names)
-
-    @cached_property
     def program(self) -> tuple[Instruction, ...]:
         """See ``Host.program``."""
-        index = {slot.name: i for i, slot in enumerate(self.slots)}
         program = [Instruction("input", 0)]
         for block in range(len(self.channels)):
-            program.append(Instruction("block", block))
-            if f"r0c{block}" in index:
-                program.append(Instruction("slot", index[f"r0c{block}"]))
+            program += [Instruction("block", block), *self.slot_at(f"r0c{block}")]
             if block < self.pools:
-                program.append(Instruction("pool", block))
-                if f"r1c{block}" in index:
-                    program.append(Instruction("slot", index[f"r1c{block}"]))
+                program += [Instruction("pool", block), *self.slot_at(f"r1c{block}")]
         return (*program, Instruction("head", 0))
 
     @cached_property
@@ -103,16 +93,6 @@ class CnnHost:
     def buffers(self) -> Layout:
         """See ``Host.buffers``."""
         return norm_buffers(self.channels)
-
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        """One label an image."""
-        return ()
-
-    @property
-    def parameter_count(self) -> int:
-        """See ``Host.parameter_count``."""
-        return self.layout.size
 
     @property
     def summary(self) -> str:

@@ -1,7 +1,9 @@
 """What all hosts have in common, and all that the rest of Esper knows of a host."""
 
 import dataclasses
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
@@ -118,6 +120,42 @@ class BlockHost(Host, Protocol):
         ...
 
 
+class HostDefaults(ABC):
+    """What follows from the rest of a host, and labels as most hosts have them."""
+
+    slot_names: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def all_slots(self) -> tuple[SlotSpec, ...]:
+        """See ``Host.all_slots``."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """See ``Host.layout``."""
+
+    @cached_property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """See ``Host.slots``."""
+        names = self.slot_names
+        return tuple(slot for slot in self.all_slots if not names or slot.name in names)
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """One label an image."""
+        return ()
+
+    @property
+    def parameter_count(self) -> int:
+        """See ``Host.parameter_count``."""
+        return self.layout.size
+
+    def slot_at(self, place: str) -> Iterator[Instruction]:
+        """The slot called ``place`` as an instruction, if it is in use."""
+        return (Instruction("slot", i) for i, slot in enumerate(self.slots) if slot.name == place)
+
+
 def norm_fields(block: int, channels: int) -> tuple[Field, Field]:
     """Trainable parameters of a block's BatchNorm."""
     return ones(f"norm{block}.weight", channels), zeros(f"norm{block}.bias", channels)
@@ -154,11 +192,6 @@ def head_fields(classes: int, channels: int) -> tuple[Field, Field]:
 def pooled_head(parameters: Tensors, x: Tensor) -> Tensor:
     """Mean over the pixels, then the linear map to the classes, ``[N, B, classes]``."""
     return ops.linear(ops.mean_pool(x), parameters["head.weight"], parameters["head.bias"])
-
-
-def chosen_slots(slots: tuple[SlotSpec, ...], names: tuple[str, ...]) -> tuple[SlotSpec, ...]:
-    """The slots called so, all of them when there are no names."""
-    return tuple(slot for slot in slots if not names or slot.name in names)
 
 
 def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:

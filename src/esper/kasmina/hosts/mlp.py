@@ -12,9 +12,9 @@ from torch import Tensor
 
 from esper.kasmina import ops
 from esper.kasmina.hosts.host import (
+    HostDefaults,
     Instruction,
     Tensors,
-    chosen_slots,
     head_fields,
     norm_buffers,
     norm_fields,
@@ -26,7 +26,7 @@ from esper.kasmina.stack import Field, Layout, weight
 
 
 @dataclass(frozen=True)
-class MlpHost:
+class MlpHost(HostDefaults):
     """Specification of a stack of fully connected hosts; see ``hosts.host.Host``.
 
     Attributes:
@@ -56,19 +56,11 @@ class MlpHost:
         )
 
     @cached_property
-    def slots(self) -> tuple[SlotSpec, ...]:
-        """See ``Host.slots``."""
-        return chosen_slots(self.all_slots, self.slot_names)
-
-    @cached_property
     def program(self) -> tuple[Instruction, ...]:
         """See ``Host.program``."""
-        index = {slot.name: i for i, slot in enumerate(self.slots)}
         program = [Instruction("input", 0)]
         for block in range(len(self.widths)):
-            program.append(Instruction("block", block))
-            if f"r0c{block}" in index:
-                program.append(Instruction("slot", index[f"r0c{block}"]))
+            program += [Instruction("block", block), *self.slot_at(f"r0c{block}")]
         return (*program, Instruction("head", 0))
 
     @cached_property
@@ -85,16 +77,6 @@ class MlpHost:
     def buffers(self) -> Layout:
         """See ``Host.buffers``."""
         return norm_buffers(self.widths)
-
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        """One label an image."""
-        return ()
-
-    @property
-    def parameter_count(self) -> int:
-        """See ``Host.parameter_count``."""
-        return self.layout.size
 
     @property
     def summary(self) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
-from esper.kasmina.hosts.host import Tensors, chosen_slots
+from esper.kasmina.hosts.host import HostDefaults, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout
 from esper.leyline.errors import UsageError
@@ -47,7 +47,7 @@ class Slot(nn.Module):
 
 
 @dataclass(frozen=True)
-class ModuleHost:
+class ModuleHost(HostDefaults):
     """Specification of a stack of hosts that a module's own code computes; see ``host.Host``.
 
     Every parameter that requires a gradient is trained; the others, and the buffers, are kept as
@@ -99,11 +99,6 @@ class ModuleHost:
         return tuple(specs)
 
     @cached_property
-    def slots(self) -> tuple[SlotSpec, ...]:
-        """See ``Host.slots``."""
-        return chosen_slots(self.all_slots, self.slot_names)
-
-    @cached_property
     def layout(self) -> Layout:
         """See ``Host.layout``. How they are born the module knows; see ``born``."""
         named = self.template.named_parameters()
@@ -113,16 +108,6 @@ class ModuleHost:
     def buffers(self) -> Layout:
         """See ``Host.buffers``."""
         return Layout(tuple(Field(n, tuple(x.shape)) for n, x in _fixed(self.template)))
-
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        """One label an image."""
-        return ()
-
-    @property
-    def parameter_count(self) -> int:
-        """See ``Host.parameter_count``."""
-        return self.layout.size
 
     @property
     def summary(self) -> str:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import ops
-from esper.kasmina.hosts.host import Instruction, Tensors, chosen_slots
+from esper.kasmina.hosts.host import HostDefaults, Instruction, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout, ones, weight, zeros
 
@@ -22,7 +22,7 @@ undecided."""
 
 
 @dataclass(frozen=True)
-class TransformerHost:
+class TransformerHost(HostDefaults):
     """Specification of a stack of transformers; see ``hosts.host.Host``.
 
     Attributes:
@@ -69,19 +69,11 @@ class TransformerHost:
         )
 
     @cached_property
-    def slots(self) -> tuple[SlotSpec, ...]:
-        """See ``Host.slots``."""
-        return chosen_slots(self.all_slots, self.slot_names)
-
-    @cached_property
     def program(self) -> tuple[Instruction, ...]:
         """See ``Host.program``. Block 0 is the embedding, block I + 1 is layer I."""
-        index = {slot.name: i for i, slot in enumerate(self.slots)}
         program = [Instruction("input", 0), Instruction("block", 0)]
         for layer in range(self.layers):
-            program.append(Instruction("block", layer + 1))
-            if f"r0c{layer}" in index:
-                program.append(Instruction("slot", index[f"r0c{layer}"]))
+            program += [Instruction("block", layer + 1), *self.slot_at(f"r0c{layer}")]
         return (*program, Instruction("head", 0))
 
     @cached_property
@@ -110,11 +102,6 @@ class TransformerHost:
     def buffers(self) -> Layout:
         """See ``Host.buffers``: LayerNorm keeps none."""
         return Layout(())
-
-    @property
-    def parameter_count(self) -> int:
-        """See ``Host.parameter_count``."""
-        return self.layout.size
 
     @property
     def summary(self) -> str:

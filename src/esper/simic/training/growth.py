@@ -1,6 +1,7 @@
 """Growing networks as what a run trains."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -83,7 +84,8 @@ class GrowthTrainee:
             self.recorder.step(t, actions, step)
             on_step(step)
 
-        return collect(self.environment, actor, number, both)
+        with self.agent.policy.held() if self.agent else nullcontext():
+            return collect(self.environment, actor, number, both)
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]

@@ -29,6 +29,29 @@ class TensorRecord(Protocol):
 Seen = TypeVar("Seen", bound=TensorRecord)
 
 
+def named_inputs(observation: TensorRecord, hidden: Hidden) -> dict[str, Tensor]:
+    """What a policy computes with, by name: ``observation/NAME`` and ``hidden/I``."""
+    seen = {f"observation/{name}": x for name, x in observation.tensors().items()}
+    return seen | named_hidden(hidden)
+
+
+def inputs_from(kind: type[Seen], tensors: dict[str, Tensor]) -> tuple[Seen, Hidden]:
+    """The inverse of ``named_inputs``; other names are passed over, ``kind`` is of observations."""
+    prefix = "observation/"
+    seen = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
+    return kind.from_tensors(seen), hidden_from(tensors)
+
+
+def named_hidden(hidden: Hidden) -> dict[str, Tensor]:
+    """What is carried, by name: ``hidden/I``."""
+    return {f"hidden/{i}": state for i, state in enumerate(hidden)}
+
+
+def hidden_from(tensors: dict[str, Tensor]) -> Hidden:
+    """The inverse of ``named_hidden``; other names are passed over."""
+    return tuple(x for name, x in tensors.items() if name.startswith("hidden/"))
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """What the policy says about actions that were taken; leading axes ``[T, N]``.

@@ -5,7 +5,8 @@ slots, and permuting the slots permutes the slot head and nothing else.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -113,6 +114,7 @@ class FactoredLSTM(Policy[Observation]):
         self.register_buffer("choice_places", places, persistent=False)
         self._initialise()
         self._for_native = self._native_sizes(), self._native_parameters()
+        self._held: native.Held | None = None
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
@@ -159,7 +161,8 @@ class FactoredLSTM(Policy[Observation]):
         """See ``Policy.act``."""
         if self._computes_natively(observation, hidden):
             sizes, parameters = self._for_native
-            return native.act(sizes, parameters, observation, hidden, noise, self.threads)
+            inputs = observation, hidden, noise
+            return native.act(sizes, parameters, *inputs, self.threads, self._held)
         features, slots = self.encode(observation)
         memory, hidden = self.remember(features[None], hidden)
         with full_precision(memory.device):
@@ -194,6 +197,15 @@ class FactoredLSTM(Policy[Observation]):
         log_prob = torch.where(relevance(op), log_probs, 0.0).sum(-1)
         actions = torch.cat([torch.stack([op, slot], -1), others], -1)
         return actions, log_prob, self._value(memory, observation)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """See ``Policy.held``."""
+        self._held = native.Held()
+        try:
+            yield
+        finally:
+            self._held = None
 
     def op_teller(self) -> Callable[[Hidden, ActionMasks], Tensor]:
         """Tells the probability of each op in a step, ``[N, ops]``, by the weights as they are now.

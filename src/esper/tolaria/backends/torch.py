@@ -40,7 +40,6 @@ class TorchBackend:
         most = EVALUATION_PREDICTIONS // prod(host.label_shape)
         self.evaluation_batch = max(1, min(EVALUATION_BATCH, most))
 
-    @torch.inference_mode(False)
     def train_epoch(
         self,
         stack: Stack,

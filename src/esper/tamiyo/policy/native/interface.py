@@ -59,6 +59,7 @@ class Library:
 
         spec, call, pointers = POINTER(PolicySpec), POINTER(PolicyCall), POINTER(c_void_p)
         self.forward = checked(function("forward", c_int, spec, pointers, call, c_int, pointers))
+        self.again = checked(function("again", c_int, c_void_p, call, c_int))
         gradients = (c_void_p, c_void_p, c_void_p, pointers)
         self.backward = checked(function("backward", c_int, c_void_p, *gradients, c_int))
         self.free = function("free", None, c_void_p)

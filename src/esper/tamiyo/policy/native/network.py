@@ -106,6 +106,32 @@ class _Network:
             self.handle = c_void_p()
 
 
+class Held:
+    """The network with its weights laid out, for steps of one shape between which none changes."""
+
+    def __init__(self) -> None:
+        self._shape: torch.Size | None = None
+        self._made: tuple[_Network, ctypes.Array[c_void_p]] | None = None
+
+    def forward(
+        self,
+        library: Library,
+        sizes: Sizes,
+        parameters: Sequence[Tensor],
+        call: PolicyCall,
+        shape: torch.Size,
+        threads: int,
+    ) -> None:
+        """One step of ``shape``."""
+        if self._made is not None and self._shape == shape:
+            library.again(self._made[0].handle, ctypes.byref(call), threads)
+            return
+        network, addresses = _Network(library), _addresses(parameters)
+        kept = ctypes.byref(network.handle)
+        library.forward(_spec(sizes), addresses, ctypes.byref(call), threads, kept)
+        self._made, self._shape = (network, addresses), shape
+
+
 def act(
     sizes: Sizes,
     parameters: Sequence[Tensor],
@@ -113,6 +139,7 @@ def act(
     hidden: Hidden,
     noise: Tensor | None,
     threads: int,
+    held: Held | None,
 ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
     """See ``FactoredLSTM.act``."""
     heads = 2 + len(sizes.widths)
@@ -121,8 +148,8 @@ def act(
     call.choose = CHOOSE.index("most probable" if noise is None else "sampled")
     if noise is not None:
         call.uniform, call.widest = at.to(noise, torch.float32), noise.shape[-1]
-    library = library_for(parameters[0].dtype)
-    library.forward(_spec(sizes), _addresses(parameters), ctypes.byref(call), threads, None)
+    library, shape = library_for(parameters[0].dtype), observation.slots.shape
+    (held or Held()).forward(library, sizes, parameters, call, shape, threads)
     return result.actions, result.log_prob, result.value, result.hidden
 
 

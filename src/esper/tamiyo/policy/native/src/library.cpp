@@ -34,6 +34,11 @@ int forward(const PolicySpec* spec, const T* const* parameters, const PolicyCall
 }
 
 template <class T>
+int again(void* network, const PolicyCall<T>* call, int threads) {
+  return guarded([&] { static_cast<PolicyNetwork<T>*>(network)->again(*call, threads); });
+}
+
+template <class T>
 int backward(void* network, const T* d_log_prob, const T* d_entropy, const T* d_value,
              T* const* gradients, int threads) {
   return guarded([&] {
@@ -54,6 +59,13 @@ int esper_policy_forward_f32(const esper::PolicySpec* spec, const float* const* 
 int esper_policy_forward_f64(const esper::PolicySpec* spec, const double* const* parameters,
                              const esper::PolicyCall<double>* call, int threads, void** network) {
   return esper::forward(spec, parameters, call, threads, network);
+}
+
+int esper_policy_again_f32(void* network, const esper::PolicyCall<float>* call, int threads) {
+  return esper::again(network, call, threads);
+}
+int esper_policy_again_f64(void* network, const esper::PolicyCall<double>* call, int threads) {
+  return esper::again(network, call, threads);
 }
 
 int esper_policy_backward_f32(void* network, const float* d_log_prob, const float* d_entropy,

@@ -35,8 +35,16 @@ class PolicyNetwork {
     const auto all = maps();
     in_parallel(int64_t(all.size()), threads,
                 [&](int, int64_t map) { all[size_t(map)]->prepare_forward(); });
-    in_parallel(blocks_, int(std::min<int64_t>(threads, blocks_)),
-                [&](int, int64_t block) { forward(block); });
+    compute(threads);
+  }
+
+  // Once more with other inputs of the same shape, and with the parameters there were.
+  void again(const PolicyCall<T>& call, int threads) {
+    if (call.steps != call_.steps || call.environments != call_.environments ||
+        call.slots != call_.slots)
+      throw std::invalid_argument("a network is made for one shape");
+    call_ = call;
+    compute(worthwhile(threads));
   }
 
   // From the gradients of log_prob [T, N], entropy [T, N, heads] and value [T, N]; adds those of the
@@ -64,6 +72,11 @@ class PolicyNetwork {
 
   int worthwhile(int threads) const {
     return int(std::clamp<int64_t>(blocks_ * rows_ / kRowsOfAThread, 1, threads));
+  }
+
+  void compute(int threads) {
+    in_parallel(blocks_, int(std::min<int64_t>(threads, blocks_)),
+                [&](int, int64_t block) { forward(block); });
   }
 
   void make_maps() {

@@ -1,0 +1,136 @@
+"""Settings from and to one flat dictionary, for growing networks and for Gymnasium tasks."""
+
+import dataclasses
+from typing import Any
+
+from esper.leyline.config.groups import GymConfig, TrainConfig
+from esper.leyline.config.names import canonical_name, setting_kinds
+from esper.leyline.config.values import shown, typed
+from esper.leyline.errors import UsageError
+
+GROWTH_ONLY = frozenset(
+    {
+        "task",
+        "data_dir",
+        "gpu_preload",
+        "experimental_gpu_preload_gather",
+        "text_file",
+        "slots",
+        "max_seeds",
+        "group_size",
+        "episode_length",
+        "max_batches",
+        "batch_size",
+        "reward",
+        "stage_shaping",
+        "rollback_penalty",
+        "strict_gates",
+        "one_at_a_time",
+        "backend",
+        "use_amp",
+    }
+)
+"""Settings that a Gymnasium task does not have."""
+
+GYM_ONLY = frozenset(f.name for f in dataclasses.fields(GymConfig)) - {"gym"}
+"""Settings that only a Gymnasium task has."""
+
+GYM_DEFAULTS: dict[str, Any] = {
+    "rounds": 100,
+    "envs": 8,
+    "learning_rate": 1.5e-3,
+    "ppo_epochs": 10,
+    "discount": 0.99,
+    "trace_decay": 0.98,
+    "entropy": 0.0,
+    "lstm_hidden": 64,
+}
+"""Defaults of a Gymnasium task where they differ from those of growing networks."""
+
+
+def flatten(config: TrainConfig) -> dict[str, Any]:
+    """The settings that the run has as one flat dictionary, tuples as lists, ready for JSON."""
+    flat: dict[str, Any] = {}
+    for group in dataclasses.fields(config):
+        flat.update(dataclasses.asdict(getattr(config, group.name)))
+    absent = GYM_ONLY | {"gym"} if config.gymnasium.gym is None else GROWTH_ONLY
+    return {
+        name: list(v) if isinstance(v, tuple) else v
+        for name, v in flat.items()
+        if name not in absent
+    }
+
+
+def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
+    """The configuration with ``settings``, a flat dictionary in which aliases may be used.
+
+    Args:
+        settings: what was given.
+        base: where the others come from; the defaults of the kind of run when None.
+
+    Raises:
+        UsageError: an unknown key, a wrong type, two values for one setting, or one that belongs
+            to another kind of run.
+    """
+    given = canonical(settings)
+    if base is None:
+        base = TrainConfig()
+        if given.get("gym") is not None:
+            base = _with(base, {"gym": given["gym"], **GYM_DEFAULTS})
+    complete = _with(base, given)
+    _check_kind(given, base.gymnasium.gym, complete.gymnasium.gym)
+    return complete
+
+
+def canonical(settings: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` by the names of the fields, lists as tuples.
+
+    Raises:
+        UsageError: an unknown key, a wrong type, or two values for one setting.
+    """
+    given: dict[str, Any] = {}
+    kinds = setting_kinds()
+    for key, value in settings.items():
+        name = canonical_name(key)
+        if name in given and given[name] != value:
+            raise UsageError(f"{key}: {name} is already given another value; keep one of them")
+        given[name] = value
+    return _with_devices({name: typed(name, value, kinds[name]) for name, value in given.items()})
+
+
+def _with_devices(given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` with ``device`` and ``devices`` where it has one of them: they say the same."""
+    if "devices" in given:
+        devices = given["devices"]
+        if not devices:
+            raise UsageError("devices: no device is given; name one or more, such as cpu or cuda:0")
+        if given.get("device", devices[0]) != devices[0]:
+            raise UsageError(
+                f"device: {shown(given['device'])} and devices {shown(' '.join(devices))} "
+                "contradict each other; give one of them"
+            )
+        return given | {"device": devices[0]}
+    return given | {"devices": (given["device"],)} if "device" in given else given
+
+
+def _with(base: TrainConfig, given: dict[str, Any]) -> TrainConfig:
+    groups = {}
+    for group in dataclasses.fields(TrainConfig):
+        part = getattr(base, group.name)
+        own = {f.name: given[f.name] for f in dataclasses.fields(part) if f.name in given}
+        groups[group.name] = dataclasses.replace(part, **own)
+    return TrainConfig(**groups)
+
+
+def _check_kind(given: dict[str, Any], before: str | None, gym: str | None) -> None:
+    """Refuse settings of growing networks for a Gymnasium task, and the other way round."""
+    if (before is None) != (gym is None):
+        raise UsageError(
+            f"gym: {shown(gym)} is another kind of run than these settings are of; "
+            "give it to esper train ppo, and for a new run"
+        )
+    for name in given:
+        if gym is not None and name in GROWTH_ONLY:
+            raise UsageError(f"{name}: belongs to growing networks, not to --gym; leave it out")
+        if gym is None and name in GYM_ONLY:
+            raise UsageError(f"{name}: belongs to a Gymnasium task; give --gym ID, or leave it out")

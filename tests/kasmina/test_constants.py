@@ -1,0 +1,32 @@
+"""Constant tensors are made once, and are what ``torch.tensor`` makes of their values."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from esper.kasmina.constants import constant
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "equal",
+    [
+        ((True, False), (1, 0), (1.0, 0.0)),
+        (((True,), (False,)), ((1,), (0,)), ((1.0,), (0.0,))),
+        ((1, 2), (1, 2.0), (True, 2)),
+    ],
+    ids=["flat", "nested", "mixed"],
+)
+def test_equal_values_of_other_types_are_other_tensors(equal: tuple[tuple[Any, ...], ...]) -> None:
+    for values in (*equal, *reversed(equal)):
+        found, expected = constant(values, CPU), torch.tensor(values)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
+def test_a_constant_is_made_once_for_each_device() -> None:
+    first = constant(((4, 5),), CPU)
+    assert constant((tuple([4, 5]),), CPU) is first
+    assert constant(((4, 5),), torch.device("meta")).is_meta
