@@ -225,7 +225,7 @@ class World:
         {"one_at_a_time": False},
         {"strict": True, "one_at_a_time": False, "blending_age": 3},
         {"max_seeds": 2, "one_at_a_time": False, "embargo": 3, "training_age": 1},
-        {"prune_age": 1},
+        {"prune_age": 4},
     ],
     ids=lambda rules: " ".join(rules),
 )
@@ -270,7 +270,7 @@ def test_an_answer_is_not_written_to_again(shard: Shard) -> None:
 
 
 def test_a_row_does_not_depend_on_its_neighbours(shard: Shard) -> None:
-    """Rows one by one in any order say the same: the first is put among others."""
+    """In another order, among other neighbours, every row is the same."""
     world = World(shard, 3)
     for t in range(12):
         world.step(t)

@@ -290,7 +290,8 @@ def test_the_library_is_clean_under_sanitisers(tmp_path: Path):
     here = Path(__file__).parent
     flags = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
     policy = here.parent / "tamiyo" / "policy" / "test_native_policy.py"
-    files = [here / "test_training_oracle.py", here / "test_measure_oracle.py", policy]
+    step = here.parent / "simic" / "test_native_step.py"
+    files = [here / "test_training_oracle.py", here / "test_measure_oracle.py", policy, step]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "native"]
         + [str(path) for path in files]
