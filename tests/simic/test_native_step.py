@@ -1,7 +1,9 @@
 """The library that keeps a step's books, against torch on the same rows: every answer."""
 
+import copy
 import logging
 import math
+import pickle
 from dataclasses import fields, replace
 
 import pytest
@@ -265,8 +267,19 @@ def test_an_answer_is_not_written_to_again(shard: Shard) -> None:
     for t in range(6):
         world.step(t)
         kept.append((world.now[1].state, world.now[1].state.map(torch.clone)))
-    for state, copy in kept:
-        assert_same_record(state, copy)
+    for state, clone in kept:
+        assert_same_record(state, clone)
+
+
+def test_answers_can_be_copied_and_sent_away(shard: Shard) -> None:
+    world = World(shard, 7)
+    for t in range(4):
+        world.step(t)
+    now = world.now[1]
+    for record in (now.state, now.own, now.signals, now.own_signals):
+        for other in (pickle.loads(pickle.dumps(record)), copy.copy(record), replace(record)):
+            assert_same_record(other, record)
+            assert not hasattr(other, "nothing")
 
 
 def test_a_row_does_not_depend_on_its_neighbours(shard: Shard) -> None:

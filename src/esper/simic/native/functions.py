@@ -90,7 +90,7 @@ class CutState(SeedState):
         return state
 
     def __getattr__(self, name: str) -> Tensor:
-        field = _field(self.blocks, self.count, _SEED_PLACES, name)
+        field = _field(self, _SEED_PLACES, name)
         setattr(self, name, field)
         return field
 
@@ -110,7 +110,7 @@ class CutSignals(SeedSignals):
         return signals
 
     def __getattr__(self, name: str) -> Tensor:
-        field = _field(self.blocks, self.count, _SIGNAL_PLACES, name)
+        field = _field(self, _SIGNAL_PLACES, name)
         setattr(self, name, field)
         return field
 
@@ -124,14 +124,12 @@ _SEED_PLACES = _places(NUMBERS, AMOUNTS, FLAGS)
 _SIGNAL_PLACES = _places(SIGNALS, SIGNAL_FLAGS)
 
 
-def _field(
-    blocks: _Blocks, count: int | None, places: dict[str, tuple[int, int]], name: str
-) -> Tensor:
+def _field(record: CutState | CutSignals, places: dict[str, tuple[int, int]], name: str) -> Tensor:
     if name not in places:
         raise AttributeError(name)
     block, place = places[name]
-    field = blocks[block][place]
-    return field if count is None else field[:count]
+    field = record.blocks[block][place]
+    return field if record.count is None else field[: record.count]
 
 
 @dataclass(frozen=True, slots=True)
