@@ -5,17 +5,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import log, pi
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.kasmina import gates, lifecycle
-from esper.kasmina.lifecycle import ALPHA_TOLERANCE, Rules
-from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
-from esper.leyline.actions import BLUEPRINTS, HEADS, Curve, Op, Style
-from esper.leyline.stages import COMPUTING, DEVELOPING, LIVING, PRUNABLE, STAGE_COUNT, Stage
+from esper.kasmina.lifecycle import Rules
+from esper.kasmina.seeds import SeedSignals, SeedState
+from esper.leyline.actions import HEADS, Op
+from esper.simic.native.blocks import Blocks, CutSignals, CutState
 from esper.simic.native.interface import (
     AMOUNTS,
     FLAGS,
@@ -23,33 +20,24 @@ from esper.simic.native.interface import (
     SIGNAL_FLAGS,
     SIGNALS,
     ActCall,
-    Curves,
-    Heads,
     JudgeCall,
-    Modes,
     ObserveCall,
-    Ops,
     PassCall,
-    Reasons,
-    RuleNumbers,
     SeedBlocks,
     SignalBlocks,
-    Stages,
-    StepSpec,
     step_library,
 )
+from esper.simic.native.spec import governor_call, step_spec
 from esper.simic.step_functions import Acted, Features, Passed, StepFunctions, TorchStep
 from esper.tamiyo.policy import features
 from esper.tamiyo.policy.features import CRITIC_FEATURES, HOST_FEATURES, SLOT_FEATURES, Progress
 from esper.tolaria import governor as disaster
-from esper.tolaria import health
 from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.backends.native.backend import NativeBackend
 from esper.tolaria.backends.native.build import Unavailable
 from esper.tolaria.engine import Engine, Measurement
 from esper.tolaria.governor import Governor
 
-_CPU = torch.device("cpu")
 _INT64, _FLOAT32, _BOOL = torch.int64, torch.float32, torch.bool
 
 
@@ -72,73 +60,13 @@ def available() -> bool:
     return True
 
 
-_Blocks = tuple[Tensor, ...]
-
-
-class CutState(SeedState):
-    """Seeds in blocks. A field is cut out when it is first asked for: most never are."""
-
-    __slots__ = ("blocks", "count")
-    blocks: _Blocks
-    count: int | None
-
-    @classmethod
-    def of(cls, blocks: _Blocks, count: int | None = None) -> "CutState":
-        """The seeds of the first ``count`` rows, of all when None."""
-        state = cls.__new__(cls)
-        state.blocks, state.count = blocks, count
-        return state
-
-    def __getattr__(self, name: str) -> Tensor:
-        field = _field(self, _SEED_PLACES, name)
-        setattr(self, name, field)
-        return field
-
-
-class CutSignals(SeedSignals):
-    """Likewise what was measured of them."""
-
-    __slots__ = ("blocks", "count")
-    blocks: _Blocks
-    count: int | None
-
-    @classmethod
-    def of(cls, blocks: _Blocks, count: int | None = None) -> "CutSignals":
-        """The signals of the first ``count`` rows, of all when None."""
-        signals = cls.__new__(cls)
-        signals.blocks, signals.count = blocks, count
-        return signals
-
-    def __getattr__(self, name: str) -> Tensor:
-        field = _field(self, _SIGNAL_PLACES, name)
-        setattr(self, name, field)
-        return field
-
-
-def _places(*blocks: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """The block of each field and its place there."""
-    return {name: (b, i) for b, names in enumerate(blocks) for i, name in enumerate(names)}
-
-
-_SEED_PLACES = _places(NUMBERS, AMOUNTS, FLAGS)
-_SIGNAL_PLACES = _places(SIGNALS, SIGNAL_FLAGS)
-
-
-def _field(record: CutState | CutSignals, places: dict[str, tuple[int, int]], name: str) -> Tensor:
-    if name not in places:
-        raise AttributeError(name)
-    block, place = places[name]
-    field = record.blocks[block][place]
-    return field if record.count is None else field[: record.count]
-
-
 @dataclass(frozen=True, slots=True)
 class _Seeds:
     """A state and the blocks it is made of."""
 
     state: SeedState
     own: SeedState
-    blocks: _Blocks
+    blocks: Blocks
     at: SeedBlocks
 
 
@@ -148,7 +76,7 @@ class _Signals:
 
     signals: SeedSignals
     own: SeedSignals
-    blocks: _Blocks
+    blocks: Blocks
     at: SignalBlocks
 
 
@@ -170,7 +98,7 @@ class NativeStep(TorchStep):
         self.library = step_library()
         self.shape = len(engine.rows), len(engine.slots)
         self.size = self.shape[0] * self.shape[1]
-        self.spec = _spec(engine, count, rules, kinds)
+        self.spec = step_spec(engine, count, rules, kinds)
         self.norms = [slot.segment_count for slot in engine.slots]
         # What was answered last is asked about next; its blocks need not be put together anew.
         self.acted: _Seeds | None = None
@@ -200,7 +128,7 @@ class NativeStep(TorchStep):
     ) -> Tensor:
         """See ``StepFunctions``; the governor's memory is changed in place."""
         if self.watch is None or self.watch[0] is not governor:
-            self.watch = governor, _watch(governor, self.spec, self.shape)
+            self.watch = governor, governor_call(governor, self.spec, self.shape)
         rows, call = self.shape[0], self.watch[1]
         reason = torch.empty(rows, dtype=_INT64)
         call.losses = _at(governor.losses, _FLOAT32, rows * disaster.HISTORY)
@@ -360,125 +288,3 @@ def _at(tensor: Tensor, dtype: torch.dtype, count: int) -> int:
 def _together(record: SeedState | SeedSignals, names: Sequence[str]) -> Tensor:
     """A block of some fields."""
     return torch.stack([getattr(record, name) for name in names])
-
-
-def _watch(governor: Governor, spec: StepSpec, shape: tuple[int, int]) -> JudgeCall:
-    """What the library has to know of a governor."""
-    limits, guessing = governor.limits, log(governor.classes)
-    return JudgeCall(
-        rows=shape[0],
-        slots=shape[1],
-        history=disaster.HISTORY,
-        least_history=disaster.LEAST_HISTORY,
-        strikes_allowed=disaster.STRIKES,
-        guessing=guessing,
-        collapse_mean=limits.collapse_mean * guessing,
-        collapse_band=limits.collapse_band * guessing,
-        collapse_expected=limits.collapse_expected / governor.classes,
-        runaway_loss=limits.runaway_loss,
-        runaway_deviations=limits.runaway_deviations,
-        runaway_factor=limits.runaway_factor,
-        reasons=_numbers(Reasons, disaster.Reason),
-        computes=spec.computing,
-    )
-
-
-def _spec(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> StepSpec:
-    """What the library has to know of a shard."""
-    slots, host = engine.slots, engine.host.parameter_count
-    tables = _tables(engine, kinds)
-    spec = StepSpec(
-        rows=len(engine.rows),
-        environments=count,
-        slots=len(slots),
-        heads=len(HEADS),
-        ops=len(Op),
-        blueprints=len(BLUEPRINTS),
-        styles=len(Style),
-        stage_count=STAGE_COUNT,
-        stage_features=tables["stage_table"].shape[1],
-        style_features=tables["style_table"].shape[1],
-        op_features=tables["op_table"].shape[1],
-        host_width=len(HOST_FEATURES),
-        slot_width=len(SLOT_FEATURES),
-        history=features.HISTORY,
-        head=Heads(*(HEADS.index(name) for name, *_ in Heads._fields_)),
-        op=_numbers(Ops, Op),
-        stage=_numbers(Stages, Stage),
-        mode=_numbers(Modes, AlphaMode),
-        curve=_numbers(Curves, Curve),
-        rules=RuleNumbers(*(int(getattr(rules, name)) for name, *_ in RuleNumbers._fields_)),
-        **_limits(),
-        host_root=host**0.5,
-        host_parameters=host,
-        log_host=features.log_size(host),
-        most_seeds=features.most_seeds(rules.max_seeds, len(slots)),
-        episode_length=engine.episode_length,
-        **{name: table.data_ptr() for name, table in tables.items()},
-    )
-    spec.kept = tables
-    return spec
-
-
-def _limits() -> dict[str, float]:
-    """Thresholds and weights."""
-    return {
-        "tolerance": ALPHA_TOLERANCE,
-        "full": 1.0 - ALPHA_TOLERANCE,
-        "healthy": gates.HEALTHY,
-        "least_improvement": gates.LEAST_IMPROVEMENT,
-        "least_gradient_ratio": gates.LEAST_GRADIENT_RATIO,
-        "least_contribution": gates.LEAST_CONTRIBUTION,
-        "vanishing_norm": health.VANISHING_NORM,
-        "exploding_norm": health.EXPLODING_NORM,
-        "vanishing_weight": health.VANISHING_WEIGHT,
-        "exploding_weight": health.EXPLODING_WEIGHT,
-        "velocity_kept": health.VELOCITY_KEPT,
-        "velocity_new": 1.0 - health.VELOCITY_KEPT,
-        "ratio_kept": health.RATIO_KEPT,
-        "ratio_new": 1.0 - health.RATIO_KEPT,
-        "ratio_floor": health.RATIO_FLOOR,
-        "pi": pi,
-        "points": features.POINTS,
-        "infinite_norm": features.INFINITE_NORM,
-    }
-
-
-def _tables(engine: Engine, kinds: Tensor) -> dict[str, Tensor]:
-    """What is looked up, by the names of ``StepSpec``."""
-    slots = engine.slots
-    looked_up = {
-        "last_option": lifecycle.last_options(len(slots), _CPU),
-        "moved": lifecycle.MOVED.on(_CPU),
-        "first_curve": lifecycle.FIRST_CURVE.on(_CPU),
-        "targets": lifecycle.TARGETS.on(_CPU),
-        "speeds": lifecycle.SPEEDS.on(_CPU),
-        "tempos": lifecycle.TEMPOS.on(_CPU),
-        "sigmoids": lifecycle.sigmoids(_CPU),
-        "living": _members(LIVING),
-        "computing": _members(COMPUTING),
-        "developing": _members(DEVELOPING),
-        "prunable": _members(PRUNABLE),
-        "blended": _members(gates.BLENDED),
-        "kinds": kinds,
-        "parameters": engine.parameter_table,
-        "tensor_counts": torch.tensor([slot.tensor_counts for slot in slots]),
-        "tensors": torch.tensor([slot.segment_count for slot in slots]),
-        "stage_table": features.STAGES.on(_CPU),
-        "share_table": features.SHARES.on(_CPU),
-        "ramp_table": features.RAMPS.on(_CPU),
-        "style_table": features.STYLES.on(_CPU),
-        "op_table": features.OPS.on(_CPU),
-        "place": torch.tensor(features.places(slots), dtype=_FLOAT32),
-    }
-    return {name: table.contiguous() for name, table in looked_up.items()}
-
-
-def _members(stages: tuple[Stage, ...]) -> Tensor:
-    """Bool by ``Stage``."""
-    return torch.tensor([number in stages for number in range(STAGE_COUNT)])
-
-
-def _numbers(structure: type[ctypes.Structure], enumeration: Any) -> ctypes.Structure:
-    """The members of an enumeration by the names of the structure."""
-    return structure(*(int(enumeration[name.upper()]) for name, *_ in structure._fields_))
