@@ -251,8 +251,9 @@ class Shard:
     def _live(self, acted: SeedState, t: int) -> "_Lived":
         """Train an epoch, validate, and let the governor judge and mend."""
         near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
+        variants = self.engine.variants(acted, committed=near_end)
         epoch = self.engine.train(acted, t)
-        measurement = self.engine.measure(acted, t, committed=near_end)
+        measurement = self.engine.measure(acted, t, committed=near_end, variants=variants)
         rollback = self.functions.judge(self.governor, epoch, measurement.scores, acted)
         rolled = rollback != Reason.NONE
         state = acted
