@@ -20,8 +20,12 @@ from synthetic import canonical_action, changed, everything_legal, picked, rando
 
 pytestmark = needs_native
 
-SHAPES = [(1, 1, 1, 16), (5, 3, 2, 16), (4, 8, 1, 24), (3, 19, 5, 20), (2, 9, 3, 130)]
-"""Steps, environments, slots and LSTM width: whole registers and blocks, and others."""
+SHAPES = [
+    *((1, 1, 1, 16), (5, 3, 2, 16), (4, 8, 1, 24), (3, 19, 5, 20), (2, 9, 3, 130)),
+    *((2, 19, 2, 272), (18, 16, 1, 264)),
+]
+"""Steps, environments, slots and LSTM width: whole registers and blocks, and others; the last two
+have rows longer than a page, and the very last more of them than are summed at a time."""
 
 
 def moved_policy(width: int, dtype: torch.dtype, seed: int = 0) -> FactoredLSTM:

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "maps.h"
 
@@ -88,15 +90,17 @@ class Packed {
     data_ = arena.take(ptrdiff_t(depth) * registers_ * kLanes<T>);
   }
 
-  // Element (k, c) is w[k * depth_step + c * column_step].
+  // Element (k, c) is w[k * depth_step + c * column_step]. Either way one of the two is read or written
+  // across rows: those of a few stay in the first-level cache.
   void pack(const T* w, ptrdiff_t depth_step, ptrdiff_t column_step) {
     in_registers(registers_, [&](auto block, int first) {
       const int begin = first * kLanes<T>, width = block() * kLanes<T>;
       const int known = std::min(width, columns_ - begin);
       T* place = data_ + ptrdiff_t(depth_) * begin;
-      for (int c = 0; c < known; ++c)
-        for (int k = 0; k < depth_; ++k)
-          place[ptrdiff_t(k) * width + c] = w[k * depth_step + (begin + c) * column_step];
+      for (int few = 0; few < depth_; few += kFew)
+        for (int c = 0; c < known; ++c)
+          for (int k = few; k < std::min(few + kFew, depth_); ++k)
+            place[ptrdiff_t(k) * width + c] = w[k * depth_step + (begin + c) * column_step];
       for (int c = known; c < width; ++c)
         for (int k = 0; k < depth_; ++k) place[ptrdiff_t(k) * width + c] = 0;
     });
@@ -126,6 +130,8 @@ class Packed {
   }
 
  private:
+  static constexpr int kFew = 16;
+
   T* data_ = nullptr;
   int depth_ = 0, columns_ = 0, registers_ = 0;
 };
@@ -145,29 +151,77 @@ inline void add_to(T* numbers, Vector<T> sums, int count) {
 
 // Rows whose products are summed at a time: those of x stay in the first-level cache.
 constexpr ptrdiff_t kDepth = 128;
+// Where a row is longer than a page of memory, rows lie on more pages than the processor can find at
+// once. Then they are copied to where they lie side by side, which pays for more of them at a time.
+constexpr ptrdiff_t kPage = 4096, kCopiedDepth = 256;
+
+// Room for `count` numbers of this thread, for a moment.
+template <class T>
+inline T* scratch(ptrdiff_t count) {
+  thread_local std::vector<T> memory;
+  const size_t wanted = size_t(count + kLanes<T>);
+  if (memory.size() < wanted) memory.resize(wanted);
+  void* place = memory.data();
+  size_t space = memory.size() * sizeof(T);
+  return static_cast<T*>(std::align(kVectorBytes, size_t(count) * sizeof(T), place, space));
+}
+
+// Some rows of a matrix, column by column in strips of `width`: element (k, c) of a strip lies at
+// k * step() + c.
+template <class T>
+class Strips {
+ public:
+  // Copied to `room` where that is not null.
+  Strips(Matrix<T> x, ptrdiff_t depth, T* room) : x_(x), depth_(depth), room_(room) {}
+
+  void copy(ptrdiff_t begin, ptrdiff_t width) {
+    if (room_ == nullptr) return;
+    for (ptrdiff_t k = 0; k < depth_; ++k)
+      std::copy_n(x_.row(k) + begin, width, room_ + begin * depth_ + k * width);
+  }
+
+  // Column c of the strip of `width` that begins at `begin`.
+  const T* column(ptrdiff_t begin, ptrdiff_t c) const {
+    return room_ == nullptr ? x_.data + begin + c : room_ + begin * depth_ + c;
+  }
+
+  ptrdiff_t step(ptrdiff_t width) const { return room_ == nullptr ? x_.stride : width; }
+
+ private:
+  Matrix<T> x_;
+  ptrdiff_t depth_;
+  T* room_;
+};
 
 // gradient[o][i] += sum over rows of dy[row][o] x[row][i]; a row of `gradient` has `length` numbers.
 template <class T>
 void add_weight_gradient(Matrix<T> dy, Matrix<T> x, ptrdiff_t rows, int outputs, int inputs,
                          T* gradient, ptrdiff_t length) {
-  const int registers = rounded_up(inputs, kLanes<T>) / kLanes<T>;
-  in_registers(registers, [&](auto block, int first) {
-    constexpr int count = block(), tile = kTileRows<count>;
-    const int begin = first * kLanes<T>, known = std::min(count * kLanes<T>, inputs - begin);
-    for (ptrdiff_t row = 0; row < rows; row += kDepth) {
-      const ptrdiff_t depth = std::min(kDepth, rows - row);
+  const bool copied = std::max(dy.stride, x.stride) * ptrdiff_t(sizeof(T)) > kPage;
+  const ptrdiff_t most = copied ? kCopiedDepth : kDepth;
+  const ptrdiff_t high = rounded_up(outputs, kRows), wide = rounded_up(inputs, kLanes<T>);
+  T* const room = copied ? scratch<T>(most * (high + wide)) : nullptr;
+  for (ptrdiff_t row = 0; row < rows; row += most) {
+    const ptrdiff_t depth = std::min(most, rows - row);
+    Strips<T> dys(dy.from(row), depth, room);
+    Strips<T> xs(x.from(row), depth, room == nullptr ? nullptr : room + most * high);
+    for (ptrdiff_t o = 0; o < high; o += kRows) dys.copy(o, kRows);
+    in_registers(int(wide) / kLanes<T>, [&](auto block, int first) {
+      constexpr int count = block(), tile = kTileRows<count>, width = count * kLanes<T>;
+      const int begin = first * kLanes<T>, known = std::min(width, inputs - begin);
+      xs.copy(begin, width);
       for (int o = 0; o < outputs; o += tile) {
         Vector<T> sums[tile][count] = {};
-        add_products<T, count>(dy.row(row) + o, 1, dy.stride, x.row(row) + begin, x.stride, depth,
-                               sums);
+        add_products<T, count>(dys.column(o / kRows * kRows, o % kRows), 1, dys.step(kRows),
+                               xs.column(begin, 0), xs.step(width), depth, sums);
         for (int i = 0; i < tile; ++i) {
           T* place = gradient + (o + i) * length + begin;
           for (int r = 0; r < count && o + i < outputs; ++r)
             add_to<T>(place + r * kLanes<T>, sums[i][r], known - r * kLanes<T>);
         }
       }
-    }
-  });
+    });
+  }
 }
 
 // sums[c] += sum over rows of x[row][c].

@@ -1,10 +1,10 @@
 // The policy's network on whole sequences: forward, and backward to its parameters.
 //
-// Environments are dealt in blocks of kRows; a block is computed from end to end by one thread, and
+// Environments are dealt in blocks; a block is computed from end to end by one thread, and
 // then each parameter's gradient is summed over all blocks in their order by one thread. So no bit
 // depends on how many threads there are, and none of an environment's on its neighbours.
 //
-// Rows of a block: [steps, kRows]; rows of slots: [slots, steps, kRows].
+// Rows of a block: [steps, block]; rows of slots: [slots, steps, block].
 
 #pragma once
 
@@ -24,7 +24,8 @@ class PolicyNetwork {
  public:
   PolicyNetwork(const PolicySpec& spec, const T* const* parameters, const PolicyCall<T>& call)
       : spec_(spec), call_(call), parameters_(parameters), heads_(2 + spec.choices),
-        blocks_((call.environments + kRows - 1) / kRows), rows_(call.steps * kRows),
+        block_(spec.hidden > kNarrow ? 2 * kRows : kRows),
+        blocks_((call.environments + block_ - 1) / block_), rows_(call.steps * block_),
         slot_rows_(rows_ * call.slots), context_width_(spec.hidden + spec.op_width) {
     make_maps();
     take_forward();
@@ -67,6 +68,8 @@ class PolicyNetwork {
   }
 
  private:
+  // The weights of a wider LSTM are read from memory in every step: for more environments at a time.
+  static constexpr int kNarrow = 256;
   // A thread is worth waking for so many rows.
   static constexpr int64_t kRowsOfAThread = 128;
 
@@ -86,8 +89,8 @@ class PolicyNetwork {
     slot_second_ = linear(kSlotSecond, spec_.slot_width, spec_.slot_width);
     encoder_ = linear(kEncoder, spec_.host_features + 2 * spec_.slot_width, spec_.hidden);
     norm_ = {parameters_[kNorm], parameters_[kNormBias], spec_.hidden, arena_};
-    lstm_ = {spec_.hidden, spec_.hidden,  kInput,      kInputBias,
-             kRecurrent,   kRecurrentBias, parameters_, arena_};
+    lstm_ = {block_,     spec_.hidden,   spec_.hidden, kInput, kInputBias,
+             kRecurrent, kRecurrentBias, parameters_,  arena_};
     op_hidden_ = linear(kOpHidden, spec_.hidden, spec_.op_hidden);
     op_out_ = linear(kOpOut, spec_.op_hidden, spec_.ops);
     // One weight over [memory, op, slot], cut in two: the first part is the same for all slots.
@@ -119,7 +122,7 @@ class PolicyNetwork {
   void take_forward() {
     const auto of_rows = [&](int columns) { return take(arena_, blocks_ * rows_, columns); };
     const auto of_slots = [&](int columns) { return take(arena_, blocks_ * slot_rows_, columns); };
-    const auto of_states = [&] { return take(arena_, blocks_ * (rows_ + kRows), spec_.hidden); };
+    const auto of_states = [&] { return take(arena_, blocks_ * (rows_ + block_), spec_.hidden); };
     kinds_in_ = of_slots(spec_.slot_features + spec_.kind_width);
     slots_first_ = of_slots(spec_.slot_width);
     slots_ = of_slots(spec_.slot_width);
@@ -158,7 +161,7 @@ class PolicyNetwork {
     d_places_hidden_ = of_slots(spec_.slot_hidden);
     d_base_ = of_rows(spec_.slot_hidden);
     d_slots_ = of_slots(spec_.slot_width);
-    carried_ = take(arena_, blocks_ * 2 * kRows, spec_.hidden);
+    carried_ = take(arena_, blocks_ * 2 * block_, spec_.hidden);
     d_encoded_ = of_rows(spec_.hidden);
     d_weighted_ = of_rows(spec_.hidden);
     d_normal_ = of_rows(spec_.hidden);
@@ -215,8 +218,8 @@ class PolicyNetwork {
       }
       call_.log_prob[i] = 0;
     });
-    for (int e = 0; e < kRows; ++e) {
-      const int64_t n = block * kRows + e;
+    for (int e = 0; e < block_; ++e) {
+      const int64_t n = block * block_ + e;
       set_state(of_states(hidden_, block).row(e), n, call_.hidden);
       set_state(of_states(cell_, block).row(e), n, call_.cell);
     }
@@ -262,15 +265,15 @@ class PolicyNetwork {
 
   // What the LSTM says goes where the heads read it; the state after the last step goes out.
   void remember(int64_t block) {
-    const Matrix<T> memory = of_states(hidden_, block).from(kRows);
+    const Matrix<T> memory = of_states(hidden_, block).from(block_);
     for (ptrdiff_t row = 0; row < rows_; ++row) {
       std::copy_n(memory.row(row), spec_.hidden, of(context_, block).row(row));
       std::copy_n(memory.row(row), spec_.hidden, of(seen_, block).row(row));
       std::fill_n(of(context_, block).row(row) + spec_.hidden, spec_.op_width + spec_.slot_width,
                   T(0));
     }
-    const int64_t first = block * kRows;
-    for (int64_t n = first; n < std::min(first + kRows, call_.environments); ++n) {
+    const int64_t first = block * block_;
+    for (int64_t n = first; n < std::min(first + block_, call_.environments); ++n) {
       const ptrdiff_t row = rows_ + n - first;
       std::copy_n(of_states(hidden_, block).row(row), spec_.hidden,
                   call_.hidden_after + n * spec_.hidden);
@@ -345,8 +348,8 @@ class PolicyNetwork {
   // Gradients of all logits and of the value, in place; 0 in rows of no environment.
   void heads_back(int64_t block, const T* d_log_prob, const T* d_entropy, const T* d_value) {
     const auto clear = [](Matrix<T> x, ptrdiff_t row) { std::fill_n(x.row(row), x.stride, T(0)); };
-    for (int64_t n = call_.environments; n < (block + 1) * kRows; ++n) {
-      for (ptrdiff_t row = n - block * kRows; row < rows_; row += kRows) {
+    for (int64_t n = call_.environments; n < (block + 1) * block_; ++n) {
+      for (ptrdiff_t row = n - block * block_; row < rows_; row += block_) {
         clear(of(values_, block), row);
         clear(of(ops_, block), row);
         for (const Matrix<T>& logits : chosen_) clear(of(logits, block), row);
@@ -384,7 +387,7 @@ class PolicyNetwork {
     for (ptrdiff_t row = 0; row < rows_; ++row)
       add(of(d_seen_, block).row(row), spec_.hidden, d_context.row(row));
     lstm_.backward(d_context, call_.steps, of(gates_, block), of_states(cell_, block),
-                   of(shown_, block), carried_.from(block * 2 * kRows), of(d_encoded_, block));
+                   of(shown_, block), carried_.from(block * 2 * block_), of(d_encoded_, block));
     rectify_back(of(encoded_, block), of(d_encoded_, block), rows_);
     norm_.backward(of(normal_, block), scale_ + block * rows_, rows_, of(d_encoded_, block),
                    of(d_weighted_, block), of(d_normal_, block));
@@ -504,16 +507,16 @@ class PolicyNetwork {
   Matrix<T> of(Matrix<T> x, int64_t block) const { return x.from(block * rows_); }
   Matrix<T> of_slots(Matrix<T> x, int64_t block) const { return x.from(block * slot_rows_); }
   Matrix<T> of_states(Matrix<T> x, int64_t block) const {
-    return x.from(block * (rows_ + kRows));
+    return x.from(block * (rows_ + block_));
   }
 
   // f(row of the block, index into [T, N]) for the environments that there are.
   template <class Function>
   void each_row(int64_t block, Function f) const {
-    const int64_t first = block * kRows, end = std::min(first + kRows, call_.environments);
+    const int64_t first = block * block_, end = std::min(first + block_, call_.environments);
     for (int64_t t = 0; t < call_.steps; ++t)
       for (int64_t n = first; n < end; ++n)
-        f(ptrdiff_t(t * kRows + n - first), t * call_.environments + n);
+        f(ptrdiff_t(t * block_ + n - first), t * call_.environments + n);
   }
 
   int64_t& action(int64_t i, int head) const { return call_.actions[i * heads_ + head]; }
@@ -566,7 +569,7 @@ class PolicyNetwork {
   PolicyCall<T> call_;
   const T* const* parameters_;
   int heads_;
-  int64_t blocks_;
+  int64_t block_, blocks_;  // environments of one, and how many there are
   ptrdiff_t rows_, slot_rows_;
   int context_width_;  // memory and op
   Arena<T> arena_;

@@ -69,7 +69,7 @@ class LayerNorm {
 };
 
 // An LSTM layer in the order of torch's gates: input, forget, cell, output. Gate g of a row lies at
-// column g * padded(hidden). Rows of a block: those of one step after those of the step before.
+// column g * padded(hidden). Rows of a block: the `block` ones of a step after those of the step before.
 template <class T>
 class Lstm {
  public:
@@ -77,9 +77,9 @@ class Lstm {
 
   Lstm() = default;
 
-  Lstm(int inputs, int hidden, int input_weight, int input_bias, int recurrent_weight,
+  Lstm(ptrdiff_t block, int inputs, int hidden, int input_weight, int input_bias, int recurrent_weight,
        int recurrent_bias, const T* const* parameters, Arena<T>& arena)
-      : width_(padded<T>(hidden)) {
+      : block_(block), width_(padded<T>(hidden)) {
     for (int g = 0; g < kGates; ++g) {
       const int first = g * hidden;
       input_[size_t(g)] = {{input_weight, input_bias, first, 0, inputs},
@@ -94,19 +94,19 @@ class Lstm {
     for (Linear<T>& map : recurrent_) all.push_back(&map);
   }
 
-  // x [steps * kRows, inputs]. `hidden` and `cell` have one step more: their first holds the state
+  // x [steps * block, inputs]. `hidden` and `cell` have one step more: their first holds the state
   // before. `gates` and `shown` = tanh(cell) are kept for `backward`.
   void forward(Matrix<T> x, ptrdiff_t steps, Matrix<T> gates, Matrix<T> cell, Matrix<T> shown,
                Matrix<T> hidden) const {
     for (int g = 0; g < kGates; ++g)
-      input_[size_t(g)].forward(x, steps * kRows, gates.column(g * width_));
-    for (ptrdiff_t row = 0; row < steps * kRows; row += kRows) {
+      input_[size_t(g)].forward(x, steps * block_, gates.column(g * width_));
+    for (ptrdiff_t row = 0; row < steps * block_; row += block_) {
       const Matrix<T> now = gates.from(row);
       for (int g = 0; g < kGates; ++g)
-        recurrent_[size_t(g)].forward(hidden.from(row), kRows, now.column(g * width_), true);
-      for (ptrdiff_t r = row; r < row + kRows; ++r)
-        activate(gates.row(r), cell.row(r), cell.row(r + kRows), shown.row(r),
-                 hidden.row(r + kRows));
+        recurrent_[size_t(g)].forward(hidden.from(row), block_, now.column(g * width_), true);
+      for (ptrdiff_t r = row; r < row + block_; ++r)
+        activate(gates.row(r), cell.row(r), cell.row(r + block_), shown.row(r),
+                 hidden.row(r + block_));
     }
   }
 
@@ -114,17 +114,17 @@ class Lstm {
   // `carried` has room for two steps.
   void backward(Matrix<T> dh, ptrdiff_t steps, Matrix<T> gates, Matrix<T> cell, Matrix<T> shown,
                 Matrix<T> carried, Matrix<T> dx) const {
-    const Matrix<T> later = carried, cells = carried.from(kRows);
-    std::fill_n(carried.data, 2 * kRows * carried.stride, T(0));
-    for (ptrdiff_t row = (steps - 1) * kRows; row >= 0; row -= kRows) {
-      for (int i = 0; i < kRows; ++i)
+    const Matrix<T> later = carried, cells = carried.from(block_);
+    std::fill_n(carried.data, 2 * block_ * carried.stride, T(0));
+    for (ptrdiff_t row = (steps - 1) * block_; row >= 0; row -= block_) {
+      for (ptrdiff_t i = 0; i < block_; ++i)
         activate_back(dh.row(row + i), later.row(i), cell.row(row + i), shown.row(row + i),
                       gates.row(row + i), cells.row(i));
       for (int g = 0; g < kGates; ++g)
-        recurrent_[size_t(g)].backward(gates.from(row).column(g * width_), kRows, later, g > 0);
+        recurrent_[size_t(g)].backward(gates.from(row).column(g * width_), block_, later, g > 0);
     }
     for (int g = 0; g < kGates; ++g)
-      input_[size_t(g)].backward(gates.column(g * width_), steps * kRows, dx, g > 0);
+      input_[size_t(g)].backward(gates.column(g * width_), steps * block_, dx, g > 0);
   }
 
   // The weight gradient of one of kGates * 2 maps, for one block.
@@ -133,9 +133,9 @@ class Lstm {
     const int g = map % kGates;
     const Matrix<T> dy = gates.column(g * width_);
     if (map < kGates)
-      input_[size_t(g)].learn(dy, x, steps * kRows, gradients);
+      input_[size_t(g)].learn(dy, x, steps * block_, gradients);
     else
-      recurrent_[size_t(g)].learn(dy, hidden, steps * kRows, gradients);
+      recurrent_[size_t(g)].learn(dy, hidden, steps * block_, gradients);
   }
 
  private:
@@ -173,6 +173,7 @@ class Lstm {
     }
   }
 
+  ptrdiff_t block_ = 0;
   int width_ = 0;
   std::array<Linear<T>, kGates> input_, recurrent_;
 };
