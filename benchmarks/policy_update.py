@@ -185,8 +185,8 @@ def main() -> int:
         f"{STEPS} steps of {ENVS} environments, one epoch of the full batch, one thread; medians "
         f"of {arguments.repeats} in turns. The plain policy has one linear encoder, one LSTM call, "
         "one linear map to all heads and one padded log-softmax. It has less to compute: the "
-        "growth policy's layers take 1.6 times as many multiplications with an LSTM of 128, and 1.1 "
-        "times with 512.",
+        "growth policy's layers take 1.6 times as many multiplications with an LSTM of 128, and "
+        "1.1 times with 512.",
         "",
         "| LSTM | what | plain, ms | growth policy, ms | ratio |",
         "|---|---|---|---|---|",
