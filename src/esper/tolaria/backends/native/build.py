@@ -82,9 +82,15 @@ def _load(source: Path, *flags: str) -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
         except OSError:
             path.unlink()  # damaged; it is made anew
-    logging.getLogger(__name__).info("native backend: compiling, once for this machine")
+    _announce()
     compile_library(command, source, path)
     return ctypes.CDLL(str(path))
+
+
+@cache
+def _announce() -> None:
+    """Said at the first library of this process; the others take less."""
+    logging.getLogger(__name__).info("native backend: compiling, once for this machine")
 
 
 def compile_library(command: list[str], source: Path, path: Path) -> None:
