@@ -1,6 +1,7 @@
 """Seeds and signals as blocks of fields, which the library reads and writes."""
 
 from collections.abc import Sequence
+from typing import ClassVar, Self
 
 from torch import Tensor
 
@@ -11,58 +12,42 @@ Blocks = tuple[Tensor, ...]
 """Blocks of fields, ``[fields, N, S]`` each."""
 
 
-class CutState(SeedState):
-    """Seeds in blocks. A field is cut out when it is first asked for: most never are."""
-
-    __slots__ = ("blocks", "count")
-    blocks: Blocks
-    count: int | None
-
-    @classmethod
-    def of(cls, blocks: Blocks, count: int | None = None) -> "CutState":
-        """The seeds of the first ``count`` rows, of all when None."""
-        state = cls.__new__(cls)
-        state.blocks, state.count = blocks, count
-        return state
-
-    def __getattr__(self, name: str) -> Tensor:
-        field = _field(self, _SEED_PLACES, name)
-        setattr(self, name, field)
-        return field
-
-
-class CutSignals(SeedSignals):
-    """Likewise what was measured of them."""
-
-    __slots__ = ("blocks", "count")
-    blocks: Blocks
-    count: int | None
-
-    @classmethod
-    def of(cls, blocks: Blocks, count: int | None = None) -> "CutSignals":
-        """The signals of the first ``count`` rows, of all when None."""
-        signals = cls.__new__(cls)
-        signals.blocks, signals.count = blocks, count
-        return signals
-
-    def __getattr__(self, name: str) -> Tensor:
-        field = _field(self, _SIGNAL_PLACES, name)
-        setattr(self, name, field)
-        return field
-
-
 def _places(*blocks: Sequence[str]) -> dict[str, tuple[int, int]]:
     """The block of each field and its place there."""
     return {name: (b, i) for b, names in enumerate(blocks) for i, name in enumerate(names)}
 
 
-_SEED_PLACES = _places(NUMBERS, AMOUNTS, FLAGS)
-_SIGNAL_PLACES = _places(SIGNALS, SIGNAL_FLAGS)
+class _Cut:
+    """A record in blocks. A field is cut out when it is first asked for: most never are."""
+
+    places: ClassVar[dict[str, tuple[int, int]]]
+    blocks: Blocks
+    count: int | None
+
+    @classmethod
+    def of(cls, blocks: Blocks, count: int | None = None) -> Self:
+        """What the first ``count`` rows hold, all when None."""
+        record = cls.__new__(cls)
+        record.blocks, record.count = blocks, count
+        return record
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in self.places:
+            raise AttributeError(name)
+        block, place = self.places[name]
+        field = self.blocks[block][place]
+        field = field if self.count is None else field[: self.count]
+        setattr(self, name, field)
+        return field
 
 
-def _field(record: CutState | CutSignals, places: dict[str, tuple[int, int]], name: str) -> Tensor:
-    if name not in places:
-        raise AttributeError(name)
-    block, place = places[name]
-    field = record.blocks[block][place]
-    return field if record.count is None else field[: record.count]
+class CutState(_Cut, SeedState):
+    """Seeds in blocks."""
+
+    places = _places(NUMBERS, AMOUNTS, FLAGS)
+
+
+class CutSignals(_Cut, SeedSignals):
+    """What was measured of them, likewise."""
+
+    places = _places(SIGNALS, SIGNAL_FLAGS)
