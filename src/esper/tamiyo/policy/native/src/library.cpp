@@ -1,26 +1,12 @@
 // What Python calls: each function for float and for double. 0 says that all went well.
 
 #include <memory>
-#include <new>
 
+#include "guarded.h"
 #include "network.h"
 
 namespace esper {
 namespace {
-
-constexpr int kDone = 0, kOutOfMemory = 1, kFailed = 2;
-
-template <class Work>
-int guarded(Work work) {
-  try {
-    work();
-  } catch (const std::bad_alloc&) {
-    return kOutOfMemory;
-  } catch (...) {
-    return kFailed;
-  }
-  return kDone;
-}
 
 // *network is what `backward` needs; null asks for it not to be kept.
 template <class T>

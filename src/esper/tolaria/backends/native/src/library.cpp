@@ -4,13 +4,12 @@
 #include <memory>
 #include <vector>
 
+#include "guarded.h"
 #include "parallel.h"
 #include "worker.h"
 
 namespace esper {
 namespace {
-
-constexpr int kDone = 0, kOutOfMemory = 1, kFailed = 2;
 
 template <class T>
 struct Network {
@@ -21,15 +20,10 @@ struct Network {
   // work(worker, row) for every row.
   template <class Work>
   int run(int64_t rows, Work work) {
-    try {
+    return guarded([&] {
       const int threads = int(std::min(int64_t(workers.size()), std::max(rows, int64_t(1))));
       in_parallel(rows, threads, [&](int w, int64_t row) { work(*workers[size_t(w)], row); });
-    } catch (const std::bad_alloc&) {
-      return kOutOfMemory;
-    } catch (...) {
-      return kFailed;
-    }
-    return kDone;
+    });
   }
 
   std::vector<std::unique_ptr<Worker<T>>> workers;
