@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.constants import Table, constant
-from esper.kasmina.seeds import AlphaMode, SeedState, StageSets
+from esper.kasmina.seeds import AlphaMode, SeedState, StageSets, membership
 from esper.leyline.actions import (
     ALPHA_SPEED_STEPS,
     ALPHA_TARGETS,
@@ -50,7 +50,7 @@ TARGETS, SPEEDS, TEMPOS = (
 """By option of the heads: alpha, and steps of a ramp and of the first blend."""
 _DEVELOPMENT = StageSets((Stage.TRAINING,), (Stage.BLENDING,), (Stage.HOLDING,))
 _TIMED = StageSets((Stage.BLENDING,), (Stage.PRUNED,), (Stage.EMBARGOED,), (Stage.RESETTING,))
-_CAN_BE_PRUNED = StageSets(PRUNABLE)
+_CAN_BE_PRUNED = membership(PRUNABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,7 @@ def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedSta
 
 def roll_back(state: SeedState, where: Tensor) -> SeedState:
     """Prune every seed that is not fossilised in the environments ``where``, bool ``[N]``."""
-    (prunable,) = _CAN_BE_PRUNED.of(state.stage)
-    where = where[:, None] & prunable
+    where = where[:, None] & _CAN_BE_PRUNED[state.stage]
     return _stopped(_in_stage(state, state.stage.masked_fill(where, Stage.PRUNED)), where)
 
 

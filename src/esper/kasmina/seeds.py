@@ -14,12 +14,12 @@ from esper.leyline.actions import Curve
 from esper.leyline.stages import ACTING, COMPUTING, LIVING, STAGE_COUNT, Stage
 
 
-def _membership(stages: tuple[Stage, ...]) -> Table:
-    """Bool by ``Stage``."""
+def membership(stages: tuple[Stage, ...]) -> Table:
+    """By ``Stage`` whether it is one of ``stages``; ``StageSets`` asks for several at once."""
     return Table([number in stages for number in range(STAGE_COUNT)])
 
 
-LIVES, COMPUTES, ACTS = _membership(LIVING), _membership(COMPUTING), _membership(ACTING)
+LIVES, COMPUTES, ACTS = membership(LIVING), membership(COMPUTING), membership(ACTING)
 """Whether there is a seed, whether it takes part in training, and whether it may show."""
 
 
@@ -230,8 +230,3 @@ class StageSets:
     def of(self, stage: Tensor) -> tuple[Tensor, ...]:
         """For each set whether ``stage [...]`` is in it, bool ``[...]``."""
         return self._table[stage].unbind(-1)
-
-
-def shape_of(x: Tensor) -> tuple[int, int]:
-    """The first two sizes, as a tuple of ints."""
-    return x.shape[0], x.shape[1]

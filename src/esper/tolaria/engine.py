@@ -150,8 +150,6 @@ class Engine:
             blueprint: int64 ``[N, S]``.
             step: of the episode; part of the identity of the seed's initial numbers.
         """
-        if not bool(where.any()):
-            return
         for s, slot in enumerate(self.slots):
             rows = where[:, s].nonzero()[:, 0]
             if len(rows) == 0:
