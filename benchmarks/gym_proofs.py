@@ -25,12 +25,12 @@ import torch
 from machine import made_on
 
 from esper.leyline.config import TrainConfig, unflatten
-from esper.simic.checkpoint import load_checkpoint
 from esper.simic.gym.agent import Shape, gym_agent
-from esper.simic.gym.environment import GymEnvironments, make
 from esper.simic.gym.evaluation import play
-from esper.simic.gym.tasks import register
-from esper.simic.training.gym import arguments_of
+from esper.simic.gym.memory_tasks import register
+from esper.simic.gym.vector_environment import GymEnvironments, make
+from esper.simic.run.checkpoint import load_checkpoint
+from esper.simic.training.gym_trainee import arguments_of
 from esper.simic.training.vectorized import resume_ppo, run_training
 
 RESULTS = Path(__file__).parent / "results"

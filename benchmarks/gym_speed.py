@@ -31,9 +31,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from esper.leyline.config import unflatten
 from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.gym.collect import collect
-from esper.simic.gym.environment import GymEnvironments
+from esper.simic.gym.vector_environment import GymEnvironments
 from esper.simic.rollout import Rollout
-from esper.simic.run_directory import processor_name
+from esper.simic.run.run_directory import processor_name
 
 RESULTS = Path(__file__).parent / "results"
 STEPS, ENVS, INPUTS, MEMORY = 150, 16, 128, 512

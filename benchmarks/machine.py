@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from esper.simic.run_directory import processor_name
+from esper.simic.run.run_directory import processor_name
 
 
 def made_on(*more: str) -> str:

@@ -20,9 +20,9 @@ import torch
 from machine import made_on
 
 from esper.runtime.tasks import SUITES, find
-from esper.simic.environment import GrowthEnv
-from esper.simic.step import GrowthConfig
-from esper.tamiyo.schedule import Schedule, ScheduleActor
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.memory import peak_resident
 from esper.tolaria.precision import Precision
 

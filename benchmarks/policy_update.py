@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from esper.leyline.actions import HEAD_WIDTHS, HEADS
 from esper.leyline.config import LearnerConfig
 from esper.runtime.tasks import find
-from esper.simic.agents import growth_agent
-from esper.simic.environment import GrowthEnv
+from esper.simic.growth.agent import growth_agent
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
 from esper.simic.rollout import Rollout
-from esper.simic.step import GrowthConfig
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.precision import Precision
 
@@ -120,7 +120,7 @@ class Growth:
 
     def act(self) -> None:
         self.agent.begin(self.environments, 0)
-        with self.agent.policy.held():
+        with self.agent.policy.frozen_weights():
             for t in range(STEPS):
                 self.agent.act(self.observation, t)
 

@@ -22,7 +22,7 @@ from runs import mean_gain, trained
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import AnalyticsSnapshot, EpisodeOutcome, to_floats
-from esper.simic.run_directory import stored_config
+from esper.simic.run.run_directory import stored_config
 
 RESULTS = Path(__file__).parent / "results" / "precision"
 LEAST_RATIO = 0.9

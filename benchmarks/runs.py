@@ -12,7 +12,7 @@ from esper.karn.store import read_events
 from esper.leyline.config import flatten, unflatten
 from esper.leyline.events import EpisodeOutcome, TrainingFinished, to_floats
 from esper.runtime.tasks import find_all
-from esper.simic.run_directory import stored_config
+from esper.simic.run.run_directory import stored_config
 from esper.simic.training.vectorized import resume_ppo, run_training
 
 

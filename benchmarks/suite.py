@@ -22,7 +22,7 @@ from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import AnalyticsSnapshot, EpisodeOutcome, PPOUpdateCompleted
 from esper.runtime.tasks import SUITES
-from esper.simic.run_directory import stored_config
+from esper.simic.run.run_directory import stored_config
 
 RESULTS = Path(__file__).parent / "results"
 TRACE_DECAY = {"terminal": 1.0}

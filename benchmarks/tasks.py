@@ -35,11 +35,11 @@ from torch import Tensor
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, TEMPO_STEPS, Style
 from esper.runtime.tasks import SUITES, Task, find_all
 from esper.runtime.worth import TABLE
-from esper.simic.environment import GrowthEnv
-from esper.simic.rewards import utility
-from esper.simic.rollout import collect
-from esper.simic.step import GrowthConfig, Step
-from esper.tamiyo.schedule import Schedule, ScheduleActor
+from esper.simic.growth.collect import collect
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.rewards import utility
+from esper.simic.growth.step import GrowthConfig, Step
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
 
 RESULTS = Path(__file__).parent / "results"

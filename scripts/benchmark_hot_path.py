@@ -30,7 +30,7 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.seeds import SeedState
 from esper.runtime.registry import find_all
 from esper.simic.compiled import MODES, resolve_mode
-from esper.simic.run_directory import processor_name
+from esper.simic.run.run_directory import processor_name
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import resolve_precision
 

@@ -22,14 +22,14 @@ from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines
 from esper.runtime.data import Dataset
 from esper.runtime.registry import Task, find_all, task
-from esper.simic.agents import growth_agent
-from esper.simic.environment import GrowthEnv
+from esper.simic.growth.agent import growth_agent
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig, Step
 from esper.simic.rollout import Rollout
-from esper.simic.step import GrowthConfig, Step
 from esper.simic.training.decisions import WatchedActor
 from esper.simic.training.recorder import Recorder
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.schedule import Schedule, ScheduleActor
 from esper.tolaria.backends import Backend
 from esper.tolaria.precision import Precision
 
@@ -211,7 +211,7 @@ class Loop:
         self.script = self.workload.script(self.environment.count)
         for actor in (self.agent, self.script):
             actor.begin(self.environment.environments, self.episode)
-        self.held.enter_context(self.agent.policy.held())
+        self.held.enter_context(self.agent.policy.frozen_weights())
         self.actor = WatchedActor(self.agent)
         self.recorder = Recorder(self.hub, self.environment, self.episode, self.actor)
         self.rollout: Rollout | None = None

@@ -35,9 +35,9 @@ DOCUMENTED = {
     "tolaria/coalitions.py:shapley": "sizes of coalitions, a constant; in the last step alone",
     "tolaria/coalitions.py:interactions": "as shapley",
     "tolaria/backends/torch.py:__init__": "whether any seed of a slot is frozen; once a slot",
-    "simic/step_functions.py:act": "whether seeds are born or must be kept; once a step",
-    "simic/shard.py:_live": "whether any host was rolled back; once a step",
-    "simic/shard.py:_restore": "rows that were rolled back; only then",
+    "simic/growth/step_functions.py:act": "whether seeds are born or must be kept; once a step",
+    "simic/growth/shard.py:_live": "whether any host was rolled back; once a step",
+    "simic/growth/shard.py:_restore": "rows that were rolled back; only then",
     "simic/training/step_events.py:take": "telemetry: all of a step in a few transfers",
     "simic/training/decisions.py:record": "telemetry: what was decided, in two transfers",
     "simic/training/recorder.py:_tell_start": "telemetry: which tasks a round trains",
@@ -45,7 +45,7 @@ DOCUMENTED = {
     "simic/training/recorder.py:finish": "telemetry: the outcome of a round",
     "simic/training/recorder.py:mean": "telemetry: the summary of a round",
     "simic/ppo.py:_summary": "the one transfer of an update: what happened in it",
-    "simic/environment.py:reset": "whether the tasks were dealt anew; once an episode",
+    "simic/growth/environment.py:reset": "whether the tasks were dealt anew; once an episode",
 }
 """Places that may wait, and why; see docs/performance.md."""
 

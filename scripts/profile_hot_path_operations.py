@@ -20,13 +20,13 @@ import torch
 from hot_path_workload import Loop, Workload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.simic import shard
 from esper.simic.gradients import GradientNorms
-from esper.simic.native.functions import NativeStep
+from esper.simic.growth import shard
+from esper.simic.growth.native.functions import NativeStep
+from esper.simic.growth.step_functions import TorchStep
 from esper.simic.optimiser import PolicyOptimizer
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
-from esper.simic.step_functions import TorchStep
 from esper.simic.training.recorder import Recorder
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import Governor

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from esper.karn.queries import Store
-from esper.leyline.anomalies import KINDS, Thresholds
+from esper.leyline.anomaly_kinds import KINDS, Thresholds
 from esper.leyline.events import EVENTS, LEVELS, SCHEMA_VERSION, Event
 from esper.leyline.metrics import METRICS, PER_HEAD
 
@@ -23,7 +23,7 @@ TARGET = Path(__file__).parents[1] / "docs" / "events.md"
 HEAD = """# Events
 
 Made by `python scripts/write_event_docs.py` from `esper.leyline.events`, `esper.leyline.metrics`
-and `esper.leyline.anomalies`; change those and make it anew.
+and `esper.leyline.anomaly_kinds`; change those and make it anew.
 
 This is schema {version}. An event is one line of JSON in `events.jsonl`, its name under
 `event_type`. A float that is not finite is the text `NaN`, `Infinity` or `-Infinity` (in the tables

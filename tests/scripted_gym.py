@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from esper.leyline.config import TrainConfig, unflatten
 from esper.simic.gym.agent import Shape, gym_agent
-from esper.simic.gym.environment import GymEnvironments
+from esper.simic.gym.vector_environment import GymEnvironments
 from esper.simic.ppo import PPOAgent
 
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ from esper.leyline.config import unflatten
 from esper.leyline.events import AnalyticsSnapshot, PPOUpdateCompleted
 from esper.runtime import data
 from esper.runtime.tasks import Task
-from esper.simic.environment import GrowthEnv
-from esper.simic.rollout import collect
-from esper.simic.step import GrowthConfig
+from esper.simic.growth.collect import collect
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
 from esper.simic.training.vectorized import resume_ppo, train_ppo_vectorized
 from esper.tamiyo.baselines import RandomActor
 from esper.tolaria.precision import Precision

@@ -15,8 +15,8 @@ from esper.kasmina.hosts.mlp import MlpHost
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, HEADS, Op, Style
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
-from esper.simic.environment import GrowthEnv
-from esper.simic.step import GrowthConfig
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
 from esper.simic.training.vectorized import resume_ppo
 from esper.tamiyo.baselines import RandomActor
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM

@@ -1,6 +1,8 @@
 """Imports go only downward."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,78 @@ def test_every_package_says_what_it_is_for(folder) -> None:
     start = folder / "__init__.py"
     assert start.exists()
     assert ast.get_docstring(ast.parse(start.read_text()))
+
+
+ROOMS = {
+    "learner": {"learner"},
+    "growth": {"learner", "growth"},
+    "gym": {"learner", "gym"},
+    "run": {"learner", "run"},
+    "training": {"learner", "growth", "gym", "run", "training"},
+    "tools": {"learner", "growth", "gym", "run", "training", "tools"},
+}
+"""The rooms of ``simic``, and which of them each may import; ``learner`` is the folder itself."""
+
+
+def rooms_imported(path: Path) -> set[str]:
+    """The rooms of ``simic`` that a module imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("esper.simic"):
+            for alias in node.names:
+                room = f"{node.module}.{alias.name}".split(".")[2]
+                found.add(room if room in ROOMS else "learner")
+    return found
+
+
+def room_of(path: Path) -> str:
+    """The room of ``simic`` in which a module lies."""
+    parts = path.relative_to(ROOT / "simic").parts
+    return parts[0] if len(parts) > 1 else "learner"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if "simic" in path.parts],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_a_room_of_simic_imports_only_the_rooms_it_may(path) -> None:
+    assert rooms_imported(path) <= ROOMS[room_of(path)]
+
+
+def test_every_room_of_simic_is_known() -> None:
+    assert {room_of(path) for path in MODULES if "simic" in path.parts} == set(ROOMS)
+
+
+def test_the_learner_is_less_than_two_thousand_lines() -> None:
+    learner = (ROOT / "simic").glob("*.py")
+    assert sum(len(path.read_text().splitlines()) for path in learner) < 2_000
+
+
+SHARED_NAMES = {
+    "agent": "makes the learner, of growth and of Gymnasium",
+    "collect": "collects a rollout, of growth and of Gymnasium",
+    "mlp": "the fully connected family: its host and its blueprints",
+}
+"""Base names that stand for the same thing in two rooms."""
+
+
+def test_no_two_modules_share_a_base_name_for_different_things() -> None:
+    commands = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    stems: dict[str, list[Path]] = {}
+    for path in MODULES:
+        # A module of ``scripts`` is the command of the thing whose name it has.
+        if path.stem != "__init__" and path.parent.name != "scripts":
+            stems.setdefault(path.stem, []).append(path)
+    shared = {stem for stem, paths in stems.items() if len(paths) > 1}
+    assert shared <= set(SHARED_NAMES), sorted(shared - set(SHARED_NAMES))
+    assert commands & set(stems) <= {"grow", "replay", "runs", "tasks"}
+
+
+def test_the_learner_does_not_know_the_growth_environment() -> None:
+    code = (
+        "import sys, esper.simic.ppo\n"
+        "print([name for name in sys.modules if name.startswith('esper.simic.growth')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

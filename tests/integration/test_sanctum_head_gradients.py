@@ -13,12 +13,12 @@ from torch import Tensor
 
 from esper.leyline.actions import HEADS
 from esper.leyline.config import LearnerConfig, TrainConfig, unflatten
-from esper.simic.agents import growth_agent
+from esper.simic.growth.agent import growth_agent
+from esper.simic.growth.collect import collect
 from esper.simic.ppo import PPOAgent
-from esper.simic.rollout import collect
 from esper.simic.training.setup import build_agent, build_environment, resolve_device
 from esper.tamiyo.policy.action_masks import MASKED_LOGIT, MaskedCategorical
-from esper.tamiyo.policy.base import Policy
+from esper.tamiyo.policy.interface import Policy
 from synthetic import CPU, picked, synthetic_rollout
 
 SMALL = LearnerConfig(lstm_hidden=16, minibatches=2, ppo_epochs=2)
@@ -34,7 +34,7 @@ def enclosing(dtype: torch.dtype) -> torch.autocast:
     return torch.autocast("cpu", dtype=dtype)
 
 
-class Seen:
+class ObservationT:
     """Dtypes that pass through a policy's parts while it acts or learns."""
 
     def __init__(self, policy: Policy, monkeypatch):
@@ -63,7 +63,7 @@ class Seen:
         self.dtypes.setdefault(name, set()).add(x.dtype)
 
 
-def heads_of(seen: Seen) -> dict[str, set[torch.dtype]]:
+def heads_of(seen: ObservationT) -> dict[str, set[torch.dtype]]:
     trunk = ("lstm", "encoder.", "slot_encoder.")
     return {name: d for name, d in seen.dtypes.items() if not name.startswith(trunk)}
 
@@ -73,7 +73,7 @@ def test_everything_is_float32_under_an_enclosing_autocast(dtype, monkeypatch) -
     agent = agent_with()
     with enclosing(dtype):
         rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
-        seen = Seen(agent.policy, monkeypatch)
+        seen = ObservationT(agent.policy, monkeypatch)
         agent.update(rollout)
     assert {"lstm", "op_head.out", "slot_head.out", "value_head.out", "logits"} <= set(seen.dtypes)
     assert set().union(*seen.dtypes.values()) == {torch.float32}
@@ -82,7 +82,7 @@ def test_everything_is_float32_under_an_enclosing_autocast(dtype, monkeypatch) -
 @pytest.mark.parametrize("dtype", HALF)
 def test_rollout_and_its_evaluation_are_float32_too(dtype, monkeypatch) -> None:
     agent = agent_with()
-    seen = Seen(agent.policy, monkeypatch)
+    seen = ObservationT(agent.policy, monkeypatch)
     with enclosing(dtype):
         rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
         hidden = agent.policy.initial_hidden(8)
@@ -105,7 +105,7 @@ def test_an_enclosing_autocast_changes_no_bit_of_an_update(dtype) -> None:
 
 def test_the_optional_half_precision_is_of_the_trunk_alone(monkeypatch) -> None:
     agent = agent_with(torch.bfloat16)
-    seen = Seen(agent.policy, monkeypatch)
+    seen = ObservationT(agent.policy, monkeypatch)
     agent.update(synthetic_rollout(agent, 4, 8, 2, seed=1))
     assert seen.dtypes["lstm"] == {torch.bfloat16}
     assert seen.dtypes["slot_encoder.2"] == {torch.bfloat16}

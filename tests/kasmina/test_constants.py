@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.kasmina.constants import constant
+from esper.kasmina.cached_tensors import cached_tensor
 
 CPU = torch.device("cpu")
 
@@ -21,12 +21,12 @@ CPU = torch.device("cpu")
 )
 def test_equal_values_of_other_types_are_other_tensors(equal: tuple[tuple[Any, ...], ...]) -> None:
     for values in (*equal, *reversed(equal)):
-        found, expected = constant(values, CPU), torch.tensor(values)
+        found, expected = cached_tensor(values, CPU), torch.tensor(values)
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
 
 
 def test_a_constant_is_made_once_for_each_device() -> None:
-    first = constant(((4, 5),), CPU)
-    assert constant((tuple([4, 5]),), CPU) is first
-    assert constant(((4, 5),), torch.device("meta")).is_meta
+    first = cached_tensor(((4, 5),), CPU)
+    assert cached_tensor((tuple([4, 5]),), CPU) is first
+    assert cached_tensor(((4, 5),), torch.device("meta")).is_meta

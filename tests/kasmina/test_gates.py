@@ -14,8 +14,8 @@ from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, Op
 from esper.leyline.config import unflatten
 from esper.leyline.stages import LIVING, PRUNABLE, Gate, Stage
-from esper.simic.environment import GrowthEnv
-from esper.simic.step import GrowthConfig, Step
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig, Step
 from esper.simic.training.vectorized import run_training
 from esper.tolaria.precision import Precision
 from support import CPU, small_host, small_task

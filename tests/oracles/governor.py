@@ -19,7 +19,7 @@ class NaiveGovernor:
     strikes: int = 0
     healthy: bool = True
 
-    def judge(self, loss: float, others: list[float], expected: float) -> Reason:
+    def check(self, loss: float, others: list[float], expected: float) -> Reason:
         """``others`` are the numbers that have only to be finite."""
         runs_away, reason = False, Reason.NONE
         if not all(math.isfinite(number) for number in (loss, *others)):

@@ -14,8 +14,8 @@ from esper.runtime.tasks import TASKS, find
 from esper.scripts.entry import guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
-from esper.simic.grow import GrowingPolicy
-from esper.simic.grow import grow as grow_host
+from esper.simic.tools.grow import GrowingPolicy
+from esper.simic.tools.grow import grow as grow_host
 from esper.simic.training.vectorized import train_ppo_vectorized
 from support import own_blueprints
 
@@ -162,7 +162,7 @@ def test_check_says_what_fits_and_what_it_costs(tmp_path: Path, capsys) -> None:
 
 MEMORY = """
 from esper.runtime.tasks import find
-from esper.simic.fitness import examine
+from esper.simic.tools.fitness import examine
 found = examine(find("digits_shift"), "torch")
 print(found.backend, found.bytes)
 """

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from esper.leyline.config import LearnerConfig
-from esper.simic.agents import agent_class, growth_agent
 from esper.simic.capture import WARMUPS, Captured
-from esper.simic.captured_agent import CapturedAgent
-from esper.simic.moments import GrowthMoments
+from esper.simic.captured_agent import CapturedAgent, agent_class
+from esper.simic.growth.agent import growth_agent
+from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from synthetic import CPU, synthetic_rollout

@@ -8,8 +8,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from esper.leyline.config import LearnerConfig
-from esper.simic.agents import growth_agent
 from esper.simic.compiled import resolve_mode
+from esper.simic.growth.agent import growth_agent
 from esper.simic.ppo import PPOAgent
 from synthetic import CPU, synthetic_rollout
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.loss import ppo_loss
-from esper.tamiyo.policy.base import Evaluation
+from esper.tamiyo.policy.interface import Evaluation
 
 STEPS, SEQUENCES, HEADS = 9, 8, 3
 CLIP, ENTROPY_WEIGHT, VALUE_WEIGHT = 0.2, 0.03, 0.7

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEADS, Op
 from esper.leyline.config import LearnerConfig
-from esper.simic.agents import growth_agent
+from esper.simic.growth.agent import growth_agent
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from synthetic import CPU, changed, picked, random_observation, synthetic_rollout

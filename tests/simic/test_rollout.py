@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEADS
-from esper.simic.rollout import Rollout, collect
+from esper.simic.growth.collect import collect
+from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import Observation
 from synthetic import changed, random_observation
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from esper.leyline.config import LearnerConfig, TrainConfig, check, unflatten
 from esper.leyline.errors import UsageError
-from esper.simic.agents import growth_agent
+from esper.simic.growth.agent import growth_agent
 from esper.simic.schedules import AdaptiveRate, Schedule, Schedules, warmup_updates
 from synthetic import CPU, synthetic_rollout
 

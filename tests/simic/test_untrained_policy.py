@@ -9,10 +9,10 @@ from esper.leyline.actions import Op
 from esper.leyline.config import LearnerConfig
 from esper.runtime import data
 from esper.runtime.tasks import Task
-from esper.simic.agents import growth_agent
-from esper.simic.environment import GrowthEnv
-from esper.simic.rollout import collect
-from esper.simic.step import GrowthConfig
+from esper.simic.growth.agent import growth_agent
+from esper.simic.growth.collect import collect
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
 from esper.tolaria.precision import Precision
 from synthetic import CPU
 

@@ -10,9 +10,9 @@ from torch import nn
 from esper.kasmina import ModuleHost, Slot
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Task
-from esper.simic.environment import GrowthEnv
-from esper.simic.rollout import collect
-from esper.simic.step import GrowthConfig
+from esper.simic.growth.collect import collect
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.baselines import RandomActor
 from esper.tolaria.backends import HeldBack, Variant
 from esper.tolaria.backends.choice import choose_backend

@@ -53,7 +53,7 @@ def judged(governor: Governor, moments: list[Moment]) -> list[Reason]:
     norms[:, 1] = column("seed_norm")
     epoch = EpochResult(column("train_loss"), column("train_loss"), column("host_norm"), norms, [])
     scores = Scores(column("loss"), column("expected"), column("expected"))
-    return [Reason(reason) for reason in governor.judge(epoch, scores, computing).tolist()]
+    return [Reason(reason) for reason in governor.check(epoch, scores, computing).tolist()]
 
 
 def governor_of(rows: int = 1, calm: int = 0) -> Governor:
@@ -214,7 +214,7 @@ def test_it_judges_and_restores_as_one_governor_for_each_host_would(
         before = [row_of(stack, n) for n in range(len(rows))]
         reasons = judged(governor, list(moments))
         assert reasons == [
-            oracle.judge(moment.loss, moment.others, moment.expected)
+            oracle.check(moment.loss, moment.others, moment.expected)
             for oracle, moment in zip(oracles, moments, strict=True)
         ]
         rolled = torch.tensor([reason is not Reason.NONE for reason in reasons])

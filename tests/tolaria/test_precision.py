@@ -12,8 +12,8 @@ from esper.kasmina.blueprints import Blueprint
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import Stack, zeros
 from esper.leyline.actions import HEADS, Style
-from esper.simic.environment import GrowthEnv
-from esper.simic.step import GrowthConfig
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
 from esper.tolaria.backends import EpochResult, HeldBack
 from esper.tolaria.backends.torch import TorchBackend, cross_entropy
 from esper.tolaria.governor import Reason

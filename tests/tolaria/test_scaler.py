@@ -14,14 +14,14 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.seeds import SeedSignals
 from esper.kasmina.stack import Stack
 from esper.leyline.errors import UsageError
-from esper.tolaria import scaler
+from esper.tolaria import loss_scales as scaler
 from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.health import updated_signals
+from esper.tolaria.loss_scales import GROWTH_INTERVAL, LEAST, MOST, START, LossScales, ScaleTable
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
-from esper.tolaria.scaler import GROWTH_INTERVAL, LEAST, MOST, START, LossScales, ScaleTable
 from support import (
     CPU,
     LIVES,
@@ -160,7 +160,7 @@ def judged(result: EpochResult) -> Tensor:
     """What the governor says, validation being well."""
     ones = torch.ones(ROWS)
     governor = Governor(random_stack(HOST, ROWS, F32), HOST.classes)
-    return governor.judge(result, Scores(ones, ones, ones), seed_state(GARDEN, 3).computing)
+    return governor.check(result, Scores(ones, ones, ones), seed_state(GARDEN, 3).computing)
 
 
 def test_an_epoch_of_overflows_is_no_disaster_while_the_scale_can_come_down() -> None:

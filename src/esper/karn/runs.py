@@ -123,7 +123,7 @@ def stored(run: Path) -> dict[str, Any]:
 def is_running(run: Path) -> bool:
     """Whether a living process holds the run's lock; the system frees it when a process dies."""
     try:
-        with held(run):
+        with locked(run):
             return False
     except BlockingIOError:
         return True
@@ -132,7 +132,7 @@ def is_running(run: Path) -> bool:
 
 
 @contextmanager
-def held(run: Path) -> Iterator[None]:
+def locked(run: Path) -> Iterator[None]:
     """Hold the run's lock, so that nobody begins to write there.
 
     Raises:
@@ -153,7 +153,7 @@ def remove(run: Path) -> None:
     """
     if not (run / "lock").exists():
         (run / "lock").touch()
-    with held(run):
+    with locked(run):
         # config.json goes last: what is left after an interruption is still known as a run.
         for child in sorted(run.iterdir(), key=lambda child: child.name == "config.json"):
             if child.is_dir() and not child.is_symlink():

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from esper.kasmina.constants import Table, constant
+from esper.kasmina.cached_tensors import Table, cached_tensor
 from esper.kasmina.seeds import AlphaMode, SeedState, StageSets, membership
 from esper.leyline.actions import (
     ALPHA_SPEED_STEPS,
@@ -122,7 +122,7 @@ def apply(
 def last_options(slots: int, device: torch.device) -> Tensor:
     """The largest option of each head, int64 ``[heads]``."""
     widths = HEAD_WIDTHS | {"slot": slots}
-    return constant(tuple(widths[head] - 1 for head in HEADS), device)
+    return cached_tensor(tuple(widths[head] - 1 for head in HEADS), device)
 
 
 def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedState:

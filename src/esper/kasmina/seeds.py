@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from esper.kasmina.constants import Table
+from esper.kasmina.cached_tensors import Table
 from esper.leyline.actions import Curve
 from esper.leyline.stages import ACTING, COMPUTING, LIVING, STAGE_COUNT, Stage
 

@@ -11,7 +11,7 @@ from esper.runtime.plugins import load
 from esper.runtime.tasks import TASKS, Task, find_all
 from esper.scripts.entry import wants_help
 from esper.scripts.flags import read_arguments
-from esper.simic.fitness import Fitness, examine
+from esper.simic.tools.fitness import Fitness, examine
 
 PROGRAM = "esper tasks check"
 USAGE = f"""usage: {PROGRAM} FILE

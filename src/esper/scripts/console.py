@@ -19,7 +19,7 @@ from rich.table import Table
 
 from esper.leyline.config import TrainConfig
 from esper.simic.gym.collect import GymStep
-from esper.simic.training.gym import GymSummary
+from esper.simic.training.gym_trainee import GymSummary
 from esper.simic.training.observer import AnySummary
 from esper.simic.training.trainee import AnyStep
 from esper.simic.training.vectorized import RunSummary

@@ -1,4 +1,4 @@
-"""``esper tasks --describe``: the figures of ``simic.diagnosis`` in tables."""
+"""``esper tasks --describe``: the figures of ``simic.tools.diagnosis`` in tables."""
 
 from pathlib import Path
 from typing import Protocol
@@ -9,9 +9,9 @@ from rich.table import Table
 from esper.leyline.actions import Op
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Task, find_all
-from esper.simic.diagnosis import STAGES, Diagnosis, diagnose, mean_and_error
-from esper.simic.rewards import REWARD_MODES
-from esper.simic.step import GrowthConfig
+from esper.simic.growth.rewards import REWARD_MODES
+from esper.simic.growth.step import GrowthConfig
+from esper.simic.tools.diagnosis import STAGES, Diagnosis, diagnose, mean_and_error
 
 SEED = 42
 MOST_ENVIRONMENTS = 2048

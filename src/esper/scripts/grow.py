@@ -11,9 +11,9 @@ from esper.runtime.plugins import load
 from esper.runtime.tasks import find
 from esper.scripts.entry import print_help, wants_help
 from esper.scripts.flags import read_flags
-from esper.simic.disk import replace_synced
-from esper.simic.grow import SPLITS, TOLERANCE, GrowingPolicy, Grown, check_file
-from esper.simic.grow import grow as grow_host
+from esper.simic.run.disk import replace_synced
+from esper.simic.tools.grow import SPLITS, TOLERANCE, GrowingPolicy, Grown, check_file
+from esper.simic.tools.grow import grow as grow_host
 from esper.tolaria.export import export_program, packed, packed_onnx
 
 PROGRAM = "esper grow"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from esper.leyline.errors import UsageError
 from esper.scripts.entry import wants_help
-from esper.simic.replay import replay as replay_file
+from esper.simic.training.replay import replay as replay_file
 
 USAGE = """usage: esper replay FILE
 

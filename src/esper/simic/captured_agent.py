@@ -2,14 +2,15 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from esper.simic.capture import Captured, CudaRecorder, Recorder, Tensors
 from esper.simic.ppo import PPOAgent, Record
 from esper.simic.sequences import Sequences
-from esper.tamiyo.policy.base import (
-    Hidden,
-    Seen,
+from esper.tamiyo.policy.interface import (
+    ObservationT,
+    RecurrentState,
     hidden_from,
     inputs_from,
     named_hidden,
@@ -17,7 +18,7 @@ from esper.tamiyo.policy.base import (
 )
 
 
-class CapturedAgent(PPOAgent[Seen]):
+class CapturedAgent(PPOAgent[ObservationT]):
     """See ``PPOAgent``, whose numbers these are.
 
     Args:
@@ -32,8 +33,8 @@ class CapturedAgent(PPOAgent[Seen]):
         self._missing: set[str] = set()
 
     def _act(
-        self, observation: Seen, hidden: Hidden, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
+        self, observation: ObservationT, hidden: RecurrentState, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, RecurrentState]:
         if noise is None:
             return super()._act(observation, hidden, noise)
         self._kind = type(observation)
@@ -46,7 +47,7 @@ class CapturedAgent(PPOAgent[Seen]):
         )
         return {"actions": actions, "log_prob": log_prob, "value": value, **named_hidden(hidden)}
 
-    def _learn(self, part: Sequences[Seen], stopped: Tensor) -> tuple[Record, Tensor]:
+    def _learn(self, part: Sequences[ObservationT], stopped: Tensor) -> tuple[Record, Tensor]:
         self._kind = type(part.observation)
         record: Record = dict(self._learning_step(part.tensors() | {"before": stopped}))
         stopped = record["stopped"]
@@ -57,3 +58,9 @@ class CapturedAgent(PPOAgent[Seen]):
         record, _ = super()._learn(part, inputs["before"])
         self._missing = {name for name, value in record.items() if value is None}
         return {name: value for name, value in record.items() if value is not None}
+
+
+def agent_class(device: torch.device, compile_mode: str) -> type[PPOAgent[Any]]:
+    """Captured on CUDA, unless compilation is off or ``torch.compile`` captures by itself."""
+    captures = device.type == "cuda" and compile_mode in ("default", "max-autotune")
+    return CapturedAgent if captures else PPOAgent

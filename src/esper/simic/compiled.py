@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.simic.loss import ppo_loss
 from esper.simic.sequences import Sequences
-from esper.tamiyo.policy.base import Policy
+from esper.tamiyo.policy.interface import Policy
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Compiled:
         self.active = mode != "off"
         if self.active:
             self._encode = torch.compile(policy.encode, mode=mode)
-            self._judge = torch.compile(self._judged, mode=mode)
+            self._compiled_loss = torch.compile(self._loss_of, mode=mode)
 
     def loss(
         self, part: Sequences[Any], clip: Tensor, entropy_weight: Tensor, value_weight: float
@@ -51,9 +51,9 @@ class Compiled:
             return ppo_loss(said, *rest)
         encoded = self._encode(part.observation)
         memory, _ = self._policy.remember(encoded[0], part.hidden)
-        return self._judge(memory, encoded, part.observation, part.actions, *rest)
+        return self._compiled_loss(memory, encoded, part.observation, part.actions, *rest)
 
-    def _judged(
+    def _loss_of(
         self,
         memory: Tensor,
         encoded: tuple[Tensor, ...],
@@ -61,7 +61,7 @@ class Compiled:
         actions: Tensor,
         *rest: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        said = self._policy.judge(memory, encoded, observation, actions)
+        said = self._policy.evaluate_heads(memory, encoded, observation, actions)
         return ppo_loss(said, *rest)
 
     def give_up(self, error: Exception) -> bool:

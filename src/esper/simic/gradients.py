@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.tamiyo.policy.base import Policy
+from esper.tamiyo.policy.interface import Policy
 
 
 class GradientNorms:

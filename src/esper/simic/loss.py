@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.tamiyo.policy.base import Evaluation
+from esper.tamiyo.policy.interface import Evaluation
 
 
 def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:

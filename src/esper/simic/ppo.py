@@ -13,16 +13,16 @@ from esper.simic.advantage import explained_variance, generalised_advantages
 from esper.simic.compiled import Compiled
 from esper.simic.gradients import GradientNorms
 from esper.simic.loss import weighted_mean
-from esper.simic.moments import ObservationMoments
+from esper.simic.loss_scaler import LossScaler
 from esper.simic.nonfinite import Refusal, all_finite, first_not_finite
 from esper.simic.normalise import RunningMoments
+from esper.simic.observation_moments import ObservationMoments
 from esper.simic.optimiser import PolicyOptimizer
 from esper.simic.rollout import Rollout
-from esper.simic.scaler import LossScaler
 from esper.simic.schedules import AdaptiveRate, Schedules
-from esper.simic.sequences import Sequences, cut
-from esper.tamiyo.policy.base import Hidden, Policy, Seen, full_precision
-from esper.tamiyo.policy.factored_lstm import EpisodeNoise
+from esper.simic.sequences import Sequences, split_sequences
+from esper.tamiyo.policy.interface import ObservationT, Policy, RecurrentState, full_precision
+from esper.tamiyo.policy.noise import EpisodeNoise
 
 ADVANTAGE_FLOOR = 0.1
 """Advantages of growth, whose rewards are points of accuracy, are divided by at least this, so that
@@ -36,7 +36,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Learning(Generic[Seen]):
+class Learning(Generic[ObservationT]):
     """What an update learns from, made of a rollout.
 
     Attributes:
@@ -46,14 +46,14 @@ class Learning(Generic[Seen]):
         weight: 1 for steps that count, 0 for others, ``[T, N]``; None when all count.
     """
 
-    sequences: Sequences[Seen]
+    sequences: Sequences[ObservationT]
     values: Tensor
     returns: Tensor
     targets: Tensor
     weight: Tensor | None
 
 
-class PPOAgent(Generic[Seen]):
+class PPOAgent(Generic[ObservationT]):
     """Policy, critic, optimizer and normalisers; acts and learns.
 
     Args:
@@ -75,8 +75,8 @@ class PPOAgent(Generic[Seen]):
         config: LearnerConfig,
         seed: int,
         device: torch.device,
-        network: Callable[[], Policy[Seen]],
-        moments: ObservationMoments[Seen],
+        network: Callable[[], Policy[ObservationT]],
+        moments: ObservationMoments[ObservationT],
         compile_mode: str = "off",
         advantage_floor: float = ADVANTAGE_FLOOR,
     ):
@@ -106,7 +106,7 @@ class PPOAgent(Generic[Seen]):
 
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``Actor.begin``."""
-        self.hidden: Hidden = self.policy.initial_hidden(len(environments))
+        self.hidden: RecurrentState = self.policy.initial_hidden(len(environments))
         self.go_on(environments, episode)
 
     def go_on(self, environments: Tensor, episode: int) -> None:
@@ -114,18 +114,18 @@ class PPOAgent(Generic[Seen]):
         self._environments, self._episode = environments, episode
         self._noise: EpisodeNoise | None = None
 
-    def act(self, observation: Seen, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def act(self, observation: ObservationT, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``Actor.act``. Draws from the policy, or takes its mode when ``greedy``."""
         noise = None if self.greedy else self._drawn(observation, step)
         actions, log_prob, value, self.hidden = self._act(observation, self.hidden, noise)
         return actions, log_prob, value
 
     def _act(
-        self, observation: Seen, hidden: Hidden, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
+        self, observation: ObservationT, hidden: RecurrentState, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, RecurrentState]:
         return self.policy.act(self.moments.normalise(observation), hidden, noise)
 
-    def value(self, observation: Seen) -> Tensor:
+    def value(self, observation: ObservationT) -> Tensor:
         """The critic's opinion, normalised, ``[N]``; what is remembered stays as it is."""
         return self._act(observation, self.hidden, None)[2]
 
@@ -133,7 +133,7 @@ class PPOAgent(Generic[Seen]):
         """Begin anew with the environments ``rows``, bool ``[N]``."""
         self.hidden = tuple(torch.where(rows[:, None], 0.0, state) for state in self.hidden)
 
-    def _drawn(self, observation: Seen, step: int) -> Tensor:
+    def _drawn(self, observation: ObservationT, step: int) -> Tensor:
         heads, widest = self.policy.noise_shape(observation)
         if self._noise is None or self._noise.shape[-1] != widest:
             self._noise = EpisodeNoise(self.seed, self._environments, self._episode, widest, heads)
@@ -141,7 +141,7 @@ class PPOAgent(Generic[Seen]):
 
     # --- learning -----------------------------------------------------------------------------
 
-    def update(self, rollout: Rollout[Seen]) -> dict[str, float | None]:
+    def update(self, rollout: Rollout[ObservationT]) -> dict[str, float | None]:
         """Learn from one rollout. Returns what happened, by name; one host transfer.
 
         A number that is not finite, in the rollout, a loss, a gradient or the optimizer, ends the
@@ -178,7 +178,7 @@ class PPOAgent(Generic[Seen]):
         self.scalars["clip"].fill_(schedules.clip.at(update))
         self.scalars["entropy"].fill_(schedules.entropy.at(update))
 
-    def _learning(self, rollout: Rollout[Seen]) -> Learning[Seen]:
+    def _learning(self, rollout: Rollout[ObservationT]) -> Learning[ObservationT]:
         """Advantages, returns and sequences."""
         values = self.return_moments.restore(rollout.values)
         last_value = self.return_moments.restore(rollout.last_value)
@@ -206,13 +206,13 @@ class PPOAgent(Generic[Seen]):
             self.moments.normalise(rollout.observation),
             self.return_moments.scale(targets),
         )
-        sequences = cut(rollout, seen, advantages, scaled)
+        sequences = split_sequences(rollout, seen, advantages, scaled)
         if not sequences.hidden:
             hidden = self.policy.initial_hidden(sequences.count)
             sequences = replace(sequences, hidden=hidden)
         return Learning(sequences, values, estimated(1.0)[1], targets, weight)
 
-    def _refused_before(self, rollout: Rollout[Seen]) -> Tensor:
+    def _refused_before(self, rollout: Rollout[ObservationT]) -> Tensor:
         """1 where rollout or optimizer hold a number that is not finite, 0 otherwise."""
         finite = all_finite(rollout.tensors().values()) & self.optimizer.finite()
         return (~finite).float()
@@ -224,7 +224,7 @@ class PPOAgent(Generic[Seen]):
         count = min(self.config.minibatches, sequences)
         return [part for order in drawn.argsort(1) for part in order.tensor_split(count)]
 
-    def _learn(self, part: Sequences[Seen], stopped: Tensor) -> tuple[Record, Tensor]:
+    def _learn(self, part: Sequences[ObservationT], stopped: Tensor) -> tuple[Record, Tensor]:
         """One optimizer step, left out by the device where it must not be taken."""
         loss, record = self._gradients(part)
         norm, heads = self.norms.measure()
@@ -239,7 +239,7 @@ class PPOAgent(Generic[Seen]):
         named = {f"head_grad_norms/{head}": value for head, value in heads.items()}
         return record | flags | named, stopped
 
-    def _gradients(self, part: Sequences[Seen]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _gradients(self, part: Sequences[ObservationT]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and gradients of a minibatch, backward outside of autocast."""
         with full_precision(self.device):
             try:
@@ -250,7 +250,7 @@ class PPOAgent(Generic[Seen]):
                     raise
                 return self._backward(part)
 
-    def _backward(self, part: Sequences[Seen]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _backward(self, part: Sequences[ObservationT]) -> tuple[Tensor, dict[str, Tensor]]:
         self.optimizer.zero_grad()
         clip, entropy_weight = self.scalars["clip"], self.scalars["entropy"]
         loss, record = self.compiled.loss(part, clip, entropy_weight, self.config.value_weight)
@@ -274,7 +274,7 @@ class PPOAgent(Generic[Seen]):
             last = records[-len(records) // self.config.ppo_epochs :]
             self.adaptive.follow(torch.stack([record["approx_kl"] for record in last]).mean())
 
-    def _take_in(self, rollout: Rollout[Seen], targets: Tensor) -> None:
+    def _take_in(self, rollout: Rollout[ObservationT], targets: Tensor) -> None:
         """The round goes into the moments only now: rollout and update saw the same numbers."""
         self.moments.update(rollout.observation, rollout.valid)
         layer = self.policy.value_layer()
@@ -296,7 +296,7 @@ class PPOAgent(Generic[Seen]):
         layer.weight.mul_((deviation / now).to(layer.weight.dtype))
         layer.bias.copy_((shift / now).to(layer.bias.dtype))
 
-    def _live(self, x: Tensor, rollout: Rollout[Seen]) -> Tensor:
+    def _live(self, x: Tensor, rollout: Rollout[ObservationT]) -> Tensor:
         """``x [T, N]`` with NaN, which moments leave out, where a step only reset."""
         if rollout.valid is None:
             return x
@@ -304,7 +304,7 @@ class PPOAgent(Generic[Seen]):
 
     # --- telling ------------------------------------------------------------------------------
 
-    def _overview(self, learning: Learning[Seen]) -> dict[str, Tensor]:
+    def _overview(self, learning: Learning[ObservationT]) -> dict[str, Tensor]:
         """What is told of an update besides its minibatches."""
         values, returns, weight = learning.values, learning.returns, learning.weight
         overall, within = explained_variance(values, returns, weight)
@@ -345,7 +345,7 @@ class PPOAgent(Generic[Seen]):
         refused = columns["refused"]
         return summary, refused.index(1.0) if 1.0 in refused else None
 
-    def _first_bad(self, rollout: Rollout[Seen], part: Sequences[Seen]) -> str:
+    def _first_bad(self, rollout: Rollout[ObservationT], part: Sequences[ObservationT]) -> str:
         """The first tensor with a number that is not finite; waits for the device.
 
         Weights are those of the refused step, so its minibatch can be computed once more.

@@ -1,18 +1,14 @@
-"""Collecting whole episodes of N environments into one buffer ``[T, N, ...]``."""
+"""The rollout buffer: T steps of N environments, ``[T, N, ...]``."""
 
-from collections.abc import Callable
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
-from esper.simic.environment import GrowthEnv
-from esper.simic.step import Step
-from esper.tamiyo.policy.base import Hidden, Seen, named_inputs
-from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.interface import ObservationT, RecurrentState, named_inputs
 
 
-class Rollout(Generic[Seen]):
+class Rollout(Generic[ObservationT]):
     """T steps of each of N environments, preallocated and written in place.
 
     Attributes:
@@ -29,12 +25,14 @@ class Rollout(Generic[Seen]):
             every environment's steps are one whole episode.
     """
 
-    def __init__(self, length: int, first: Seen, actions: Tensor):
+    def __init__(self, length: int, first: ObservationT, actions: Tensor):
         def space(like: Tensor) -> Tensor:
             return torch.zeros(length, *like.shape, dtype=like.dtype, device=like.device)
 
         seen = first.tensors()
-        self.observation: Seen = type(first).from_tensors({n: space(x) for n, x in seen.items()})
+        self.observation: ObservationT = type(first).from_tensors(
+            {n: space(x) for n, x in seen.items()}
+        )
         number = torch.zeros(len(actions), device=actions.device)
         self.actions = space(actions)
         self.log_prob = space(number)
@@ -43,7 +41,7 @@ class Rollout(Generic[Seen]):
         self.terminated = space(number.bool())
         self.truncated = space(number.bool())
         self.last_value = number
-        self.hidden: Hidden = ()
+        self.hidden: RecurrentState = ()
         self.valid: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -63,7 +61,7 @@ class Rollout(Generic[Seen]):
         return {"observation": self.observation.tensors(), **own}
 
     @classmethod
-    def from_state(cls, kind: type[Seen], state: dict[str, Any]) -> "Rollout[Seen]":
+    def from_state(cls, kind: type[ObservationT], state: dict[str, Any]) -> "Rollout[ObservationT]":
         """The inverse of ``state``; ``kind`` is that of the observations."""
         rollout = cls.__new__(cls)
         rollout.observation = kind.from_tensors(state["observation"])
@@ -73,7 +71,7 @@ class Rollout(Generic[Seen]):
         return rollout
 
     def write(
-        self, t: int, observation: Seen, actions: Tensor, log_prob: Tensor, value: Tensor
+        self, t: int, observation: ObservationT, actions: Tensor, log_prob: Tensor, value: Tensor
     ) -> None:
         """What was seen and done at step ``t``."""
         mine = self.observation.tensors()
@@ -87,46 +85,3 @@ class Rollout(Generic[Seen]):
         """What came of step ``t``. The last step of an episode is terminated, not truncated."""
         self.rewards[t] = reward.to(self.rewards.dtype)
         self.terminated[t] = done
-
-
-class Actor(Protocol):
-    """Something that acts on observations, one step at a time."""
-
-    def begin(self, environments: Tensor, episode: int) -> None:
-        """Get ready for an episode."""
-        ...
-
-    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions int64 ``[N, heads]``, their log-prob ``[N]`` and the value ``[N]``."""
-        ...
-
-
-def collect(
-    environment: GrowthEnv,
-    actor: Actor,
-    episode: int,
-    on_step: Callable[[int, Tensor, Step], None] | None = None,
-) -> Rollout[Observation]:
-    """Run one episode of every environment.
-
-    Args:
-        environment: reset here.
-        actor: chooses the actions.
-        episode: number of the episode, part of every random draw in it.
-        on_step: called after every step with its index, the actions and the result.
-    """
-    length = environment.config.episode_length
-    actor.begin(environment.environments, episode)
-    observation = environment.reset(episode)
-    rollout: Rollout[Observation] | None = None
-    for t in range(length):
-        actions, log_prob, value = actor.act(observation, t)
-        rollout = rollout or Rollout(length, observation, actions)
-        rollout.write(t, observation, actions, log_prob, value)
-        step = environment.step(actions)
-        rollout.outcome(t, step.reward, step.done)
-        observation = step.observation
-        if on_step is not None:
-            on_step(t, actions, step)
-    assert rollout is not None
-    return rollout

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from esper.kasmina.transfer import moved
 from esper.simic.rollout import Rollout
-from esper.tamiyo.policy.base import Hidden, Seen, inputs_from, named_inputs
+from esper.tamiyo.policy.interface import ObservationT, RecurrentState, inputs_from, named_inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences(Generic[Seen]):
+class Sequences(Generic[ObservationT]):
     """Whole sequences, stacked along the second axis; leading axes ``[L, M]``.
 
     Attributes:
@@ -26,12 +26,12 @@ class Sequences(Generic[Seen]):
         lengths: steps of each sequence, int64 ``[M]`` on the CPU; None where all are ``L``.
     """
 
-    observation: Seen
+    observation: ObservationT
     actions: Tensor
     log_prob: Tensor
     advantages: Tensor
     targets: Tensor
-    hidden: Hidden
+    hidden: RecurrentState
     weight: Tensor | None = None
     lengths: Tensor | None = None
 
@@ -40,7 +40,7 @@ class Sequences(Generic[Seen]):
         """Number of sequences."""
         return self.actions.shape[1]
 
-    def pick(self, chosen: Tensor) -> "Sequences[Seen]":
+    def pick(self, chosen: Tensor) -> "Sequences[ObservationT]":
         """The sequences ``chosen``, int64 ``[m]``, as long as the longest of them."""
         length = self.actions.shape[0]
         if self.lengths is not None:
@@ -73,7 +73,9 @@ class Sequences(Generic[Seen]):
         return named if self.weight is None else named | {"weight": self.weight}
 
     @classmethod
-    def from_tensors(cls, kind: type[Seen], tensors: dict[str, Tensor]) -> "Sequences[Seen]":
+    def from_tensors(
+        cls, kind: type[ObservationT], tensors: dict[str, Tensor]
+    ) -> "Sequences[ObservationT]":
         """The inverse of ``tensors``, without lengths; ``kind`` is that of the observations."""
         observation, hidden = inputs_from(kind, tensors)
         return cls(
@@ -101,9 +103,9 @@ def segments(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return first, environment, last - first + 1
 
 
-def cut(
-    rollout: Rollout[Seen], observation: Seen, advantages: Tensor, targets: Tensor
-) -> Sequences[Seen]:
+def split_sequences(
+    rollout: Rollout[ObservationT], observation: ObservationT, advantages: Tensor, targets: Tensor
+) -> Sequences[ObservationT]:
     """The sequences of a rollout.
 
     Whole episodes side by side are sequences as they are. Where episodes begin and end within the

@@ -6,8 +6,8 @@ from torch import Tensor
 from esper.kasmina.rng import Purpose
 from esper.leyline.actions import CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
 from esper.tamiyo.policy.action_masks import MaskedCategorical
-from esper.tamiyo.policy.factored_lstm import action_noise
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.noise import action_noise
 
 
 def without_learning(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,10 +15,10 @@ from esper.leyline.stages import Stage
 from esper.tolaria.backends import Backend, EpochResult, Optimisation, Scores, Variant
 from esper.tolaria.bank import DataBank
 from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_first_change
+from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.memory import keep_memory
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
-from esper.tolaria.scaler import LossScales
 
 _ORDINARY = partial(torch.inference_mode, False)
 """Backends are called so: whoever calls, they may take gradients and keep tensors."""

@@ -73,7 +73,7 @@ class Governor:
         self.healthy = torch.ones(rows, dtype=torch.bool, device=device)
         self.kept = [store.clone() for store in self._stores()]
 
-    def judge(self, epoch: EpochResult, scores: Scores, computing: Tensor) -> Tensor:
+    def check(self, epoch: EpochResult, scores: Scores, computing: Tensor) -> Tensor:
         """Judge a step, and remember its losses where they are healthy.
 
         Args:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from esper.kasmina.constants import constant
+from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.tolaria.backends import EpochResult
@@ -101,7 +101,7 @@ def _side_by_side(norms: list[Tensor]) -> Tensor:
 def _tensor_counts(slots: tuple[SlotSpec, ...], blueprint: Tensor) -> Tensor:
     """Parameter tensors of each ``blueprint [N, S]``."""
     # Not cached by slot: equal slots of two hosts may know other blueprints.
-    table = constant(tuple(slot.tensor_counts for slot in slots), blueprint.device)
+    table = cached_tensor(tuple(slot.tensor_counts for slot in slots), blueprint.device)
     return table[torch.arange(len(slots), device=blueprint.device), blueprint]
 
 

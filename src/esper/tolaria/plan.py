@@ -11,7 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from esper.kasmina.constants import constant
+from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedState
 from esper.leyline.actions import BLUEPRINTS, Style
 
@@ -66,7 +66,7 @@ class Seeds:
     @property
     def form(self) -> Tensor:
         """``Form`` of each seed, int64 ``[R, S]``."""
-        return constant(tuple(FORM_OF_STYLE[s] for s in Style), self.style.device)[self.style]
+        return cached_tensor(tuple(FORM_OF_STYLE[s] for s in Style), self.style.device)[self.style]
 
     def varied(self, rows: Tensor, alpha: Tensor) -> "Seeds":
         """Those of ``rows``, int64 ``[M]`` and possibly repeated, that act at ``alpha [M, S]``."""

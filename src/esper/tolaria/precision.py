@@ -33,7 +33,7 @@ class Precision:
 
     @property
     def scaled(self) -> bool:
-        """Whether losses are scaled, see ``tolaria.scaler``: in float16 gradients underflow."""
+        """Whether losses are scaled (``tolaria.loss_scales``): float16 gradients underflow."""
         return self.amp_dtype == torch.float16
 
     @property

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.karn.sanctum.log import EventLog
-from esper.karn.sanctum.moment import Moment
+from esper.karn.sanctum.snapshot import Moment
 from esper.leyline.events import (
     DecisionsMade,
     EpisodeOutcome,

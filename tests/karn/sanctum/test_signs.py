@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from esper.karn.sanctum.formatting import compact, duration, gauge, sparkline, trend, written
 from esper.karn.sanctum.heads import ROWS, State, heads
 from esper.karn.sanctum.palette import DARK, GLYPHS, LIGHT
 from esper.karn.sanctum.rows import FILTERS, SORTS, Row, Status, arranged
-from esper.karn.sanctum.text import compact, duration, gauge, sparkline, trend, written
 from esper.leyline.actions import HEADS
-from esper.leyline.anomalies import Thresholds
+from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.stages import Stage
 from karn.sanctum.events import update
 

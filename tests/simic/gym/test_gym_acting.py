@@ -90,7 +90,7 @@ def test_an_evaluation_plays_with_the_weights_of_then() -> None:
 def test_the_gradient_of_what_was_learned_is_not_cut_off_by_what_is_kept(kind) -> None:
     agent = agent_for(scripted(ENVS), **FAST, **kind)
     rollout = collect(scripted(ENVS), agent, STEPS, 0)
-    with agent.policy.held():
+    with agent.policy.frozen_weights():
         hidden = rollout.hidden or agent.policy.initial_hidden(ENVS)
         said = agent.policy.evaluate_actions(rollout.observation, rollout.actions, hidden)
     (said.log_prob.sum() + said.value.sum()).backward()

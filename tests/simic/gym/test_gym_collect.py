@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.gym.collect import collect
-from esper.simic.gym.environment import GymEnvironments
+from esper.simic.gym.vector_environment import GymEnvironments
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy

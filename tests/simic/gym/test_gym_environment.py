@@ -7,9 +7,9 @@ import torch
 from gymnasium import spaces
 
 from esper.leyline.errors import UsageError
-from esper.simic.gym import tasks
-from esper.simic.gym.environment import GymEnvironments, make
+from esper.simic.gym import memory_tasks as tasks
 from esper.simic.gym.spaces import Actions, actions_of, features_of
+from esper.simic.gym.vector_environment import GymEnvironments, make
 from scripted_gym import OPTIONS, Scripted, scripted
 
 tasks.register()

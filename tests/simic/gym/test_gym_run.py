@@ -20,8 +20,8 @@ from esper.leyline.events import (
 )
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
-from esper.simic.checkpoint import load_checkpoint, load_latest
-from esper.simic.training.gym import GymTrainee, arguments_of
+from esper.simic.run.checkpoint import load_checkpoint, load_latest
+from esper.simic.training.gym_trainee import GymTrainee, arguments_of
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 
 SMALL = ["--envs", "3", "--rollout-steps", "20", "--lstm-hidden", "8", "--ppo-epochs", "2"]

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from esper.kasmina.rng import Purpose
 from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, HEADS, RELEVANT_HEADS, Op
-from esper.tamiyo.policy.factored_lstm import EpisodeNoise, FactoredLSTM, Hidden, action_noise
+from esper.tamiyo.policy.factored_lstm import FactoredLSTM, RecurrentState
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.noise import EpisodeNoise, action_noise
 from synthetic import (
     canonical_action,
     changed,
@@ -78,7 +79,7 @@ def every_action(observation: Observation) -> Tensor:
 def acted(policy: FactoredLSTM, sequence: Observation, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Actions, log-probs and values of acting step by step on ``sequence [T, N]``."""
     steps, environments = sequence.host.shape[:2]
-    hidden: Hidden = policy.initial_hidden(environments)
+    hidden: RecurrentState = policy.initial_hidden(environments)
     taken = []
     for t in range(steps):
         *said, hidden = policy.act(picked(sequence, t), hidden, noise(environments, seed + t))

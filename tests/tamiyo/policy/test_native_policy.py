@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEADS, Op
-from esper.tamiyo.policy.factored_lstm import Evaluation, FactoredLSTM, Hidden, action_noise
+from esper.tamiyo.policy.factored_lstm import Evaluation, FactoredLSTM, RecurrentState
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.native import network
+from esper.tamiyo.policy.noise import action_noise
 from esper.tolaria.backends.native import build
 from support import needs_native
 from synthetic import canonical_action, changed, everything_legal, picked, random_observation
@@ -41,7 +42,7 @@ def moved_policy(width: int, dtype: torch.dtype, seed: int = 0) -> FactoredLSTM:
 
 def scene(
     shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0
-) -> tuple[Observation, Tensor, Hidden]:
+) -> tuple[Observation, Tensor, RecurrentState]:
     """Observations ``[T, N]``, legal actions and a hidden state."""
     steps, environments, slots, width = shape
     seen = random_observation((steps, environments), slots, seed)
@@ -198,14 +199,14 @@ def test_a_policy_that_is_held_says_what_it_says_anyway() -> None:
                 said += [*parts, *hidden]
         return said
 
-    with policy.held():
+    with policy.frozen_weights():
         held = steps()
     assert all(torch.equal(a, b) for a, b in zip(held, steps(), strict=True))
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(1.5)
     changed_weights = steps()
-    with policy.held():
+    with policy.frozen_weights():
         again = steps()
     assert all(torch.equal(a, b) for a, b in zip(again, changed_weights, strict=True))
     assert not torch.equal(again[1], held[1])

@@ -10,10 +10,10 @@ from jinja2 import Environment, StrictUndefined
 from esper.karn.report import tables
 from esper.karn.report.drawing import Picture, styled
 from esper.karn.report.gather import RunData, gather
-from esper.karn.report.growth import growth_pictures
-from esper.karn.report.learning import learning_pictures
-from esper.karn.report.machine import anomaly_pictures, throughput_pictures
-from esper.karn.report.policy import policy_pictures
+from esper.karn.report.growth_figures import growth_pictures
+from esper.karn.report.learning_figures import learning_pictures
+from esper.karn.report.machine_figures import anomaly_pictures, throughput_pictures
+from esper.karn.report.policy_figures import policy_pictures
 from esper.karn.report.tables import Table
 from esper.leyline.errors import UsageError
 

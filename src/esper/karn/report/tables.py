@@ -11,8 +11,8 @@ import numpy as np
 
 from esper.karn.report.gather import RunData
 from esper.karn.report.intervals import Floats, bootstrap
-from esper.karn.report.learning import final_rounds
-from esper.karn.report.machine import anomalies
+from esper.karn.report.learning_figures import final_rounds
+from esper.karn.report.machine_figures import anomalies
 from esper.leyline.config import TrainConfig, flatten
 
 NOTHING = "–"

@@ -5,8 +5,8 @@ from itertools import islice
 
 from rich.text import Text
 
-from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import GLYPHS, Palette
+from esper.karn.sanctum.snapshot import Moment
 from esper.leyline.events import (
     CheckpointSaved,
     GovernorRollback,

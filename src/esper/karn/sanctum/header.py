@@ -5,11 +5,11 @@ from statistics import fmean
 
 from rich.text import Text
 
+from esper.karn.sanctum.formatting import duration, gauge, written
 from esper.karn.sanctum.log import EventLog
-from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.playhead import Playhead
-from esper.karn.sanctum.text import duration, gauge, written
+from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.view import WIDE, Lines
 
 QUIET_SECONDS = 10.0

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from esper.karn.sanctum.text import to_float
+from esper.karn.sanctum.formatting import to_float
 from esper.leyline.actions import HEADS
-from esper.leyline.anomalies import Thresholds
+from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.events import Number, PPOUpdateCompleted
 
 ROWS = (*HEADS, "value")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from esper.karn.sanctum.log import EventLog, Index
-from esper.karn.sanctum.moment import Moment
+from esper.karn.sanctum.snapshot import Moment
 from esper.leyline.events import EpisodeOutcome, EpochCompleted
 
 SPEEDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)

@@ -9,7 +9,7 @@ from rich.style import Style
 from textual.content import Content
 from textual_plotext import PlotextPlot
 
-from esper.karn.sanctum.text import to_float
+from esper.karn.sanctum.formatting import to_float
 from esper.leyline.events import Number
 
 

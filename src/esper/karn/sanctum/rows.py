@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import op_name, stage_name
+from esper.karn.sanctum.snapshot import Moment
 from esper.leyline.events import EpisodeOutcome, EpochCompleted
 from esper.leyline.stages import Stage
 

@@ -15,7 +15,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from esper.karn.sanctum.text import harmless
+from esper.karn.sanctum.formatting import harmless
 
 Cell = Text | str
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from esper.karn.sanctum.moment import Moment
 from esper.karn.sanctum.palette import Palette
+from esper.karn.sanctum.snapshot import Moment
 from esper.leyline.events import AnomalyDetected, GovernorRollback, Number
 
 

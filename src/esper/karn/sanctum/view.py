@@ -4,9 +4,9 @@ from rich.text import Text
 from textual.containers import Vertical
 from textual.widgets import Static
 
-from esper.karn.sanctum.moment import Moment
+from esper.karn.sanctum.formatting import harmless
 from esper.karn.sanctum.palette import Palette
-from esper.karn.sanctum.text import harmless
+from esper.karn.sanctum.snapshot import Moment
 
 WIDE = 140
 """Columns from which on pages stand two abreast."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from functools import cache
 
 from esper.kasmina.blueprints import conv, mlp, sequence
-from esper.kasmina.blueprints.base import Blueprint, Parameters
+from esper.kasmina.blueprints.blueprint import Blueprint, Parameters
 from esper.leyline.actions import BLUEPRINTS, EMPTY, add_blueprint
 from esper.leyline.errors import UsageError
 

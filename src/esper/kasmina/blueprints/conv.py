@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from esper.kasmina.blueprints.base import Blueprint, Parameters
+from esper.kasmina.blueprints.blueprint import Blueprint, Parameters
 from esper.kasmina.ops import (
     conv2d,
     depthwise_conv2d,

@@ -25,7 +25,7 @@ from esper.leyline.errors import UsageError
 Grown = Callable[[Tensor], Tensor]
 
 _LOCK = RLock()
-"""Held while a module is built, for torch has one generator, and while one has others' numbers."""
+"""Held while a module is built or given other weights: torch has one global generator."""
 
 
 class Slot(nn.Module):

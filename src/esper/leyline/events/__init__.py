@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from esper.leyline.events.base import (
+from esper.leyline.events.event import (
     Event,
     Number,
     RoundEvent,
@@ -19,18 +19,7 @@ from esper.leyline.events.base import (
     numbers,
     to_floats,
 )
-from esper.leyline.events.growth import (
-    DecisionsMade,
-    EpochCompleted,
-    GovernorRollback,
-    SeedEvent,
-    SeedFossilized,
-    SeedGerminated,
-    SeedPruned,
-    SeedSignalsMeasured,
-    SeedStageChanged,
-)
-from esper.leyline.events.training import (
+from esper.leyline.events.rounds import (
     AnalyticsSnapshot,
     AnomalyDetected,
     CheckpointSaved,
@@ -43,6 +32,17 @@ from esper.leyline.events.training import (
     TrainingFinished,
     TrainingStarted,
     UpdateRefused,
+)
+from esper.leyline.events.steps import (
+    DecisionsMade,
+    EpochCompleted,
+    GovernorRollback,
+    SeedEvent,
+    SeedFossilized,
+    SeedGerminated,
+    SeedPruned,
+    SeedSignalsMeasured,
+    SeedStageChanged,
 )
 
 __all__ = [

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from esper.leyline.config import TrainConfig
-from esper.simic.agents import agent_class
-from esper.simic.gym.moments import FlatMoments
+from esper.simic.captured_agent import agent_class
+from esper.simic.gym.box_moments import FlatMoments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.simic.gym.environment import Episode, GymEnvironments
+from esper.simic.gym.vector_environment import Episode, GymEnvironments
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.recurrent import FlatObservation
@@ -73,7 +73,7 @@ def collect(
     hidden = agent.hidden
     outcomes = _Outcomes(length, environments.count)
     rollout: Rollout[FlatObservation] | None = None
-    with agent.policy.held():
+    with agent.policy.frozen_weights():
         for t in range(length):
             seen = environments.observation.to(agent.device)
             over = environments.over.copy()

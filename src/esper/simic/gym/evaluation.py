@@ -2,7 +2,7 @@
 
 import torch
 
-from esper.simic.gym.environment import Episode, GymEnvironments
+from esper.simic.gym.vector_environment import Episode, GymEnvironments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation
 
@@ -23,7 +23,7 @@ def play(
     agent.begin(torch.arange(environments.count, device=agent.device), 0)
     first: dict[int, Episode] = {}
     step = 0
-    with agent.policy.held():
+    with agent.policy.frozen_weights():
         while len(first) < environments.count:
             actions, _, _ = agent.act(environments.observation.to(agent.device), step)
             over = torch.from_numpy(environments.over.copy())

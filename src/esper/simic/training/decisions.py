@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from esper.leyline.events import DecisionsMade, Event, nested_numbers, numbers
+from esper.simic.growth.collect import Actor
 from esper.simic.ppo import PPOAgent
-from esper.simic.rollout import Actor
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.base import Hidden
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.interface import RecurrentState
 
 DIGITS = 5
 """Digits of a probability that are told."""
@@ -96,7 +96,7 @@ class WatchedActor:
     def __init__(self, actor: Actor):
         self.actor = actor
         self.last: Decision | None = None
-        self._ops: Callable[[Hidden, ActionMasks], Tensor] | None = None
+        self._ops: Callable[[RecurrentState, ActionMasks], Tensor] | None = None
 
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``Actor.begin``. Decisions are told by the policy as it is now."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from esper.leyline.config import TrainConfig
-from esper.simic.training.gym import GymSummary
+from esper.simic.training.gym_trainee import GymSummary
 from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.trainee import AnyStep
 

@@ -22,9 +22,9 @@ from esper.leyline.events import (
 )
 from esper.leyline.stages import Stage
 from esper.nissa.hub import Hub
-from esper.simic.environment import GrowthEnv
-from esper.simic.rewards import utility
-from esper.simic.step import Step, StepReport, seeds_entering
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.rewards import utility
+from esper.simic.growth.step import Step, StepReport, seeds_entering
 from esper.simic.training.decisions import Decision, DecisionRecord, WatchedActor
 from esper.simic.training.step_events import StepRecord
 from esper.tolaria.governor import Reason
@@ -38,7 +38,7 @@ class RoundSummary:
         round: its number, from 1.
         accuracy: committed validation accuracy of the grown hosts.
         twin_accuracy: of their never-grow twins.
-        utility_gain: utility above the twin's, see ``simic.rewards.utility``.
+        utility_gain: utility above the twin's, see ``simic.growth.rewards.utility``.
         episode_return: sum of rewards.
         added_parameters: in fossilised seeds.
         germinated, fossilised, pruned: seeds an episode.

@@ -16,15 +16,15 @@ from esper.leyline.events import (
 )
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
-from esper.simic.anomalies import AnomalyDetector
-from esper.simic.checkpoint import save
-from esper.simic.disk import sync
 from esper.simic.optimiser import GROUPS
 from esper.simic.ppo import PPOAgent
-from esper.simic.replay import write_refusal
-from esper.simic.run_directory import RunDirectory
+from esper.simic.run.checkpoint import save
+from esper.simic.run.disk import sync
+from esper.simic.run.run_directory import RunDirectory
+from esper.simic.training.anomaly_detector import AnomalyDetector
 from esper.simic.training.observer import Observer
-from esper.simic.training.signals import StopSignal
+from esper.simic.training.replay import write_refusal
+from esper.simic.training.stop_signal import StopSignal
 from esper.simic.training.trainee import AnyStep, Trainee
 
 MOST_REFUSALS = 3

@@ -14,12 +14,12 @@ from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import Task, agree, find_all
 from esper.runtime.text import reading
-from esper.simic.agents import growth_agent
 from esper.simic.compiled import resolve_mode
-from esper.simic.environment import GrowthEnv
+from esper.simic.growth.agent import growth_agent
+from esper.simic.growth.collect import Actor
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
-from esper.simic.rollout import Actor
-from esper.simic.step import GrowthConfig
 from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.features import Observation

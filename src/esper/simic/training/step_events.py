@@ -20,7 +20,7 @@ from esper.leyline.events import (
     numbers,
 )
 from esper.leyline.stages import Stage
-from esper.simic.step import StepReport
+from esper.simic.growth.step import StepReport
 
 _FLOATS = (
     "train_loss",

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 from esper.leyline.config import TrainConfig
 from esper.leyline.events import TrainingStarted
 from esper.nissa.hub import Hub
+from esper.simic.growth.step import Step
 from esper.simic.gym.collect import GymStep
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
-from esper.simic.step import Step
 from esper.tolaria.precision import Precision
 
 AnyStep = Step | GymStep

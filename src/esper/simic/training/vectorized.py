@@ -13,19 +13,19 @@ import torch
 from esper.leyline.config import TrainConfig, check, flatten, unflatten
 from esper.leyline.errors import UsageError
 from esper.nissa.sinks import check_sinks
-from esper.simic.checkpoint import load_latest
-from esper.simic.run_directory import (
+from esper.simic.run.checkpoint import load_latest
+from esper.simic.run.run_directory import (
     RunDirectory,
     fingerprint_differences,
     machine_fingerprint,
     stored_config,
 )
-from esper.simic.training.growth import GrowthTrainee
-from esper.simic.training.gym import GymTrainee
+from esper.simic.training.growth_trainee import GrowthTrainee
+from esper.simic.training.gym_trainee import GymTrainee
 from esper.simic.training.observer import Observer, Unobserved
 from esper.simic.training.session import Session
 from esper.simic.training.setup import resolve_devices
-from esper.simic.training.signals import StopSignal
+from esper.simic.training.stop_signal import StopSignal
 from esper.simic.training.trainee import Trainee
 
 MAY_CHANGE_ON_RESUME = frozenset(

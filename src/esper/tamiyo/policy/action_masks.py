@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.kasmina.constants import constant
+from esper.kasmina.cached_tensors import cached_tensor
 from esper.leyline.actions import (
     CANONICAL_CHOICE,
     CHOICE_HEADS,
@@ -64,7 +64,7 @@ class ActionMasks:
 def relevance(op: Tensor) -> Tensor:
     """Which heads matter for ``op [...]``: bool ``[..., heads]`` in the order of ``HEADS``."""
     table = tuple(tuple(head in RELEVANT_HEADS[o] for head in HEADS) for o in Op)
-    return constant(table, op.device)[op]
+    return cached_tensor(table, op.device)[op]
 
 
 def _choice_tables(device: torch.device) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ def _choice_tables(device: torch.device) -> tuple[Tensor, Tensor]:
     widest = range(max(HEAD_WIDTHS[head] for head in CHOICE_HEADS))
     free = tuple(tuple(i < HEAD_WIDTHS[head] for i in widest) for head in CHOICE_HEADS)
     canonical = tuple(tuple(i == CANONICAL_CHOICE[head] for i in widest) for head in CHOICE_HEADS)
-    return constant(free, device), constant(canonical, device)
+    return cached_tensor(free, device), cached_tensor(canonical, device)
 
 
 class MaskedCategorical:

@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.rng import Purpose, StepBits, to_uniform, uniform
 from esper.leyline.actions import (
     ALPHA_TARGETS,
     BLUEPRINTS,
@@ -23,13 +22,13 @@ from esper.leyline.actions import (
     Op,
 )
 from esper.tamiyo.policy.action_masks import ActionMasks, MaskedCategorical, relevance
-from esper.tamiyo.policy.base import Evaluation, Hidden, Policy, full_precision, upcast
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
     HOST_FEATURES,
     SLOT_FEATURES,
     Observation,
 )
+from esper.tamiyo.policy.interface import Evaluation, Policy, RecurrentState, full_precision, upcast
 from esper.tamiyo.policy.native import network as native
 
 OP_BIAS: dict[Op, float] = {
@@ -114,7 +113,7 @@ class FactoredLSTM(Policy[Observation]):
         self.register_buffer("choice_places", places, persistent=False)
         self._initialise()
         self._for_native = self._native_sizes(), self._native_parameters()
-        self._held: native.Held | None = None
+        self._held: native.PackedWeights | None = None
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
@@ -139,7 +138,7 @@ class FactoredLSTM(Policy[Observation]):
     def _choice_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.choice_heads.values() if isinstance(layer, nn.Linear)]
 
-    def initial_hidden(self, environments: int) -> Hidden:
+    def initial_hidden(self, environments: int) -> RecurrentState:
         """See ``Policy.initial_hidden``."""
         zeros = self.op_embedding.weight.new_zeros(1, environments, self.lstm_hidden)
         return zeros, zeros.clone()
@@ -156,8 +155,8 @@ class FactoredLSTM(Policy[Observation]):
 
     @torch.no_grad()
     def act(
-        self, observation: Observation, hidden: Hidden, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
+        self, observation: Observation, hidden: RecurrentState, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, RecurrentState]:
         """See ``Policy.act``."""
         if self._computes_natively(observation, hidden):
             sizes, parameters = self._for_native
@@ -199,15 +198,15 @@ class FactoredLSTM(Policy[Observation]):
         return actions, log_prob, self._value(memory, observation)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """See ``Policy.held``."""
-        self._held = native.Held()
+    def frozen_weights(self) -> Iterator[None]:
+        """See ``Policy.frozen_weights``."""
+        self._held = native.PackedWeights()
         try:
             yield
         finally:
             self._held = None
 
-    def op_teller(self) -> Callable[[Hidden, ActionMasks], Tensor]:
+    def op_teller(self) -> Callable[[RecurrentState, ActionMasks], Tensor]:
         """Tells the probability of each op in a step, ``[N, ops]``, by the weights as they are now.
 
         It is given what memory was after the step, for the LSTM's state is its output then.
@@ -215,7 +214,7 @@ class FactoredLSTM(Policy[Observation]):
         return partial(_op_probabilities, copy.deepcopy(self.op_head))
 
     def evaluate_actions(
-        self, observation: Observation, actions: Tensor, hidden: Hidden
+        self, observation: Observation, actions: Tensor, hidden: RecurrentState
     ) -> Evaluation:
         """See ``Policy.evaluate_actions``."""
         if self._computes_natively(observation, hidden):
@@ -225,7 +224,7 @@ class FactoredLSTM(Policy[Observation]):
             )
         return super().evaluate_actions(observation, actions, hidden)
 
-    def _computes_natively(self, observation: Observation, hidden: Hidden) -> bool:
+    def _computes_natively(self, observation: Observation, hidden: RecurrentState) -> bool:
         weight = self.op_embedding.weight
         inputs = (observation.host, observation.slots, observation.critic, *hidden)
         return (
@@ -286,20 +285,20 @@ class FactoredLSTM(Policy[Observation]):
             features = self.encoder(torch.cat([observation.host, pooled], -1))
         return features, upcast(slots)
 
-    def remember(self, features: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+    def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """See ``Policy.remember``."""
         with self.trunk_precision(features.device):
             memory, (h, c) = self.lstm(features, hidden)
         return upcast(memory), (upcast(h), upcast(c))
 
-    def judge(
+    def evaluate_heads(
         self,
         memory: Tensor,
         encoded: tuple[Tensor, ...],
         observation: Observation,
         actions: Tensor,
     ) -> Evaluation:
-        """See ``Policy.judge``; one padded log-softmax for all heads."""
+        """See ``Policy.evaluate_heads``; one padded log-softmax for all heads."""
         with full_precision(memory.device):
             return self._judged(memory, encoded[1], observation, actions)
 
@@ -354,7 +353,7 @@ class FactoredLSTM(Policy[Observation]):
 
 
 @torch.no_grad()
-def _op_probabilities(op_head: Head, hidden: Hidden, masks: ActionMasks) -> Tensor:
+def _op_probabilities(op_head: Head, hidden: RecurrentState, masks: ActionMasks) -> Tensor:
     with full_precision(hidden[0].device):
         logits = op_head(hidden[0][-1])
         return MaskedCategorical(logits, masks.ops, validate=False).log_probs.exp()
@@ -374,35 +373,3 @@ def _widened(x: Tensor, width: int) -> Tensor:
     if x.shape[-1] == width:
         return x
     return nn.functional.pad(x, (0, width - x.shape[-1]))
-
-
-def action_noise(
-    seed: int,
-    environments: Tensor,
-    episode: int,
-    step: int,
-    widest: int,
-    purpose: int = Purpose.ACTION,
-) -> Tensor:
-    """Uniform numbers for ``FactoredLSTM.act``, keyed by environment, ``[N, heads, widest]``."""
-    drawn = uniform(seed, environments, purpose, episode, step, len(HEADS) * widest)
-    return drawn.view(len(environments), len(HEADS), widest)
-
-
-class EpisodeNoise:
-    """``action_noise`` of an episode's steps, drawn for many steps in one go."""
-
-    def __init__(
-        self, seed: int, environments: Tensor, episode: int, widest: int, heads: int = len(HEADS)
-    ):
-        self.shape = len(environments), heads, widest
-        self.bits = StepBits(seed, environments, Purpose.ACTION, episode, heads * widest)
-        self.words = self.noise = self.bits.bits
-
-    def at(self, step: int) -> Tensor:
-        """That of ``step``, ``[N, heads, widest]``."""
-        self.bits.at(step)
-        if self.words is not self.bits.bits:
-            self.words = self.bits.bits
-            self.noise = to_uniform(self.words).view(-1, *self.shape)
-        return self.noise[step - self.bits.begin]

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from esper.kasmina.constants import Table, constant
+from esper.kasmina.cached_tensors import Table, cached_tensor
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op, Style
@@ -179,7 +179,7 @@ def host_features(
             shares,
             flags[:, :1],
             OPS[progress.last_op],
-            constant(((log_size(host_parameters),),), device).expand(count, 1),
+            cached_tensor(((log_size(host_parameters),),), device).expand(count, 1),
             (seed_parameters.sum(1, keepdim=True).float() / host_parameters).log1p(),
             1.0 - living.float() / most_seeds(max_seeds, slots),
             flags[:, 1:],
@@ -251,7 +251,7 @@ def slot_features(
         ],
         -1,
     ).masked_fill(~living, 0.0)
-    place = constant(places(slots), living.device).expand(len(living), -1, -1)
+    place = cached_tensor(places(slots), living.device).expand(len(living), -1, -1)
     features = torch.cat([living.float(), STAGES[state.stage], seeds, place], -1)
     assert features.shape[-1] == len(SLOT_FEATURES)
     return features

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.tamiyo.policy.action_masks import MaskedCategorical
-from esper.tamiyo.policy.base import Evaluation, Hidden, Policy, full_precision, upcast
+from esper.tamiyo.policy.interface import Evaluation, Policy, RecurrentState, full_precision, upcast
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Trunk(nn.Module):
         self.width = memory or encoder
         self._cell: list[Tensor] | None = None
 
-    def remember(self, features: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+    def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """Output ``[T, N, width]`` for encoded features, and the state after them."""
         if self.lstm is None:
             return features, ()
@@ -86,8 +86,8 @@ class Trunk(nn.Module):
         return torch.is_autocast_enabled(features.device.type)
 
     def _step(
-        self, weights: list[Tensor], features: Tensor, hidden: Hidden
-    ) -> tuple[Tensor, Hidden]:
+        self, weights: list[Tensor], features: Tensor, hidden: RecurrentState
+    ) -> tuple[Tensor, RecurrentState]:
         """One step. On a CPU a whole layer repacks its weights in every call, which for a single
         step costs more than the step; in half precision it must be the layer that learns, too."""
         h, c = torch.lstm_cell(features, [state[0] for state in hidden], *weights)
@@ -161,7 +161,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
         """The actor's, and the critic's where it has its own."""
         return [trunk for trunk in self.trunks if isinstance(trunk, Trunk)]
 
-    def initial_hidden(self, environments: int) -> Hidden:
+    def initial_hidden(self, environments: int) -> RecurrentState:
         """See ``Policy.initial_hidden``. State and cell of each trunk."""
         if not self.memory_width:
             return ()
@@ -192,7 +192,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
             encoded = [trunk.encoder(observation.features) for trunk in self._trunks()]
             return (encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1),)
 
-    def remember(self, features: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+    def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """See ``Policy.remember``; outputs side by side, ``[T, N, trunks * width]``."""
         trunks = self._trunks()
         outputs: list[Tensor] = []
@@ -208,9 +208,9 @@ class RecurrentPolicy(Policy[FlatObservation]):
         return upcast(memory), tuple(upcast(state) for state in after)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """See ``Policy.held``. Not on a device: a graph captured there would read what was kept
-        even after the weights have changed."""
+    def frozen_weights(self) -> Iterator[None]:
+        """See ``Policy.frozen_weights``. CPU only: a captured CUDA graph would read the packed weights
+        even after an update."""
         if self.get_buffer("places").device.type != "cpu":
             yield
             return
@@ -225,14 +225,14 @@ class RecurrentPolicy(Policy[FlatObservation]):
             for trunk in self._trunks():
                 trunk.let_go()
 
-    def judge(
+    def evaluate_heads(
         self,
         memory: Tensor,
         encoded: tuple[Tensor, ...],
         observation: FlatObservation,
         actions: Tensor,
     ) -> Evaluation:
-        """See ``Policy.judge``; one padded log-softmax for all heads."""
+        """See ``Policy.evaluate_heads``; one padded log-softmax for all heads."""
         with full_precision(memory.device):
             distribution = self._distribution(memory, observation)
             log_prob = distribution.log_prob(actions).sum(-1)
@@ -241,8 +241,8 @@ class RecurrentPolicy(Policy[FlatObservation]):
 
     @torch.no_grad()
     def act(
-        self, observation: FlatObservation, hidden: Hidden, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
+        self, observation: FlatObservation, hidden: RecurrentState, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, RecurrentState]:
         """See ``Policy.act``."""
         (features,) = self.encode(observation)
         memory, hidden = self.remember(features[None], hidden)

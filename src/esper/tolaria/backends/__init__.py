@@ -7,9 +7,9 @@ from typing import Protocol
 from torch import Tensor
 
 from esper.kasmina.stack import Stack
+from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
-from esper.tolaria.scaler import LossScales
 
 
 @dataclass(frozen=True, slots=True)

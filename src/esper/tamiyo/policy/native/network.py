@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from esper.leyline.actions import CANONICAL_CHOICE, HEADS, RELEVANT_HEADS, Op
-from esper.tamiyo.policy.base import Hidden
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.interface import RecurrentState
 from esper.tamiyo.policy.native.interface import (
     CHOOSE,
     Library,
@@ -88,7 +88,7 @@ class _Result:
     entropy: Tensor
     value: Tensor
     choice: Tensor
-    hidden: Hidden
+    hidden: RecurrentState
 
 
 class _Network:
@@ -106,7 +106,7 @@ class _Network:
             self.handle = c_void_p()
 
 
-class Held:
+class PackedWeights:
     """The network with its weights laid out, for steps of one shape between which none changes."""
 
     def __init__(self) -> None:
@@ -136,11 +136,11 @@ def act(
     sizes: Sizes,
     parameters: Sequence[Tensor],
     observation: Observation,
-    hidden: Hidden,
+    hidden: RecurrentState,
     noise: Tensor | None,
     threads: int,
-    held: Held | None,
-) -> tuple[Tensor, Tensor, Tensor, Hidden]:
+    held: PackedWeights | None,
+) -> tuple[Tensor, Tensor, Tensor, RecurrentState]:
     """See ``FactoredLSTM.act``."""
     heads = 2 + len(sizes.widths)
     actions = torch.empty(len(observation.host), heads, dtype=torch.long)
@@ -149,7 +149,7 @@ def act(
     if noise is not None:
         call.uniform, call.widest = at.to(noise, torch.float32), noise.shape[-1]
     library, shape = library_for(parameters[0].dtype), observation.slots.shape
-    (held or Held()).forward(library, sizes, parameters, call, shape, threads)
+    (held or PackedWeights()).forward(library, sizes, parameters, call, shape, threads)
     return result.actions, result.log_prob, result.value, result.hidden
 
 
@@ -158,7 +158,7 @@ def evaluate(
     parameters: Sequence[Tensor],
     observation: Observation,
     actions: Tensor,
-    hidden: Hidden,
+    hidden: RecurrentState,
     threads: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What ``Evaluation`` holds, in its order; see ``FactoredLSTM.evaluate_actions``."""
@@ -177,7 +177,7 @@ class _Evaluate(torch.autograd.Function):
         sizes: Sizes,
         observation: Observation,
         actions: Tensor,
-        hidden: Hidden,
+        hidden: RecurrentState,
         threads: int,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -213,7 +213,7 @@ class _Evaluate(torch.autograd.Function):
 
 
 def _call(
-    sizes: Sizes, observation: Observation, actions: Tensor, hidden: Hidden
+    sizes: Sizes, observation: Observation, actions: Tensor, hidden: RecurrentState
 ) -> tuple[PolicyCall, _Result, Pointers]:
     """A call on ``observation [T, N]``, or on one step ``[N]``, and what it fills."""
     leading, dtype = actions.shape[:-1], observation.host.dtype

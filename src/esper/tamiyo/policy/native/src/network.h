@@ -61,9 +61,9 @@ class PolicyNetwork {
       heads_back(block, d_log_prob, d_entropy, d_value);
       backward(block);
     });
-    const auto lessons = all_lessons(gradients);
-    in_parallel(int64_t(lessons.size()), threads, [&](int, int64_t lesson) {
-      for (int64_t block = 0; block < blocks_; ++block) lessons[size_t(lesson)](block);
+    const auto gradient_tasks = all_gradient_tasks(gradients);
+    in_parallel(int64_t(gradient_tasks.size()), threads, [&](int, int64_t task) {
+      for (int64_t block = 0; block < blocks_; ++block) gradient_tasks[size_t(task)](block);
     });
   }
 
@@ -188,7 +188,7 @@ class PolicyNetwork {
     decide_op(block);
     decide_slot(block);
     decide_choices(block);
-    judge(block);
+    evaluate_heads(block);
   }
 
   // The inputs of a block; rows of environments that do not exist are 0.
@@ -335,7 +335,7 @@ class PolicyNetwork {
     call_.choice[i * heads_ + head] = matters && options.free();
   }
 
-  void judge(int64_t block) {
+  void evaluate_heads(int64_t block) {
     const Matrix<T> hidden = of(values_hidden_, block), values = of(values_, block);
     value_hidden_.forward(of(seen_, block), rows_, hidden);
     rectify(hidden, rows_);
@@ -455,7 +455,7 @@ class PolicyNetwork {
   using Lesson = std::function<void(int64_t)>;
 
   // What one block adds to some parameters' gradients. No two write to the same numbers.
-  std::vector<Lesson> all_lessons(T* const* gradients) {
+  std::vector<Lesson> all_gradient_tasks(T* const* gradients) {
     std::vector<Lesson> all;
     const auto of_rows = [&](const Linear<T>& map, Matrix<T> dy, Matrix<T> x) {
       all.push_back([=, &map](int64_t block) {

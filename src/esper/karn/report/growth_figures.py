@@ -1,0 +1,294 @@
+"""Pictures of seeds: how many, where and when, what became of them, and their lives."""
+
+from collections import Counter
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from esper.karn.report.drawing import (
+    BAD,
+    GOOD,
+    INK,
+    MUTED,
+    SERIES,
+    STAGE_COLOURS,
+    SURFACE,
+    WIDE,
+    Picture,
+    guide,
+    legend,
+    missing,
+    new_figure,
+    panels,
+    picture,
+)
+from esper.karn.report.gather import RunData
+from esper.karn.report.learning_figures import (
+    INTERVAL,
+    band,
+    colour_of,
+    dashes_of,
+    final_rounds,
+    name_of,
+)
+from esper.karn.report.lives import FATES, Birth, SeedLife
+
+MOST_LANES = 24
+"""Slots whose seeds are drawn, a lane each."""
+
+MOST_KINDS = 16
+"""Rows of blueprint and slot in a picture; the rarest beyond are left to the table."""
+
+THICKNESS = {
+    "GERMINATED": 0.25,
+    "TRAINING": 0.4,
+    "BLENDING": 0.58,
+    "HOLDING": 0.72,
+    "FOSSILISED": 0.86,
+}
+"""A seed's bar grows with its stage, for whoever does not see the colours."""
+
+FATE_COLOURS = dict(zip(FATES, (GOOD, SERIES[0], BAD, MUTED), strict=True))
+FATE_MARKS = dict(zip(FATES, ("D", "o", "X", "v"), strict=True))
+
+NOT_RECORDED = "Lives of seeds are recorded from --telemetry-level normal on; this was less."
+NO_SEED = "No seed germinated in a whole round."
+
+
+def growth_pictures(runs: list[RunData]) -> list[Picture]:
+    """How many seeds, which blueprints where and when, and lives of the last round."""
+    whole = [run for run in runs if len(run.rounds)]
+    if not whole:
+        return []
+    return [
+        _counts(whole),
+        *(picture for run in whole for picture in _births(whole, run)),
+        *(_lives(whole, run) for run in whole),
+    ]
+
+
+def _counts(runs: list[RunData]) -> Picture:
+    names = ("germinated", "fossilised", "pruned")
+    figure, grid = panels(3, 3, 2.4, sharey=True)
+    for axes, name in zip(grid, names, strict=True):
+        axes.set_title(name)
+        for run in runs:
+            colour, label = colour_of(runs, run), name_of(runs, run)
+            dashes = dashes_of(runs, run)
+            band(axes, run.rounds, run.outcomes[name], colour, label, dashes)
+    grid[0].set_ylabel("seeds an episode")
+    legend(figure)
+    return picture(figure, "Seeds an episode", f"How many, by what became of them. {INTERVAL}.")
+
+
+def _births(runs: list[RunData], run: RunData) -> list[Picture]:
+    """What was germinated in the last tenth of the rounds, by blueprint and slot."""
+    last = run.rounds[final_rounds(run)]
+    births = sum((run.lives.births.get(int(number), Counter()) for number in last), Counter())
+    title = f"Blueprints{_of(runs, run)}"
+    if not births:
+        return [missing(title, _why_no_lives(run))]
+    kinds: Counter[str] = Counter()
+    for birth, count in births.items():
+        kinds[_kind(run, birth)] += count
+    rows = [kind for kind, _ in kinds.most_common(MOST_KINDS)][::-1]
+    span = f"Rounds {last[0]:.0f} to {last[-1]:.0f}." if len(last) > 1 else f"Round {last[0]:.0f}."
+    return [
+        _fates(title, span, run, births, rows),
+        _times(f"When they germinated{_of(runs, run)}", span, run, births, rows),
+    ]
+
+
+def _fates(title: str, span: str, run: RunData, births: Counter[Birth], rows: list[str]) -> Picture:
+    figure = new_figure(height=_height(rows), left=_room(rows))
+    axes = figure.add_subplot(xlabel="seeds", yticks=range(len(rows)), yticklabels=rows)
+    axes.grid(axis="y", visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    before = np.zeros(len(rows))
+    for fate in FATES:
+        counts = np.zeros(len(rows))
+        for birth, count in births.items():
+            if birth.fate == fate and _kind(run, birth) in rows:
+                counts[rows.index(_kind(run, birth))] += count
+        some = np.flatnonzero(counts)
+        if len(some):
+            axes.barh(
+                some,
+                counts[some],
+                left=before[some],
+                color=FATE_COLOURS[fate],
+                edgecolor=SURFACE,
+                height=0.62,
+                label=f"{fate} ({counts.sum():.0f})",
+            )
+        before += counts
+    legend(figure)
+    text = f"What became of each blueprint, by slot. {span}"
+    return picture(figure, title, text)
+
+
+def _times(title: str, span: str, run: RunData, births: Counter[Birth], rows: list[str]) -> Picture:
+    figure = new_figure(height=_height(rows), left=_room(rows))
+    axes = figure.add_subplot(
+        xlabel="step of the episode", yticks=range(len(rows)), yticklabels=rows
+    )
+    axes.set(xlim=(0, run.started.episode_length + 1), ylim=(-0.6, len(rows) - 0.4))
+    most = max(births.values())
+    for fate in FATES:
+        found = [
+            (birth.step, rows.index(_kind(run, birth)), count)
+            for birth, count in births.items()
+            if birth.fate == fate and _kind(run, birth) in rows
+        ]
+        if not found:
+            continue
+        steps, places, counts = np.array(found, dtype=float).T
+        axes.scatter(
+            steps,
+            places + 0.15 * (1 - FATES.index(fate)),
+            s=12 + 110 * counts / most,
+            marker=FATE_MARKS[fate],
+            color=FATE_COLOURS[fate],
+            alpha=0.65,
+            linewidths=0,
+        )
+        style = {"marker": FATE_MARKS[fate], "color": FATE_COLOURS[fate]}
+        guide(axes.plot([], [], linestyle="none", label=fate, **style)[0])  # type: ignore[arg-type]
+    legend(figure)
+    return picture(
+        figure, title, f"Step of germination; the larger the mark, the more seeds. {span}"
+    )
+
+
+def _lives(runs: list[RunData], run: RunData) -> Picture:
+    """Seeds of some episodes of the last whole round, with the curve of the middle one."""
+    title = f"Lives of seeds{_of(runs, run)}"
+    if not run.lives.last:
+        return missing(title, _why_no_lives(run))
+    shown = _lanes(run)
+    heights = [*([1.6] if run.episode else []), 0.21 * max(3, len(shown))]
+    names = [f"{environment} {_slot(run, environment, slot)}" for environment, slot in shown]
+    figure = new_figure(WIDE, sum(heights) + 1.3, _room(names))
+    figure.subplots_adjust(
+        hspace=0.5 / (sum(heights) / len(heights)), top=1 - 0.3 / figure.get_figheight()
+    )
+    grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
+    middle = _middle(run)
+    if run.episode is not None:
+        _episode(grid[0, 0], run, middle)
+    _gantt(grid[-1, 0], run, shown, middle)
+    grid[-1, 0].set_xlabel("step of the episode")
+    some = len({environment for environment, _ in shown})
+    return picture(
+        figure,
+        title,
+        f"Round {run.rounds[-1]:.0f}: {some} of {run.gain.shape[1]} environments, a lane a slot. "
+        "Bars grow with the stage; a diamond is a seed that was fossilised, a cross one that was "
+        "pruned."
+        + (
+            f" Above: accuracy of environment {middle}, the one of middle gain, against its twin."
+            if run.episode
+            else ""
+        ),
+    )
+
+
+def _lanes(run: RunData) -> list[tuple[int, int]]:
+    """Environments and slots to draw: those in which most lived, the middle one among them."""
+    lived = Counter(life.environment for life in run.lives.last)
+    order = sorted(lived, key=lambda environment: (environment != _middle(run), environment))
+    lanes: list[tuple[int, int]] = []
+    for environment in order:
+        slots = sorted({s.slot for s in run.lives.last if s.environment == environment})
+        if len(lanes) + len(slots) > MOST_LANES and lanes:
+            break
+        lanes += [(environment, slot) for slot in slots[:MOST_LANES]]
+    return sorted(lanes)
+
+
+def _middle(run: RunData) -> int:
+    """The environment of median gain among those in which seeds lived."""
+    lived = sorted({life.environment for life in run.lives.last})
+    gains = np.nan_to_num(run.gain[-1][lived], nan=-np.inf)
+    return lived[int(np.argsort(gains, kind="stable")[len(lived) // 2])]
+
+
+def _episode(axes: Axes, run: RunData, environment: int) -> None:
+    assert run.episode is not None
+    steps, own = run.episode.steps, run.episode.grown[:, environment]
+    axes.plot(steps, 100 * own, color=SERIES[0])
+    axes.plot(steps, 100 * run.episode.twin[:, environment], ":", color=MUTED)
+    axes.set_ylabel("accuracy, %")
+    axes.set_title(f"environment {environment}: grown, and its twin dotted")
+
+
+def _gantt(axes: Axes, run: RunData, lanes: list[tuple[int, int]], middle: int) -> None:
+    place = {lane: len(lanes) - 1 - i for i, lane in enumerate(lanes)}
+    last = run.started.episode_length
+    for life in run.lives.last:
+        if (life.environment, life.slot) in place:
+            _bar(axes, life, place[life.environment, life.slot], last)
+    labels = [f"{environment} {_slot(run, environment, slot)}" for environment, slot in place]
+    axes.set(yticks=list(place.values()), yticklabels=labels, ylim=(-0.7, len(lanes) - 0.3))
+    for text, (environment, _) in zip(axes.get_yticklabels(), place, strict=True):
+        text.set_fontweight("bold" if environment == middle else "normal")
+    axes.set_xlim(0, last + 1.5)
+    axes.grid(axis="y", visible=False)
+    for environment, slot in lanes:
+        if (environment, slot - 1) not in place and place[environment, slot] < len(lanes) - 1:
+            edge = place[environment, slot] + 0.5
+            guide(axes.axhline(edge, color=MUTED, linewidth=0.3))
+    stages = [Patch(color=colour, label=name.lower()) for name, colour in STAGE_COLOURS.items()]
+    axes.legend(handles=stages, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
+
+
+def _bar(axes: Axes, life: SeedLife, lane: int, last: int) -> None:
+    end = life.end if life.end is not None else last + 0.5
+    ends = [*(step for step, _ in life.stages[1:]), end]
+    for (begin, stage), until in zip(life.stages, ends, strict=True):
+        if stage in THICKNESS and until > begin:
+            colour, thick = STAGE_COLOURS[stage], THICKNESS[stage]
+            axes.barh(lane, until - begin, left=begin, height=thick, color=colour, linewidth=0)
+    kept = [step for step, stage in life.stages if stage == "FOSSILISED"]
+    if kept:
+        axes.plot(kept[-1], lane, "D", color=INK, markersize=3.5)
+    elif life.end is not None:
+        axes.plot(life.end, lane, "X" if life.fate == "pruned" else "v", color=BAD, markersize=5)
+    late = life.born > 0.85 * last
+    axes.annotate(life.blueprint, (life.born, lane), (-2 if late else 2, 0), fontsize=7,
+                  va="center", ha="right" if late else "left",
+                  textcoords="offset points")  # fmt: skip
+
+
+def _kind(run: RunData, birth: Birth) -> str:
+    """Blueprint and slot in words."""
+    return f"{birth.blueprint} {_slot_name(run, birth.task, birth.slot)}"
+
+
+def _slot(run: RunData, environment: int, slot: int) -> str:
+    return _slot_name(run, str(run.tasks[-1, environment]), slot)
+
+
+def _slot_name(run: RunData, task: str, slot: int) -> str:
+    slots = dict(zip(run.started.tasks, run.started.slots, strict=False)).get(task, [])
+    return slots[slot] if slot < len(slots) else f"slot {slot}"
+
+
+def _height(rows: list[str]) -> float:
+    return 0.9 + 0.22 * max(6, len(rows))
+
+
+def _room(words: list[str]) -> float:
+    """Inches beside the axes that the longest of ``words`` takes."""
+    return 0.3 + 0.066 * max(map(len, words))
+
+
+def _of(runs: list[RunData], run: RunData) -> str:
+    return f": {run.label}" if len(runs) > 1 else ""
+
+
+def _why_no_lives(run: RunData) -> str:
+    level = run.started.level or run.config.get("settings", {}).get("telemetry_level")
+    return NOT_RECORDED if level == "minimal" else NO_SEED

@@ -1,0 +1,92 @@
+"""Pictures of how fast it went and of what went wrong."""
+
+from collections import Counter
+
+import numpy as np
+
+from esper.karn.report.drawing import (
+    BAD,
+    WIDE,
+    Picture,
+    legend,
+    missing,
+    new_figure,
+    picture,
+)
+from esper.karn.report.gather import RunData
+from esper.karn.report.intervals import blocks
+from esper.karn.report.learning_figures import colour_of, dashes_of, dot, name_of, whole_rounds
+
+MAY_BE_UNDEFINED = "explained_variance"
+"""It has no value where returns do not vary."""
+
+NO_TIME = "No round was timed."
+
+
+def throughput_pictures(runs: list[RunData]) -> list[Picture]:
+    """Environment steps a second, and where the time of a round went."""
+    timed = [run for run in runs if len(run.timed)]
+    if not timed:
+        return [missing("Throughput", NO_TIME)]
+    speed, seconds = new_figure(), new_figure()
+    axes = speed.add_subplot(xlabel="round", ylabel="environment steps a second")
+    below = seconds.add_subplot(xlabel="round", ylabel="seconds a round")
+    for run in timed:
+        colour, dashes, label = colour_of(timed, run), dashes_of(timed, run), name_of(timed, run)
+        x, rows = blocks(run.timed, np.column_stack([run.speed, *run.seconds]))
+        axes.plot(x, rows[:, 0], dashes, color=colour, label=label, marker=dot(x))
+        suffix = f" {run.label}" if len(timed) > 1 else ""
+        for column, name, line in ((1, "rollout", "-"), (2, "update", ":")):
+            below.plot(x, rows[:, column], line, color=colour, marker=dot(x), label=name + suffix)
+    for figure, each in ((speed, axes), (seconds, below)):
+        each.set_ylim(bottom=0)
+        whole_rounds(each)
+        legend(figure)
+    return [
+        picture(speed, "Throughput", "Steps of all environments, updates included."),
+        picture(seconds, "Time of a round", "Wall time of its two halves."),
+    ]
+
+
+def anomaly_pictures(runs: list[RunData]) -> list[Picture]:
+    """When what went wrong."""
+    found = [(run, kinds) for run in runs if (kinds := anomalies(run))]
+    if not found:
+        return [missing("Anomalies", "None were recorded.")]
+    names = list(dict.fromkeys(name for _, kinds in found for _, name in kinds))[::-1]
+    room = 0.3 + 0.066 * max(map(len, names))
+    figure = new_figure(WIDE, 0.8 + 0.28 * max(2, len(names)), room)
+    axes = figure.add_subplot(xlabel="round", yticks=range(len(names)), yticklabels=names)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    whole_rounds(axes)
+    for run, kinds in found:
+        rounds, places = np.array([(r, names.index(n)) for r, n in kinds], dtype=float).T
+        counts = np.array(list(kinds.values()), dtype=float)
+        colour = BAD if len(runs) == 1 else colour_of(runs, run)
+        size = 20 + 60 * counts / counts.max()
+        axes.scatter(rounds, places, s=size, marker="X", color=colour, alpha=0.7, linewidths=0,
+                     label=name_of(runs, run))  # fmt: skip
+    legend(figure)
+    return [picture(figure, "Anomalies", "The larger the mark, the more of them in the round.")]
+
+
+def anomalies(run: RunData) -> Counter[tuple[int, str]]:
+    """How often what went wrong, by round and name."""
+    found = Counter((event.round, event.kind.replace("_", " ")) for event in run.anomalies)
+    for (number, reason), count in run.rollbacks.items():
+        found[number, f"rollback: {reason.lower().replace('_', ' ')}"] += count
+    if run.started.schema < 3:
+        found += _unnoticed(run)
+    return found
+
+
+def _unnoticed(run: RunData) -> Counter[tuple[int, str]]:
+    """What can be seen in the updates of a run that did not look for anomalies itself."""
+    found: Counter[tuple[int, str]] = Counter()
+    for name, values in run.metrics.items():
+        if not name.startswith(MAY_BE_UNDEFINED):
+            for number in run.updates[~np.isfinite(values)]:
+                found[int(number), f"not finite: {name}"] += 1
+    for number in run.updates[run.metrics.get("refused", np.zeros(len(run.updates))) > 0]:
+        found[int(number), "minibatches refused"] += 1
+    return found

@@ -1,0 +1,162 @@
+"""Pictures of the learner: losses, trust region, every head's entropy and gradient, schedules."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
+from numpy.typing import NDArray
+
+from esper.karn.report.drawing import (
+    BAD,
+    MUTED,
+    Picture,
+    legend,
+    missing,
+    panels,
+    picture,
+)
+from esper.karn.report.gather import RunData
+from esper.karn.report.intervals import Floats, blocks
+from esper.karn.report.learning_figures import colour_of, dashes_of, dot, name_of, whole_rounds
+
+LEARNER = {
+    "policy_loss": "policy loss",
+    "value_loss": "value loss",
+    "explained_variance": "explained variance",
+    "explained_variance_within_step": "the same within a step",
+    "approx_kl": "approximate KL, nats",
+    "clip_fraction": "share of ratios clipped",
+    "ratio_max": "largest ratio",
+    "grad_norm": "gradient norm, unclipped",
+}
+"""Metrics of an update, and what they are called."""
+
+ENTROPY, CHOICE, GRADIENT = "head_entropy/", "head_choice/", "head_grad_norms/"
+
+SCHEDULED = ("learning_rate", "entropy_weight", "clip")
+"""Metrics that a schedule sets; also those that begin with one of them and a slash."""
+
+_NONE: Floats = np.empty(0)
+
+NO_UPDATE = "The policy does not learn: there were no updates."
+
+
+def policy_pictures(runs: list[RunData]) -> list[Picture]:
+    """Pictures of all updates; a sentence where there was none."""
+    learned = [run for run in runs if len(run.updates)]
+    if not learned:
+        return [missing("Updates", NO_UPDATE)]
+    return [
+        _metrics(learned, "Updates", "Of each update.", LEARNER),
+        _metrics(
+            learned,
+            "Entropy of each head",
+            "Mean over the decisions in which the head had a choice, in nats; a ring at the bottom "
+            "marks an update in which it never had one.",
+            _heads(learned, ENTROPY),
+        ),
+        _metrics(
+            learned,
+            "Gradient norm of each head",
+            "Of the head's own parameters, logarithmic. At the bottom a cross marks an update in "
+            "which a gradient was missing, which is never drawn as 0, and a ring one in which it "
+            "was exactly 0, as in a head that had nothing to decide.",
+            _heads(learned, GRADIENT),
+            logarithmic=True,
+        ),
+        _metrics(
+            learned, "Schedules", "What was set for each update.", _scheduled(learned), bottom=0.0
+        ),
+    ]
+
+
+def _metrics(
+    runs: list[RunData],
+    title: str,
+    text: str,
+    names: dict[str, str],
+    logarithmic: bool = False,
+    bottom: float | None = None,
+) -> Picture:
+    """Small panels with a shared abscissa, one a metric; those that no run has are left out."""
+    present = {
+        name: label for name, label in names.items() if any(name in run.metrics for run in runs)
+    }
+    if not present:
+        return missing(title, "The run did not record this.")
+    figure, grid = panels(len(present), 4, 1.9)
+    for axes, (name, label) in zip(grid, present.items(), strict=True):
+        axes.set_title(label)
+        axes.margins(y=0.15)
+        for run in runs:
+            if name not in run.metrics:
+                continue
+            unplaced = _unplaced(run, name, logarithmic)
+            placed = ~np.any([where for where, _, _ in unplaced], axis=0)
+            _line(axes, runs, run, np.where(placed, run.metrics[name], np.nan), logarithmic)
+            for where, mark, why in unplaced:
+                if where.any():
+                    _mark(axes, run.updates[where], mark, why)
+        axes.set_ylim(bottom=bottom)
+    legend(figure)
+    return picture(figure, title, text + _told(runs, present))
+
+
+def _line(axes: Axes, runs: list[RunData], run: RunData, values: Floats, logarithmic: bool) -> None:
+    x, rows = blocks(run.updates, values[:, None])
+    if logarithmic and (rows > 0).any():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=5))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+    label, dashes = name_of(runs, run), dashes_of(runs, run)
+    axes.plot(x, rows[:, 0], dashes, color=colour_of(runs, run), label=label, marker=dot(x))
+    whole_rounds(axes)
+
+
+def _mark(axes: Axes, rounds: Floats, mark: str, label: str) -> None:
+    """Marks at the bottom, where no value stands."""
+    where = np.full(len(rounds), 0.04)
+    (line,) = axes.plot(rounds, where, mark, transform=axes.get_xaxis_transform())
+    line.set(label=label, color=MUTED if mark == "o" else BAD, markerfacecolor="none")
+    line.set(clip_on=False, markersize=4.5)
+
+
+def _unplaced(
+    run: RunData, name: str, logarithmic: bool
+) -> list[tuple[NDArray[np.bool_], str, str]]:
+    """Updates whose value has no place on the curve: where, with which mark, and why."""
+    values, missing = run.metrics[name], run.missing[name]
+    undefined = "not a number" if run.started.schema >= 3 else "missing or not a number"
+    choice = run.metrics.get(name.replace(ENTROPY, CHOICE))
+    forced = (choice == 0) & name.startswith(ENTROPY) if choice is not None else missing & False
+    return [
+        (missing, "x", "missing"),
+        (np.isnan(values) & ~missing, "+", undefined),
+        (np.isinf(values), "^", "infinite"),
+        (forced, "o", "no choice"),
+        ((values == 0) & logarithmic, "o", "exactly 0"),
+    ]
+
+
+def _told(runs: list[RunData], names: dict[str, str]) -> str:
+    """Which metrics were missing or not finite, in words."""
+    bad = {
+        label: sum(int((~np.isfinite(run.metrics.get(name, _NONE))).sum()) for run in runs)
+        for name, label in names.items()
+    }
+    found = [f"{label} ({count})" for label, count in bad.items() if count]
+    return f" Updates with a value missing or not finite: {', '.join(found)}." if found else ""
+
+
+def _heads(runs: list[RunData], prefix: str) -> dict[str, str]:
+    found = dict.fromkeys(n for run in runs for n in run.metrics if n.startswith(prefix))
+    return {name: name.removeprefix(prefix).replace("_", " ") for name in found}
+
+
+def _scheduled(runs: list[RunData]) -> dict[str, str]:
+    names = dict.fromkeys(name for run in runs for name in run.metrics)
+    return {
+        name: name.replace("_", " ")
+        for name in names
+        if name in SCHEDULED or name.startswith(tuple(f"{s}/" for s in SCHEDULED))
+    }

@@ -1,0 +1,140 @@
+"""What was decided for one environment, step by step, newest first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from esper.karn.sanctum.formatting import gauge, to_float, written
+from esper.karn.sanctum.palette import Palette, op_name
+from esper.karn.sanctum.snapshot import Moment
+from esper.karn.sanctum.table import Column
+from esper.leyline.actions import (
+    ALPHA_SPEED_STEPS,
+    ALPHA_TARGETS,
+    HEADS,
+    RELEVANT_HEADS,
+    TEMPO_STEPS,
+    Curve,
+    Op,
+    Style,
+)
+from esper.leyline.events import DecisionsMade, EpochCompleted
+
+COLUMNS = (
+    Column("step", 4, right=True),
+    Column("decision", 10),
+    Column("chance", 6, right=True),
+    Column("effect", 6),
+    Column("where and what", 46),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision.
+
+    Attributes:
+        step: from 1.
+        op: in words.
+        choice: where, and what the other heads said that mattered.
+        probability: of the op; None where it is not told.
+        success: whether it took effect.
+        legal: every legal op with its probability, None where the policy has none; nothing before
+            schema 3.
+        log_prob: of the whole action, None where that is not told.
+        value: what the critic expected, likewise.
+    """
+
+    step: int
+    op: str
+    choice: str
+    probability: float | None
+    success: bool
+    legal: dict[int, float | None]
+    log_prob: float | None = None
+    value: float | None = None
+
+
+def decisions(moment: Moment, steps: Sequence[EpochCompleted], environment: int) -> list[Decision]:
+    """The decisions of an episode so far, newest first."""
+    names = moment.slot_names(environment, len(steps[-1].stage[environment]))
+    made = {event.step: event for event in moment.decisions(steps[-1].round)}
+    return [_decision(moment, s, made.get(s.step), environment, names) for s in reversed(steps)]
+
+
+def _decision(
+    moment: Moment,
+    step: EpochCompleted,
+    made: DecisionsMade | None,
+    environment: int,
+    names: Sequence[str],
+) -> Decision:
+    op, slot = step.op[environment], step.slot[environment]
+    where = "" if op == Op.WAIT else (names[slot] if slot < len(names) else f"slot {slot}")
+    chances = _chances(made, environment)
+    return Decision(
+        step.step,
+        op_name(op),
+        " ".join([where, *_details(moment, made, environment)]).strip(),
+        chances.get(op),
+        step.success[environment],
+        {} if made is None else {o: chances.get(o) for o in made.legal_ops[environment]},
+        None if made is None else to_float(made.log_prob[environment]),
+        None if made is None else to_float(made.value[environment]),
+    )
+
+
+def _chances(made: DecisionsMade | None, environment: int) -> dict[int, float | None]:
+    if made is None:
+        return {}
+    return {op: to_float(p) for op, p in enumerate(made.op_probability[environment])}
+
+
+def _details(moment: Moment, made: DecisionsMade | None, environment: int) -> list[str]:
+    """What the heads behind op and slot said, where they mattered."""
+    if made is None:
+        return []
+    chosen = dict(zip(HEADS, made.actions[environment], strict=True))
+    relevant = RELEVANT_HEADS[Op(chosen["op"])]
+    said = {
+        "blueprint": lambda i: moment.blueprint_name(i),
+        "style": lambda i: Style(i).name.lower(),
+        "tempo": lambda i: f"in {TEMPO_STEPS[i]}",
+        "alpha_target": lambda i: f"to {ALPHA_TARGETS[i]}",
+        "alpha_speed": lambda i: f"within {ALPHA_SPEED_STEPS[i]}",
+        "alpha_curve": lambda i: Curve(i).name.lower(),
+    }
+    return [say(chosen[head]) for head, say in said.items() if head in relevant]
+
+
+def in_one_line(decision: Decision, palette: Palette) -> Text:
+    """What was legal in a decision, with its chances."""
+    parts = [
+        op_name(op) + ("" if chance is None else f" {100 * chance:.0f} %")
+        for op, chance in decision.legal.items()
+    ]
+    told = f"legal: {' · '.join(parts)}" if parts else "what was legal is not told"
+    return Text(f"step {decision.step}  {told}", style=palette.muted)
+
+
+def in_full(decision: Decision, width: int, palette: Palette) -> Text:
+    """Every op of a decision as a bar, those that were not legal as well."""
+    text = Text(f"step {decision.step}", style="bold")
+    for label, value in (("log-prob", decision.log_prob), ("critic's value", decision.value)):
+        if value is not None:
+            text.append(f"  {label} {written(value)}", style=palette.muted)
+    if not decision.legal:
+        return text.append("  what was legal is not told", style=palette.muted)
+    for op in Op:
+        chosen = op_name(op) == decision.op
+        text.append(f"\n{'▶' if chosen else ' '} {op_name(op):<10}", "bold" if chosen else "")
+        if op not in decision.legal:
+            text.append("not legal", style=palette.muted)
+            continue
+        chance = decision.legal[op]
+        if chance is None:
+            text.append("legal")
+            continue
+        text.append(f"{100 * chance:5.1f} % ").append(gauge(chance, width), style=palette.twin)
+    return text

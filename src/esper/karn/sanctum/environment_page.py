@@ -1,0 +1,236 @@
+"""The third page: one environment, its accuracy over the episode and the lives of its seeds."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+
+from esper.karn.sanctum.decision_log import COLUMNS, Decision, decisions, in_full, in_one_line
+from esper.karn.sanctum.formatting import count, gauge, written
+from esper.karn.sanctum.palette import GLYPHS, Palette, op_name, stage_name
+from esper.karn.sanctum.plot import TICK_WIDTH, Curve, Frame, Plot
+from esper.karn.sanctum.snapshot import Moment
+from esper.karn.sanctum.table import RowsTable
+from esper.karn.sanctum.view import WIDE, Lines, View
+from esper.leyline.actions import Op
+from esper.leyline.events import EpochCompleted, to_floats
+from esper.leyline.stages import ACTING, COMPUTING, LIVING
+
+_AXIS = TICK_WIDTH + 1
+
+
+class Environment(View):
+    """See the module."""
+
+    title = "environment"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,left_square_bracket", "other(-1)", "previous", key_display="←"),
+        Binding("right,right_square_bracket", "other(1)", "next", key_display="→"),
+        Binding("w", "waits", "waits"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(id="environment")
+        self.environment, self.waits = 0, False
+        self.heading = Lines(id="environment-title")
+        self.plot = Plot("validation accuracy", id="environment-accuracy")
+        self.lanes, self.slots = Lines(id="environment-lanes"), Lines(id="environment-slots")
+        self.table = RowsTable("decisions", "no decision but to wait yet")
+        self.detail = Lines(id="decision")
+        self.decisions: list[Decision] = []
+        self.moment: Moment | None = None
+        self.palette: Palette | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self.heading
+        with Horizontal():
+            with Vertical(id="environment-life"):
+                yield from (self.plot, self.lanes, self.slots)
+            with Vertical(id="environment-decisions"):
+                yield from (self.table, self.detail)
+
+    def choose(self, environment: int) -> None:
+        """Show another environment."""
+        self.environment = environment
+
+    def action_other(self, by: int) -> None:
+        """Go to a neighbour."""
+        if self.moment is None or self.palette is None or self.moment.step is None:
+            return
+        self.environment = (self.environment + by) % len(self.moment.step.reward)
+        self.show(self.moment, self.palette)
+
+    def action_waits(self) -> None:
+        """Show the decisions to wait as well, or leave them out."""
+        self.waits = not self.waits
+        if self.moment is not None and self.palette is not None:
+            self.show(self.moment, self.palette)
+
+    def show(self, moment: Moment, palette: Palette) -> None:
+        self.moment, self.palette = moment, palette
+        if moment.step is None:
+            self.heading.show(
+                Text("no environment steps; telemetry level normal writes them", palette.muted)
+            )
+            return
+        self.environment = min(self.environment, len(moment.step.reward) - 1)
+        steps = moment.episode(moment.round)
+        self.heading.show(_title(moment, steps, self.environment, palette))
+        self._show_accuracy(moment, steps, palette)
+        self._show_slots(moment, steps[-1], palette)
+        found = decisions(moment, steps, self.environment)
+        if not self.waits:
+            found = [decision for decision in found if decision.op != op_name(Op.WAIT)]
+        self.decisions = found
+        self.table.show(
+            COLUMNS, len(found), lambda i: _decision_cells(found[i], palette), palette.cursor
+        )
+
+        self._show_decision(palette)
+
+    def _show_decision(self, palette: Palette) -> None:
+        """The decision under the cursor, in full where there is room."""
+        text = Text()
+        if self.decisions:
+            decision = self.decisions[min(self.table.cursor, len(self.decisions) - 1)]
+            wide = self.app.screen.size.width >= WIDE
+            full = in_full(decision, max(4, self.detail.size.width - 22), palette)
+            text = full if wide else in_one_line(decision, palette)
+        self.detail.show(text)
+
+    def on_rows_table_cursor_moved(self) -> None:
+        if self.palette is not None:
+            self._show_decision(self.palette)
+
+    def _show_accuracy(
+        self, moment: Moment, steps: Sequence[EpochCompleted], palette: Palette
+    ) -> None:
+        assert moment.started is not None
+        length, i = moment.started.episode_length, self.environment
+        grown = [step.validation_accuracy[i] for step in steps]
+        twin = [step.twin_validation_accuracy[i] for step in steps]
+        low, high = _limits(to_floats(grown) + to_floats(twin))
+        self.plot.show(
+            [float(step.step) for step in steps],
+            [
+                Curve("never-grow twin", twin, palette.twin, "·"),
+                Curve("grown", grown, palette.grown),
+            ],
+            Frame(low, high, 1.0, float(max(2, length))),
+        )
+        lanes = lives(moment, steps, i, max(8, self.plot.size.width - _AXIS), palette)
+        self.lanes.show(lanes)
+
+    def _show_slots(self, moment: Moment, step: EpochCompleted, palette: Palette) -> None:
+        table = slot_table(moment, step, self.environment, palette)
+        self.slots.show(table)
+
+
+def _limits(values: list[float]) -> tuple[float, float]:
+    """Twentieths around the finite values."""
+    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    low, high = math.floor(20 * min(finite)) / 20, math.ceil(20 * max(finite)) / 20
+    return low, high if high > low else low + 0.05
+
+
+def _title(
+    moment: Moment, steps: Sequence[EpochCompleted], environment: int, palette: Palette
+) -> Text:
+    assert moment.started is not None
+    step = steps[-1]
+    accuracy = float(step.validation_accuracy[environment])
+    twin = float(step.twin_validation_accuracy[environment])
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"environment {environment}", style="bold")
+    text.append(f"  accuracy {written(accuracy)}", style=palette.grown)
+    text.append(f"  twin {written(twin)}", style=palette.twin)
+    gain = accuracy - twin
+    text.append(f"  gain {written(gain, '+.3f')}", style=palette.bad if gain < 0 else palette.good)
+    earned = sum(to_floats([s.reward[environment] for s in steps]))
+    text.append(f"  return {written(earned, '+.3f')}")
+    text.append(f"  added {count(step.added_parameters[environment])}")
+    text.append(f"  group {environment // moment.started.group_size}", style=palette.muted)
+    return text.append(f"  {moment.task(environment) or ''}", style=palette.muted)
+
+
+def lives(
+    moment: Moment,
+    steps: Sequence[EpochCompleted],
+    environment: int,
+    width: int,
+    palette: Palette,
+) -> Text:
+    """The stage of every slot at every step, under the plot's horizontal axis."""
+    assert moment.started is not None
+    length = max(2, moment.started.episode_length)
+    stages = [step.stage[environment] for step in steps]
+    names = moment.slot_names(environment, len(stages[-1]))
+    # The same map from steps to columns as the plot's.
+    places = [round(column * (length - 1) / max(1, width - 1)) for column in range(width)]
+    text = Text(no_wrap=True)
+    for slot, name in enumerate(names):
+        if stages[-1][slot] == 0:
+            continue
+        text.append(f"{name[:TICK_WIDTH]:>{TICK_WIDTH}} ", style=palette.muted)
+        for place in places:
+            if place < len(stages):
+                stage = stages[place][slot]
+                text.append(GLYPHS.get(stage, "?"), style=palette.stage(stage))
+        text.append("\n")
+    text.rstrip()
+    return text
+
+
+def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: Palette) -> Text:
+    """Each slot as it stands: stage, blueprint, alpha, and what its seed is worth."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(
+        f"{'slot':<7}{'stage':<14}{'blueprint':<13}{'alpha':<12}{'ablation':>9}{'grad':>9}"
+        f"{'Shapley':>9}",
+        style=palette.muted,
+    )
+    signals = moment.signals(step.round)
+    measured = signals[-1] if signals else None
+    worth = moment.worth(step.round)
+    stages = step.stage[environment]
+    for slot, name in enumerate(moment.slot_names(environment, len(stages))):
+        stage = stages[slot]
+        if stage == 0:
+            continue
+        lives_here = stage in LIVING
+        kind = moment.blueprint_name(step.blueprint[environment][slot]) if lives_here else ""
+        text.append(f"\n{name:<7}")
+        text.append(f"{GLYPHS.get(stage, '?')} {stage_name(stage):<12}", palette.stage(stage))
+        text.append(f"{kind:<13}")
+        alpha = float(step.alpha[environment][slot])
+        text.append(f"{gauge(alpha, 6)} {written(alpha, '.2f')} " if lives_here else " " * 12)
+        if not lives_here:
+            continue
+        contribution = measured.contribution[environment][slot] if measured else None
+        gradient = measured.gradient_norm[environment][slot] if measured else None
+        shapley = worth.shapley[environment][slot] if worth else None
+        for value, form, stages_of_it in (
+            (contribution, "+.3f", ACTING),
+            (gradient, ".3g", COMPUTING),
+            (shapley, "+.3f", ACTING),
+        ):
+            told = value is not None and stage in stages_of_it
+            text.append(f"{written(value, form) if told else '-':>9}")
+    return text
+
+
+def _decision_cells(decision: Decision, palette: Palette) -> list[Text | str]:
+    quiet = palette.muted if decision.op == "wait" else ""
+    chance = "-" if decision.probability is None else f"{100 * decision.probability:.0f} %"
+    effect = Text("✓", palette.good) if decision.success else Text("✗ none", palette.bad)
+    return [
+        str(decision.step),
+        Text(decision.op, style=quiet),
+        chance,
+        Text("") if decision.op == "wait" else effect,
+        Text(decision.choice, style=quiet),
+    ]

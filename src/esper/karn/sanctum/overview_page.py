@@ -1,0 +1,239 @@
+"""The first page: all environments in a table, and how the run has gone so far."""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.message import Message
+from textual.widgets import Input
+
+from esper.karn.sanctum.feed import feed
+from esper.karn.sanctum.formatting import count, sparkline, written
+from esper.karn.sanctum.memo import OfEach
+from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
+from esper.karn.sanctum.plot import Curve, Plot
+from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arranged, rows
+from esper.karn.sanctum.snapshot import Moment
+from esper.karn.sanctum.table import Cell, Column, RowsTable
+from esper.karn.sanctum.view import WIDE, Lines, View
+from esper.leyline.events import EpisodeOutcome, EpochCompleted, to_floats
+
+
+class Overview(View):
+    """See the module."""
+
+    title = "overview"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "sort(1)", "sort"),
+        Binding("S", "reverse", "reverse", show=False),
+        Binding("f", "filter", "filter"),
+        Binding("slash", "search", "search", key_display="/"),
+        Binding("escape", "clear_search", "clear", show=False),
+    ]
+
+    class EnvironmentChosen(Message):
+        """A row was opened."""
+
+        def __init__(self, environment: int):
+            super().__init__()
+            self.environment = environment
+
+    def __init__(self) -> None:
+        super().__init__(id="overview")
+        self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
+        self.rows: list[Row] = []
+        self._means = OfEach(_accuracies)
+        # Pages hold their parts: while Sanctum is being closed a query may find nothing.
+        self.summary = Lines(id="overview-summary")
+        self.table = RowsTable("environments", "no environment matches")
+        self.side = Vertical(id="overview-side", classes="wide-only")
+        self.plot = Plot("accuracy of each round", id="overview-accuracy")
+        self.feed = Lines(id="overview-feed")
+        self.search = Input(placeholder="words: growing, conv_heavy, a number", id="search")
+        self.moment: Moment | None = None
+        self.palette: Palette | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self.summary
+        with Horizontal():
+            yield self.table
+            with self.side:
+                yield self.plot
+                yield self.feed
+        yield self.search
+
+    def show(self, moment: Moment, palette: Palette) -> None:
+        self.moment, self.palette = moment, palette
+        every = rows(moment)
+        self.rows = arranged(every, self.sort, self.reversed, self.keep, self.words)
+        gains = [grown - twin for grown, twin in map(self._means, moment.outcomes[-12:])]
+        summary = _totals(every, gains, palette, words=self.app.screen.size.width >= WIDE)
+        summary.append("\n").append_text(self._arrangement(len(every), palette))
+        self.summary.show(summary)
+        self._show_table(moment, palette)
+        if self.side.display:
+            self._show_side(moment, palette)
+
+    def _arrangement(self, total: int, palette: Palette) -> Text:
+        direction = "▼" if SORTS[self.sort][1] != self.reversed else "▲"
+        text = Text(f"sorted by {self.sort} {direction}", style=palette.muted, no_wrap=True)
+        if self.keep != "all" or self.words:
+            words = f" with “{self.words}”" if self.words else ""
+            text.append(f"  showing {self.keep}{words}: {len(self.rows)} of {total}")
+        return text
+
+    def _show_table(self, moment: Moment, palette: Palette) -> None:
+        slots = max((len(row.stages) for row in self.rows), default=0)
+        wide = self.table.size.width >= 92
+        several = moment.started is not None and len(moment.started.tasks) > 1
+        columns = [
+            Column("env", 4, right=True),
+            Column("accuracy", 8, right=True),
+            Column("gain", 7, right=True),
+            Column("slots", max(5, min(2 * slots - 1, 39))),
+            Column("last op", 12),
+            Column("reward", 8, right=True),
+            Column("added", 7, right=True),
+            Column("status", 13),
+            *([Column("task", 20)] if several else []),
+            *([Column("this episode", 24)] if wide else []),
+        ]
+        steps = moment.episode(moment.round) if wide else []
+        self.table.show(
+            columns,
+            len(self.rows),
+            lambda i: _cells(self.rows[i], several, steps, palette),
+            palette.cursor,
+        )
+
+    def _show_side(self, moment: Moment, palette: Palette) -> None:
+        outcomes = moment.outcomes
+        rounds = [float(o.round) for o in outcomes]
+        means = [self._means(o) for o in outcomes]
+        self.plot.show(
+            rounds,
+            [
+                Curve("twin", [twin for _, twin in means], palette.twin, "·"),
+                Curve("grown", [grown for grown, _ in means], palette.grown),
+            ],
+        )
+        self.feed.show(feed(moment, max(1, self.feed.size.height), palette))
+
+    def action_sort(self, by: int) -> None:
+        """Sort by the next column."""
+        names = list(SORTS)
+        self.sort_by(names[(names.index(self.sort) + by) % len(names)])
+
+    def sort_by(self, name: str) -> None:
+        """Sort by a column; by the same once more, turn it round."""
+        self.reversed = name == self.sort and not self.reversed
+        self.sort = name
+        self._again()
+
+    def action_reverse(self) -> None:
+        """Turn the order round."""
+        self.reversed = not self.reversed
+        self._again()
+
+    def action_filter(self) -> None:
+        """Go to the next filter."""
+        names = list(FILTERS)
+        self.keep = names[(names.index(self.keep) + 1) % len(names)]
+        self._again()
+
+    def action_search(self) -> None:
+        """Type words that a row must hold."""
+        self.search.display = True
+        self.search.focus()
+
+    def action_clear_search(self) -> None:
+        """Show every row again."""
+        self.search.value, self.words, self.keep = "", "", "all"
+        self.search.display = False
+        self.table.focus()
+        self._again()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.words = event.value
+        self._again()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.input.display = False
+        self.table.focus()
+
+    def on_rows_table_heading_clicked(self, event: RowsTable.HeadingClicked) -> None:
+        if event.title in SORTS:
+            self.sort_by(event.title)
+
+    def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+        self.post_message(self.EnvironmentChosen(self.rows[event.row].environment))
+
+    def _again(self) -> None:
+        if self.moment is not None and self.palette is not None:
+            self.show(self.moment, self.palette)
+
+
+def _totals(every: list[Row], gains: list[float], palette: Palette, words: bool) -> Text:
+    """Means over environments, and how many slots are in which stage."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if not every:
+        return text.append("no step of an environment yet", style=palette.muted)
+    text.append("accuracy ", style=palette.muted)
+    text.append(written(fmean(row.accuracy for row in every)), style=f"bold {palette.grown}")
+    text.append("  twin ", style=palette.muted)
+    text.append(written(fmean(row.twin for row in every)), style=palette.twin)
+    text.append("  gain ", style=palette.muted)
+    text.append_text(_gain(fmean(row.gain for row in every), palette))
+    text.append(f" {sparkline(gains, 12)}", style=palette.grown)
+    stages = Counter(stage for row in every for stage in row.stages)
+    for stage in GLYPHS:
+        if stages[stage] and stage:
+            text.append("  ")
+            text.append(f"{GLYPHS[stage]} {stages[stage]}", style=palette.stage(stage))
+            if words:
+                text.append(f" {stage_name(stage)}", style=palette.muted)
+    return text
+
+
+def _accuracies(outcome: EpisodeOutcome) -> tuple[float, float]:
+    """Mean accuracy of a round, grown and twin."""
+    return fmean(to_floats(outcome.accuracy)), fmean(to_floats(outcome.twin_accuracy))
+
+
+def _gain(gain: float, palette: Palette) -> Text:
+    return Text(written(gain, "+.3f"), style=palette.good if gain >= 0 else palette.bad)
+
+
+def slot_glyphs(stages: list[int], palette: Palette) -> Text:
+    """The stage of each slot."""
+    text = Text()
+    for i, stage in enumerate(stages):
+        text.append(" " if i else "").append(GLYPHS.get(stage, "?"), style=palette.stage(stage))
+    return text
+
+
+def _cells(
+    row: Row, several: bool, steps: Sequence[EpochCompleted], palette: Palette
+) -> list[Cell]:
+    accuracies = [step.validation_accuracy[row.environment] for step in steps[-24:]]
+    done = "" if not row.op or row.op == "wait" else (" ✓" if row.success else " ✗")
+    style = palette.bad if row.status in TROUBLE else ""
+    if row.status is Status.PLAIN:
+        style = palette.muted
+    return [
+        str(row.environment),
+        written(row.accuracy),
+        _gain(row.gain, palette),
+        slot_glyphs(row.stages, palette),
+        Text(row.op + done, style=palette.muted if row.op == "wait" else ""),
+        written(row.reward, "+.3f"),
+        count(row.added),
+        Text(row.status.value, style=style),
+        *([row.task or "?"] if several else []),
+        Text(sparkline(accuracies, 24), style=palette.grown),
+    ]

@@ -1,0 +1,167 @@
+"""The second page: how the policy learns, head by head."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Grid
+
+from esper.karn.sanctum.formatting import compact, sparkline, trend, written
+from esper.karn.sanctum.header import learning_rate
+from esper.karn.sanctum.heads import Head, State, heads, series
+from esper.karn.sanctum.palette import Palette
+from esper.karn.sanctum.plot import Curve, Plot
+from esper.karn.sanctum.snapshot import Moment
+from esper.karn.sanctum.view import Lines, View
+from esper.leyline.events import Number, PPOUpdateCompleted
+
+RECENT = 200
+"""Updates that trends and small curves look at."""
+
+SCALARS = (
+    ("policy loss", "policy_loss"),
+    ("value loss", "value_loss"),
+    ("approximate KL", "approx_kl"),
+    ("clip fraction", "clip_fraction"),
+    ("ratio max", "ratio_max"),
+    ("ratio min", "ratio_min"),
+    ("explained var.", "explained_variance"),
+    ("  within a step", "explained_variance_within_step"),
+    ("entropy", "entropy"),
+    ("gradient norm", "grad_norm"),
+    ("return mean", "return_mean"),
+    ("value mean", "value_mean"),
+    ("refused updates", "refused"),
+    ("KL stop", "stopped"),
+)
+"""What is shown of an update besides its heads, two a line."""
+
+PLOTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
+    ("loss", "loss", (("policy", "policy_loss"), ("value", "value_loss"))),
+    ("kl", "trust region", (("KL", "approx_kl"), ("clip fraction", "clip_fraction"))),
+    ("variance", "explained variance",
+     (("overall", "explained_variance"), ("in a step", "explained_variance_within_step"))),
+    ("entropy", "entropy, nats", (("entropy", "entropy"),)),
+    ("gradient", "gradient norm before clipping", (("norm", "grad_norm"),)),
+    ("rate", "learning rate", (("LR", "learning_rate"),)),
+)  # fmt: skip
+"""Identity, title and curves of each plot."""
+
+_STYLES = {
+    State.MISSING: "bad",
+    State.NOT_FINITE: "bad",
+    State.EXPLODING: "bad",
+    State.VANISHING: "warning",
+    State.COLLAPSED: "warning",
+    State.IDLE: "muted",
+    State.HEALTHY: "good",
+}
+
+
+class Policy(View):
+    """See the module."""
+
+    title = "policy"
+
+    def __init__(self) -> None:
+        super().__init__(id="policy")
+        self.heads, self.scalars = Lines(id="policy-heads"), Lines(id="policy-scalars")
+        self.grid = Grid(id="policy-plots", classes="tall-only")
+        self.plots = {name: Plot(title, id=f"policy-{name}") for name, title, _ in PLOTS}
+
+    def compose(self) -> ComposeResult:
+        yield self.heads
+        yield self.scalars
+        with self.grid:
+            yield from self.plots.values()
+
+    def show(self, moment: Moment, palette: Palette) -> None:
+        updates = moment.updates
+        if not updates:
+            self.heads.show(Text("no update of a policy yet", style=palette.muted))
+            self.scalars.show(Text())
+            return
+        self.heads.show(head_table(updates, palette, self.size.width))
+        scalars = scalar_table(updates, palette, self.size.width)
+        scalars.append(f"\nlearning rate  {learning_rate(moment) or 'missing'}")
+        scalars.append(_schedule(moment), style=palette.muted)
+        self.scalars.show(scalars)
+        if self.grid.display:
+            self._show_plots(updates, palette)
+
+    def _show_plots(self, updates: Sequence[PPOUpdateCompleted], palette: Palette) -> None:
+        places = [float(update.update) for update in updates]
+        looks = ((palette.grown, "braille"), (palette.twin, "·"))
+        for name, _, wanted in PLOTS:
+            curves = [
+                Curve(label, series(updates, metric), *look)
+                for (label, metric), look in zip(wanted, looks, strict=False)
+            ]
+            self.plots[name].show(places, curves)
+
+
+def _schedule(moment: Moment) -> str:
+    """Other things that follow a schedule, where the run tells them."""
+    metrics = moment.updates[-1].metrics
+    rates = [
+        f"{name.removeprefix('learning_rate/')} {written(value, '.3g')}"
+        for name, value in metrics.items()
+        if name.startswith("learning_rate/")
+    ]
+    others = [
+        f"{label} {written(metrics[name], '.3g')}"
+        for label, name in (("entropy weight", "entropy_weight"), ("clip", "clip"))
+        if name in metrics
+    ]
+    return "".join(f"  {part}" for part in rates + others)
+
+
+def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
+    """Entropy, gradient norm, trend and state of every head, a line each."""
+    recent = updates[-RECENT:]
+    spark = max(8, min(40, (width - 61) // 2))
+    text = Text(no_wrap=True, overflow="ellipsis")
+    number = f"update {updates[-1].update}"
+    heading = (
+        f"{number:<13}{'entropy':>9} {'':<{spark}} {'gradient norm':>13}   {'':<{spark}} "
+        f"{'choice':>6}  state"
+    )
+    text.append(heading, style=palette.muted)
+    for head in heads(recent):
+        text.append("\n").append_text(_head_line(head, spark, palette))
+    return text
+
+
+def _head_line(head: Head, spark: int, palette: Palette) -> Text:
+    style = getattr(palette, _STYLES[head.state])
+    broken = head.state in (State.MISSING, State.NOT_FINITE)
+    line = Text(f"{head.name:<13}", style="bold")
+    entropy = compact(head.entropies[-1]) if head.entropies else ""
+    line.append(f"{entropy:>9} ")
+    line.append(f"{sparkline(head.entropies, spark):<{spark}} ", style=palette.twin)
+    line.append(f"{compact(head.gradients[-1]):>13} ", style=style if broken else "")
+    line.append(f"{trend(head.gradients)} ")
+    line.append(f"{sparkline(head.gradients, spark):<{spark}} ", style=palette.grown)
+    choice = "" if head.choice is None else f"{100 * head.choice:.0f} %"
+    line.append(f"{choice:>6}  ", style=palette.muted)
+    return line.append(head.state.value, style=style)
+
+
+def scalar_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
+    """Losses and the like with their small curves, two a line."""
+    recent = updates[-RECENT:]
+    known = [(label, name) for label, name in SCALARS if name in updates[-1].metrics]
+    half = max(38, min(78, width // 2))
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for i, (label, name) in enumerate(known):
+        text.append("\n" if i % 2 == 0 else " ")
+        text.append_text(_scalar(label, series(recent, name), half - 1, palette))
+    return text
+
+
+def _scalar(label: str, values: Sequence[Number | None], width: int, palette: Palette) -> Text:
+    line = Text(f"{label:<15} ", style=palette.muted)
+    line.append(f"{compact(values[-1]):>9} ", style="bold")
+    line.append(f"{trend(values)} ")
+    room = max(4, width - 29)
+    return line.append(f"{sparkline(values, room):<{room}}", style=palette.grown)

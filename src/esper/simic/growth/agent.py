@@ -1,0 +1,35 @@
+"""The learner of growth policies: which network, and how it runs on a device."""
+
+import torch
+
+from esper.leyline.config import LearnerConfig
+from esper.simic.captured_agent import agent_class
+from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.ppo import PPOAgent
+from esper.tamiyo.policy.factored_lstm import FactoredLSTM
+from esper.tamiyo.policy.features import Observation
+
+
+def growth_agent(
+    config: LearnerConfig,
+    seed: int,
+    device: torch.device,
+    amp_dtype: torch.dtype | None = None,
+    compile_mode: str = "off",
+    threads: int = 1,
+) -> PPOAgent[Observation]:
+    """A learner of growth policies.
+
+    Args:
+        config, seed, device, compile_mode: see ``PPOAgent``.
+        amp_dtype: of the policy's trunk, see ``Policy.amp_dtype``.
+        threads: of the native policy, see ``FactoredLSTM``.
+    """
+
+    def network() -> FactoredLSTM:
+        policy = FactoredLSTM(config.lstm_hidden)
+        policy.amp_dtype, policy.threads = amp_dtype, threads
+        return policy
+
+    kind = agent_class(device, compile_mode)
+    return kind(config, seed, device, network, GrowthMoments(device), compile_mode)

@@ -1,0 +1,363 @@
+"""The growth environment: N hosts in training as one environment of tensors.
+
+Each group of environments draws its task for an episode. Environments are dealt over devices, and
+on each device those whose hosts have one shape share a stack (``simic.growth.shard``); the shards
+of CPUs are dealt over threads. Their results are merged on the first device in the order of the
+environments. All N run in lockstep and end together.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.rng import Purpose, random_bits
+from esper.runtime.tasks import Task
+from esper.simic.growth.merge import merged
+from esper.simic.growth.rewards import REWARD_MODES
+from esper.simic.growth.shard import Shard
+from esper.simic.growth.step import GrowthConfig, Step
+from esper.tamiyo.policy.features import Observation
+from esper.tolaria.backends import Backend
+from esper.tolaria.backends.choice import choose_backend
+from esper.tolaria.backends.trial import tried
+from esper.tolaria.bank import DataBank, StackKey
+from esper.tolaria.loss_scales import LossScales, ScaleTable
+from esper.tolaria.precision import Precision
+
+_T = TypeVar("_T")
+
+MOST_ROWS = 300
+"""Environments of a shard of the torch backend on a CPU: with more, what all of them have in
+flight at once no longer fits into the cache, and each costs half as much again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPrecision:
+    """In which precision hosts are computed, and how their loss scales stand.
+
+    Attributes:
+        enabled: whether in mixed precision.
+        dtype: ``bfloat16`` or ``float16``, None when not enabled.
+        mean_scale, least_scale: over the environments; None where losses are not scaled.
+        skipped: minibatches in which an update was skipped since the run began, of all
+            environments together; None where losses are not scaled.
+    """
+
+    enabled: bool
+    dtype: str | None
+    mean_scale: float | None = None
+    least_scale: float | None = None
+    skipped: int | None = None
+
+
+class ShardError(RuntimeError):
+    """A shard failed; the message says which, where, and what of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A shard and where it belongs.
+
+    Attributes:
+        place: index of its device.
+        rows: its environments by their place in the order of all, int64 ``[n]``.
+        twins: of its groups those that no earlier part has, by their place in ``twin_groups``.
+    """
+
+    shard: Shard
+    place: int
+    rows: Tensor
+    twins: Tensor
+
+
+class GrowthEnv:
+    """N environments of one or more tasks.
+
+    Args:
+        tasks: what they train; each group draws one of them for every episode.
+        environments: identities, int64 ``[N]``. The numbers of an environment depend on its
+            identity and actions alone, so any subset replays the same trajectories.
+        config: see ``GrowthConfig``.
+        precision: of the hosts' arithmetic; float32 where a trial of it fails.
+        devices: over which the hosts are dealt, at least one, all of one kind; one may be there
+            more than once. Observations and actions are on the first.
+
+    Attributes:
+        precision: in effect.
+        scales: of the losses, environments first and then twins by group; None where losses are
+            not scaled. They go from episode to episode with their environment, whatever its task.
+        task_of: index in ``tasks`` of each environment's task in this episode, int64 ``[N]``.
+
+    Raises:
+        ValueError: the reward has no such mode, or there is no task.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        environments: Tensor,
+        config: GrowthConfig,
+        precision: Precision,
+        *devices: torch.device,
+    ):
+        if config.reward not in REWARD_MODES:
+            raise ValueError(f"reward must be one of {REWARD_MODES}, got {config.reward!r}")
+        if not tasks:
+            raise ValueError("there must be a task")
+        if not devices:
+            raise ValueError("there must be a device")
+        device = devices[0]
+        self.tasks, self.config, self.device, self.devices = tuple(tasks), config, device, devices
+        self.environments = environments.to(device)
+        self.count: int = len(environments)
+        self.groups = self.environments // config.group_size
+        data = [(task, task.datasets()) for task in self.tasks]
+        keys = [StackKey.of(*pair) for pair in data]
+        kinds = list(dict.fromkeys(keys))
+        hosts = [key.host for key in kinds]
+        preload = config.preload if device.type == "cuda" else True
+        self.precision = precision
+        for one in dict.fromkeys(devices):
+            self.precision = tried(self.precision, hosts, config.dtype, one)
+        self.banks: dict[tuple[StackKey, torch.device], DataBank] = {}
+        self.backends: dict[tuple[StackKey, torch.device], Backend] = {}
+        for key, one in product(kinds, dict.fromkeys(devices)):
+            members = [pair for pair, k in zip(data, keys, strict=True) if k == key]
+            self.banks[key, one] = DataBank(members, config.dtype, one, preload)
+            self.backends[key, one] = choose_backend(
+                config.backend, key.host, self.precision, config.dtype, one, config.threads
+            )
+        self._kinds = kinds
+        self._bank_of = torch.tensor([kinds.index(key) for key in keys], device=device)
+        self._place = torch.tensor(
+            [self.banks[k, device].tasks.index(t) for t, k in zip(self.tasks, keys, strict=True)],
+            device=device,
+        )
+        self.slot_count = max(len(task.host.slots) for task in self.tasks)
+        lanes = len(set(devices)) if device.type == "cuda" else config.threads
+        self._pool = _workers(lanes) if lanes > 1 else None
+        self._dealt: Tensor | None = None
+        self.twin_groups = torch.unique(self.groups)
+        rows = self.count + len(self.twin_groups)
+        self.scales = ScaleTable.fresh(rows, device) if self.precision.scaled else None
+        # Twins of a group that is dealt over two devices are there twice, and adapt by themselves.
+        others = devices[1:] if self.scales else ()
+        self._tables = [self.scales, *(ScaleTable.fresh(rows, one) for one in others)]
+        self._outlives = self.scales.state() if self.scales else {}
+
+    @property
+    def amp(self) -> MixedPrecision:
+        """Precision and loss scales as they stand, for telemetry; one transfer from the device."""
+        enabled, dtype = self.precision.enabled, self.precision.dtype_name
+        if self.scales is None:
+            return MixedPrecision(enabled, dtype)
+        scale, skipped = self.scales.scale[: self.count], self.scales.skipped[: self.count]
+        numbers = torch.stack([scale.mean(), scale.min(), skipped.sum().float()])
+        mean, least, count = numbers.tolist()
+        return MixedPrecision(enabled, dtype, mean, least, int(count))
+
+    def state(self) -> dict[str, Tensor]:
+        """What outlives an episode, for a checkpoint; an episode that is cut short leaves nothing.
+
+        The loss scales of the N environments and then of their twins by group, as they were after
+        the last whole episode; empty where losses are not scaled.
+        """
+        return dict(self._outlives)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take up what ``state`` gave.
+
+        Scales this precision has no use for are left aside, and where it needs some and the state
+        has none, they stay as they are.
+
+        Raises:
+            UsageError: the state is of another number of environments.
+        """
+        if self.scales is not None and state:
+            self.scales.load(state)
+            self._outlives = self.scales.state()
+
+    @property
+    def backend_name(self) -> str:
+        """What computes the hosts; ``native and torch`` where hosts of some shapes need torch."""
+        return " and ".join(sorted({backend.name for backend in self.backends.values()}))
+
+    def reset(self, episode: int) -> Observation:
+        """Begin episode number ``episode`` with fresh hosts."""
+        for table in self._tables:
+            if table is not None:
+                table.load(self._outlives)
+        self.task_of = self._draw(episode)
+        if self._dealt is None or not torch.equal(self._dealt, self.task_of):
+            self._deal()
+        return self._merge(self._each([partial(shard.reset, episode) for shard in self.shards]))
+
+    @property
+    def shards(self) -> list[Shard]:
+        """What the environments are cut into for this episode."""
+        return [part.shard for part in self.parts]
+
+    def step(self, actions: Tensor) -> Step:
+        """One environment step for all.
+
+        Args:
+            actions: int64 ``[N, heads]``. An illegal action changes nothing; see
+                ``StepReport.success``.
+        """
+        calls = [
+            partial(part.shard.step, actions[part.rows].to(part.shard.device))
+            for part in self.parts
+        ]
+        step = self._merge(self._each(calls))
+        self._gather_scales()
+        if step.done and self.scales is not None:
+            self._outlives = self.scales.state()
+        return step
+
+    def _draw(self, episode: int) -> Tensor:
+        """The task of each environment: consecutive groups get different ones, in random order."""
+        bits = random_bits(
+            self.config.seed,
+            torch.tensor([episode], device=self.device),
+            Purpose.TASK,
+            0,
+            0,
+            len(self.tasks),
+        )
+        return bits[0].argsort()[self.groups % len(self.tasks)]
+
+    def _deal(self) -> None:
+        """Cut the environments into shards: by device, there by bank, and there over threads."""
+        self._dealt = self.task_of
+        banks = self._bank_of[self.task_of]
+        self.parts: list[_Part] = []
+        seen: set[int] = set()
+        for place, here in enumerate(self._by_device(banks)):
+            for number, key in enumerate(self._kinds):
+                rows = here[banks[here] == number]
+                if len(rows) == 0:
+                    continue
+                backend = self.backends[key, self.devices[place]]
+                cuts = self._parts(backend, len(rows))
+                for mine in rows.split(_cut(self._runs(rows), cuts)):
+                    groups = torch.unique(self.groups[mine]).tolist()
+                    fresh = torch.tensor([group for group in groups if group not in seen])
+                    seen.update(groups)
+                    twins = torch.searchsorted(self.twin_groups, fresh.to(self.groups))
+                    shard = self._shard(key, place, mine)
+                    self.parts.append(_Part(shard, place, mine, twins))
+        together = torch.cat([part.rows for part in self.parts])
+        self._order = together.argsort()
+        places = torch.arange(self.count, device=self.device)
+        self._in_order = torch.equal(self._order, places)
+
+    def _by_device(self, banks: Tensor) -> tuple[Tensor, ...]:
+        """The environments of each device, by bank and then by group.
+
+        Whole groups where there are enough of them; otherwise a group is cut, and each device
+        trains its twin.
+        """
+        order = self.groups.argsort(stable=True)
+        order = order[banks[order].argsort(stable=True)]
+        runs, count = self._runs(order), len(self.devices)
+        return order.split(_cut(runs, count)) if len(runs) >= count else order.tensor_split(count)
+
+    def _runs(self, rows: Tensor) -> list[int]:
+        """How many of ``rows``, sorted by group, are of one group each."""
+        return torch.unique_consecutive(self.groups[rows], return_counts=True)[1].tolist()
+
+    def _shard(self, key: StackKey, place: int, rows: Tensor) -> Shard:
+        device = self.devices[place]
+        return Shard(
+            self.banks[key, device],
+            self.environments[rows].to(device),
+            self._place[self.task_of[rows]].to(device),
+            self.config,
+            self.backends[key, device],
+            self._scales_of(place, rows),
+        )
+
+    def _scales_of(self, place: int, rows: Tensor) -> LossScales | None:
+        """The loss scales of some environments and then of their twins."""
+        table = self._tables[place] if self.scales is not None else None
+        if table is None:
+            return None
+        twins = torch.searchsorted(self.twin_groups, torch.unique(self.groups[rows]))
+        return LossScales(table, torch.cat([rows, self.count + twins]).to(table.scale.device))
+
+    def _gather_scales(self) -> None:
+        """Bring the scales of environments on other devices into ``scales``."""
+        for part in self.parts:
+            table = self._tables[part.place] if self.scales is not None else None
+            if table is not None and self.scales is not None and table is not self.scales:
+                table.copy_rows(self.scales, torch.cat([part.rows, self.count + part.twins]))
+
+    def _parts(self, backend: Backend, rows: int) -> int:
+        """Into how many shards so many environments of a bank are cut."""
+        if backend.threaded or self.device.type != "cpu":
+            return 1
+        return max(self.config.threads, -(-rows // MOST_ROWS))
+
+    def _each(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
+        """Every call, the longest first, in the lanes.
+
+        Shards that use all threads by themselves one after another.
+        """
+        calls = [partial(self._named, number, call) for number, call in enumerate(calls)]
+        if self._pool is None or len(calls) == 1:
+            return [call() for call in calls]
+        threaded = [shard.engine.backend.threaded for shard in self.shards]
+        longest_first = sorted(range(len(calls)), key=lambda i: -self.shards[i].cost)
+        futures = {i: self._pool.submit(calls[i]) for i in longest_first if not threaded[i]}
+        wait(futures.values())  # so that nothing still moves when one of them has failed
+        return [call() if threaded[i] else futures[i].result() for i, call in enumerate(calls)]
+
+    def _named(self, number: int, call: Callable[[], _T]) -> _T:
+        """What ``call`` gives; where there are several shards an error says which it was."""
+        try:
+            return call()
+        except Exception as error:
+            if len(self.parts) == 1:
+                raise
+            part = self.parts[number]
+            who = _span(self.environments[part.rows].tolist())
+            raise ShardError(
+                f"shard {number + 1} of {len(self.parts)} on {self.devices[part.place]} "
+                f"({who}): {type(error).__name__}: {error}"
+            ) from error
+
+    def _merge(self, parts: list[_T]) -> _T:
+        """One answer in the order of the environments."""
+        if len(parts) == 1 and self._in_order:
+            return parts[0]
+        answer: _T = merged(parts, self._order)
+        return answer
+
+
+@cache
+def _workers(lanes: int) -> ThreadPoolExecutor:
+    """Threads for shards. Each computes by itself: many small operations gain nothing from being
+    cut up, and lose at every barrier."""
+    return ThreadPoolExecutor(lanes, "lane", torch.set_num_threads, (1,))
+
+
+def _span(environments: list[int]) -> str:
+    """Environments for a message, in which they may be many."""
+    if len(environments) == 1:
+        return f"environment {environments[0]}"
+    return f"{len(environments)} environments from {min(environments)} to {max(environments)}"
+
+
+def _cut(runs: list[int], parts: int) -> list[int]:
+    """Sizes of ``parts`` or fewer parts of about equal size, each of whole consecutive runs."""
+    total, sizes, filled = sum(runs), [0] * parts, 0
+    for run in runs:
+        sizes[min(parts - 1, (filled + run // 2) * parts // total)] += run
+        filled += run
+    return [size for size in sizes if size]

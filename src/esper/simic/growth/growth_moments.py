@@ -1,0 +1,41 @@
+"""Running moments of a growth observation: features of hosts and features of slots."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from esper.simic.normalise import RunningMoments
+from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
+
+
+class GrowthMoments:
+    """Moments of the features of hosts and of slots.
+
+    Args:
+        device: where they live.
+    """
+
+    def __init__(self, device: torch.device):
+        self.host = RunningMoments((len(HOST_FEATURES),), device)
+        self.slots = RunningMoments((len(SLOT_FEATURES),), device)
+
+    def normalise(self, observation: Observation) -> Observation:
+        """See ``ObservationMoments.normalise``."""
+        return replace(
+            observation,
+            host=self.host.normalise(observation.host),
+            slots=self.slots.normalise(observation.slots),
+        )
+
+    def update(self, observation: Observation, valid: Tensor | None) -> None:
+        """See ``ObservationMoments.update``; slots that do not exist are left out."""
+        assert valid is None, "growth episodes fill their rollout"
+        self.host.update(observation.host)
+        # Rows that are not finite are left out; to index them would wait for the device.
+        exists = observation.masks.exists[..., None]
+        self.slots.update(torch.where(exists, observation.slots, float("nan")))
+
+    def parts(self) -> dict[str, RunningMoments]:
+        """See ``ObservationMoments.parts``."""
+        return {"host": self.host, "slot": self.slots}

@@ -1,0 +1,54 @@
+"""The modes whose return is utility: what an episode of growing was worth."""
+
+import torch
+from torch import Tensor
+
+from esper.simic.growth.rewards.inputs import RewardInputs
+
+RENT = 0.05
+"""What a doubling of parameters costs: 0.05 ln 2 of accuracy."""
+REWARD_SCALE = 10.0
+SCORE_WINDOW = 3
+"""Steps over which the score is averaged."""
+
+
+def utility(
+    score: Tensor, added: Tensor, host_parameters: int | Tensor, rent: float = RENT
+) -> Tensor:
+    """``score - rent ln(1 + added / host_parameters)``, elementwise; at most the score.
+
+    Args:
+        score: expected accuracy in [0, 1].
+        added: parameters of the seeds that count.
+        host_parameters: parameters of the host alone.
+    """
+    return score - rent * growth(score, added, host_parameters)
+
+
+def growth(score: Tensor, added: Tensor, host_parameters: int | Tensor) -> Tensor:
+    """``ln(1 + added / host_parameters)`` in the dtype of ``score``."""
+    return (added.to(score.dtype) / host_parameters).log1p()
+
+
+def terminal_reward(inputs: RewardInputs) -> Tensor:
+    """``10 u_T`` on the last step and 0 before, at most 10. The return is ``10 u_T``."""
+    return REWARD_SCALE * _utility(inputs) if inputs.last else torch.zeros_like(inputs.score)
+
+
+def paired_reward(inputs: RewardInputs) -> Tensor:
+    """``10 (v_t - v_{t-1})`` with the gain ``v = u - s_twin`` over the never-grow twin.
+
+    It telescopes: with ``v_0 = 0`` the return is ``10 (u_T - s_twin)``, which differs from that of
+    ``terminal_reward`` by ``10 s_twin``, a constant that no action changes. v is at most 1 and at
+    least ``-1 - rent ln(1 + added / host)``.
+    """
+    return REWARD_SCALE * ((_utility(inputs) - inputs.twin_score) - inputs.previous_gain)
+
+
+def utility_reward(inputs: RewardInputs) -> Tensor:
+    """``10 u_t / T`` in every step, at most ``10 / T``: the return is the mean of ``10 u``."""
+    return REWARD_SCALE / inputs.episode_length * _utility(inputs)
+
+
+def _utility(inputs: RewardInputs) -> Tensor:
+    return utility(inputs.score, inputs.added, inputs.host_parameters)

@@ -1,0 +1,124 @@
+"""The mode ``shaped``: every step credits what each seed contributes, and prices every action.
+
+Accuracies are in percentage points: ``c`` is a seed's contribution, ``progress`` the accuracy
+gained since it germinated, ``imp`` the score above the never-grow twin's.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import Op
+from esper.leyline.stages import Stage
+from esper.simic.growth.rewards.inputs import (
+    RewardInputs,
+    chosen,
+    contribution_points,
+    harmonic_mean,
+    improvement,
+    time_held,
+)
+from esper.simic.growth.rewards.returns import growth
+from esper.simic.growth.rewards.shaping import stage_shaping
+
+RATIO_LIMIT = 5.0
+"""How many times the improvement a seed may claim to contribute before it is charged."""
+LEAST_IMPROVEMENT = 0.1
+"""Points that the improvement counts for at least in that ratio."""
+RATIO_RATE, RATIO_CAP = 0.02, 0.3
+RENT_RATE, RENT_CAP = 0.5, 1.5
+SHOCK_RATE, SHOCK_CAP = 0.1958, 1.0
+OCCUPANCY = 0.01
+"""Cost of each living seed but the first, in a step."""
+OP_COST = {Op.GERMINATE: 0.15, Op.SET_ALPHA_TARGET: 0.005, Op.PRUNE: 0.005, Op.FOSSILISE: 0.01}
+BLEND_COST = 0.1
+"""Cost of ADVANCE out of TRAINING."""
+FOSSIL_BASE = 0.5 + 3.0 * math.tanh(1.0 / 3.0)
+ACCURACY_RATE = 5.0
+"""What the committed accuracy is worth at the end."""
+
+
+def shaped_reward(inputs: RewardInputs) -> Tensor:
+    """Credit for contributions less rent, shock, occupancy and the price of the action, ``[N]``.
+
+    ``stage_shaping`` included. Within ``-(103 S + 15)`` and ``103 S + 17`` for S slots.
+    """
+    reward = (
+        attribution(inputs)
+        + stage_shaping(inputs)
+        - _rent(inputs)
+        - alpha_shock(inputs)
+        - _occupancy(inputs)
+        - _action_cost(inputs)
+        + fossil_bonus(inputs)
+    )
+    return reward + ACCURACY_RATE * inputs.accuracy if inputs.last else reward
+
+
+def attribution(inputs: RewardInputs) -> Tensor:
+    """Credit for the measured contributions of the seeds that blend or hold, ``[N]``.
+
+    A harmful seed pays its c. A helpful one earns c up to its progress and their harmonic mean
+    beyond (nothing where the progress is not positive), less by ``min(1, 2 sigmoid(3 imp))``
+    where growth has made the host worse, and less a charge of at most 0.3 where c is above five
+    times the improvement: a seed on which the host has come to lean contributes much to a host
+    that is no better for it. On the last step what is not fossilised is gone and earns nothing.
+    """
+    if inputs.last:
+        return torch.zeros_like(inputs.score)
+    stage = inputs.after.stage
+    counted = (stage == Stage.BLENDING) | (stage == Stage.HOLDING)
+    c = contribution_points(inputs)
+    progress = 100.0 * (inputs.accuracy[:, None] - inputs.birth_accuracy)
+    imp = improvement(inputs)[:, None]
+    credit = torch.where((c < 0) | (c < progress), c, harmonic_mean(progress, c))
+    # 2 sigmoid(3 imp); sigmoid itself rounds differently at different places in a tensor.
+    trust = 1.0 + torch.tanh(1.5 * imp.clamp(max=0.0))
+    credit = torch.where(credit > 0, credit * trust, credit)
+    ratio = c / imp.clamp(min=LEAST_IMPROVEMENT)
+    charge = (RATIO_RATE * (ratio - RATIO_LIMIT)).clamp(0.0, RATIO_CAP)
+    return torch.where(counted, credit - charge, 0.0).sum(1)
+
+
+def alpha_shock(inputs: RewardInputs) -> Tensor:
+    """``min(0.1958 sum (change of alpha)^2 seed / host, 1)``, ``[N]``.
+
+    The squares of a ramp's steps add up to less than that of a jump.
+    """
+    dtype = inputs.score.dtype
+    change = inputs.after.alpha.to(dtype) - inputs.before.alpha.to(dtype)
+    size = inputs.seed_parameters.to(dtype) / inputs.host_parameters
+    return (SHOCK_RATE * (change.square() * size).sum(1)).clamp(max=SHOCK_CAP)
+
+
+def fossil_bonus(inputs: RewardInputs) -> Tensor:
+    """What the verdict of FOSSILISE earns, ``[N]``, in [-11.7, 11.5]; 0 for other operations.
+
+    At c of a point or more ``(0.5 + 0.1 c + 3 tanh(1/3)) m`` with m = ``time_held``; below, or
+    not measured, -0.2 and 0.1 more for each point of harm. Where growth has made the host worse
+    there is no bonus and a charge of ``0.5 + min(0.2 |imp|, 1)``.
+    """
+    imp = improvement(inputs)[:, None]
+    c = contribution_points(inputs)
+    bonus = torch.where(imp < 0, 0.0, (FOSSIL_BASE + 0.1 * c) * time_held(inputs))
+    verdict = torch.where(c >= 1.0, bonus, -0.2 + 0.1 * c.clamp(max=0.0))
+    charge = torch.where(imp < 0, 0.5 + (-0.2 * imp).clamp(max=1.0), 0.0)
+    return torch.where(chosen(inputs, Op.FOSSILISE), verdict - charge, 0.0).sum(1)
+
+
+def _rent(inputs: RewardInputs) -> Tensor:
+    grown = growth(inputs.score, inputs.added, inputs.host_parameters)
+    return (RENT_RATE * grown).clamp(max=RENT_CAP)
+
+
+def _occupancy(inputs: RewardInputs) -> Tensor:
+    return OCCUPANCY * (inputs.after.living.sum(1) - 1).clamp(min=0).to(inputs.score.dtype)
+
+
+def _action_cost(inputs: RewardInputs) -> Tensor:
+    blends = chosen(inputs, Op.ADVANCE) & (inputs.before.stage == Stage.TRAINING)
+    cost = BLEND_COST * blends.any(1).to(inputs.score.dtype)
+    for op, price in OP_COST.items():
+        cost = cost + price * (inputs.op == op).to(cost.dtype)
+    return cost

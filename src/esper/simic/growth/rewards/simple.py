@@ -1,0 +1,68 @@
+"""The modes ``simplified``, ``basic`` and ``sparse``: a payment at the end and little before it."""
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import Op
+from esper.leyline.stages import Stage
+from esper.simic.growth.rewards.inputs import (
+    RewardInputs,
+    chosen,
+    contribution_points,
+    harmonic_mean,
+    improvement,
+    time_held,
+)
+from esper.simic.growth.rewards.shaping import stage_shaping
+
+PARAMETER_BUDGET = 500_000
+"""Parameters that cost 0.1, whatever the host: a small one grows nearly free of charge."""
+PARAMETER_COST = 0.1
+ACTION_COST = 0.01
+CONTRIBUTING = 0.01
+"""Least contribution of a fossil that ``simplified`` counts."""
+
+
+def simplified_reward(inputs: RewardInputs) -> Tensor:
+    """``stage_shaping`` less 0.01 for an operation; at the end accuracy and a count of fossils.
+
+    The last step adds ``3 accuracy`` and 2 for each fossil that contributes a point or more.
+    Within ``-(2.4 S + 0.01)`` and ``4.4 S + 3``.
+    """
+    acts = (inputs.op != Op.WAIT).to(inputs.score.dtype)
+    reward = stage_shaping(inputs) - ACTION_COST * acts
+    if not inputs.last:
+        return reward
+    fossils = inputs.after.stage == Stage.FOSSILISED
+    contributing = (fossils & (inputs.contribution >= CONTRIBUTING)).sum(1)
+    return reward + 3.0 * inputs.accuracy + 2.0 * contributing.to(inputs.score.dtype)
+
+
+def basic_reward(inputs: RewardInputs) -> Tensor:
+    """``stage_shaping``, rent, a verdict on FOSSILISE, and the gain of the episode at its end.
+
+    Rent is ``0.1 added / 500000`` a step. With c the seed's contribution and imp the improvement
+    over the never-grow twin, both in points, FOSSILISE pays ``(0.3 + 0.5 h) m`` where both are
+    positive, h their harmonic mean and m = ``time_held``; -0.5 where c is not positive or not
+    measured, -0.2 where only imp is not. The last step pays 5 times the accuracy gained since
+    before the first step. Within ``-(2.4 S + 5.5 + rent)`` and ``2.4 S + 55.3``.
+    """
+    imp = improvement(inputs)[:, None]
+    c = contribution_points(inputs)
+    bonus = (0.3 + 0.5 * harmonic_mean(imp, c)) * time_held(inputs)
+    verdict = torch.where(c <= 0, -0.5, torch.where(imp <= 0, -0.2, bonus))
+    fossilised = torch.where(chosen(inputs, Op.FOSSILISE), verdict, 0.0).sum(1)
+    reward = stage_shaping(inputs) - _budget_cost(inputs) + fossilised
+    gain = inputs.accuracy - inputs.initial_accuracy
+    return reward + 5.0 * gain if inputs.last else reward
+
+
+def sparse_reward(inputs: RewardInputs) -> Tensor:
+    """On the last step accuracy less ``0.1 added / 500000``, cut to [-1, 1]; 0 before."""
+    if not inputs.last:
+        return torch.zeros_like(inputs.score)
+    return (inputs.accuracy - _budget_cost(inputs)).clamp(-1.0, 1.0)
+
+
+def _budget_cost(inputs: RewardInputs) -> Tensor:
+    return PARAMETER_COST / PARAMETER_BUDGET * inputs.added.to(inputs.score.dtype)

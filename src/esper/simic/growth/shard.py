@@ -1,0 +1,362 @@
+"""Environments whose hosts have one shape: one stack of parameters, one tensor program.
+
+One step applies the actions, trains an epoch, validates and ablates, lets the governor check, lets
+alphas and stages tick, and returns reward, observation and masks. For each group of environments a
+never-grow twin, same host and same data, is trained along: the gain over it is what growing was
+worth. The twins are rows behind the environments and take no actions.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.lifecycle import Rules, roll_back
+from esper.kasmina.seeds import SeedSignals, SeedState
+from esper.leyline.actions import BLUEPRINTS, HEADS, Op
+from esper.leyline.stages import Stage
+from esper.simic.growth.native.functions import step_functions
+from esper.simic.growth.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stage_shaping, utility
+from esper.simic.growth.step import GrowthConfig, Step, StepReport
+from esper.simic.growth.step_functions import Acted
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.features import HISTORY, Observation, Progress
+from esper.tolaria.backends import Backend, EpochResult, Scores
+from esper.tolaria.bank import DataBank
+from esper.tolaria.engine import Engine, Measurement, Rows
+from esper.tolaria.governor import Governor, Reason
+from esper.tolaria.loss_scales import LossScales
+
+TWIN_STREAM = 1 << 30
+"""Identities of twins start here, so that no environment ever shares one."""
+
+
+@dataclass(slots=True)
+class _Lived:
+    """What an epoch of all rows came to.
+
+    Attributes:
+        epoch: what training measured.
+        measurement: what validation found, of restored hosts where the governor rolled back.
+        rollback: ``Reason``, int64 ``[R]``.
+        rolled: where it rolled back, bool ``[R]``.
+        state: the seeds that were measured; those that acted where nothing was rolled back.
+    """
+
+    epoch: EpochResult
+    measurement: Measurement
+    rollback: Tensor
+    rolled: Tensor
+    state: SeedState
+
+    @property
+    def scores(self) -> Scores:
+        return self.measurement.scores
+
+    @property
+    def committed(self) -> Scores | None:
+        return self.measurement.committed
+
+    @property
+    def contribution(self) -> Tensor:
+        return self.measurement.contribution
+
+
+class Shard:
+    """Some environments of tasks of one ``StackKey``, for one episode after another.
+
+    Args:
+        bank: the tasks and their data.
+        environments: identities, int64 ``[N]``. The numbers of an environment depend on its
+            identity, task and actions alone, so any subset replays the same trajectories.
+        tasks: index of each one's task in ``bank``, int64 ``[N]``; the same within a group.
+        config: see ``GrowthConfig``.
+        backend: does the arithmetic of the hosts.
+        scales: of the losses of environments and then twins, for backends that compute in float16;
+            brought up to date in place, from episode to episode.
+    """
+
+    def __init__(
+        self,
+        bank: DataBank,
+        environments: Tensor,
+        tasks: Tensor,
+        config: GrowthConfig,
+        backend: Backend,
+        scales: LossScales | None = None,
+    ):
+        self.config, self.device = config, bank.device
+        self.count = len(environments)
+        groups = environments // config.group_size
+        twin_groups, self.twin_of = torch.unique(groups, return_inverse=True)
+        twin_tasks = torch.zeros_like(twin_groups).scatter(0, self.twin_of, tasks)
+        rows = Rows(
+            torch.cat([environments, TWIN_STREAM + twin_groups]),
+            torch.cat([groups, twin_groups]),
+            torch.cat([tasks, twin_tasks]),
+        )
+        self.engine = Engine(
+            bank,
+            rows,
+            config.seed,
+            backend,
+            config.max_batches,
+            config.batch_size,
+            config.episode_length,
+            scales,
+        )
+        self.slots = self.engine.slots
+        self.host_parameters = self.engine.host.parameter_count
+        self.rules = Rules.for_horizon(
+            config.episode_length,
+            config.max_seeds or len(self.slots),
+            config.strict_gates,
+            config.one_at_a_time,
+        )
+        kinds = torch.zeros(len(self.slots), len(BLUEPRINTS), dtype=torch.bool)
+        for s, slot in enumerate(self.slots):
+            kinds[s, list(slot.kinds)] = True
+        self.kinds = kinds.to(self.device)
+        # Outside of inference mode and in one piece: every observation holds it.
+        self.every_kind = self.kinds.expand(self.count, -1, -1).contiguous()
+        self.functions = step_functions(self.engine, self.count, self.rules, self.kinds)
+        self.idle = torch.zeros(len(twin_groups), len(HEADS), dtype=torch.long, device=self.device)
+
+    @property
+    def cost(self) -> int:
+        """What a step takes, roughly: host parameters times rows."""
+        return len(self.engine.rows) * self.host_parameters
+
+    def reset(self, episode: int) -> Observation:
+        """Begin episode number ``episode`` with fresh hosts."""
+        with torch.inference_mode():
+            observation = self._reset(episode)
+        return _free(observation)
+
+    def step(self, actions: Tensor) -> Step:
+        """One environment step for all; ``actions`` int64 ``[N, heads]``.
+
+        It is computed in inference mode, which spares hundreds of small operations their
+        bookkeeping; observation and reward are ordinary tensors, fit to learn from.
+        """
+        with torch.inference_mode():
+            step = self._step(actions)
+        step.observation, step.reward = _free(step.observation), step.reward.clone()
+        return step
+
+    def _reset(self, episode: int) -> Observation:
+        rows = len(self.engine.rows)
+        shape = (rows, len(self.slots))
+        self.engine.reset(episode)
+        self.governor = Governor(self.engine.stack, self.engine.host.classes)
+        self.now = self.functions.begin(
+            SeedState.dormant(shape, self.device), SeedSignals.unknown(shape, self.device)
+        )
+        nan = torch.full(
+            (rows, HISTORY + 1), float("nan"), device=self.device, dtype=self.config.dtype
+        )
+        self.progress = Progress(
+            step=0,
+            episode_length=self.config.episode_length,
+            losses=nan,
+            expected=nan.clone(),
+            train_loss=nan[:, 0].clone(),
+            train_accuracy=nan[:, 0].clone(),
+            last_op=torch.zeros(rows, dtype=torch.long, device=self.device),
+            success=torch.ones(rows, dtype=torch.bool, device=self.device),
+            rolled_back=torch.zeros(rows, dtype=torch.bool, device=self.device),
+        )
+        scores = self.engine.measure(self.state, 0, committed=False).scores
+        self._remember(scores)
+        self.initial_accuracy = self.accuracy = scores.accuracy
+        self.committed: list[Tensor] = []
+        self.gain = torch.zeros(self.count, dtype=self.config.dtype, device=self.device)
+        return self._observe(*self._scores(last=False))
+
+    @property
+    def state(self) -> SeedState:
+        """The seeds of all rows, as they stand."""
+        return self.now.state
+
+    def _step(self, actions: Tensor) -> Step:
+        t, before = self.progress.step, self.now
+        assert t < self.config.episode_length, "the episode is over: reset first"
+        last = t + 1 == self.config.episode_length
+        everyone = torch.cat([actions, self.idle])
+        acted = self.functions.act(before.state, everyone, before.legal)
+        self._germinate(before.state, acted, t)
+        lived = self._live(acted.state, t)
+        coalitions = self.engine.coalitions(lived.state, t) if last else None
+        self._pass_time(acted, lived)
+        op = torch.where(acted.success, everyone[:, HEADS.index("op")], Op.WAIT)
+        self._note(t + 1, lived, op, acted.success)
+
+        scores = self._scores(last=False)
+        score, twin_score = self._scores(last) if last else scores
+        added = self._added(last)
+        counted = lived.committed if last and lived.committed else lived.scores
+        inputs = RewardInputs(
+            step=t + 1,
+            episode_length=self.config.episode_length,
+            last=last,
+            op=self._own(op),
+            slot=everyone[: self.count, HEADS.index("slot")],
+            before=before.own,
+            after=self.now.own,
+            contribution=self._own(lived.contribution).to(score.dtype),
+            accuracy=self._own(counted.accuracy),
+            initial_accuracy=self._own(self.initial_accuracy),
+            birth_accuracy=self._own(self.now.birth_accuracy).to(score.dtype),
+            score=score,
+            twin_score=twin_score,
+            previous_gain=self.gain,
+            host_parameters=self.host_parameters,
+            seed_parameters=self._own(self.now.ever),
+            added=added,
+        )
+        reward = self._reward(inputs, self._own(lived.rolled))
+        self.gain = utility(score, added, self.host_parameters) - twin_score
+        report = StepReport(
+            before=inputs.before,
+            acted=acted.own,
+            after=inputs.after,
+            signals=self.now.own_signals,
+            seed_parameters=self._own(self.now.seed_parameters),
+            success=self._own(acted.success),
+            rollback=self._own(lived.rollback),
+            train_loss=self._own(lived.epoch.loss),
+            train_accuracy=self._own(lived.epoch.accuracy),
+            scores=lived.scores.map(self._own),
+            twin_scores=lived.scores.map(self._twins),
+            committed=lived.committed and lived.committed.map(self._own),
+            twin_committed=lived.committed and lived.committed.map(self._twins),
+            score=score,
+            twin_score=twin_score,
+            added=added,
+            shapley=self._own(coalitions.shapley()) if coalitions else None,
+            interactions=self._own(coalitions.interactions()) if coalitions else None,
+        )
+        return Step(self._observe(*scores), reward, last, report)
+
+    def _germinate(self, before: SeedState, acted: Acted, t: int) -> None:
+        """Give newborn seeds their numbers, and keep those of seeds that became fossils."""
+        state = acted.state
+        if acted.fossilises:
+            kept = (state.stage == Stage.FOSSILISED) & (before.stage == Stage.HOLDING)
+            self.governor.snapshot(kept.any(1))
+        if acted.germinates:
+            born = (state.stage == Stage.GERMINATED) & (before.stage == Stage.DORMANT)
+            self.engine.germinate(born, state.blueprint, t)
+
+    def _live(self, acted: SeedState, t: int) -> "_Lived":
+        """Train an epoch, validate, and let the governor check and roll back."""
+        near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
+        variants = self.engine.variants(acted, committed=near_end)
+        epoch = self.engine.train(acted, t)
+        measurement = self.engine.measure(acted, t, committed=near_end, variants=variants)
+        rollback = self.functions.check(self.governor, epoch, measurement.scores, acted)
+        rolled = rollback != Reason.NONE
+        state = acted
+        if bool(rolled.any()):
+            state = roll_back(acted, rolled)
+            self._restore(rolled, state, t, epoch, measurement)
+        if (t + 1) % self.governor.every == 0:
+            self.governor.snapshot(self.governor.healthy)
+        return _Lived(epoch, measurement, rollback, rolled, state)
+
+    def _pass_time(self, acted: Acted, lived: "_Lived") -> None:
+        """Tick, and take in what was measured."""
+        self.now = self.functions.pass_time(
+            acted.state,
+            None if lived.state is acted.state else lived.rolled,
+            self.now,
+            self.accuracy,
+            lived.epoch,
+            lived.measurement,
+        )
+        self.accuracy = lived.scores.accuracy
+
+    def _own(self, rows: Tensor) -> Tensor:
+        """The environments' part of a tensor over all rows."""
+        return rows[: self.count]
+
+    def _twins(self, rows: Tensor) -> Tensor:
+        """Each environment's twin's part."""
+        return rows[self.count :][self.twin_of]
+
+    def _restore(
+        self,
+        rolled: Tensor,
+        effective: SeedState,
+        t: int,
+        epoch: EpochResult,
+        measurement: Measurement,
+    ) -> None:
+        """Roll back rows and put the restored hosts' scores in place of the diverged ones'."""
+        self.governor.restore(rolled)
+        rows = rolled.nonzero()[:, 0]
+        committed = measurement.committed is not None
+        again = self.engine.measure(
+            effective.map(lambda x: x[rows]), t, committed=committed, rows=rows
+        )
+        for target, source in (
+            (measurement.scores, again.scores),
+            (measurement.committed, again.committed),
+        ):
+            if target is not None and source is not None:
+                target.put(rows, source)
+        measurement.contribution[rows] = again.contribution
+        epoch.forget(rolled)
+
+    def _note(self, step: int, lived: "_Lived", op: Tensor, success: Tensor) -> None:
+        """Bring the progress up to date."""
+        progress = self.progress
+        progress.step = step
+        progress.train_loss, progress.train_accuracy = lived.epoch.loss, lived.epoch.accuracy
+        progress.last_op, progress.success, progress.rolled_back = op, success, lived.rolled
+        self._remember(lived.scores)
+        if lived.committed is not None:
+            self.committed.append(lived.committed.expected)
+
+    def _remember(self, scores: Scores) -> None:
+        progress = self.progress
+        progress.losses = torch.cat([progress.losses[:, 1:], scores.loss[:, None]], 1)
+        progress.expected = torch.cat([progress.expected[:, 1:], scores.expected[:, None]], 1)
+
+    def _scores(self, last: bool) -> tuple[Tensor, Tensor]:
+        """Smoothed expected accuracy of environments and of their twins, ``[N]`` each."""
+        window = self.progress.expected[:, -min(SCORE_WINDOW, self.progress.step + 1) :]
+        if last:
+            window = torch.stack(self.committed, 1)
+        score = window.mean(1)
+        return self._own(score), self._twins(score)
+
+    def _added(self, last: bool) -> Tensor:
+        """Parameters that pay rent, int64 ``[N]``."""
+        own = self.now.own
+        counted = own.stage == Stage.FOSSILISED if last else own.acting
+        return torch.where(counted, self._own(self.now.seed_parameters), 0).sum(1)
+
+    def _reward(self, inputs: RewardInputs, rolled: Tensor) -> Tensor:
+        reward = REWARDS[self.config.reward](inputs)
+        if self.config.stage_shaping:
+            reward = reward + self.config.stage_shaping * stage_shaping(inputs)
+        return reward - self.config.rollback_penalty * rolled
+
+    def _observe(self, score: Tensor, twin_score: Tensor) -> Observation:
+        seen = self.functions.observe(self.progress, self.now, score, twin_score)
+        return Observation(
+            host=seen.host,
+            slots=seen.slots,
+            blueprints=seen.blueprints,
+            critic=seen.critic,
+            masks=ActionMasks(self._own(self.now.legal), self.every_kind),
+        )
+
+
+def _free(observation: Observation) -> Observation:
+    """The same out of inference mode."""
+    tensors = {
+        name: x.clone() if x.is_inference() else x for name, x in observation.tensors().items()
+    }
+    return Observation.from_tensors(tensors)

@@ -1,0 +1,218 @@
+"""The bookkeeping of a step, behind one seam: what surrounds the arithmetic of the hosts.
+
+Rows are environments and then twins. Whatever computes it, what an answer holds is memory of its
+own: telemetry reads the tensors of earlier steps.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.gates import legal_slots
+from esper.kasmina.lifecycle import Rules, apply, roll_back, tick
+from esper.kasmina.seeds import SeedSignals, SeedState
+from esper.leyline.stages import Stage
+from esper.tamiyo.policy.features import Progress, critic_features, host_features, slot_features
+from esper.tolaria.backends import EpochResult, Scores
+from esper.tolaria.engine import Engine, Measurement
+from esper.tolaria.governor import Governor
+from esper.tolaria.health import updated_signals
+
+
+@dataclass(frozen=True, slots=True)
+class Acted:
+    """What the actions came to.
+
+    Attributes:
+        state: the seeds of all rows.
+        own: those of the environments.
+        success: whether the action was legal, bool ``[R]``.
+        germinates: whether there is a newborn seed.
+        fossilises: whether a seed became a fossil.
+    """
+
+    state: SeedState
+    own: SeedState
+    success: Tensor
+    germinates: bool
+    fossilises: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Where the rows stand after a step.
+
+    Attributes:
+        state, signals: of all rows.
+        own, own_signals: those of the environments.
+        legal: where each operation may act, bool ``[R, ops, S]``.
+        seed_parameters: of the living seeds, int64 ``[R, S]``.
+        ever: of the seeds that lived before or live now, likewise.
+        birth_accuracy: see ``SeedSignals``, of seeds that ended in this step too.
+    """
+
+    state: SeedState
+    own: SeedState
+    signals: SeedSignals
+    own_signals: SeedSignals
+    legal: Tensor
+    seed_parameters: Tensor
+    ever: Tensor
+    birth_accuracy: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The environments' part of an ``Observation``, see there."""
+
+    host: Tensor
+    slots: Tensor
+    blueprints: Tensor
+    critic: Tensor
+
+
+class StepFunctions(Protocol):
+    """The bookkeeping of one shard, step after step."""
+
+    def begin(self, state: SeedState, signals: SeedSignals) -> Passed:
+        """Where rows stand that were given ``state`` and ``signals``."""
+
+    def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
+        """See ``lifecycle.apply``."""
+
+    def check(
+        self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
+    ) -> Tensor:
+        """See ``Governor.check``; ``acted`` are the seeds during the epoch."""
+
+    def pass_time(
+        self,
+        acted: SeedState,
+        rolled: Tensor | None,
+        then: Passed,
+        accuracy: Tensor,
+        epoch: EpochResult,
+        measurement: Measurement,
+    ) -> Passed:
+        """Tick, take in what was measured, and look what may be done next.
+
+        Args:
+            acted: the seeds during the epoch.
+            rolled: where the governor rolled back, bool ``[R]``; None where nowhere.
+            then: where the rows stood before the actions.
+            accuracy: of validation a step earlier, ``[R]``.
+            epoch: what training measured.
+            measurement: what validation found.
+        """
+
+    def observe(
+        self, progress: Progress, now: Passed, score: Tensor, twin_score: Tensor
+    ) -> Features:
+        """What a policy sees.
+
+        Args:
+            progress: of all rows.
+            now: where they stand.
+            score, twin_score: smoothed expected accuracy of environments and of their twins.
+        """
+
+
+class TorchStep:
+    """Implements ``StepFunctions`` with torch, for every device and dtype.
+
+    Args:
+        engine: of the rows.
+        count: environments among them.
+        rules: of the lifecycle.
+        kinds: bool ``[S, blueprints]``, the blueprints that can live in each slot.
+    """
+
+    def __init__(self, engine: Engine, count: int, rules: Rules, kinds: Tensor):
+        self.engine, self.count, self.rules, self.kinds = engine, count, rules, kinds
+
+    def begin(self, state: SeedState, signals: SeedSignals) -> Passed:
+        """See ``StepFunctions``."""
+        parameters = self.engine.seed_parameters(state)
+        return self._passed(state, signals, signals, parameters, parameters)
+
+    def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
+        """See ``StepFunctions``."""
+        acted, success = apply(state, actions, legal, self.kinds)
+        moved = acted.stage != state.stage
+        ends = [moved & (acted.stage == stage) for stage in (Stage.GERMINATED, Stage.FOSSILISED)]
+        germinates, fossilises = torch.stack(ends).any(2).any(1).tolist()
+        return Acted(acted, acted.map(self._own), success, germinates, fossilises)
+
+    def check(
+        self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
+    ) -> Tensor:
+        """See ``StepFunctions``."""
+        return governor.check(epoch, scores, acted.computing)
+
+    def pass_time(
+        self,
+        acted: SeedState,
+        rolled: Tensor | None,
+        then: Passed,
+        accuracy: Tensor,
+        epoch: EpochResult,
+        measurement: Measurement,
+    ) -> Passed:
+        """See ``StepFunctions``."""
+        state, lived = tick(acted, self.rules), acted
+        if rolled is not None:
+            state, lived = roll_back(state, rolled), roll_back(acted, rolled)
+        parameters = self.engine.seed_parameters(state)
+        ever = torch.maximum(parameters, then.seed_parameters)
+        measured = updated_signals(
+            then.signals.entered(then.state, acted, accuracy),
+            lived,
+            self.engine.slots,
+            epoch,
+            measurement.contribution,
+            measurement.scores.accuracy,
+            ever,
+            self.engine.host.parameter_count,
+        )
+        return self._passed(state, measured, measured.forget(~state.living), parameters, ever)
+
+    def observe(
+        self, progress: Progress, now: Passed, score: Tensor, twin_score: Tensor
+    ) -> Features:
+        """See ``StepFunctions``."""
+        engine, state = self.engine, now.own
+        host, parameters = engine.host.parameter_count, self._own(now.seed_parameters)
+        most = self.rules.max_seeds
+        return Features(
+            host=host_features(progress.map(self._own), state, host, parameters, most),
+            slots=slot_features(
+                engine.slots, engine.episode_length, state, now.own_signals, host, parameters
+            ),
+            blueprints=state.blueprint * state.living,
+            critic=critic_features(score, twin_score),
+        )
+
+    def _passed(
+        self,
+        state: SeedState,
+        measured: SeedSignals,
+        signals: SeedSignals,
+        parameters: Tensor,
+        ever: Tensor,
+    ) -> Passed:
+        return Passed(
+            state=state,
+            own=state.map(self._own),
+            signals=signals,
+            own_signals=signals.map(self._own),
+            legal=legal_slots(state, signals, self.rules),
+            seed_parameters=parameters,
+            ever=ever,
+            birth_accuracy=measured.birth_accuracy,
+        )
+
+    def _own(self, rows: Tensor) -> Tensor:
+        """The environments' part of a tensor over all rows."""
+        return rows[: self.count]

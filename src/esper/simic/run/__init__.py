@@ -1,0 +1,1 @@
+"""The directory of a run: settings, checkpoints, one writer, and writes that survive a crash."""

@@ -1,0 +1,276 @@
+"""The directory of a run: its settings, its single writer, and where everything lies."""
+
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import torch
+
+import esper
+from esper.leyline.config import TrainConfig, flatten, unflatten
+from esper.leyline.errors import UsageError
+from esper.runtime import plugins
+from esper.runtime.tasks import SUITES
+from esper.simic.run.disk import replace_synced, sync
+
+_COMPARED = (
+    "esper",
+    "git",
+    "torch",
+    "device_name",
+    "backend",
+    "threads",
+    "plugins",
+    "text_file",
+    "gymnasium",
+)
+"""Parts of the fingerprint on which the bits of a result depend."""
+
+
+class RunDirectory:
+    """An open run directory; this process is its only writer until ``close``.
+
+    Raises:
+        UsageError: it cannot be written, or another process writes to it.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        lock = path / "lock"
+        self._made_lock = not lock.exists()
+        try:
+            self._lock = _locked(lock)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"run directory: another process is writing to {path}; wait until it has ended"
+            ) from error
+        except OSError as error:
+            raise UsageError(f"run directory: cannot write to {path} ({error.strerror})") from error
+
+    @classmethod
+    def create(cls, config: TrainConfig, fingerprint: dict[str, Any]) -> Self:
+        """Make ``<telemetry_dir>/<time>-<task or suite>`` and write the settings.
+
+        Raises:
+            UsageError: it cannot be made there.
+        """
+        place = config.output.telemetry_dir
+        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{_label(config)}"
+        try:
+            if not place:
+                raise ValueError("the name is empty")
+            parent = Path(place).expanduser()
+            parent.mkdir(parents=True, exist_ok=True)
+            path = _unused(parent, name)
+            directory = cls._begun(path, {"settings": flatten(config), "fingerprint": fingerprint})
+            sync(parent)
+        except UsageError:
+            raise
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(
+                f"telemetry_dir: cannot write to {place!r} ({reason}); choose another"
+            ) from error
+        return directory
+
+    @classmethod
+    def _begun(cls, path: Path, settings: dict[str, Any]) -> Self:
+        """The empty directory ``path`` with its lock and settings; gone again where that fails."""
+        try:
+            directory = cls(path)
+            directory._write_settings(settings)
+        except (OSError, UsageError):
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        return directory
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    def cut_events(self, length: int, done: int) -> None:
+        """Drop the events of rounds that were not saved: they are run again.
+
+        Args:
+            length: of the event file when the checkpoint's round was over.
+            done: rounds of the checkpoint; what came later but tells of these is kept.
+
+        Raises:
+            UsageError: the event file cannot be read or written.
+        """
+        if not self.events.exists():
+            return
+        try:
+            with self.events.open("r+b") as file:
+                start = min(length, self.events.stat().st_size)
+                file.seek(max(start - 1, 0))
+                cut_off = start > 0 and file.read(1) != b"\n"
+                kept = [line for line in file if line.endswith(b"\n") and _round_of(line) <= done]
+                file.seek(start)
+                # Overwritten before it is cut: a process that dies between leaves lines twice,
+                # not lost; those are dropped here when the run is resumed again.
+                file.write(b"\n" * cut_off + b"".join(dict.fromkeys(kept)))
+                file.truncate()
+        except OSError as error:
+            raise UsageError(f"resume: cannot write {self.events} ({error.strerror})") from error
+
+    def note_resume(self, config: TrainConfig, fingerprint: dict[str, Any]) -> None:
+        """Write the settings and the machine of a process that goes on with the run.
+
+        Raises:
+            UsageError: they cannot be written; the earlier ones stay.
+        """
+        path = self.path / "config.json"
+        try:
+            content = json.loads(path.read_text())
+            content["settings"] = flatten(config)
+            content.setdefault("resumed", []).append(fingerprint)
+            self._write_settings(content)
+        except OSError as error:
+            raise UsageError(f"resume: cannot write {path} ({error.strerror})") from error
+
+    def _write_settings(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content, indent=2) + "\n"
+        replace_synced(self.path / "config.json", text.encode())
+
+    def close(self) -> None:
+        """Let another process write."""
+        self._lock.close()
+
+    def abandon(self) -> None:
+        """Close a directory that turned out to be of no use; a lock made for it goes too."""
+        if self._made_lock:
+            (self.path / "lock").unlink(missing_ok=True)
+        self.close()
+
+
+def _locked(path: Path) -> BinaryIO:
+    """The open file ``path``, locked; it is made where it is missing.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it cannot be written or locked.
+    """
+    while True:
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever abandoned the directory may have removed the file that was opened here.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except OSError:
+            file.close()
+            raise
+        file.close()
+
+
+def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
+    """Settings and fingerprint of a run.
+
+    Raises:
+        UsageError: ``run`` is no run directory, or its settings cannot be read.
+    """
+    path = run / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return unflatten(dict(content["settings"])), dict(content["fingerprint"])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"resume: {run} is no run directory (it has no config.json)") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"resume: {path} cannot be read ({error}); give another run") from error
+
+
+def _label(config: TrainConfig) -> str:
+    """A short name for what is trained: a suite's, the tasks', or a Gymnasium environment's."""
+    tasks = config.world.task
+    if config.gymnasium.gym is not None:
+        return re.sub(r"[^\w.-]", "-", config.gymnasium.gym)[:60]
+    suites = (name for name, members in SUITES.items() if members == tasks)
+    return next(suites, "-".join(tasks)[:60])
+
+
+def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str) -> dict[str, Any]:
+    """What a result depends on besides its settings.
+
+    Args:
+        device: where the hosts live.
+        config: settings as resolved.
+        backend: what computes the hosts here, see ``GrowthEnv.backend_name``.
+    """
+    on_gpu = device.type == "cuda"
+    return {
+        "esper": esper.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else processor_name(),
+        "cuda": torch.version.cuda,
+        "backend": backend,
+        "threads": config.machine.threads,
+        "plugins": [plugins.digest(path) for path in config.world.plugin],
+        "text_file": config.world.text_file and plugins.digest(config.world.text_file),
+        "gymnasium": version("gymnasium") if config.gymnasium.gym is not None else None,
+        "git": _git_revision(),
+        "command": sys.argv,
+    }
+
+
+def fingerprint_differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two fingerprints and may change the bits of a result."""
+    return [
+        f"{name}: {then.get(name)} then, {now[name]} now"
+        for name in _COMPARED
+        if then.get(name) != now[name]
+    ]
+
+
+def _round_of(line: bytes) -> float:
+    """The round an event line tells of, infinite when it cannot be read."""
+    try:
+        return float(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def _unused(parent: Path, name: str) -> Path:
+    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+        path = parent / (name + suffix)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise UsageError(f"telemetry_dir: {parent} has too many runs of this second; try again")
+
+
+def processor_name() -> str:
+    """The processor's name where the system tells it, its architecture elsewhere."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _git_revision() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

@@ -1,0 +1,1 @@
+"""Besides training: grow one host, diagnose a task, check a model."""

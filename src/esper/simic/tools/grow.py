@@ -1,0 +1,241 @@
+"""Growing one fresh host with a policy that is done learning, and taking it out of Esper."""
+
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.actions import (
+    ALPHA_SPEED_STEPS,
+    ALPHA_TARGETS,
+    BLUEPRINTS,
+    HEADS,
+    TEMPO_STEPS,
+    Op,
+    Style,
+)
+from esper.leyline.config import TrainConfig, unflatten
+from esper.leyline.errors import UsageError
+from esper.leyline.stages import Stage
+from esper.runtime import plugins
+from esper.runtime.tasks import Task
+from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.shard import Shard
+from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.run.checkpoint import load_latest, restore_agent
+from esper.simic.run.run_directory import stored_config
+from esper.simic.training.setup import build_agent, control
+from esper.tolaria.backends import Scores
+from esper.tolaria.backends.choice import torch_backend
+from esper.tolaria.export import committed, grown_network
+from esper.tolaria.governor import Reason
+from esper.tolaria.precision import Precision
+
+CPU = torch.device("cpu")
+CONTROLS = ("heuristic", "never")
+SPLITS = ("validation", "test")
+TOLERANCE = 1e-5
+"""Largest difference of a logit between a file and the host it was made of, relative to the largest
+logit where that is above 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingPolicy:
+    """A policy that may grow hosts.
+
+    Attributes:
+        name: as the user gave it.
+        settings: of the run that trained it, the defaults for a control.
+        learned: whether it has a checkpoint.
+    """
+
+    name: str
+    settings: TrainConfig
+    learned: bool
+
+    @classmethod
+    def named(cls, name: str) -> "GrowingPolicy":
+        """One of ``CONTROLS``, or that of the run in the directory ``name``.
+
+        The plug-ins of the run are loaded: its policy knows their blueprints.
+
+        Raises:
+            UsageError: there is no such run, or it grew no networks.
+        """
+        if name in CONTROLS:
+            return cls(name, TrainConfig(), False)
+        run = Path(name)
+        if not (run / "config.json").exists():
+            raise UsageError(
+                f"policy: {name} is no run directory and none of {', '.join(CONTROLS)}; "
+                "`esper runs` lists the runs"
+            )
+        try:
+            settings, _ = stored_config(run)
+        except UsageError as error:
+            raise _about_policy(error) from error
+        if settings.gymnasium.gym is not None:
+            raise UsageError(f"policy: {name} learned {settings.gymnasium.gym}, not to grow")
+        for path in settings.world.plugin:
+            plugins.load(path)
+        return cls(name, settings, True)
+
+    def actor(self, environment: GrowthEnv, greedy: bool) -> Actor:
+        """Who acts: the latest whole checkpoint, with its moments, or the control.
+
+        Args:
+            environment: its seed keys what the policy draws.
+            greedy: whether a learned policy takes its mode instead of drawing.
+
+        Raises:
+            UsageError: the run has no checkpoint that is whole and fits.
+        """
+        if not self.learned:
+            return control(self.name, environment)
+        try:
+            seeded = unflatten({"seed": environment.config.seed}, self.settings)
+            agent = build_agent(seeded, CPU)
+            restore_agent(agent, load_latest(Path(self.name)).parts)
+        except UsageError as error:
+            raise _about_policy(error) from error
+        agent.greedy = greedy
+        return agent
+
+
+def _about_policy(error: UsageError) -> UsageError:
+    """The same complaint for somebody who did not ask to resume."""
+    text = str(error).removeprefix("resume: ").removesuffix("; start a new run without --resume")
+    return UsageError(f"policy: {text}; give another run")
+
+
+@dataclass(slots=True)
+class Grown:
+    """A host at the end of its episode.
+
+    Attributes:
+        task: what it learned.
+        network: the host as it is committed, as a module of its own.
+        seeds: of the host, by slot: blueprint, style and alpha of what was fossilised.
+        decisions: what was done to it, a line each.
+        scores: of each of ``SPLITS``, the host as committed.
+        twin_scores: of its never-grow twin.
+        added: parameters that were grown.
+        images: a few of the test split, ``[B, C, H, W]``.
+        logits: what the engine says of them, ``[B, classes]``.
+    """
+
+    task: Task
+    network: nn.Module
+    seeds: dict[str, str]
+    decisions: list[str]
+    scores: dict[str, Scores]
+    twin_scores: dict[str, Scores]
+    added: int
+    images: Tensor
+    logits: Tensor
+
+    def difference(self, logits: Tensor) -> float:
+        """The largest difference of ``logits`` to the engine's, see ``TOLERANCE``."""
+        scale = max(1.0, float(self.logits.abs().max()))
+        return float((logits - self.logits).abs().max()) / scale
+
+
+def grow(policy: GrowingPolicy, task: Task, seed: int = 42, greedy: bool = False) -> Grown:
+    """Grow one fresh host of ``task`` through one episode.
+
+    Args:
+        policy: who decides. The rules of the run that trained it hold.
+        task: its host, data and budgets.
+        seed: of host, minibatches, newborn seeds and the policy's draws.
+        greedy: see ``GrowingPolicy.actor``.
+
+    Raises:
+        UsageError: the policy or the task is at fault.
+    """
+    world = policy.settings.world
+    config = GrowthConfig(
+        seed=seed,
+        group_size=1,
+        episode_length=task.episode_length,
+        max_batches=task.max_batches,
+        batch_size=task.batch_size,
+        max_seeds=world.max_seeds,
+        strict_gates=world.strict_gates,
+        one_at_a_time=world.one_at_a_time,
+    )
+    environment = GrowthEnv([task], torch.arange(1), config, Precision("cpu"), CPU)
+    diary = _Diary(task)
+    collect(environment, policy.actor(environment, greedy), 0, diary.note)
+    (shard,) = environment.shards
+    return _grown(task, shard, diary.lines)
+
+
+def _grown(task: Task, shard: Shard, decisions: list[str]) -> Grown:
+    engine, state, last = shard.engine, shard.state, task.episode_length - 1
+    measured = {s: engine.measure(state, last, committed=True, split=s).committed for s in SPLITS}
+    scores = {split: found for split, found in measured.items() if found is not None}
+    fossils = committed(state)
+    images = engine.bank.held_back("test", engine.datasets(last)[:1]).by_row()[0][:64, :, :, 0]
+    logits = torch_backend(task.host, Precision("cpu")).logits(engine.stack, fossils, images)[0]
+    return Grown(
+        task=task,
+        network=grown_network(task.host, engine.stack, state, 0),
+        seeds={
+            slot.name: f"{BLUEPRINTS[int(fossils.blueprint[0, s])]}, "
+            f"{Style(int(fossils.style[0, s])).name}, alpha {float(fossils.alpha[0, s]):.2g}"
+            for s, slot in enumerate(task.host.slots)
+            if bool(fossils.computed[0, s])
+        },
+        decisions=decisions,
+        scores={split: found.map(lambda x: x[0]) for split, found in scores.items()},
+        twin_scores={split: found.map(lambda x: x[1]) for split, found in scores.items()},
+        added=int(torch.where(fossils.computed, engine.seed_parameters(state), 0)[0].sum()),
+        images=images.permute(0, 3, 1, 2).contiguous(),
+        logits=logits,
+    )
+
+
+@dataclass(slots=True)
+class _Diary:
+    """A line for everything that changed a host."""
+
+    task: Task
+    lines: list[str] = field(default_factory=list)
+
+    def note(self, t: int, actions: Tensor, step: Step) -> None:
+        """What step ``t`` did to the one environment."""
+        report = step.report
+        action = dict(zip(HEADS, actions[0].tolist(), strict=True))
+        if bool(report.success[0]) and action["op"] != Op.WAIT:
+            self.lines.append(f"step {t:>3}  {self._told(action, step)}")
+        reason = Reason(int(report.rollback[0]))
+        if reason is not Reason.NONE:
+            self.lines.append(f"step {t:>3}  rolled back: {reason.name.lower()}")
+
+    def _told(self, action: dict[str, int], step: Step) -> str:
+        op, s = Op(action["op"]), action["slot"]
+        slot, acted = self.task.host.slots[s].name, step.report.acted
+        target = ALPHA_TARGETS[action["alpha_target"]]
+        if op is Op.GERMINATE:
+            return (
+                f"{slot}: {BLUEPRINTS[action['blueprint']]} germinates, "
+                f"{Style(action['style']).name}, to alpha {target} in "
+                f"{TEMPO_STEPS[action['tempo']]} steps"
+            )
+        seed = f"{slot}: {BLUEPRINTS[int(step.report.before.blueprint[0, s])]}"
+        steps = ALPHA_SPEED_STEPS[action["alpha_speed"]]
+        if op is Op.SET_ALPHA_TARGET:
+            return f"{seed} goes to alpha {target} in {steps} steps"
+        if op is Op.PRUNE:
+            return f"{seed} is pruned in {steps} steps"
+        return f"{seed} becomes {Stage(int(acted.stage[0, s])).name}"
+
+
+def check_file(content: bytes, grown: Grown) -> float:
+    """Read a ``.pt2`` file back and run it; its difference to the engine, see ``TOLERANCE``."""
+    module = torch.export.load(io.BytesIO(content)).module()
+    with torch.no_grad():
+        return grown.difference(module(grown.images))

@@ -1,0 +1,197 @@
+"""Signs that learning goes wrong, found in the events of updates and rounds.
+
+Kinds and bounds are in ``leyline.anomaly_kinds``. An anomaly is reported when it begins, and again
+only after its numbers were within their bounds. A metric that an update does not report is unknown,
+not 0.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from esper.leyline.actions import HEADS
+from esper.leyline.anomaly_kinds import Thresholds
+from esper.leyline.events import (
+    AnalyticsSnapshot,
+    AnomalyDetected,
+    Number,
+    PPOUpdateCompleted,
+    number,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """Something out of its bounds now; ``patience`` times in a row make it an anomaly."""
+
+    kind: str
+    metric: str
+    value: float | None
+    threshold: float | None
+    message: str
+    patience: int = 1
+
+
+class AnomalyDetector:
+    """Looks at one round after another.
+
+    Args:
+        thresholds: the bounds.
+    """
+
+    def __init__(self, thresholds: Thresholds | None = None):
+        self.thresholds = thresholds or Thresholds()
+        self._in_a_row: Counter[tuple[str, str]] = Counter()
+        self._updates = self._rounds = 0
+        self._fast = self._slow = self._speed = 0.0
+
+    def observe(
+        self, update: PPOUpdateCompleted | None, snapshot: AnalyticsSnapshot
+    ) -> list[AnomalyDetected]:
+        """What began to be wrong in a round.
+
+        Args:
+            update: of the round; None where nothing learns.
+            snapshot: of the round.
+        """
+        found = [*self._throughput(snapshot.environment_steps_per_second)]
+        if update is not None:
+            found += self._of_update(update.metrics)
+        before = self._in_a_row
+        self._in_a_row = Counter({(f.kind, f.metric): before[f.kind, f.metric] + 1 for f in found})
+        return [
+            _told(finding, snapshot)
+            for finding in found
+            if self._in_a_row[finding.kind, finding.metric] == finding.patience
+        ]
+
+    def _of_update(self, metrics: dict[str, Number | None]) -> Iterator[_Finding]:
+        known = {name: float(value) for name, value in metrics.items() if value is not None}
+        yield from _missing(metrics)
+        yield from _not_finite(known)
+        yield from self._ratio(known)
+        yield from self._value(known)
+        yield from self._entropy(known)
+        yield from self._vanishing(known)
+        yield from self._drift(known)
+
+    def _ratio(self, known: dict[str, float]) -> Iterator[_Finding]:
+        most, least = self.thresholds.ratio_explosion, self.thresholds.ratio_collapse
+        high, low = known.get("ratio_max", 1.0), known.get("ratio_min", 1.0)
+        if high > most:
+            message = f"an action became {high:.3g} times as probable within one update"
+            yield _Finding("ratio_explosion", "ratio_max", high, most, message)
+        if low < least:
+            message = f"an action fell to {low:.3g} of its probability within one update"
+            yield _Finding("ratio_collapse", "ratio_min", low, least, message)
+
+    def _value(self, known: dict[str, float]) -> Iterator[_Finding]:
+        bounds, loss = self.thresholds, known.get("value_loss", 0.0)
+        if loss > bounds.value_collapse:
+            message = (
+                f"value loss {loss:.3g} for {bounds.patience} updates; the mean alone costs 0.5"
+            )
+            yield _Finding(
+                "value_collapse", "value_loss", loss, bounds.value_collapse, message,
+                bounds.patience,
+            )  # fmt: skip
+
+    def _entropy(self, known: dict[str, float]) -> Iterator[_Finding]:
+        bounds = self.thresholds
+        for head in HEADS:
+            metric = f"head_entropy/{head}"
+            entropy = known.get(metric, math.inf)
+            if entropy < bounds.entropy_collapse and self._is_free(head, entropy, known):
+                message = f"head {head} no longer chooses: {entropy:.2g} nats a free decision"
+                yield _Finding(
+                    "entropy_collapse", metric, entropy, bounds.entropy_collapse, message,
+                    bounds.patience,
+                )  # fmt: skip
+
+    def _is_free(self, head: str, entropy: float, known: dict[str, float]) -> bool:
+        """Whether the head had a choice often enough to be judged."""
+        share = known.get(f"head_choice/{head}")
+        return entropy > 0.0 if share is None else share >= self.thresholds.entropy_choice
+
+    def _vanishing(self, known: dict[str, float]) -> Iterator[_Finding]:
+        bounds = self.thresholds
+        judged = ["grad_norm"]
+        judged += [
+            f"head_grad_norms/{head}"
+            for head in HEADS
+            if known.get(f"head_choice/{head}", 0.0) >= bounds.entropy_choice
+        ]
+        for metric in judged:
+            norm = known.get(metric, math.inf)
+            if norm < bounds.gradient_vanishing:
+                message = f"{metric} is {norm:.2g} for {bounds.patience} updates"
+                yield _Finding(
+                    "gradient_vanishing", metric, norm, bounds.gradient_vanishing, message,
+                    bounds.patience,
+                )  # fmt: skip
+
+    def _drift(self, known: dict[str, float]) -> Iterator[_Finding]:
+        bounds, norm = self.thresholds, known.get("grad_norm", math.nan)
+        if not (math.isfinite(norm) and norm > 0.0):
+            return
+        level = math.log(norm)
+        if self._updates == 0:
+            self._fast = self._slow = level
+        self._fast += (1.0 - bounds.drift_fast) * (level - self._fast)
+        gap = self._fast - self._slow
+        self._slow += (1.0 - bounds.drift_slow) * (level - self._slow)
+        self._updates += 1
+        if self._updates > bounds.warmup and abs(gap) > math.log(bounds.gradient_drift):
+            way = "above" if gap > 0 else "below"
+            factor = math.exp(abs(gap))
+            message = f"the gradient norm is {factor:.3g} times {way} its habit"
+            yield _Finding("gradient_drift", "grad_norm", factor, bounds.gradient_drift, message)
+
+    def _throughput(self, speed: float) -> Iterator[_Finding]:
+        bounds, habit = self.thresholds, self._speed
+        if not (math.isfinite(speed) and speed > 0.0):
+            return
+        self._rounds += 1
+        low = self._rounds > bounds.warmup and speed < bounds.throughput_drop * habit
+        # The first round pays for what is set up only once.
+        weight = bounds.throughput_memory if self._rounds > 2 else 0.0
+        self._speed = weight * habit + (1.0 - weight) * speed
+        if low:
+            message = f"{speed:.3g} environment steps a second; {habit:.3g} were the habit"
+            least = bounds.throughput_drop * habit
+            metric = "environment_steps_per_second"
+            yield _Finding("throughput_drop", metric, speed, least, message)
+
+
+def _missing(metrics: dict[str, Number | None]) -> Iterator[_Finding]:
+    for metric, value in metrics.items():
+        if value is None and metric.startswith("head_grad_norms/"):
+            message = f"head {metric.partition('/')[2]} has no gradient"
+            yield _Finding("missing_gradient", metric, None, None, message)
+
+
+def _not_finite(known: dict[str, float]) -> Iterator[_Finding]:
+    """Explained variance is left out: it has no value where returns do not vary."""
+    for metric, value in known.items():
+        if not math.isfinite(value) and not metric.startswith("explained_variance"):
+            yield _Finding("not_finite", metric, value, None, f"{metric} is {number(value)}")
+    refused = known.get("refused", 0.0)
+    if refused > 0.0:
+        message = "learning ended before its round did: a number was not finite"
+        yield _Finding("not_finite", "refused", refused, 0.0, message)
+
+
+def _told(finding: _Finding, snapshot: AnalyticsSnapshot) -> AnomalyDetected:
+    return AnomalyDetected(
+        time=snapshot.time,
+        round=snapshot.round,
+        kind=finding.kind,
+        metric=finding.metric,
+        value=None if finding.value is None else number(finding.value),
+        threshold=finding.threshold,
+        message=finding.message,
+        amp_enabled=snapshot.amp_enabled,
+        amp_dtype=snapshot.amp_dtype,
+        amp_scale=snapshot.amp_scale,
+    )

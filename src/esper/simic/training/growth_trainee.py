@@ -1,0 +1,109 @@
+"""Growing networks as what a run trains."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import BLUEPRINTS
+from esper.leyline.config import TrainConfig
+from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
+from esper.nissa.hub import Hub
+from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.step import Step
+from esper.simic.rollout import Rollout
+from esper.simic.run.checkpoint import agent_parts, restore_agent
+from esper.simic.training.decisions import WatchedActor
+from esper.simic.training.recorder import Recorder, RoundSummary
+from esper.simic.training.setup import build_agent, build_environment, control, resolved
+from esper.simic.training.trainee import AnyStep
+from esper.tamiyo.policy.features import Observation
+
+
+class GrowthTrainee:
+    """Hosts that grow, and the policy that grows them; see ``Trainee``.
+
+    Args:
+        config: settings of the run.
+        policy: ``ppo`` learns; ``heuristic``, ``random`` and ``never`` do not.
+        devices: over which the hosts are dealt; the policy lives on the first.
+
+    Raises:
+        UsageError: a setting is at fault.
+    """
+
+    operation_threads = 1
+    """The shards are what runs side by side."""
+
+    def __init__(self, config: TrainConfig, policy: str, devices: Sequence[torch.device]):
+        self.policy = policy
+        self.environment = build_environment(config, devices)
+        self.precision = self.environment.precision
+        self.config = resolved(config, self.environment)
+        self.agent = build_agent(self.config, devices[0]) if policy == "ppo" else None
+        self.actor: Actor = self.agent or control(policy, self.environment)
+        self.backend_name = self.environment.backend_name
+        self.steps = self.environment.config.episode_length
+        self.count = self.environment.count
+
+    def started(self, time: float, done: int) -> TrainingStarted:
+        """See ``Trainee.started``."""
+        world, tasks = self.config.world, self.environment.tasks
+        return TrainingStarted(
+            time=time,
+            schema=SCHEMA_VERSION,
+            round=done,
+            rounds=world.rounds,
+            tasks=[task.name for task in tasks],
+            policy=self.policy,
+            envs=world.envs,
+            group_size=world.group_size,
+            episode_length=self.steps,
+            slots=[[slot.name for slot in task.host.slots] for task in tasks],
+            host_parameters=[task.host.parameter_count for task in tasks],
+            device=" ".join(self.config.machine.devices),
+            amp_enabled=self.precision.enabled,
+            amp_dtype=self.precision.dtype_name,
+            blueprints=list(BLUEPRINTS),
+            level=self.config.output.telemetry_level,
+        )
+
+    def amp_scale(self) -> float | None:
+        """See ``Trainee.amp_scale``."""
+        return self.environment.amp.least_scale
+
+    def collect(
+        self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
+    ) -> Rollout[Observation]:
+        """See ``Trainee.collect``."""
+        actor = WatchedActor(self.actor)
+        self.recorder = Recorder(hub, self.environment, number, actor)
+
+        def both(t: int, actions: Tensor, step: Step) -> None:
+            self.recorder.step(t, actions, step)
+            on_step(step)
+
+        with self.agent.policy.frozen_weights() if self.agent else nullcontext():
+            return collect(self.environment, actor, number, both)
+
+    def finish(
+        self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
+    ) -> RoundSummary:
+        """See ``Trainee.finish``."""
+        return self.recorder.finish(steps_per_second, metrics)
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """See ``Trainee.parts``. Hosts are fresh in every round; their loss scales stay."""
+        assert self.agent is not None, "only a learned policy is saved"
+        return agent_parts(self.agent) | {"environment": self.environment.state()}
+
+    def restore(self, parts: dict[str, dict[str, Any]]) -> None:
+        """See ``Trainee.restore``."""
+        assert self.agent is not None, "only a learned policy is resumed"
+        restore_agent(self.agent, parts)
+        self.environment.load_state(parts.get("environment", {}))
+
+    def close(self) -> None:
+        """See ``Trainee.close``."""

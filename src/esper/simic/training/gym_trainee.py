@@ -1,0 +1,207 @@
+"""A Gymnasium task as what a run trains."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from esper.leyline.config import TrainConfig, shown, unflatten
+from esper.leyline.errors import UsageError
+from esper.leyline.events import SCHEMA_VERSION, GymEpisodes, TrainingStarted, numbers
+from esper.nissa.hub import Hub
+from esper.runtime import plugins
+from esper.simic.compiled import resolve_mode
+from esper.simic.gym.agent import Shape, gym_agent
+from esper.simic.gym.collect import GymStep, collect
+from esper.simic.gym.memory_tasks import register
+from esper.simic.gym.vector_environment import Episode, GymEnvironments, make
+from esper.simic.rollout import Rollout
+from esper.simic.run.checkpoint import agent_parts, restore_agent
+from esper.simic.training.setup import plugin_paths, policy_dtype
+from esper.simic.training.trainee import AnyStep
+from esper.tamiyo.policy.recurrent import FlatObservation
+from esper.tolaria.precision import Precision
+
+
+@dataclass(frozen=True, slots=True)
+class GymSummary:
+    """What came of a round of a Gymnasium task.
+
+    Attributes:
+        round: its number, from 1.
+        episodes: that ended in it.
+        episode_return: their mean return as the environment paid it, NaN where none ended.
+        episode_length: their mean length in steps, likewise.
+        steps_per_second: environment steps a second, update included.
+        metrics: of the update.
+    """
+
+    round: int
+    episodes: int
+    episode_return: float
+    episode_length: float
+    steps_per_second: float
+    metrics: dict[str, float | None]
+
+
+class GymTrainee:
+    """Environments of a Gymnasium task, and the policy that learns it; see ``Trainee``.
+
+    Args:
+        config: settings of the run, ``gym`` among them.
+        device: of the policy; environments run on the host.
+
+    Raises:
+        UsageError: a setting is at fault, or the task is none that Esper takes.
+    """
+
+    backend_name = "gymnasium"
+
+    def __init__(self, config: TrainConfig, device: torch.device):
+        name, world = config.gymnasium.gym, config.world
+        assert name is not None
+        for path in world.plugin:
+            plugins.load(path)
+        register()
+        made = make(name, arguments_of(config.gymnasium.gym_args), world.envs)
+        self.environments = GymEnvironments(made, world.seed)
+        self.config = unflatten(
+            {"plugin": plugin_paths(config), "threads": config.machine.threads or 1}, config
+        )
+        features = self.environments.features
+        shape = Shape(features.width, self.environments.actions.options, features.measured)
+        self.agent = gym_agent(
+            self.config,
+            shape,
+            device,
+            policy_dtype(config, device),
+            resolve_mode(config.machine.compile, device),
+        )
+        self.precision = Precision(device.type)
+        self.steps = config.gymnasium.rollout_steps
+        self.count = world.envs
+        self.operation_threads = config.machine.threads or 1
+        self._ended: list[Episode] = []
+        self.environments.reset()
+        self.agent.begin(torch.arange(self.count, device=device), 0)
+        self._boundary = self._own_parts()
+
+    def started(self, time: float, done: int) -> TrainingStarted:
+        """See ``Trainee.started``."""
+        name = self.config.gymnasium.gym
+        assert name is not None
+        return TrainingStarted(
+            time=time,
+            schema=SCHEMA_VERSION,
+            round=done,
+            rounds=self.config.world.rounds,
+            tasks=[name],
+            policy="ppo",
+            envs=self.count,
+            group_size=1,
+            episode_length=self.steps,
+            slots=[[]],
+            host_parameters=[0],
+            device=self.config.machine.device,
+            amp_enabled=False,
+            gym=name,
+            level=self.config.output.telemetry_level,
+        )
+
+    def amp_scale(self) -> float | None:
+        """See ``Trainee.amp_scale``; there is nothing to scale."""
+        return None
+
+    def collect(
+        self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
+    ) -> Rollout[FlatObservation]:
+        """See ``Trainee.collect``."""
+        self._ended = []
+
+        def both(step: GymStep) -> None:
+            self._ended += step.ended
+            on_step(step)
+
+        return collect(self.environments, self.agent, self.steps, number, both)
+
+    def finish(
+        self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
+    ) -> GymSummary:
+        """See ``Trainee.finish``."""
+        ended = self._ended
+        returns, lengths = [e.episode_return for e in ended], [e.length for e in ended]
+        hub.emit(
+            GymEpisodes(
+                time=time.time(),
+                round=number,
+                environment=[e.environment for e in ended],
+                episode_return=numbers(returns),
+                length=lengths,
+                terminated=[e.terminated for e in ended],
+            )
+        )
+        self._boundary = self._own_parts()
+        return GymSummary(
+            number,
+            len(ended),
+            fmean(returns) if ended else math.nan,
+            fmean(lengths) if ended else math.nan,
+            steps_per_second,
+            metrics,
+        )
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """See ``Trainee.parts``. The learner changes between rounds alone, environments do not."""
+        return agent_parts(self.agent) | self._boundary
+
+    def _own_parts(self) -> dict[str, dict[str, Any]]:
+        hidden = {str(i): state.clone() for i, state in enumerate(self.agent.hidden)}
+        return {
+            "environments": self.environments.state(),
+            "memory": hidden,
+        }
+
+    def restore(self, parts: dict[str, dict[str, Any]]) -> None:
+        """See ``Trainee.restore``."""
+        restore_agent(self.agent, parts)
+        try:
+            hidden = tuple(parts["memory"][str(i)] for i in range(len(parts["memory"])))
+            self.agent.hidden = tuple(
+                mine.copy_(stored) for mine, stored in zip(self.agent.hidden, hidden, strict=True)
+            )
+            self.environments.load(parts["environments"])
+        except UsageError:
+            raise
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(f"resume: the checkpoint is of another task ({reason})") from error
+        self._boundary = self._own_parts()
+
+    def close(self) -> None:
+        """See ``Trainee.close``."""
+        self.environments.close()
+
+
+def arguments_of(texts: tuple[str, ...]) -> dict[str, Any]:
+    """``NAME=VALUE`` as keyword arguments; a value that is no JSON is a text.
+
+    Raises:
+        UsageError: a text has no name, or a name stands twice.
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"gym_args: must be NAME=VALUE, got {shown(text)}")
+        if name in arguments:
+            raise UsageError(f"gym_args: {name} stands twice; keep one of them")
+        try:
+            arguments[name] = json.loads(value)
+        except ValueError:
+            arguments[name] = value
+    return arguments

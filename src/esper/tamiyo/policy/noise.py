@@ -1,0 +1,38 @@
+"""Uniform numbers from which a policy samples its actions, keyed by environment."""
+
+from torch import Tensor
+
+from esper.kasmina.rng import Purpose, StepBits, to_uniform, uniform
+from esper.leyline.actions import HEADS
+
+
+def action_noise(
+    seed: int,
+    environments: Tensor,
+    episode: int,
+    step: int,
+    widest: int,
+    purpose: int = Purpose.ACTION,
+) -> Tensor:
+    """Uniform numbers for ``FactoredLSTM.act``, keyed by environment, ``[N, heads, widest]``."""
+    drawn = uniform(seed, environments, purpose, episode, step, len(HEADS) * widest)
+    return drawn.view(len(environments), len(HEADS), widest)
+
+
+class EpisodeNoise:
+    """``action_noise`` of an episode's steps, drawn for many steps in one go."""
+
+    def __init__(
+        self, seed: int, environments: Tensor, episode: int, widest: int, heads: int = len(HEADS)
+    ):
+        self.shape = len(environments), heads, widest
+        self.bits = StepBits(seed, environments, Purpose.ACTION, episode, heads * widest)
+        self.words = self.noise = self.bits.bits
+
+    def at(self, step: int) -> Tensor:
+        """That of ``step``, ``[N, heads, widest]``."""
+        self.bits.at(step)
+        if self.words is not self.bits.bits:
+            self.words = self.bits.bits
+            self.noise = to_uniform(self.words).view(-1, *self.shape)
+        return self.noise[step - self.bits.begin]

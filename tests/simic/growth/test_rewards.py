@@ -1,0 +1,239 @@
+"""Rewards: what they are, what they add up to, and that environments do not touch one another."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reward_support import F64, moment, random_episode, tensors
+from torch import Tensor
+
+from esper.leyline.actions import Op
+from esper.leyline.stages import Stage
+from esper.simic.growth.rewards import (
+    RENT,
+    REWARD_MODES,
+    REWARDS,
+    RewardInputs,
+    stage_potential,
+    stage_shaping,
+    utility,
+)
+from esper.simic.growth.rewards.shaped import alpha_shock, attribution, fossil_bonus
+from oracles.rewards import ORACLES, shaping
+
+quick = settings(max_examples=12, deadline=None)
+seeds = st.integers(0, 2**31)
+lengths = st.integers(1, 30)
+slot_counts = st.integers(1, 5)
+every_mode = pytest.mark.parametrize("mode", REWARD_MODES)
+
+
+def f64(value: float) -> Tensor:
+    return torch.tensor(value, dtype=F64)
+
+
+def total(mode: str, episode: list[RewardInputs]) -> Tensor:
+    return torch.stack([REWARDS[mode](inputs) for inputs in episode]).sum(0)
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def test_the_modes_are_the_seven() -> None:
+    assert tuple(ORACLES) == REWARD_MODES
+
+
+@quick
+@given(seeds, lengths, slot_counts)
+def test_every_mode_is_what_the_oracle_computes(seed, length, slots) -> None:
+    for inputs in random_episode(seed, length, slots=slots):
+        rows = [moment(inputs, row) for row in range(len(inputs.op))]
+        for mode, oracle in ORACLES.items():
+            expected = torch.tensor([oracle(m) for m in rows], dtype=F64)
+            torch.testing.assert_close(
+                REWARDS[mode](inputs), expected, rtol=0.0, atol=1e-9, msg=mode
+            )
+        expected = torch.tensor([shaping(m) for m in rows], dtype=F64)
+        torch.testing.assert_close(stage_shaping(inputs), expected, rtol=0.0, atol=1e-9)
+
+
+def test_the_random_episodes_show_the_whole_lifecycle() -> None:
+    episodes = [random_episode(seed, 60, count=20) for seed in range(3)]
+    steps = [inputs for episode in episodes for inputs in episode]
+    assert {int(op) for inputs in steps for op in inputs.op} == set(Op)
+    stages = {int(stage) for inputs in steps for stage in inputs.after.stage.flatten()}
+    assert stages == set(Stage)
+    last = torch.cat([e[-1].after.stage for e in episodes])
+    assert (last == Stage.FOSSILISED).any(1).float().mean() > 0.3
+
+
+@settings(deadline=None)
+@given(st.floats(0.0, 1.0), st.integers(0, 10**7), st.integers(1, 10**7))
+def test_utility_is_the_score_less_the_rent(score, added, host) -> None:
+    expected = score - 0.05 * math.log(1.0 + added / host)
+    assert utility(f64(score), torch.tensor(added), host).item() == pytest.approx(expected)
+
+
+def test_doubling_a_host_costs_three_and_a_half_points() -> None:
+    cost = utility(f64(0.6), torch.tensor(0), 500) - utility(f64(0.6), torch.tensor(500), 500)
+    assert cost.item() == pytest.approx(RENT * math.log(2.0))
+    assert cost.item() == pytest.approx(0.0347, abs=1e-4)
+
+
+@quick
+@given(seeds, lengths, slot_counts)
+def test_every_mode_stays_within_its_stated_bounds(seed, length, slots) -> None:
+    for inputs in random_episode(seed, length, slots=slots):
+        rent = 0.1 * inputs.added / 500_000
+        grown = (1.0 + inputs.added / inputs.host_parameters).log()
+        gain = 1.0 + RENT * grown  # the most that u and v can be below 0
+        shaped = 2.4 * slots
+        bounds = {
+            "terminal": (-10.0 * gain, 10.0),
+            "paired": (-10.0 * gain - 10.0 * (1.0 + inputs.previous_gain), 20.0 * gain + 20.0),
+            "utility": (-10.0 * gain / length, 10.0 / length),
+            "shaped": (-(103.0 * slots + 15.0), 103.0 * slots + 17.0),
+            "simplified": (-(shaped + 0.01), 4.4 * slots + 3.0),
+            "basic": (-(shaped + 5.5 + rent), shaped + 55.3),
+            "sparse": (-1.0, 1.0),
+        }
+        for mode, (low, high) in bounds.items():
+            reward = REWARDS[mode](inputs)
+            assert reward.isfinite().all(), mode
+            assert ((reward >= low) & (reward <= high)).all(), mode
+        assert (stage_shaping(inputs).abs() <= shaped).all()
+
+
+# --- what an episode adds up to ---------------------------------------------------------------
+
+
+@quick
+@given(seeds, lengths)
+def test_paired_adds_up_to_terminal_less_the_twin(seed, length) -> None:
+    episode = random_episode(seed, length)
+    twin = 10.0 * episode[-1].twin_score
+    expected = total("terminal", episode) - twin
+    torch.testing.assert_close(total("paired", episode), expected, rtol=0.0, atol=1e-9)
+
+
+@quick
+@given(seeds, lengths)
+def test_terminal_adds_up_to_the_final_utility(seed, length) -> None:
+    episode = random_episode(seed, length)
+    end = episode[-1]
+    worth = utility(end.score, end.added, end.host_parameters)
+    assert torch.equal(total("terminal", episode), 10.0 * worth)
+
+
+@quick
+@given(seeds, lengths)
+def test_dense_utility_adds_up_to_ten_times_its_mean(seed, length) -> None:
+    episode = random_episode(seed, length)
+    worth = [utility(i.score, i.added, i.host_parameters) for i in episode]
+    expected = 10.0 * torch.stack(worth).mean(0)
+    torch.testing.assert_close(total("utility", episode), expected, rtol=0.0, atol=1e-9)
+
+
+@quick
+@given(seeds, lengths, slot_counts)
+def test_stage_shaping_adds_up_to_nothing_whatever_was_done(seed, length, slots) -> None:
+    shapings = [stage_shaping(i) for i in random_episode(seed, length, slots=slots)]
+    torch.testing.assert_close(
+        torch.stack(shapings).sum(0), torch.zeros(6, dtype=F64), rtol=0.0, atol=1e-12
+    )
+
+
+@quick
+@given(seeds, lengths)
+def test_each_potential_begins_where_the_last_one_ended(seed, length) -> None:
+    episode = random_episode(seed, length)
+    assert not stage_potential(episode[0], "before").any()
+    assert not stage_potential(episode[-1], "after").any()
+    for earlier, later in pairwise(episode):
+        before = stage_potential(later, "before")
+        assert torch.equal(stage_potential(earlier, "after"), before)
+
+
+@quick
+@given(seeds, lengths)
+def test_terminal_and_sparse_pay_nothing_before_the_end(seed, length) -> None:
+    for inputs in random_episode(seed, length)[:-1]:
+        assert not REWARDS["terminal"](inputs).any()
+        assert not REWARDS["sparse"](inputs).any()
+
+
+# --- environments by themselves ---------------------------------------------------------------
+
+
+@quick
+@given(seeds, st.integers(1, 12), slot_counts, st.sampled_from([torch.float32, F64]))
+def test_who_else_there_is_changes_no_bit(seed, length, slots, dtype) -> None:
+    for inputs in random_episode(seed, length, count=37, slots=slots):
+        inputs = tensors(inputs, lambda x: x.to(dtype) if x.dtype == F64 else x)
+        order = torch.randperm(37, generator=torch.Generator().manual_seed(seed))
+        permuted = tensors(inputs, lambda x, order=order: x[order])
+        for mode, reward in REWARDS.items():
+            together = reward(inputs)
+            assert together.dtype == dtype
+            assert together.shape == (37,)
+            assert torch.equal(reward(permuted), together[order]), mode
+            for some in (slice(0, 1), slice(36, 37), slice(4, 11), slice(13, 32)):
+                apart = reward(tensors(inputs, lambda x, some=some: x[some]))
+                assert torch.equal(apart, together[some]), mode
+
+
+@pytest.mark.parametrize("part", [attribution, alpha_shock, fossil_bonus, stage_shaping])
+def test_the_parts_of_shaped_round_the_same_in_any_place(part) -> None:
+    def single(x: Tensor) -> Tensor:
+        return x.float() if x.dtype == F64 else x
+
+    for inputs in random_episode(1, 15, count=301, slots=2):
+        inputs = tensors(inputs, single)
+        together = part(inputs)
+        for start in range(0, 294, 7):
+            some = slice(start, start + 7)
+            assert torch.equal(part(tensors(inputs, lambda x, some=some: x[some])), together[some])
+
+
+@quick
+@given(seeds, st.integers(1, 30))
+def test_a_nan_stays_in_its_environment(seed, length) -> None:
+    ill = torch.arange(6) == 2
+    for inputs in random_episode(seed, length):
+
+        def poison(x: Tensor) -> Tensor:
+            where = ill.view(-1, *[1] * (x.dim() - 1))
+            return x.masked_fill(where, math.nan) if x.is_floating_point() else x
+
+        poisoned = tensors(inputs, poison)
+        for mode, reward in REWARDS.items():
+            assert torch.equal(reward(poisoned)[~ill], reward(inputs)[~ill]), mode
+
+
+@every_mode
+def test_the_seeds_alone_do_not_hide_a_nan_at_the_end(mode) -> None:
+    end = random_episode(0, 5)[-1]
+    broken = torch.full_like(end.score, math.nan)
+    assert REWARDS[mode](replace(end, accuracy=broken, score=broken)).isnan().all()
+
+
+@quick
+@given(seeds, st.integers(1, 30))
+def test_a_contribution_that_was_not_measured_never_reaches_the_reward(seed, length) -> None:
+    for inputs in random_episode(seed, length):
+        unmeasured = torch.full_like(inputs.contribution, math.nan)
+        for mode, reward in REWARDS.items():
+            assert reward(replace(inputs, contribution=unmeasured)).isfinite().all(), mode
+
+
+@every_mode
+def test_what_a_refused_action_named_is_not_read(mode) -> None:
+    for inputs in random_episode(3, 20):
+        waits = inputs.op == Op.WAIT
+        elsewhere = torch.where(waits, 1 << 40, inputs.slot)
+        changed = REWARDS[mode](replace(inputs, slot=elsewhere))
+        assert torch.equal(changed, REWARDS[mode](inputs))

@@ -1,0 +1,260 @@
+"""Which way rewards point: better pays more, size and churn cost, and nothing can be farmed."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reward_support import World, always, choose_at_random, play, random_episode
+from torch import Tensor
+
+from esper.kasmina.lifecycle import Rules
+from esper.leyline.actions import Op
+from esper.leyline.stages import Stage
+from esper.simic.growth.rewards import REWARD_MODES, REWARDS, RewardInputs, stage_shaping
+from esper.simic.growth.rewards.shaped import alpha_shock, attribution
+
+quick = settings(max_examples=12, deadline=None)
+seeds = st.integers(0, 2**31)
+lengths = st.integers(1, 30)
+changes = st.floats(0.0, 0.5)
+every_mode = pytest.mark.parametrize("mode", REWARD_MODES)
+LENGTH = 40
+RULES = Rules.for_horizon(LENGTH, 3)
+HELD = [{"op": Op.GERMINATE, "blueprint": 7}, {"op": Op.ADVANCE}, {}, {}, {}, {"op": Op.ADVANCE}]
+"""Actions after which, at 40 steps, slot 0 blends in; it can be held nine steps later."""
+HOLD = [*HELD, *[{}] * 5, {"op": Op.ADVANCE}, {}, {}]
+
+
+def world(length: int = LENGTH, contribution: float = 0.0) -> World:
+    random = World.random(torch.Generator().manual_seed(0), length, 1, 3)
+    return World.flat(random, contribution)
+
+
+def total(mode: str, episode: list[RewardInputs]) -> Tensor:
+    return torch.stack([REWARDS[mode](inputs) for inputs in episode]).sum(0)
+
+
+def returns(world: World, plan: list[dict[str, int]]) -> dict[str, float]:
+    episode = play(world, always(plan))
+    return {mode: total(mode, episode).item() for mode in REWARD_MODES}
+
+
+@cache
+def acted_on_held(op: Op, last: bool) -> RewardInputs:
+    length = len(HOLD) + 1 if last else LENGTH
+    return play(world(length), always([*HOLD, {"op": op}]))[len(HOLD)]
+
+
+def verdict(mode: str, op: Op, contribution: float, improvement: float, last: bool) -> float:
+    """Pay for acting on a held seed, stage shaping left out."""
+    inputs = acted_on_held(op, last)
+    assert inputs.before.stage[0, 0] == Stage.HOLDING
+    assert inputs.op == op
+    assert inputs.last == last
+    c = torch.full_like(inputs.contribution, float("nan"))
+    c[0, 0] = contribution
+    inputs = replace(inputs, contribution=c, score=inputs.twin_score + improvement)
+    return (REWARDS[mode](inputs) - stage_shaping(inputs)).item()
+
+
+# --- the traps of the prior system ------------------------------------------------------------
+
+
+def test_trap_the_end_of_basic_pays_the_total_gain_not_the_last_epochs() -> None:
+    end = play(world(), always([]))[-1]
+    risen = replace(
+        end,
+        initial_accuracy=torch.full_like(end.accuracy, 0.2),
+        accuracy=torch.full_like(end.accuracy, 0.6),
+    )
+    assert REWARDS["basic"](risen).item() == pytest.approx(5.0 * 0.4)
+
+
+@every_mode
+@quick
+@given(seed=seeds, length=lengths, accuracy=changes, score=changes)
+def test_trap_an_improvement_never_pays_less_than_a_regression(
+    mode, seed, length, accuracy, score
+) -> None:
+    for inputs in random_episode(seed, length):
+        better = replace(inputs, accuracy=inputs.accuracy + accuracy, score=inputs.score + score)
+        worse = replace(inputs, accuracy=inputs.accuracy - accuracy, score=inputs.score - score)
+        for low, high in ((worse, inputs), (inputs, better)):
+            assert (REWARDS[mode](high) >= REWARDS[mode](low) - 1e-12).all()
+
+
+@every_mode
+def test_trap_a_whole_episode_of_improvement_pays_more_than_one_of_regression(mode) -> None:
+    flat = world()
+    slope = torch.linspace(-0.2, 0.2, LENGTH + 1, dtype=torch.float64)[:, None]
+    rising = replace(flat, accuracy=0.5 + slope, score=0.5 + slope)
+    falling = replace(flat, accuracy=0.5 - slope, score=0.5 - slope)
+    for plan in ([], HOLD, [*HOLD, {"op": Op.FOSSILISE}]):
+        assert returns(rising, plan)[mode] > returns(falling, plan)[mode] + 1e-3, plan
+
+
+# --- worth and cost ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["terminal", "paired", "utility"])
+def test_a_point_of_score_is_worth_what_it_is(mode) -> None:
+    end = random_episode(1, LENGTH)[-1]
+    gained = REWARDS[mode](replace(end, score=end.score + 0.01)) - REWARDS[mode](end)
+    expected = 0.1 / LENGTH if mode == "utility" else 0.1
+    torch.testing.assert_close(gained, torch.full_like(gained, expected))
+
+
+def test_paired_pays_for_gain_and_charges_loss_and_a_better_twin() -> None:
+    inputs = play(world(), always([]))[5]
+
+    def paid(now: float, twin: float) -> float:
+        settled = replace(
+            inputs,
+            score=torch.full_like(inputs.score, now),
+            twin_score=torch.full_like(inputs.score, twin),
+            previous_gain=torch.full_like(inputs.score, 0.1),
+        )
+        return REWARDS["paired"](settled).item()
+
+    assert paid(0.6, 0.5) == pytest.approx(0.0, abs=1e-12)
+    assert paid(0.7, 0.5) == pytest.approx(1.0)
+    assert paid(0.5, 0.5) == pytest.approx(-1.0)
+    assert paid(0.6, 0.6) == pytest.approx(-1.0)
+
+
+@every_mode
+@quick
+@given(seed=seeds, length=lengths, more=st.integers(1, 10**6))
+def test_more_parameters_never_pay(mode, seed, length, more) -> None:
+    for inputs in random_episode(seed, length):
+        larger = replace(inputs, added=inputs.added + more)
+        less, paid = REWARDS[mode](larger), REWARDS[mode](inputs)
+        assert (less <= paid).all()
+        charged = {"terminal": inputs.last, "sparse": inputs.last, "simplified": False}
+        if charged.get(mode, True):
+            capped = (0.5 * (1 + inputs.added / inputs.host_parameters).log() >= 1.5) | (paid == -1)
+            assert ((less < paid) | capped).all()
+
+
+def test_a_jump_of_alpha_costs_more_than_a_ramp() -> None:
+    def shock(speed: int) -> float:
+        retarget = {"op": Op.SET_ALPHA_TARGET, "alpha_target": 0, "alpha_speed": speed}
+        episode = play(world(), always([*HOLD, retarget]))[len(HOLD) :]
+        assert episode[-1].after.alpha[0, 0] == 0.5
+        return sum(alpha_shock(inputs).item() for inputs in episode)
+
+    assert shock(0) == pytest.approx(0.1958 * 0.25 * 7 * 37 / 500)
+    assert 0.0 < shock(3) < shock(2) < shock(1) < shock(0)
+
+
+def test_a_seed_pruned_at_once_gives_a_shock_though_it_is_gone() -> None:
+    inputs = play(world(), always([*HOLD, {"op": Op.PRUNE, "alpha_speed": 0}]))[len(HOLD)]
+    assert not inputs.after.living.any()
+    assert alpha_shock(inputs).item() == pytest.approx(0.1958 * 7 * 37 / 500)
+
+
+def test_attribution_sums_all_seeds_and_not_the_actions_alone() -> None:
+    episode = random_episode(5, LENGTH, count=40)
+    inputs = next(i for i in episode if (i.after.acting & ~_fossil(i)).sum(1).max() > 1)
+    row = int((inputs.after.acting & ~_fossil(inputs)).sum(1).argmax())
+    own = (inputs.after.acting & ~_fossil(inputs))[row]
+    harm = torch.where(own, -0.02, inputs.contribution[row])
+    contribution = inputs.contribution.clone()
+    contribution[row] = harm
+    paid = attribution(replace(inputs, contribution=contribution))[row].item()
+    assert paid == pytest.approx(-2.0 * int(own.sum()))
+
+
+def _fossil(inputs: RewardInputs) -> Tensor:
+    return inputs.after.stage == Stage.FOSSILISED
+
+
+def test_a_seed_that_claims_far_more_than_the_improvement_is_charged() -> None:
+    inputs = play(world(), always(HOLD))[len(HOLD)]
+    progress = torch.full_like(inputs.accuracy, 0.5)
+
+    def paid(c: float, imp: float) -> float:
+        return attribution(
+            replace(
+                inputs,
+                contribution=torch.full_like(inputs.contribution, c / 100.0),
+                accuracy=inputs.birth_accuracy[:, 0] + progress,
+                score=inputs.twin_score + imp / 100.0,
+            )
+        ).item()
+
+    assert paid(4.0, 1.0) == pytest.approx(4.0)
+    assert paid(10.0, 1.0) == pytest.approx(10.0 - 0.1)
+    assert paid(40.0, 1.0) == pytest.approx(40.0 - 0.3)
+    assert paid(4.0, -1.0) < 0.1 * paid(4.0, 0.0)
+
+
+@pytest.mark.parametrize("mode", ["shaped", "basic"])
+@pytest.mark.parametrize("last", [False, True])
+@quick
+@given(good=st.floats(0.01, 1.0), bad=st.floats(-1.0, -1e-6), improvement=st.floats(-0.5, 0.5))
+def test_to_keep_a_helpful_seed_pays_more_than_a_harmful_one(
+    mode, last, good, bad, improvement
+) -> None:
+    helpful = verdict(mode, Op.FOSSILISE, good, improvement, last)
+    assert helpful > verdict(mode, Op.FOSSILISE, bad, improvement, last)
+
+
+@pytest.mark.parametrize("mode", ["shaped", "basic"])
+@quick
+@given(good=st.floats(0.01, 1.0), bad=st.floats(-1.0, -1e-6), improvement=st.floats(1e-3, 0.5))
+def test_to_keep_what_helps_and_prune_what_harms_pays_more(mode, good, bad, improvement) -> None:
+    nothing = float("nan")  # a seed pruned at once is not measured
+    pruned = verdict(mode, Op.PRUNE, nothing, improvement, last=False)
+    assert verdict(mode, Op.FOSSILISE, good, improvement, last=False) > pruned
+    # What pruning costs in alpha shock is of the jump, not of the verdict.
+    jump = 0.1958 * 7 * 37 / 500 if mode == "shaped" else 0.0
+    assert verdict(mode, Op.FOSSILISE, bad, improvement, last=False) < pruned + jump
+
+
+def test_simplified_counts_the_fossils_that_contribute() -> None:
+    kept = [*HOLD, {"op": Op.FOSSILISE}]
+    idle = returns(world(), [])["simplified"]
+    price = 0.01 * sum(bool(action) for action in kept)
+    assert returns(world(contribution=0.011), kept)["simplified"] == pytest.approx(idle + 2 - price)
+    assert returns(world(contribution=0.009), kept)["simplified"] == pytest.approx(idle - price)
+
+
+# --- farming ----------------------------------------------------------------------------------
+
+
+@quick
+@given(seeds, st.integers(5, 40), st.floats(-0.2, 0.2))
+def test_nothing_done_to_a_host_that_stays_the_same_pays(seed, length, contribution) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    flat = World.flat(World.random(generator, length, 6, 3), contribution)
+    busy = play(flat, choose_at_random(generator, banned=(Op.FOSSILISE,)))
+    idle = play(flat, always([]))
+    assert any((inputs.op != Op.WAIT).any() for inputs in busy)
+    acted = torch.stack([inputs.op != Op.WAIT for inputs in busy]).any(0)
+    for mode in ("shaped", "simplified", "basic", "sparse", "terminal", "paired", "utility"):
+        gained = total(mode, busy) - total(mode, idle)
+        assert (gained <= 1e-12).all(), mode
+        if mode in ("shaped", "simplified"):
+            assert (gained[acted] < 0).all(), mode
+
+
+@pytest.mark.parametrize("develop", [0, 1, len(HELD)])
+def test_cycles_of_germinating_and_pruning_never_pay(develop) -> None:
+    closed = [{}] * (RULES.embargo + 3)
+    young = [{}] * RULES.prune_age
+    prune = {"op": Op.PRUNE, "alpha_speed": 0}
+    start = HELD if develop > 1 else HELD[: 1 + develop]
+    settle = [{}] * 9 if develop > 1 else young
+    plan = [*start, *settle, prune, *closed] * 6
+    episode = play(world(), always(plan[: LENGTH - 1]))
+    germinated = sum(int(inputs.op == Op.GERMINATE) for inputs in episode)
+    assert germinated >= 2
+    assert sum(int(inputs.op == Op.PRUNE) for inputs in episode) >= germinated - 1
+    paid, idle = returns(world(), plan[: LENGTH - 1]), returns(world(), [])
+    assert paid["shaped"] <= idle["shaped"] - 0.15 * germinated + 1e-9
+    assert paid["simplified"] <= idle["simplified"] - 0.01 * germinated + 1e-9
+    assert paid["basic"] <= idle["basic"] + 1e-9

@@ -1,0 +1,382 @@
+"""Checkpoints on a disk that flips bits, cuts files or is full; and forged ones."""
+
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_run import assert_same
+
+from esper.leyline.actions import BLUEPRINTS
+from esper.leyline.errors import UsageError
+from esper.simic.run import checkpoint
+from esper.simic.run.checkpoint import load_latest, save
+
+FILES = ("policy.pt", "counters.pt", "manifest.json")
+
+
+def parts(round_number: int) -> dict[str, dict[str, Any]]:
+    """What a small agent would have to remember after a round."""
+    weights = torch.arange(24.0).reshape(4, 6) / round_number
+    return {
+        "policy": {"weight": weights, "bias": weights[0]},
+        "counters": {"updates": torch.tensor(round_number)},
+    }
+
+
+def saved(run: Path, rounds: int, keep: int = 100) -> Path:
+    run.mkdir(exist_ok=True)
+    for number in range(1, rounds + 1):
+        save(run, number, parts(number), 10 * number, keep)
+    return run
+
+
+def rounds_of(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory with whole checkpoints of rounds 1 and 2."""
+    return saved(tmp_path / "run", 2)
+
+
+def assert_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The checkpoint of round 2 is found out, that of round 1 taken, and one line says so."""
+    found = load_latest(run)
+    assert (found.round, found.events_bytes) == (1, 10)
+    assert_same(found.parts, parts(1))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"checkpoint: {run}/checkpoints/000002 is corrupt (")
+    assert line.endswith("); taking that of round 000001")
+    assert len(line) < 400
+
+
+def test_what_was_saved_is_loaded(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = load_latest(run)
+    assert (found.round, found.events_bytes, found.blueprints) == (2, 20, BLUEPRINTS)
+    assert_same(found.parts, parts(2))
+    assert capsys.readouterr().err == ""
+
+
+# --- a disk that changes what it was given ----------------------------------------------------
+
+
+def sample(bits: dict[str, int], count: int) -> list[tuple[str, int]]:
+    """``count`` places, as many in one file as in another."""
+    draw = random.Random(3)
+    return [(FILES[i % 3], draw.randrange(bits[FILES[i % 3]])) for i in range(count)]
+
+
+def flip(path: Path, bit: int) -> Callable[[], object]:
+    """Flip a bit of a file; the result flips it back."""
+    content = path.read_bytes()
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(changed)
+    return lambda: path.write_bytes(content)
+
+
+def cut(path: Path, length: int) -> Callable[[], object]:
+    """Cut a file off after ``length`` bytes; the result mends it."""
+    content = path.read_bytes()
+    path.write_bytes(content[:length])
+    return lambda: path.write_bytes(content)
+
+
+@pytest.mark.parametrize("exhaustive", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_flipped_bit_is_found(
+    run: Path, exhaustive: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = run / "checkpoints" / "000002"
+    bits = {name: 8 * (newest / name).stat().st_size for name in FILES}
+    # Every ninth, so that each place within a byte has its turn: all would take minutes.
+    places = [(name, bit) for name in FILES for bit in range(0, bits[name], 9)]
+    for name, bit in places if exhaustive else sample(bits, 102):
+        mend = flip(newest / name, bit)
+        assert_passed_over(run, capsys)
+        mend()
+    assert load_latest(run).round == 2
+
+
+@pytest.mark.parametrize("exhaustive", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_truncation_is_found(
+    run: Path, exhaustive: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = run / "checkpoints" / "000002"
+    lengths = {name: (newest / name).stat().st_size for name in FILES}
+    places = [(name, length) for name in FILES for length in range(lengths[name])]
+    ends = [(name, length) for name in FILES for length in (0, lengths[name] - 1)]
+    for name, length in places if exhaustive else ends + sample(lengths, 48):
+        mend = cut(newest / name, length)
+        assert_passed_over(run, capsys)
+        mend()
+    assert load_latest(run).round == 2
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_grew_is_found(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (run / "checkpoints" / "000002" / name).open("ab") as file:
+        file.write(b"\n")
+    assert_passed_over(run, capsys)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("instead", ["nothing", "a directory"])
+def test_a_file_that_is_gone_is_found(
+    run: Path, name: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "checkpoints" / "000002" / name
+    path.unlink()
+    if instead == "a directory":
+        path.mkdir()
+    assert_passed_over(run, capsys)
+
+
+def test_an_empty_directory_is_no_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (run / "checkpoints" / "000002").iterdir():
+        path.unlink()
+    assert_passed_over(run, capsys)
+
+
+def test_a_copy_under_another_name_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = run / "checkpoints" / "000002"
+    shutil.rmtree(newest)
+    shutil.copytree(run / "checkpoints" / "000001", newest)
+    assert_passed_over(run, capsys)
+
+
+def test_without_a_whole_checkpoint_one_line_says_what_is_wrong(run: Path) -> None:
+    for name in ("000001", "000002"):
+        (run / "checkpoints" / name / "policy.pt").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"000002 is corrupt \(checksum of policy\.pt") as found:
+        load_latest(run)
+    assert "\n" not in str(found.value)
+
+
+# --- forged ones, whose checksums are right ---------------------------------------------------
+
+
+def forge(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest of round 2 and give it the checksum that fits."""
+    path = run / "checkpoints" / "000002" / "manifest.json"
+    fields = json.loads(path.read_text())
+    change(fields)
+    fields.pop("manifest_sha256", None)
+    seal = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(fields | {"manifest_sha256": seal}, indent=2) + "\n")
+
+
+def test_a_manifest_may_be_forged_for_these_tests(run: Path) -> None:
+    forge(run, lambda fields: fields.update(events_bytes=21))
+    assert load_latest(run).events_bytes == 21
+
+
+class Malicious:
+    """Unpickled, it makes the file that it names."""
+
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_malicious_pickle_is_refused_and_not_executed(
+    run: Path, tmp_path: Path, legacy: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, target = run / "checkpoints" / "000002" / "policy.pt", tmp_path / "executed"
+    torch.save({"weight": Malicious(target)}, path, _use_new_zipfile_serialization=not legacy)
+    torch.load(path, weights_only=False)
+    assert target.is_dir(), "it would be executed"
+    target.rmdir()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    forge(run, lambda fields: fields["sha256"].update({"policy.pt": digest}))
+    assert_passed_over(run, capsys)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02].", b"\0" * 4096])
+def test_a_part_that_holds_no_tensors_is_refused(
+    run: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "checkpoints" / "000002" / "policy.pt").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    forge(run, lambda fields: fields["sha256"].update({"policy.pt": digest}))
+    assert_passed_over(run, capsys)
+
+
+def test_a_part_that_holds_a_list_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "checkpoints" / "000002" / "policy.pt"
+    torch.save([torch.zeros(2)], path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    forge(run, lambda fields: fields["sha256"].update({"policy.pt": digest}))
+    assert_passed_over(run, capsys)
+
+
+OUTSIDE = ("../000001/policy.pt", "/etc/passwd", "..", "", ".pt", "a/b.pt", "a\0.pt", "x" * 5000)
+WRONG: dict[str, tuple[object, ...]] = {
+    "round": (None, "2", 2.5, [2], {}, True, -1, 10**30, 1),
+    "events_bytes": (None, "20", 2.5, [], -1, True),
+    "blueprints": (None, "noop", 3, [1], {"a": 1}),
+    "torch": (None, 2, []),
+    "sha256": (None, "x", [], [["policy.pt", "x"]], {"policy.pt": 3}, {"policy.pt": None}),
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(f, v) for f, values in WRONG.items() for v in values]
+)
+def test_a_forged_manifest_is_refused(
+    run: Path, field: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge(run, lambda fields: fields.update({field: value}))
+    assert_passed_over(run, capsys)
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_manifest_without_a_field_is_refused(
+    run: Path, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge(run, lambda fields: fields.pop(field))
+    assert_passed_over(run, capsys)
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_manifest_that_names_other_files_is_refused(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = hashlib.sha256((run / "checkpoints/000001/policy.pt").read_bytes()).hexdigest()
+    forge(run, lambda fields: fields["sha256"].update({name: digest}))
+    assert_passed_over(run, capsys)
+
+
+def test_a_field_too_many_is_refused_in_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge(run, lambda fields: fields.update({"\n" * 1000: 1}))
+    assert_passed_over(run, capsys)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"7",
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"1" * 10_000,
+        b'{"manifest_sha256": 1e999}',
+        b'{"manifest_sha256": null, "schema": 2}',
+    ],
+    ids=lambda text: repr(text[:12]),
+)
+def test_any_text_may_stand_in_the_manifest(
+    run: Path, text: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "checkpoints" / "000002" / "manifest.json").write_bytes(text)
+    assert_passed_over(run, capsys)
+
+
+@pytest.mark.parametrize(
+    "schema", [checkpoint.SCHEMA_VERSION + 1, None, "2", 10**40, [[]], "x" * 999]
+)
+def test_another_schema_is_no_damage_but_another_version(run: Path, schema: object) -> None:
+    """To take an older checkpoint instead would throw rounds away."""
+    forge(run, lambda fields: fields.update(schema=schema, something_new=1))
+    with pytest.raises(UsageError, match=r"000002 has schema .*resume with the version that") as e:
+        load_latest(run)
+    assert len(str(e.value)) < 400
+
+
+# --- which ones stay --------------------------------------------------------------------------
+
+
+def test_only_the_latest_stay(tmp_path: Path) -> None:
+    assert rounds_of(saved(tmp_path / "run", 5, keep=2)) == ["000004", "000005"]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_damaged_ones_do_not_drive_out_the_whole_one(
+    tmp_path: Path, keep: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rounds 4 and 5 are corrupt, so the run goes on from round 2: the next is that of round 3."""
+    run = saved(tmp_path / "run", 5)
+    shutil.rmtree(run / "checkpoints" / "000003")
+    for name in ("000004", "000005"):
+        (run / "checkpoints" / name / "policy.pt").write_bytes(b"")
+    assert load_latest(run).round == 2
+    assert capsys.readouterr().err.count("is corrupt") == 2
+    save(run, 3, parts(3), 30, keep)
+    assert rounds_of(run) == ["000002", "000003"][-keep:]
+    assert load_latest(run).round == 3
+
+
+def test_a_damaged_one_of_the_same_round_is_replaced(run: Path) -> None:
+    (run / "checkpoints" / "000002" / "policy.pt").unlink()
+    (run / "checkpoints" / "000002" / "stray").mkdir()
+    save(run, 2, parts(2), 20, 3)
+    assert_same(load_latest(run).parts, parts(2))
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next(run: Path) -> None:
+    shutil.copytree(run / "checkpoints" / "000002", run / "checkpoints" / ".draft-000009")
+    assert load_latest(run).round == 2
+    save(run, 3, parts(3), 30, 3)
+    assert rounds_of(run) == ["000001", "000002", "000003"]
+
+
+# --- a disk that fails ------------------------------------------------------------------------
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "where", ["pathlib.Path.mkdir", "pathlib.Path.open", "os.fsync", "pathlib.Path.rename"]
+)
+@pytest.mark.parametrize("keep", [1, 3])
+def test_a_save_that_fails_leaves_the_earlier_ones(
+    run: Path, where: str, keep: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(where, full)
+        with pytest.raises(OSError, match="No space left"):
+            save(run, 3, parts(3), 30, keep)
+    assert rounds_of(run) == ["000001", "000002"], "no draft takes up room either"
+    assert_same(load_latest(run).parts, parts(2))
+    save(run, 3, parts(3), 30, keep)
+    assert load_latest(run).round == 3
+
+
+def test_a_disk_that_does_not_keep_what_it_is_given_is_found_out(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the checkpoints of earlier rounds are removed."""
+    original = checkpoint.write_synced
+
+    def faulty(path: Path, content: bytes) -> None:
+        changed = bytearray(content)
+        changed[len(content) // 2] ^= 4
+        original(path, bytes(changed) if path.name == "policy.pt" else content)
+
+    monkeypatch.setattr(checkpoint, "write_synced", faulty)
+    with pytest.raises(OSError, match="cannot be read back"):
+        save(run, 3, parts(3), 30, 1)
+    assert rounds_of(run) == ["000001", "000002"]

@@ -1,0 +1,72 @@
+"""A run that was cut and went on ends in the bits of one that was not, whatever it is set to."""
+
+import pytest
+import torch
+
+from esper.karn.store import read_events
+from esper.leyline.events import PPOUpdateCompleted
+from esper.simic.run.checkpoint import load_latest
+from esper.simic.training.vectorized import resume_ppo, train_ppo_vectorized
+
+SMALL = {
+    "envs": 4,
+    "group_size": 2,
+    "episode_length": 3,
+    "max_batches": 1,
+    "batch_size": 8,
+    "lstm_hidden": 8,
+    "minibatches": 2,
+    "threads": 1,
+    "telemetry_level": "minimal",
+}
+VARIANTS = {
+    "plain": {},
+    "schedules": {
+        "lr_warmup_frac": 0.5,
+        "lr_decay": "cosine",
+        "lr_decay_steps": 6,
+        "entropy_decay": "linear",
+        "clip_decay": "step",
+        "value_learning_rate": 3e-3,
+    },
+    "adaptive": {"lr_adaptive_kl": 1e-4},
+    "scaled": {"use_amp": True, "amp_dtype": "float16", "backend": "torch"},
+    "half policy": {"amp_policy": True},
+    "several tasks": {"task": ["digits", "digits_mlp"], "backend": "torch"},
+}
+
+
+def tensors(parts) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, value in parts.items():
+        if isinstance(value, dict):
+            found |= {f"{name}/{inner}": x for inner, x in tensors(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_resumed_run_ends_in_the_same_bits(variant: str, tmp_path) -> None:
+    settings = SMALL | VARIANTS[variant]
+    whole = train_ppo_vectorized(rounds=4, telemetry_dir=str(tmp_path / "whole"), **settings)
+    cut = train_ppo_vectorized(rounds=2, telemetry_dir=str(tmp_path / "cut"), **settings)
+    resume_ppo(cut.path, {"rounds": 4})
+    mine, theirs = (tensors(load_latest(run.path).parts) for run in (cut, whole))
+    assert mine.keys() == theirs.keys()
+    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
+    traces = [[u.metrics for u in read_events(r.path, PPOUpdateCompleted)] for r in (cut, whole)]
+    assert traces[0] == traces[1]
+    assert len(traces[0]) == 4
+
+
+def test_what_the_variants_remember_is_in_the_checkpoint(tmp_path) -> None:
+    """Else they would be equal because nothing happened."""
+    scaled = train_ppo_vectorized(
+        rounds=1, telemetry_dir=str(tmp_path), **(SMALL | VARIANTS["scaled"])
+    )
+    assert load_latest(scaled.path).parts["environment"]["scale"].numel() > 0
+    adaptive = train_ppo_vectorized(
+        rounds=2, telemetry_dir=str(tmp_path), **(SMALL | VARIANTS["adaptive"])
+    )
+    assert load_latest(adaptive.path).parts["counters"]["rate_factor"].item() != 1.0

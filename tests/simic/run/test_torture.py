@@ -1,0 +1,264 @@
+"""Training that is killed, stopped and started twice, at every moment there is."""
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_run import assert_same, timeless
+from torture import TINY, Training, flags, pause, rounds_told
+
+from esper.karn.store import read_events
+from esper.leyline.events import CheckpointSaved, TrainingFinished
+from esper.simic.run.checkpoint import load_latest
+from esper.simic.training.vectorized import resume_ppo
+
+
+class Uninterrupted:
+    """A run that nobody disturbed, and its checkpoint of every round.
+
+    Attributes:
+        steps: of a save, as many as it has.
+        seconds: from the start to the end of the third round, about.
+    """
+
+    def __init__(self, folder: Path, rounds: int):
+        self.rounds = rounds
+        settings = {"rounds": rounds, "telemetry_dir": folder, "keep_checkpoints": rounds}
+        training = Training(flags(**TINY, **settings), folder.with_suffix(".log"))
+        assert training.wait_for("started")
+        begin = time.perf_counter()
+        for _ in range(3):
+            assert training.wait_for("save ends")
+        self.seconds = time.perf_counter() - begin
+        begun, ended = (training.said.index(f"save {what}") for what in ("begins", "ends"))
+        self.steps = ended - begun
+        assert training.end() == 0, training.printed()
+        (self.run,) = folder.iterdir()
+
+    def policy(self, round_number: int) -> dict[str, torch.Tensor]:
+        path = self.run / "checkpoints" / f"{round_number:06d}" / "policy.pt"
+        return torch.load(path, weights_only=True)
+
+
+class Chain:
+    """A run that is killed and gone on with until it has all its rounds."""
+
+    def __init__(self, folder: Path, reference: Uninterrupted):
+        self.folder, self.reference = folder, reference
+        self.attempts = 0
+
+    @property
+    def run(self) -> Path | None:
+        """The run directory, once it can be gone on with."""
+        runs = [path.parents[1] for path in self.folder.glob("*/checkpoints/[0-9]*")]
+        return runs[0] if runs else None
+
+    def go_on(self) -> Training:
+        self.attempts += 1
+        log = self.folder.with_name(f"{self.folder.name}-{self.attempts}.log")
+        if self.run is None:
+            shutil.rmtree(self.folder, ignore_errors=True)  # nobody was told of anything in there
+            place = {"telemetry_dir": self.folder, "keep_checkpoints": 2}
+            return Training(flags(**TINY, rounds=self.reference.rounds, **place), log)
+        return Training(flags(resume=self.run, rounds=self.reference.rounds), log)
+
+    def check(self, training: Training, capsys: pytest.CaptureFixture[str]) -> int:
+        """Nothing that was told of is lost, and what is kept is right. Returns its round."""
+        told = rounds_told(training.printed())
+        if self.run is None:
+            assert told == 0
+            return 0
+        found = load_latest(self.run)
+        events = [event.round for event in read_events(self.run, CheckpointSaved)]
+        assert found.round >= max(told, *events, 0)
+        assert capsys.readouterr().err == "", "a kill does not make a checkpoint that is corrupt"
+        assert_same(found.parts["policy"], self.reference.policy(found.round))
+        return found.round
+
+    def check_end(self) -> None:
+        """As if nothing had ever happened."""
+        assert self.run is not None
+        end, expected = load_latest(self.run), load_latest(self.reference.run)
+        assert (end.round, expected.round) == (self.reference.rounds,) * 2
+        assert_same(end.parts, expected.parts)
+        assert timeless(self.run) == timeless(self.reference.run)
+        names = {path.name for path in (self.run / "checkpoints").iterdir()}
+        assert names == {f"{self.reference.rounds - k:06d}" for k in (0, 1)}
+
+    def kill(self, training: Training, generator: random.Random, inside: bool) -> bool:
+        """Kill at a random time, or at a random step of one of the next two saves.
+
+        Returns whether it fell inside a save.
+        """
+        assert training.wait_for("started")
+        if not inside:
+            pause(generator.uniform(0.0, self.reference.seconds))
+            return training.kill()
+        for _ in range(generator.randrange(1, 3)):
+            training.wait_for("save begins")
+        for _ in range(generator.randrange(self.reference.steps)):
+            training.hear()
+        pause(generator.uniform(0.0, 0.001))
+        return training.kill()
+
+
+@pytest.mark.parametrize(
+    ("kills", "inside", "rounds"),
+    [(6, 2, 8), pytest.param(100, 30, 40, marks=pytest.mark.slow)],
+)
+def test_a_run_that_is_killed_again_and_again_loses_nothing(
+    tmp_path: Path, kills: int, inside: int, rounds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = Uninterrupted(tmp_path / "reference", rounds)
+    generator = random.Random(11)
+    done = done_inside = chains = 0
+    while done < kills or done_inside < inside:
+        chains += 1
+        chain = Chain(tmp_path / f"chain-{chains}", reference)
+        before = 0
+        while before < rounds:
+            training = chain.go_on()
+            aimed = done % 2 == 0 and done_inside < inside
+            done_inside += chain.kill(training, generator, aimed)
+            done += training.end() == -signal.SIGKILL
+            now = chain.check(training, capsys)
+            assert now >= before
+            before = now
+            if done >= kills and done_inside >= inside:
+                break
+        if before < rounds:
+            assert chain.go_on().end() == 0
+        chain.check_end()
+    print(f"{done} kills, {done_inside} inside a save, {chains} runs")
+
+
+# --- signals ----------------------------------------------------------------------------------
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_in(folder: Path) -> Path:
+    (run,) = folder.iterdir()
+    return run
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+    return Uninterrupted(tmp_path_factory.mktemp("straight") / "runs", 4)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    ("where", "when", "done"),
+    [("opening", 1, 0), ("stepping", 1, 0), ("stepping", 3, 1), ("updating", 2, 2)],
+    ids=["start-up", "first rollout", "rollout", "update"],
+)
+def test_a_signal_leaves_a_checkpoint_and_its_exit_status(
+    tmp_path: Path,
+    straight: Uninterrupted,
+    number: signal.Signals,
+    where: str,
+    when: int,
+    done: int,
+) -> None:
+    """``done`` rounds are kept; the run goes on from them to the same bits."""
+    folder = tmp_path / "runs"
+    settings = {"telemetry_dir": folder, "checkpoint_every": 100, "rounds": 5}
+    training = Training(flags(**TINY, **settings), tmp_path / "log", (where,))
+    for _ in range(when - 1):
+        assert training.wait_for(where)
+        training.proceed()
+    assert training.wait_for(where)
+    training.send(number)
+    training.proceed()
+    assert training.end() == 128 + number
+    run = run_in(folder)
+    assert load_latest(run).round == done
+    assert [event.status for event in read_events(run, TrainingFinished)] == ["interrupted"]
+    assert "Traceback" not in training.printed()
+    resumed = resume_ppo(run, {"rounds": done + 1})
+    assert [r.round for r in resumed.rounds] == [done + 1]
+    assert_same(load_latest(run).parts["policy"], straight.policy(done + 1))
+    told = [event for event in timeless(straight.run) if event["round"] <= done + 1]
+    assert timeless(run) == told
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_before_there_is_a_run_directory_a_signal_ends_it_at_once(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Nothing is written; a shell reads 143 from a process that SIGTERM ended."""
+    folder = tmp_path / "runs"
+    training = Training(flags(**TINY, telemetry_dir=folder), tmp_path / "log", ("building",))
+    assert training.wait_for("building")
+    training.send(number)
+    assert training.end() == {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}[number]
+    assert not folder.exists()
+    assert training.printed() == ""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_after_the_last_step_lets_the_run_finish(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = tmp_path / "runs"
+    training = Training(
+        flags(**TINY, telemetry_dir=folder, rounds=1), tmp_path / "log", ("updating",)
+    )
+    assert training.wait_for("updating")
+    training.send(number)
+    training.proceed()
+    assert training.end() == 0
+    assert load_latest(run_in(folder)).round == 1
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_second_signal_ends_a_run_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    """Though the disk hangs in the save of round 2; what was saved before is whole."""
+    folder = tmp_path / "runs"
+    training = Training(
+        flags(**TINY, telemetry_dir=folder, rounds=9), tmp_path / "log", ("save begins",)
+    )
+    assert training.wait_for("save begins")
+    training.proceed()
+    assert training.wait_for("save begins")
+    training.send(number)
+    time.sleep(0.5)  # two at once would be one
+    training.send(number)
+    assert training.end() == {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}[number]
+    assert "Traceback" not in training.printed()
+    assert load_latest(run_in(folder)).round == 1
+    assert len(resume_ppo(run_in(folder), {"rounds": 2}).rounds) == 1
+
+
+# --- two writers ------------------------------------------------------------------------------
+
+
+def contents(run: Path) -> dict[Path, bytes]:
+    """All files but the events, which a thread of the first writer may still write."""
+    files = (path for path in run.rglob("*") if path.is_file() and path.name != "events.jsonl")
+    return {path: path.read_bytes() for path in files}
+
+
+def test_of_two_processes_that_resume_a_run_one_is_refused(tmp_path: Path) -> None:
+    """Until the other one ends, be it by SIGKILL."""
+    folder = tmp_path / "runs"
+    first = Training(flags(**TINY, telemetry_dir=folder, rounds=9), tmp_path / "1", ("updating",))
+    assert first.wait_for("updating")
+    first.proceed()
+    assert first.wait_for("updating")
+    run = run_in(folder)
+    before = contents(run)
+    second = Training(flags(resume=run, rounds=9), tmp_path / "2")
+    assert second.end() == 2
+    (line,) = second.printed().splitlines()
+    assert line.startswith("esper: run directory: another process is writing to ")
+    assert contents(run) == before
+    first.kill()
+    third = Training(flags(resume=run, rounds=2), tmp_path / "3")
+    assert third.end() == 0, third.printed()
+    assert load_latest(run).round == 2

@@ -1,0 +1,129 @@
+"""What tells a learner's problem from an environment's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from esper.kasmina.hosts.mlp import MlpHost
+from esper.leyline.actions import Op
+from esper.leyline.stages import Stage
+from esper.runtime import data
+from esper.runtime.tasks import Task
+from esper.simic.growth.collect import collect
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
+from esper.simic.tools.diagnosis import (
+    Diagnosis,
+    SharedStreams,
+    diagnose,
+    mean_and_error,
+    signal_to_noise,
+    variance_shares,
+)
+from esper.tamiyo.baselines import RandomActor
+from esper.tolaria.precision import Precision
+from synthetic import CPU
+
+TASK = Task(
+    "tiny",
+    "digits",
+    MlpHost(widths=(4, 4), classes=10, image=(8, 8, 1)),
+    data.digits,
+    episode_length=30,
+    max_batches=1,
+    batch_size=8,
+)
+
+
+@pytest.fixture(scope="module")
+def found() -> Diagnosis:
+    return diagnose(TASK, 3, GrowthConfig(seed=2, group_size=2))
+
+
+# --- the figures ------------------------------------------------------------------------------
+
+
+def test_shares_are_those_of_the_effects_that_were_put_in() -> None:
+    rows = torch.tensor([3.0, -1.0, -2.0], dtype=torch.float64)[:, None]
+    columns = torch.tensor([1.0, 0.0, -2.0, 1.0], dtype=torch.float64)
+    assert variance_shares(rows.expand(3, 4)) == pytest.approx((1.0, 0.0, 0.0))
+    assert variance_shares(columns.expand(3, 4)) == pytest.approx((0.0, 1.0, 0.0))
+    # Unbiased variances: 14 / 2 of the rows, 6 / 3 of the columns.
+    assert variance_shares(rows + columns) == pytest.approx((7 / 9, 2 / 9, 0.0))
+    saddle = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
+    assert variance_shares(saddle) == pytest.approx((0.0, 0.0, 1.0))
+    assert all(math.isnan(share) for share in variance_shares(torch.ones(3, 4)))
+
+
+def test_shares_recover_components_and_find_little_in_noise() -> None:
+    generator = np.random.default_rng(0)
+
+    def mean_shares(row: float, column: float) -> np.ndarray:
+        """Row, column and rest over many tables of 8 x 4 with deviation 1 of the rest."""
+        tables = (
+            row * generator.normal(size=(500, 8, 1))
+            + column * generator.normal(size=(500, 1, 4))
+            + generator.normal(size=(500, 8, 4))
+        )
+        return np.mean([variance_shares(torch.from_numpy(table)) for table in tables], 0)
+
+    assert mean_shares(0.0, 0.0)[2] > 0.88
+    row, column, rest = mean_shares(2.0, 0.0)
+    assert row == pytest.approx(0.8, abs=0.06)
+    assert column < 0.03
+    assert row + column + rest == pytest.approx(1.0)
+
+
+def test_signal_to_noise_is_the_mean_over_the_deviation_and_none_in_noise() -> None:
+    differences = torch.tensor([[1.0, 3.0], [-1.0, -3.0], [2.0, -2.0], [0.0, 0.0]])
+    expected = [(4.0 / 2.0 - 0.5) ** 0.5] * 2 + [0.0, 0.0]
+    assert signal_to_noise(differences).tolist() == pytest.approx(expected)
+    noise = torch.from_numpy(np.random.default_rng(1).normal(size=(2000, 32)))
+    assert signal_to_noise(noise).square().mean() < 0.03
+
+
+def test_the_error_is_that_of_the_groups_means() -> None:
+    values = torch.tensor([1.0, 3.0, 5.0, 7.0])
+    assert mean_and_error(values, 2) == pytest.approx((4.0, 2.0))
+    assert mean_and_error(values, 1) == pytest.approx((4.0, values.std().item() / 2.0))
+
+
+# --- the policies -----------------------------------------------------------------------------
+
+
+def test_every_policy_does_what_it_is_called(found: Diagnosis) -> None:
+    played = found.played
+    assert list(played) == ["never", "random", "heuristic", "everything", "untrained"]
+    assert set(played["never"].reached.values()) == {0.0}
+    assert played["everything"].reached[Stage.FOSSILISED] == 2.0
+    assert played["random"].reached[Stage.GERMINATED] > 0.0
+    for policy in played.values():
+        assert policy.legal[Op.WAIT] == 1.0
+        assert policy.rewards.shape == (30, 6)
+        assert all(0.0 <= share <= 1.0 for share in policy.legal.values())
+        stages = list(policy.reached.values())
+        assert stages == sorted(stages, reverse=True)
+    assert played["never"].legal[Op.GERMINATE] == 1.0
+    assert played["never"].legal[Op.ADVANCE] == 0.0
+    assert played["everything"].legal[Op.GERMINATE] < 0.5
+    assert bool((played["never"].rewards.abs() < 1e-6).all())
+    assert found.by_init + found.by_actions + found.by_rest == pytest.approx(1.0)
+
+
+def test_a_stream_of_actions_is_the_same_on_every_host() -> None:
+    """Until what is legal differs: that depends on what was measured."""
+    config = GrowthConfig(seed=2, group_size=2, episode_length=2, max_batches=1, batch_size=8)
+    env = GrowthEnv([TASK], torch.arange(6), config, Precision("cpu"), CPU)
+    actions = collect(env, SharedStreams(RandomActor(2), 2), 0).actions
+    assert torch.equal(actions[:, 0:2], actions[:, 2:4])
+    assert torch.equal(actions[:, 0:2], actions[:, 4:6])
+    alone = [collect(env, SharedStreams(RandomActor(seed), 2), 0).actions for seed in range(8)]
+    assert any(not torch.equal(taken[:, 0], taken[:, 1]) for taken in alone)
+
+
+@pytest.mark.parametrize(("groups", "size"), [(1, 2), (2, 1)])
+def test_one_of_a_kind_cannot_be_compared(groups: int, size: int) -> None:
+    with pytest.raises(ValueError, match="two groups"):
+        diagnose(TASK, groups, GrowthConfig(seed=1, group_size=size))

@@ -1,0 +1,65 @@
+"""A run whose rounds are not finite: told, kept for replay, and ended after three in a row."""
+
+import math
+
+import pytest
+import torch
+from test_resume_variants import SMALL, tensors
+
+from esper.karn.store import read_events
+from esper.leyline.events import TrainingFinished, UpdateRefused
+from esper.scripts.entry import guarded
+from esper.scripts.main import esper
+from esper.simic.run.checkpoint import load_latest
+from esper.simic.training import growth_trainee as growth
+from esper.simic.training.vectorized import train_ppo_vectorized
+
+
+def spoiling(monkeypatch, bad_rounds: set[int]) -> None:
+    """Rewards of these rounds hold a number that is not finite."""
+    collect = growth.collect
+
+    def spoilt(environment, actor, number, on_step):
+        rollout = collect(environment, actor, number, on_step)
+        if number in bad_rounds:
+            rollout.rewards[1, 2] = math.nan
+        return rollout
+
+    monkeypatch.setattr(growth, "collect", spoilt)
+
+
+def test_three_in_a_row_end_the_run_with_a_checkpoint(tmp_path, monkeypatch, capsys) -> None:
+    spoiling(monkeypatch, {2, 3, 4})
+    run = train_ppo_vectorized(rounds=8, telemetry_dir=str(tmp_path), **SMALL)
+    assert (run.status, run.exit_code) == ("failed", 1)
+    told = list(read_events(run.path, UpdateRefused))
+    assert [(e.round, e.in_a_row, e.tensor) for e in told] == [
+        (2, 1, "reward"),
+        (3, 2, "reward"),
+        (4, 3, "reward"),
+    ]
+    (finished,) = read_events(run.path, TrainingFinished)
+    assert finished.status == "failed"
+    assert load_latest(run.path).round == 4
+    said = capsys.readouterr().err
+    assert said.count("warning: round") == 3
+    assert "3 updates in a row" in said
+    for event in told:
+        assert guarded(esper, ["replay", str(run.path / event.file)]) == 0
+
+
+def test_refused_rounds_leave_every_weight(tmp_path, monkeypatch) -> None:
+    before = train_ppo_vectorized(rounds=1, telemetry_dir=str(tmp_path / "a"), **SMALL)
+    spoiling(monkeypatch, {2, 3})
+    after = train_ppo_vectorized(rounds=3, telemetry_dir=str(tmp_path / "b"), **SMALL)
+    for part in ("policy", "optimizer"):
+        mine, theirs = (tensors(load_latest(r.path).parts[part]) for r in (after, before))
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs), part
+
+
+@pytest.mark.parametrize("bad_rounds", [{1, 2, 4, 5}, {2, 4, 6}])
+def test_a_round_that_learns_begins_the_count_anew(tmp_path, monkeypatch, bad_rounds) -> None:
+    spoiling(monkeypatch, bad_rounds)
+    run = train_ppo_vectorized(rounds=6, telemetry_dir=str(tmp_path), **SMALL)
+    assert (run.status, run.exit_code) == ("finished", 0)
+    assert len(list((run.path / "refused").glob("*.pt"))) == len(bad_rounds)

@@ -1,0 +1,529 @@
+"""A run from the outside: its directory, its events, its checkpoints, and resuming."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+import torch
+
+import esper
+from esper.karn.store import read_events
+from esper.leyline.actions import HEADS
+from esper.leyline.config import TrainConfig, unflatten
+from esper.leyline.errors import UsageError
+from esper.leyline.events import (
+    AnalyticsSnapshot,
+    CheckpointSaved,
+    EpisodeOutcome,
+    EpochCompleted,
+    Event,
+    PPOUpdateCompleted,
+    SeedFossilized,
+    SeedGerminated,
+    SeedPruned,
+    SeedSignalsMeasured,
+    TrainingFinished,
+    TrainingStarted,
+)
+from esper.nissa.hub import Hub
+from esper.nissa.sinks import JsonLines
+from esper.runtime.tasks import TASKS, find
+from esper.simic.run import checkpoint, disk
+from esper.simic.run.checkpoint import load_latest
+from esper.simic.run.run_directory import RunDirectory, stored_config
+from esper.simic.training.setup import build_environment, resolve_tasks
+from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
+from esper.tolaria.backends import choice
+from esper.tolaria.backends.native.build import Unavailable
+
+TINY = {
+    "envs": 4,
+    "group_size": 2,
+    "episode_length": 6,
+    "max_batches": 1,
+    "batch_size": 8,
+    "lstm_hidden": 16,
+    "seed": 5,
+}
+
+
+def tiny(directory: Path, **settings: object) -> TrainConfig:
+    return unflatten({**TINY, "rounds": 2, "telemetry_dir": str(directory), **settings})
+
+
+def timeless(run: Path) -> list[dict]:
+    """What training told of steps and updates, without the time it told it."""
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    wanted = ("EPOCH_COMPLETED", "PPO_UPDATE_COMPLETED", "EPISODE_OUTCOME")
+    return [
+        {k: v for k, v in line.items() if k != "time"}
+        for line in lines
+        if line["event_type"] in wanted
+    ]
+
+
+def assert_same(a: object, b: object) -> None:
+    if isinstance(a, dict):
+        assert isinstance(b, dict)
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    else:
+        assert torch.equal(a, b)
+
+
+def test_a_run_directory_holds_what_the_documentation_says(tmp_path: Path) -> None:
+    summary = train_ppo_vectorized(tiny(tmp_path))
+    run = summary.path
+    assert (summary.status, summary.exit_code, len(summary.rounds)) == ("finished", 0, 2)
+    assert run.parent == tmp_path
+    content = json.loads((run / "config.json").read_text())
+    assert content["settings"]["envs"] == 4
+    assert content["fingerprint"]["torch"] == torch.__version__
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["000001", "000002"]
+
+    started = next(read_events(run, TrainingStarted))
+    assert (started.tasks, started.policy, started.slots) == (
+        ["digits_shift"],
+        "ppo",
+        [["r0c0", "r0c1"]],
+    )
+    epochs = list(read_events(run, EpochCompleted))
+    assert [(e.round, e.step) for e in epochs] == [(r, t) for r in (1, 2) for t in range(1, 7)]
+    assert all(len(e.train_loss) == 4 and len(e.stage[0]) == 2 for e in epochs)
+    assert [s.amp_enabled for s in read_events(run, AnalyticsSnapshot)] == [False, False]
+    assert [c.round for c in read_events(run, CheckpointSaved)] == [1, 2]
+    assert [f.status for f in read_events(run, TrainingFinished)] == ["finished"]
+    parquet = pyarrow.parquet.read_table(run / "events.parquet")
+    assert parquet.num_rows == len((run / "events.jsonl").read_text().splitlines())
+
+
+def test_every_update_reports_finite_gradient_norms_of_all_heads(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    for update in read_events(run, PPOUpdateCompleted):
+        for head in HEADS:
+            norm = update.metrics[f"head_grad_norms/{head}"]
+            assert isinstance(norm, float | int), (head, norm)
+        assert update.metrics["first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+        assert update.metrics["first_kl"] == pytest.approx(0.0, abs=1e-6)
+        assert "learning_rate" in update.metrics
+        assert "explained_variance" in update.metrics
+
+
+def test_outcomes_agree_with_the_seeds_events(tmp_path: Path) -> None:
+    """Tallies of a round and the single events are counted in different places."""
+    config = tiny(tmp_path, rounds=1, envs=16, episode_length=16)
+    run = run_training(config, "random").path
+    outcome = next(read_events(run, EpisodeOutcome))
+    for kind, tally in (
+        (SeedGerminated, outcome.germinated),
+        (SeedFossilized, outcome.fossilised),
+        (SeedPruned, outcome.pruned),
+    ):
+        counted = [0] * 16
+        for event in read_events(run, kind):
+            for environment in event.environment:
+                counted[environment] += 1
+        assert counted == tally, kind
+    assert sum(outcome.germinated) > 0
+    assert sum(outcome.pruned) > 0
+
+
+def test_two_rounds_then_four_in_total_end_in_the_bits_of_four(tmp_path: Path) -> None:
+    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=4)).path
+    parted = train_ppo_vectorized(tiny(tmp_path / "parted", rounds=2)).path
+    resumed = resume_ppo(parted, {"rounds": 4})
+    assert resumed.path == parted
+    assert len(resumed.rounds) == 2
+    a, b = load_latest(straight), load_latest(parted)
+    assert (a.round, b.round) == (4, 4)
+    assert_same(a.parts, b.parts)
+    assert timeless(straight) == timeless(parted)
+
+
+def test_events_of_a_round_that_was_not_saved_are_told_once(tmp_path: Path) -> None:
+    """A process that dies after a round and before its checkpoint leaves events behind."""
+    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path
+    run = train_ppo_vectorized(tiny(tmp_path / "cut", rounds=3)).path
+    for path in (run / "checkpoints" / "000003").iterdir():
+        path.unlink()
+    (run / "checkpoints" / "000003").rmdir()
+    with (run / "events.jsonl").open("ab") as events:
+        events.write(b'{"event_type":"EPOCH_COMP')
+    resume_ppo(run, {})
+    assert timeless(straight) == timeless(run)
+    assert [c.round for c in read_events(run, CheckpointSaved)] == [1, 2, 3]
+
+
+def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    path = run / "checkpoints" / "000002" / "policy.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    assert load_latest(run).round == 1
+    assert "000002 is corrupt" in capsys.readouterr().err
+    (run / "checkpoints" / "000001" / "manifest.json").write_text("{")
+    with pytest.raises(UsageError, match="no checkpoint that is whole"):
+        load_latest(run)
+
+
+def test_only_the_latest_checkpoints_stay(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path, rounds=3, keep_checkpoints=1)).path
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["000003"]
+
+
+def test_the_telemetry_level_changes_what_is_written_not_what_is_computed(tmp_path: Path) -> None:
+    runs = {
+        level: train_ppo_vectorized(tiny(tmp_path / level, telemetry_level=level)).path
+        for level in ("off", "minimal", "normal", "debug")
+    }
+    parts = {level: load_latest(run).parts for level, run in runs.items()}
+    for level in ("off", "minimal", "debug"):
+        assert_same(parts["normal"], parts[level])
+    assert not (runs["off"] / "events.jsonl").exists()
+    assert not list(read_events(runs["minimal"], EpochCompleted))
+    assert list(read_events(runs["minimal"], EpisodeOutcome))
+    assert not list(read_events(runs["normal"], SeedSignalsMeasured))
+    assert len(list(read_events(runs["debug"], SeedSignalsMeasured))) == 12
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    held = RunDirectory(run)
+    with pytest.raises(UsageError, match="another process"):
+        resume_ppo(run, {"rounds": 3})
+    held.close()
+    assert len(resume_ppo(run, {"rounds": 3}).rounds) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"rounds": 2}, "rounds"),
+        ({"rounds": 3, "envs": 8}, "envs"),
+        ({"rounds": 3, "learning_rate": 0.1}, "learning_rate"),
+    ],
+)
+def test_resuming_refuses_what_it_cannot_do_and_loses_nothing(
+    tmp_path: Path, settings: dict, names: str
+) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    before = (run / "events.jsonl").read_bytes()
+    with pytest.raises(UsageError, match=f"^{names}:"):
+        resume_ppo(run, settings)
+    assert (run / "events.jsonl").read_bytes() == before
+    assert stored_config(run)[0].world.rounds == 2
+
+
+def out_of_room(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(("failing", "code"), [((2,), 0), ((3,), 1), ((1, 2, 3), 1)])
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
+    tmp_path: Path,
+    failing: tuple[int, ...],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Only where the last round cannot be saved, the exit status says so."""
+    original = checkpoint.write_synced
+
+    def write(path: Path, content: bytes) -> None:
+        number = int(path.parent.name.removeprefix(".draft-"))
+        (out_of_room if number in failing else original)(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_synced", write)
+        summary = train_ppo_vectorized(tiny(tmp_path, rounds=3, keep_checkpoints=1))
+    assert (summary.status, summary.exit_code, len(summary.rounds)) == ("finished", code, 3)
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: checkpoint: round {number} was not saved (No space left on device); "
+        "earlier checkpoints stay"
+        for number in failing
+    ]
+    saved = [number for number in (1, 2, 3) if number not in failing]
+    assert [event.round for event in read_events(summary.path, CheckpointSaved)] == saved
+    if saved:
+        assert load_latest(summary.path).round == saved[-1]
+
+
+def test_a_full_disk_costs_events_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came before stays readable, and so does what comes when there is room again."""
+    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path
+    original = JsonLines.write
+
+    def write(self: JsonLines, event: Event) -> None:
+        if isinstance(event, EpochCompleted) and (event.round, event.step) == (2, 4):
+            self._file.write(b'{"event_type":"EPOCH_COMP')
+            self._file.flush()
+            out_of_room()
+        original(self, event)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonLines, "write", write)
+        run = train_ppo_vectorized(tiny(tmp_path / "full", rounds=2)).path
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "telemetry: JsonLines stopped: [Errno 28] No space left on device"
+    assert load_latest(run).round == 2
+    resume_ppo(run, {"rounds": 3})
+    assert_same(load_latest(run).parts, load_latest(straight).parts)
+    told = [(e.round, e.step) for e in read_events(run, EpochCompleted)]
+    assert told == [(1, t) for t in range(1, 7)] + [(2, 1), (2, 2), (2, 3)] + [
+        (3, t) for t in range(1, 7)
+    ]
+    assert [e.round for e in read_events(run, TrainingStarted)] == [0, 2]
+
+
+@pytest.mark.parametrize("where", ["pathlib.Path.mkdir", "os.fsync", "fcntl.flock"])
+def test_where_no_run_directory_can_be_made_nothing_is_left(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, out_of_room)
+    with pytest.raises(UsageError, match="No space left on device") as found:
+        train_ppo_vectorized(tiny(tmp_path))
+    assert "\n" not in str(found.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def files_of(run: Path) -> dict[Path, bytes | None]:
+    return {p: p.read_bytes() if p.is_file() else None for p in run.rglob("*")}
+
+
+@pytest.mark.parametrize("locked_before", [True, False])
+@pytest.mark.parametrize("what", ["checkpoints are gone", "events are a directory"])
+def test_a_resume_that_is_refused_leaves_nothing_behind(
+    tmp_path: Path, what: str, locked_before: bool
+) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    damage(run, what)
+    if not locked_before:
+        (run / "lock").unlink()
+    before = files_of(run)
+    with pytest.raises(UsageError, match=r"^resume: "):
+        resume_ppo(run, {"rounds": 3})
+    assert files_of(run) == before
+
+
+def test_a_lock_that_was_given_up_is_no_lock(tmp_path: Path) -> None:
+    """Who opened the file before it was removed must not hold what nobody else can see."""
+    path = tmp_path / "lock"
+    given_up = RunDirectory(tmp_path)
+    with path.open("ab") as opened, pytest.MonkeyPatch.context() as patch:
+        given_up.abandon()
+        assert not path.exists()
+        handed = iter([opened])
+        original = Path.open
+        patch.setattr(Path, "open", lambda self, mode: next(handed, None) or original(self, mode))
+        held = RunDirectory(tmp_path)
+    with pytest.raises(UsageError, match="another process"):
+        RunDirectory(tmp_path)
+    held.close()
+
+
+def test_a_settings_file_that_cannot_be_written_anew_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    before = (run / "config.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_synced", out_of_room)
+        with pytest.raises(UsageError, match=r"^resume: cannot write .*config\.json \(No space"):
+            resume_ppo(run, {"rounds": 3})
+    assert (run / "config.json").read_bytes() == before
+    assert len(resume_ppo(run, {"rounds": 3}).rounds) == 1
+
+
+def test_cutting_events_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the file is cut its kept lines are written already; once more gives the same."""
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    (run / "checkpoints" / "000002").rename(tmp_path / "gone")
+    before = load_latest(run)
+    with (run / "events.jsonl").open("ab") as events:
+        events.write(b'{"event_type":"TRAINING_FINISHED","time":9.0,"round":1,"status":"late"}\n')
+    directory, original = RunDirectory(run), (run / "events.jsonl").read_bytes()
+    directory.cut_events(before.events_bytes, before.round)
+    expected = (run / "events.jsonl").read_bytes()
+    kept = expected[before.events_bytes :]
+    assert b"CHECKPOINT_SAVED" in kept
+    assert kept.count(b'"late"') == 1
+    (run / "events.jsonl").write_bytes(expected + original[len(expected) :])
+    directory.cut_events(before.events_bytes, before.round)
+    directory.close()
+    assert (run / "events.jsonl").read_bytes() == expected
+
+
+def test_the_backend_that_computes_is_stored(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path, rounds=1, backend="auto", device="cpu")).path
+    content = json.loads((run / "config.json").read_text())
+    environment = build_environment(tiny(tmp_path), (torch.device("cpu"),))
+    assert content["fingerprint"]["backend"] == environment.backend_name
+    assert content["settings"]["backend"] == environment.backend_name in ("native", "torch")
+
+
+def test_what_may_change_the_last_bits_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Among it that there is no compiler any more, and so no native backend."""
+    run = train_ppo_vectorized(tiny(tmp_path, rounds=1, threads=1)).path
+    then = stored_config(run)[1]
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(esper, "__version__", "9.9")
+
+    def missing(*_: object) -> None:
+        raise Unavailable("there is no C++ compiler")
+
+    monkeypatch.setattr(choice, "NativeBackend", missing)
+    resume_ppo(run, {"rounds": 2, "threads": 2})
+    differences = {
+        f"esper: {then['esper']} then, 9.9 now",
+        "threads: 1 then, 2 now",
+    }
+    if then["backend"] == "native":
+        differences.add("backend: native then, torch now")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "last bits" in line]
+    assert set(lines) == {f"warning: results may differ in the last bits, {d}" for d in differences}
+    # The setting stays, so that the first machine goes on as it began.
+    assert stored_config(run)[0].machine.backend == then["backend"]
+    capsys.readouterr()
+    monkeypatch.undo()
+    resume_ppo(run, {"rounds": 3, "threads": 1})
+    assert "last bits" not in capsys.readouterr().err
+
+
+def test_the_heuristic_writes_the_same_events_and_no_checkpoint(tmp_path: Path) -> None:
+    summary = run_training(tiny(tmp_path, rounds=1), "heuristic")
+    assert next(read_events(summary.path, TrainingStarted)).policy == "heuristic"
+    assert len(list(read_events(summary.path, EpochCompleted))) == 6
+    assert not list(read_events(summary.path, PPOUpdateCompleted))
+    assert not (summary.path / "checkpoints").exists()
+
+
+def test_settings_are_stored_as_they_were_resolved(tmp_path: Path) -> None:
+    config = tiny(tmp_path, slots=["late"], max_batches=None)
+    run = train_ppo_vectorized(config).path
+    stored = stored_config(run)[0]
+    assert stored.world.slots == ("r0c1",)
+    assert (stored.world.max_batches, stored.world.max_seeds) == (8, 1)
+    assert stored.machine.threads == torch.get_num_threads()
+    resume_ppo(run, {"rounds": 3})
+    content = json.loads((run / "config.json").read_text())
+    assert content["settings"]["rounds"] == 3
+    assert len(content["resumed"]) == 1
+
+
+def test_use_amp_may_be_given_by_either_name(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    train_ppo_vectorized(tiny(tmp_path, rounds=1), amp=True)
+    assert capsys.readouterr().err.count("use_amp") == 1
+    with pytest.raises(UsageError, match=r"^envs:"):
+        train_ppo_vectorized(n_envs=2, envs=4)
+
+
+def damage(run: Path, what: str) -> None:
+    """One thing that can go wrong with a run directory."""
+    checkpoint = run / "checkpoints" / "000002"
+    manifest = checkpoint / "manifest.json"
+    if what == "settings are null":
+        (run / "config.json").write_text('{"settings": null, "fingerprint": {}}')
+    elif what == "settings are a list":
+        (run / "config.json").write_text("[]")
+    elif what == "settings are a directory":
+        (run / "config.json").unlink()
+        (run / "config.json").mkdir()
+    elif what == "events are a directory":
+        (run / "events.jsonl").unlink()
+        (run / "events.jsonl").mkdir()
+    elif what == "manifest is a list":
+        manifest.write_text("[]")
+    elif what == "manifest says another round":
+        content = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps(content | {"round": 1}))
+    elif what == "part is missing":
+        (checkpoint / "moments.pt").unlink()
+    elif what == "part is empty":
+        (checkpoint / "optimizer.pt").write_bytes(b"")
+    else:
+        assert what == "checkpoints are gone"
+        for path in (run / "checkpoints").iterdir():
+            shutil.rmtree(path)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "settings are null",
+        "settings are a list",
+        "settings are a directory",
+        "events are a directory",
+        "checkpoints are gone",
+    ],
+)
+def test_a_damaged_run_directory_is_a_usage_error(tmp_path: Path, what: str) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    damage(run, what)
+    with pytest.raises(UsageError, match=r"^resume: "):
+        resume_ppo(run, {"rounds": 3})
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["manifest is a list", "manifest says another round", "part is missing", "part is empty"],
+)
+def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    straight = load_latest(train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path)
+    damage(run, what)
+    resumed = resume_ppo(run, {"rounds": 3})
+    assert [r.round for r in resumed.rounds] == [2, 3]
+    assert "000002 is corrupt" in capsys.readouterr().err
+    assert_same(load_latest(run).parts, straight.parts)
+
+
+def test_an_event_file_that_lost_its_end_is_gone_on_with(tmp_path: Path) -> None:
+    run = train_ppo_vectorized(tiny(tmp_path)).path
+    events = run / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:-300])
+    resume_ppo(run, {"rounds": 3})
+    assert b"\0" not in events.read_bytes()
+    assert [e.step for e in read_events(run, EpochCompleted) if e.round == 3] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_step_is_handed_to_the_hub_once_however_many_environments_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[int] = []
+    original = Hub.emit_later
+
+    def counted(self: Hub, make: object) -> None:
+        handed.append(1)
+        original(self, make)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Hub, "emit_later", counted)
+    counts = []
+    for envs in (2, 16):
+        handed.clear()
+        run_training(tiny(tmp_path / str(envs), rounds=1, envs=envs), "random")
+        counts.append(len(handed))
+    assert counts[0] == counts[1]
+    assert counts[0] <= 6 + 5, "six steps, and the events of the run and the round"
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_a_task_is_trained_with_its_own_slots(name: str) -> None:
+    (task,) = resolve_tasks(unflatten({"task": name}))
+    own = find(name).host.slots
+    assert task.host.slots == own
+    (late,) = resolve_tasks(unflatten({"task": name, "slots": ["late"]}))
+    assert late.host.slots == own[-1:]
