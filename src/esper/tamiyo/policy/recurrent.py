@@ -209,7 +209,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
 
     @contextmanager
     def frozen_weights(self) -> Iterator[None]:
-        """See ``Policy.frozen_weights``. CPU only: a captured CUDA graph would read the packed weights
+        """See ``Policy.frozen_weights``. CPU only: a captured CUDA graph would read packed weights
         even after an update."""
         if self.get_buffer("places").device.type != "cpu":
             yield
