@@ -396,13 +396,13 @@ def test_a_refused_step_ends_the_learning_of_its_round() -> None:
     rollout = rollout_of(agent)
     bad_gradient(agent, calls=3)
     assert agent.update(rollout)["refused"] == 1.0
-    learn, count = reference._learn, []
+    learn, count = reference._minibatch_step, []
 
     def only_two(part, stopped):
         count.append(1)
         return learn(part, torch.ones(()) if len(count) > 2 else stopped)
 
-    reference._learn = only_two
+    reference._minibatch_step = only_two
     reference.update(rollout)
     assert same_bits(weights(agent), weights(reference))
 

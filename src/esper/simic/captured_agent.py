@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from esper.simic.capture import Captured, CudaRecorder, Recorder, Tensors
-from esper.simic.ppo import PPOAgent, Record
+from esper.simic.ppo import PPOAgent
 from esper.simic.sequences import Sequences
+from esper.simic.update_metrics import Metrics
 from esper.tamiyo.policy.interface import (
     ObservationT,
     RecurrentState,
@@ -29,7 +30,7 @@ class CapturedAgent(PPOAgent[ObservationT]):
         super().__init__(*arguments, **named)
         recorder = recorder or CudaRecorder()
         self._acting = Captured(self._act_on, recorder, "rollout step")
-        self._learning_step = Captured(self._learn_from, recorder, "update")
+        self._captured_step = Captured(self._minibatch_step_on, recorder, "update")
         self._missing: set[str] = set()
 
     def _act(
@@ -38,8 +39,8 @@ class CapturedAgent(PPOAgent[ObservationT]):
         if noise is None:
             return super()._act(observation, hidden, noise)
         self._kind = type(observation)
-        said = self._acting(named_inputs(observation, hidden) | {"noise": noise})
-        return said["actions"], said["log_prob"], said["value"], hidden_from(said)
+        outputs = self._acting(named_inputs(observation, hidden) | {"noise": noise})
+        return outputs["actions"], outputs["log_prob"], outputs["value"], hidden_from(outputs)
 
     def _act_on(self, inputs: Tensors) -> Tensors:
         actions, log_prob, value, hidden = super()._act(
@@ -47,17 +48,19 @@ class CapturedAgent(PPOAgent[ObservationT]):
         )
         return {"actions": actions, "log_prob": log_prob, "value": value, **named_hidden(hidden)}
 
-    def _learn(self, part: Sequences[ObservationT], stopped: Tensor) -> tuple[Record, Tensor]:
-        self._kind = type(part.observation)
-        record: Record = dict(self._learning_step(part.tensors() | {"before": stopped}))
-        stopped = record["stopped"]
-        return record | dict.fromkeys(self._missing), stopped
+    def _minibatch_step(
+        self, minibatch: Sequences[ObservationT], stopped: Tensor
+    ) -> tuple[Metrics, Tensor]:
+        self._kind = type(minibatch.observation)
+        metrics: Metrics = dict(self._captured_step(minibatch.tensors() | {"before": stopped}))
+        stopped = metrics["stopped"]
+        return metrics | dict.fromkeys(self._missing), stopped
 
-    def _learn_from(self, inputs: Tensors) -> Tensors:
-        part = Sequences.from_tensors(self._kind, inputs)
-        record, _ = super()._learn(part, inputs["before"])
-        self._missing = {name for name, value in record.items() if value is None}
-        return {name: value for name, value in record.items() if value is not None}
+    def _minibatch_step_on(self, inputs: Tensors) -> Tensors:
+        minibatch = Sequences.from_tensors(self._kind, inputs)
+        metrics, _ = super()._minibatch_step(minibatch, inputs["before"])
+        self._missing = {name for name, value in metrics.items() if value is None}
+        return {name: value for name, value in metrics.items() if value is not None}
 
 
 def agent_class(device: torch.device, compile_mode: str) -> type[PPOAgent[Any]]:

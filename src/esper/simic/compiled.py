@@ -1,4 +1,4 @@
-"""What surrounds the memory, compiled: the encoder, and heads with their loss."""
+"""Compiles what surrounds the LSTM: the encoder, and the heads with the loss."""
 
 import logging
 from typing import Any
@@ -41,17 +41,19 @@ class Compiled:
             self._compiled_loss = torch.compile(self._loss_of, mode=mode)
 
     def loss(
-        self, part: Sequences[Any], clip: Tensor, entropy_weight: Tensor, value_weight: float
+        self, minibatch: Sequences[Any], clip: Tensor, entropy_weight: Tensor, value_weight: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """``ppo_loss`` of what the policy says of the sequences ``part``."""
-        learned = part.log_prob, part.advantages, part.targets, part.weight
+        """``ppo_loss`` of a minibatch, with its metrics."""
+        learned = minibatch.old_log_prob, minibatch.advantages, minibatch.targets, minibatch.weight
         rest = (*learned, clip, entropy_weight, value_weight)
         if not self.active:
-            said = self._policy.evaluate_actions(part.observation, part.actions, part.hidden)
-            return ppo_loss(said, *rest)
-        encoded = self._encode(part.observation)
-        memory, _ = self._policy.remember(encoded[0], part.hidden)
-        return self._compiled_loss(memory, encoded, part.observation, part.actions, *rest)
+            evaluation = self._policy.evaluate_actions(
+                minibatch.observation, minibatch.actions, minibatch.hidden
+            )
+            return ppo_loss(evaluation, *rest)
+        encoded = self._encode(minibatch.observation)
+        memory, _ = self._policy.remember(encoded[0], minibatch.hidden)
+        return self._compiled_loss(memory, encoded, minibatch.observation, minibatch.actions, *rest)
 
     def _loss_of(
         self,
@@ -61,8 +63,8 @@ class Compiled:
         actions: Tensor,
         *rest: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        said = self._policy.evaluate_heads(memory, encoded, observation, actions)
-        return ppo_loss(said, *rest)
+        evaluation = self._policy.evaluate_heads(memory, encoded, observation, actions)
+        return ppo_loss(evaluation, *rest)
 
     def give_up(self, error: Exception) -> bool:
         """Go on without compilation after ``error``; false where nothing was compiled."""

@@ -16,7 +16,7 @@ def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def ppo_loss(
-    said: Evaluation,
+    evaluation: Evaluation,
     old_log_prob: Tensor,
     advantages: Tensor,
     targets: Tensor,
@@ -25,11 +25,15 @@ def ppo_loss(
     entropy_weight: Tensor,
     value_weight: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate, squared error of the critic and entropy bonus; equation 9 of the paper.
+    """Clipped surrogate loss, squared error of the critic and entropy bonus; equation 9.
+
+    With importance ratio ``r = exp(log_prob - old_log_prob)``, advantage A, value V, target G and
+    entropy H, averaged over steps:
+    ``-min(r A, clip(r, 1 - clip, 1 + clip) A) + value_weight (V - G)^2 / 2 - entropy_weight H``.
 
     Args:
-        said: what the policy says now, ``[L, M]``.
-        old_log_prob: what it said when it acted.
+        evaluation: of the actions by the current policy, ``[L, M]``.
+        old_log_prob: of the actions by the policy that took them, ``[L, M]``.
         advantages, targets: normalised, ``[L, M]``.
         weight: 1 for steps that count, 0 for padding; None when all count.
         clip: bound of the importance ratio, a scalar on the device.
@@ -37,13 +41,13 @@ def ppo_loss(
         value_weight: weight of the critic's error.
 
     Returns:
-        the loss, and what it consists of by name, detached scalars; head entropies and choices
-        are ``[heads]``.
+        the loss, and its parts by name, detached scalars; head entropies and choices are
+        ``[heads]``.
     """
-    loss, policy_loss, value_loss, entropy, log_ratio, ratio = _Objective.apply(
-        said.log_prob,
-        said.head_entropy,
-        said.value,
+    loss, policy_loss, value_loss, entropy, log_ratio, ratio = _SurrogateLoss.apply(
+        evaluation.log_prob,
+        evaluation.head_entropy,
+        evaluation.value,
         old_log_prob,
         advantages,
         targets,
@@ -56,13 +60,13 @@ def ppo_loss(
         # k3 estimator (Schulman, "Approximating KL divergence", 2020); expm1 keeps its digits.
         kl = weighted_mean(torch.expm1(log_ratio) - log_ratio, weight)
         outside = ((ratio - 1.0).abs() > clip).float()
-        choice = said.head_choice.float()
-        head_entropy = said.head_entropy
+        choice = evaluation.head_choice.float()
+        head_entropy = evaluation.head_entropy
         if weight is not None:
             choice, head_entropy = choice * weight[..., None], head_entropy * weight[..., None]
         chosen = choice.sum((0, 1))
         steps = float(ratio.numel()) if weight is None else weight.sum()
-        record = {
+        metrics = {
             "loss": loss,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
@@ -75,11 +79,11 @@ def ppo_loss(
             "head_entropy": head_entropy.sum((0, 1)) / chosen.clamp(min=1.0),
             "head_choice": chosen / steps,
         }
-    return loss, {name: value.detach() for name, value in record.items()}
+    return loss, {name: value.detach() for name, value in metrics.items()}
 
 
-class _Objective(torch.autograd.Function):
-    """The loss with its gradient in closed form, in a third of the operations of autograd.
+class _SurrogateLoss(torch.autograd.Function):
+    """The surrogate loss with its gradient in closed form: a third of autograd's operations.
 
     With r the importance ratio and A the advantage, ``d min(r A, clip(r) A) / d log r`` is ``r A``
     where that is not the larger of the two, and 0 elsewhere.
@@ -101,20 +105,20 @@ class _Objective(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         log_ratio = log_prob - old_log_prob
         if weight is not None:
-            # What padding says is arbitrary; an overflow there must not reach the sums.
+            # Log-probs of padding are arbitrary; an overflow there must not reach the sums.
             log_ratio = torch.where(weight > 0, log_ratio, 0.0)
         ratio = log_ratio.exp()
-        free = ratio * advantages
-        bounded = torch.minimum(torch.maximum(ratio, 1.0 - clip), 1.0 + clip) * advantages
+        unclipped = ratio * advantages
+        clipped = torch.minimum(torch.maximum(ratio, 1.0 - clip), 1.0 + clip) * advantages
         error = value - targets
-        policy_loss = -weighted_mean(torch.minimum(free, bounded), weight)
+        policy_loss = -weighted_mean(torch.minimum(unclipped, clipped), weight)
         value_loss = 0.5 * weighted_mean(error.square(), weight)
         entropy = weighted_mean(head_entropy.sum(-1), weight)
         loss = policy_loss + value_weight * value_loss - entropy_weight * entropy
 
-        share = 1.0 / free.numel() if weight is None else weight / weight.sum()
-        d_log_prob = (free * -share).masked_fill(free > bounded, 0.0)
-        d_entropy = (-entropy_weight * share).expand(free.shape)
+        share = 1.0 / unclipped.numel() if weight is None else weight / weight.sum()
+        d_log_prob = (unclipped * -share).masked_fill(unclipped > clipped, 0.0)
+        d_entropy = (-entropy_weight * share).expand(unclipped.shape)
         ctx.save_for_backward(d_log_prob, d_entropy, error * (value_weight * share))
         ctx.heads = head_entropy.shape[-1]
         details = policy_loss, value_loss, entropy, log_ratio, ratio

@@ -21,6 +21,7 @@ from esper.simic.optimiser import PolicyOptimizer
 from esper.simic.rollout import Rollout
 from esper.simic.schedules import AdaptiveRate, Schedules
 from esper.simic.sequences import Sequences, split_sequences
+from esper.simic.update_metrics import Metrics, summarise
 from esper.tamiyo.policy.interface import ObservationT, Policy, RecurrentState, full_precision
 from esper.tamiyo.policy.noise import EpisodeNoise
 
@@ -29,20 +30,18 @@ ADVANTAGE_FLOOR = 0.1
 noise is not blown up into a signal."""
 
 LOSSES = ("policy_loss", "value_loss", "entropy", "loss")
-"""Parts of the loss, in the order in which they are looked at for numbers that are not finite."""
-
-Record = dict[str, Any]
-"""Tensors that tell what happened in a minibatch, by name; None is a gradient that is missing."""
+"""Parts of the loss, in the order in which they are searched for numbers that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
-class Learning(Generic[ObservationT]):
-    """What an update learns from, made of a rollout.
+class LearningBatch(Generic[ObservationT]):
+    """The tensors of one update, computed from a rollout.
 
     Attributes:
-        sequences: what the policy is run over.
-        values, returns: of the critic and as they came about, ``[T, N]``.
-        targets: what the critic learns, before it is scaled, ``[T, N]``.
+        sequences: inputs of the policy and of the loss.
+        values: the critic's estimates, ``[T, N]``.
+        returns: Monte Carlo returns, ``[T, N]``.
+        targets: value targets before scaling, ``[T, N]``.
         weight: 1 for steps that count, 0 for others, ``[T, N]``; None when all count.
     """
 
@@ -61,13 +60,13 @@ class PPOAgent(Generic[ObservationT]):
         seed: of initial weights, action sampling and shuffling.
         device: where the networks live.
         network: makes the policy, called once with the global generator seeded.
-        moments: normalise what the policy sees.
+        moments: normalise the policy's observations.
         compile_mode: see ``simic.compiled.Compiled``.
         advantage_floor: advantages are divided by their deviation, or by this where it is larger.
 
     Attributes:
-        refusal: why the last update stopped learning, None where it did not.
-        shape: what one must know besides the settings to make the network again.
+        refusal: why the last update was refused, None where it was not.
+        shape: what else, besides the settings, is needed to make the network again.
     """
 
     def __init__(
@@ -107,16 +106,16 @@ class PPOAgent(Generic[ObservationT]):
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``Actor.begin``."""
         self.hidden: RecurrentState = self.policy.initial_hidden(len(environments))
-        self.go_on(environments, episode)
+        self.continue_rollout(environments, episode)
 
-    def go_on(self, environments: Tensor, episode: int) -> None:
-        """Get ready for a rollout that goes on where the last one ended: memory stays as it is."""
+    def continue_rollout(self, environments: Tensor, episode: int) -> None:
+        """Begin a rollout where the last one ended: the recurrent state stays as it is."""
         self._environments, self._episode = environments, episode
         self._noise: EpisodeNoise | None = None
 
     def act(self, observation: ObservationT, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``Actor.act``. Draws from the policy, or takes its mode when ``greedy``."""
-        noise = None if self.greedy else self._drawn(observation, step)
+        """See ``Actor.act``. Sample from the policy, or take its mode when ``greedy``."""
+        noise = None if self.greedy else self._draw_noise(observation, step)
         actions, log_prob, value, self.hidden = self._act(observation, self.hidden, noise)
         return actions, log_prob, value
 
@@ -126,14 +125,14 @@ class PPOAgent(Generic[ObservationT]):
         return self.policy.act(self.moments.normalise(observation), hidden, noise)
 
     def value(self, observation: ObservationT) -> Tensor:
-        """The critic's opinion, normalised, ``[N]``; what is remembered stays as it is."""
+        """The critic's normalised value, ``[N]``; the recurrent state stays as it is."""
         return self._act(observation, self.hidden, None)[2]
 
-    def forget(self, rows: Tensor) -> None:
-        """Begin anew with the environments ``rows``, bool ``[N]``."""
+    def reset_state(self, rows: Tensor) -> None:
+        """Reset the recurrent state of the environments ``rows``, bool ``[N]``."""
         self.hidden = tuple(torch.where(rows[:, None], 0.0, state) for state in self.hidden)
 
-    def _drawn(self, observation: ObservationT, step: int) -> Tensor:
+    def _draw_noise(self, observation: ObservationT, step: int) -> Tensor:
         heads, widest = self.policy.noise_shape(observation)
         if self._noise is None or self._noise.shape[-1] != widest:
             self._noise = EpisodeNoise(self.seed, self._environments, self._episode, widest, heads)
@@ -142,35 +141,38 @@ class PPOAgent(Generic[ObservationT]):
     # --- learning -----------------------------------------------------------------------------
 
     def update(self, rollout: Rollout[ObservationT]) -> dict[str, float | None]:
-        """Learn from one rollout. Returns what happened, by name; one host transfer.
+        """Update policy and critic from one rollout; one host transfer.
 
-        A number that is not finite, in the rollout, a loss, a gradient or the optimizer, ends the
-        learning of the round before it touches a weight; see ``refusal``. So does a KL divergence
-        above its bound. A norm is None where a gradient is missing.
+        A number that is not finite, in the rollout, the loss, a gradient or the optimizer state,
+        ends the update before it touches a weight (see ``refusal``). So does an approximate KL
+        divergence above its bound.
+
+        Returns:
+            metrics by name; a gradient norm is None where the gradient is missing.
         """
-        self._before = _kept(self.state(), self._before)
+        self._before = _copied(self.state(), self._before)
         self._set_schedules()
-        learning = self._learning(rollout)
-        refused = stopped = self._refused_before(rollout)
-        minibatches = self._minibatches(learning.sequences.count)
-        records = []
+        batch = self._prepare_batch(rollout)
+        refused = stopped = self._refuse_inputs(rollout)
+        minibatches = self._draw_minibatches(batch.sequences.count)
+        metrics = []
         for chosen in minibatches:
-            record, stopped = self._learn(learning.sequences.pick(chosen), stopped)
-            records.append(record)
-        records[0] |= {"refused": torch.maximum(records[0]["refused"], refused)}
-        self._follow_kl(records)
-        summary, first_refused = self._summary(records, self._overview(learning))
+            step, stopped = self._minibatch_step(batch.sequences.pick(chosen), stopped)
+            metrics.append(step)
+        metrics[0] |= {"refused": torch.maximum(metrics[0]["refused"], refused)}
+        self._adapt_learning_rate(metrics)
+        summary, first_refused = summarise(metrics, self._update_metrics(batch), self.policy.heads)
         self.refusal = None
         if first_refused is not None:
-            part = learning.sequences.pick(minibatches[first_refused])
-            bad = self._first_bad(rollout, part)
-            self.refusal, self._before = Refusal(bad, self._before, rollout.state()), {}
+            minibatch = batch.sequences.pick(minibatches[first_refused])
+            tensor = self._first_not_finite(rollout, minibatch)
+            self.refusal, self._before = Refusal(tensor, self._before, rollout.state()), {}
         self.updates += 1
-        self._take_in(rollout, learning.targets)
+        self._update_moments(rollout, batch.targets)
         return summary
 
     def _set_schedules(self) -> None:
-        """Put this update's step sizes, clip and entropy weight where the device reads them."""
+        """Write this update's learning rates, clip and entropy weight to the device."""
         schedules, update = self.schedules, self.updates
         factor = 1.0 if self.adaptive is None else self.adaptive.factor
         rates = {"policy": schedules.policy_rate, "value": schedules.value_rate}
@@ -178,12 +180,12 @@ class PPOAgent(Generic[ObservationT]):
         self.scalars["clip"].fill_(schedules.clip.at(update))
         self.scalars["entropy"].fill_(schedules.entropy.at(update))
 
-    def _learning(self, rollout: Rollout[ObservationT]) -> Learning[ObservationT]:
-        """Advantages, returns and sequences."""
+    def _prepare_batch(self, rollout: Rollout[ObservationT]) -> LearningBatch[ObservationT]:
+        """Estimate advantages and value targets, normalise them, and split into sequences."""
         values = self.return_moments.restore(rollout.values)
         last_value = self.return_moments.restore(rollout.last_value)
 
-        def estimated(trace_decay: float) -> tuple[Tensor, Tensor]:
+        def estimate(trace_decay: float) -> tuple[Tensor, Tensor]:
             return generalised_advantages(
                 rollout.rewards,
                 values,
@@ -194,98 +196,100 @@ class PPOAgent(Generic[ObservationT]):
                 None if rollout.valid is None else rollout.truncated,
             )
 
-        advantages, targets = estimated(self.config.trace_decay)
+        advantages, targets = estimate(self.config.trace_decay)
         weight = None if rollout.valid is None else rollout.valid.to(self.device, values.dtype)
         advantages = advantages - weighted_mean(advantages, weight)
         deviation = weighted_mean(advantages.square(), weight).sqrt()
         advantages = advantages / deviation.clamp(min=self.advantage_floor)
         if self.updates == 0 and self.policy.value_layer() is not None:
-            # Nothing is known of the returns yet, and raw ones would drown the actor's gradient.
-            self.return_moments.update(self._live(targets, rollout))
-        seen, scaled = (
-            self.moments.normalise(rollout.observation),
-            self.return_moments.scale(targets),
-        )
-        sequences = split_sequences(rollout, seen, advantages, scaled)
+            # Before the first update raw returns would drown the actor's gradient.
+            self.return_moments.update(self._without_resets(targets, rollout))
+        observation = self.moments.normalise(rollout.observation)
+        scaled = self.return_moments.scale(targets)
+        sequences = split_sequences(rollout, observation, advantages, scaled)
         if not sequences.hidden:
             hidden = self.policy.initial_hidden(sequences.count)
             sequences = replace(sequences, hidden=hidden)
-        return Learning(sequences, values, estimated(1.0)[1], targets, weight)
+        return LearningBatch(sequences, values, estimate(1.0)[1], targets, weight)
 
-    def _refused_before(self, rollout: Rollout[ObservationT]) -> Tensor:
-        """1 where rollout or optimizer hold a number that is not finite, 0 otherwise."""
+    def _refuse_inputs(self, rollout: Rollout[ObservationT]) -> Tensor:
+        """1 where the rollout or the optimizer holds a number that is not finite, else 0."""
         finite = all_finite(rollout.tensors().values()) & self.optimizer.finite()
         return (~finite).float()
 
-    def _minibatches(self, sequences: int) -> list[Tensor]:
-        """Sequences of each minibatch of each epoch, shuffled by a keyed draw; on the CPU."""
+    def _draw_minibatches(self, sequences: int) -> list[Tensor]:
+        """Indices of each minibatch of each epoch, shuffled by a keyed draw, on the CPU."""
         streams = torch.arange(self.config.ppo_epochs)
         drawn = random_bits(self.seed, streams, Purpose.POLICY_SHUFFLE, self.updates, 0, sequences)
         count = min(self.config.minibatches, sequences)
         return [part for order in drawn.argsort(1) for part in order.tensor_split(count)]
 
-    def _learn(self, part: Sequences[ObservationT], stopped: Tensor) -> tuple[Record, Tensor]:
-        """One optimizer step, left out by the device where it must not be taken."""
-        loss, record = self._gradients(part)
+    def _minibatch_step(
+        self, minibatch: Sequences[ObservationT], stopped: Tensor
+    ) -> tuple[Metrics, Tensor]:
+        """One optimizer step, which the device itself skips where it must not be taken."""
+        loss, metrics = self._gradients(minibatch)
         norm, heads = self.norms.measure()
         self.norms.clip(norm, self.config.max_gradient_norm)
         finite = loss.isfinite() & norm.isfinite()
-        overflowed = self._overflowed(loss, norm)
+        overflowed = self._check_overflow(loss, norm)
         refused = (~(finite | overflowed)).float()
-        passed = (record["approx_kl"] > 1.5 * self.config.target_kl).float()
-        stopped = torch.maximum(stopped, torch.maximum(refused, passed))
+        beyond_kl = (metrics["approx_kl"] > 1.5 * self.config.target_kl).float()
+        stopped = torch.maximum(stopped, torch.maximum(refused, beyond_kl))
         self.optimizer.step_unless(torch.maximum(stopped, overflowed.float()))
         flags = {"grad_norm": norm, "refused": refused, "stopped": stopped}
-        named = {f"head_grad_norms/{head}": value for head, value in heads.items()}
-        return record | flags | named, stopped
+        head_norms = {f"head_grad_norms/{head}": value for head, value in heads.items()}
+        return metrics | flags | head_norms, stopped
 
-    def _gradients(self, part: Sequences[ObservationT]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and gradients of a minibatch, backward outside of autocast."""
+    def _gradients(self, minibatch: Sequences[ObservationT]) -> tuple[Tensor, Metrics]:
+        """Loss, metrics and gradients of a minibatch; backward runs outside of autocast."""
         with full_precision(self.device):
             try:
-                return self._backward(part)
+                return self._backward(minibatch)
             except Exception as error:
-                # The first call compiles, the backward pass in its own time.
+                # Compilation happens in the first call, that of the backward pass included.
                 if not self.compiled.give_up(error):
                     raise
-                return self._backward(part)
+                return self._backward(minibatch)
 
-    def _backward(self, part: Sequences[ObservationT]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _backward(self, minibatch: Sequences[ObservationT]) -> tuple[Tensor, Metrics]:
         self.optimizer.zero_grad()
         clip, entropy_weight = self.scalars["clip"], self.scalars["entropy"]
-        loss, record = self.compiled.loss(part, clip, entropy_weight, self.config.value_weight)
+        loss, metrics = self.compiled.loss(
+            minibatch, clip, entropy_weight, self.config.value_weight
+        )
         if self.scaler is None:
             loss.backward()
         else:
             self.scaler.scaled(loss).backward()
             self.scaler.unscale([p.grad for p in self.policy.parameters() if p.grad is not None])
-        return loss.detach(), record
+        return loss.detach(), metrics
 
-    def _overflowed(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Whether half precision ran over: no error, the scaler takes it back."""
+    def _check_overflow(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Whether half precision overflowed: no error, the scaler lowers its factor."""
         if self.scaler is None:
             return torch.zeros_like(loss, dtype=torch.bool)
         overflowed = loss.isfinite() & ~norm.isfinite() & self.scaler.may_overflow()
         self.scaler.follow(overflowed)
         return overflowed
 
-    def _follow_kl(self, records: list[Record]) -> None:
+    def _adapt_learning_rate(self, metrics: list[Metrics]) -> None:
         if self.adaptive is not None:
-            last = records[-len(records) // self.config.ppo_epochs :]
-            self.adaptive.follow(torch.stack([record["approx_kl"] for record in last]).mean())
+            last = metrics[-len(metrics) // self.config.ppo_epochs :]
+            self.adaptive.follow(torch.stack([step["approx_kl"] for step in last]).mean())
 
-    def _take_in(self, rollout: Rollout[ObservationT], targets: Tensor) -> None:
-        """The round goes into the moments only now: rollout and update saw the same numbers."""
+    def _update_moments(self, rollout: Rollout[ObservationT], targets: Tensor) -> None:
+        """Only now, after the update: rollout and update used the same normalisation."""
         self.moments.update(rollout.observation, rollout.valid)
         layer = self.policy.value_layer()
         if layer is None:
-            self.return_moments.update(self._live(targets, rollout))
+            self.return_moments.update(self._without_resets(targets, rollout))
         elif self.refusal is None and self.updates > 1:
-            self._follow_returns(self._live(targets, rollout), layer)
+            self._rescale_value_layer(self._without_resets(targets, rollout), layer)
 
     @torch.no_grad()
-    def _follow_returns(self, targets: Tensor, layer: nn.Linear) -> None:
-        """Take in returns, and keep what the critic says of them in their own units.
+    def _rescale_value_layer(self, targets: Tensor, layer: nn.Linear) -> None:
+        """Update the return moments and rescale the value layer so that its outputs are preserved.
 
         Equation 4 of van Hasselt et al., "Learning values across many orders of magnitude" (2016).
         """
@@ -296,20 +300,20 @@ class PPOAgent(Generic[ObservationT]):
         layer.weight.mul_((deviation / now).to(layer.weight.dtype))
         layer.bias.copy_((shift / now).to(layer.bias.dtype))
 
-    def _live(self, x: Tensor, rollout: Rollout[ObservationT]) -> Tensor:
-        """``x [T, N]`` with NaN, which moments leave out, where a step only reset."""
+    def _without_resets(self, x: Tensor, rollout: Rollout[ObservationT]) -> Tensor:
+        """``x [T, N]`` with NaN, which moments leave out, at steps that only reset."""
         if rollout.valid is None:
             return x
         return torch.where(rollout.valid.to(self.device), x, float("nan"))
 
-    # --- telling ------------------------------------------------------------------------------
+    # --- metrics ------------------------------------------------------------------------------
 
-    def _overview(self, learning: Learning[ObservationT]) -> dict[str, Tensor]:
-        """What is told of an update besides its minibatches."""
-        values, returns, weight = learning.values, learning.returns, learning.weight
+    def _update_metrics(self, batch: LearningBatch[ObservationT]) -> dict[str, Tensor]:
+        """Metrics of the update as a whole, besides those of its minibatches."""
+        values, returns, weight = batch.values, batch.returns, batch.weight
         overall, within = explained_variance(values, returns, weight)
-        whole = weight is None  # episodes, whose return is that of their first step
-        overview = {
+        whole = weight is None  # whole episodes: their return is that of the first step
+        metrics = {
             "explained_variance": overall,
             "explained_variance_within_step": within,
             "return_mean": returns[0].mean() if whole else weighted_mean(returns, weight),
@@ -320,53 +324,33 @@ class PPOAgent(Generic[ObservationT]):
             **{f"learning_rate/{name}": rate for name, rate in self.optimizer.rates.items()},
         }
         if self.scaler is not None:
-            overview["amp_scale"] = self.scaler.scale
-        return overview
+            metrics["amp_scale"] = self.scaler.scale
+        return metrics
 
-    def _summary(
-        self, records: list[Record], overview: dict[str, Tensor]
-    ) -> tuple[dict[str, float | None], int | None]:
-        """Everything by name, and the first minibatch that was refused; one host transfer."""
-        flat = [_flattened(record, self.policy.heads) for record in records]
-        missing = {name for record in flat for name, value in record.items() if value is None}
-        names = [name for name in flat[0] if name not in missing]
-        table = torch.stack([torch.stack([r[name].float() for name in names]) for r in flat])
-        extra = torch.stack([value.float() for value in overview.values()])
-        numbers = torch.cat([table.flatten(), extra]).tolist()
-        columns = {name: numbers[i : table.numel() : len(names)] for i, name in enumerate(names)}
-        summary: dict[str, float | None] = dict.fromkeys(missing)
-        summary |= {name: sum(column) / len(column) for name, column in columns.items()}
-        for name, reduce in (("ratio_max", max), ("ratio_min", min), ("refused", max)):
-            summary[name] = reduce(columns[name])
-        summary["stopped"] = columns["stopped"][-1]
-        summary["first_kl"] = columns["approx_kl"][0]
-        summary["first_ratio_max"] = columns["ratio_max"][0]
-        summary |= dict(zip(overview, numbers[table.numel() :], strict=True))
-        refused = columns["refused"]
-        return summary, refused.index(1.0) if 1.0 in refused else None
-
-    def _first_bad(self, rollout: Rollout[ObservationT], part: Sequences[ObservationT]) -> str:
+    def _first_not_finite(
+        self, rollout: Rollout[ObservationT], minibatch: Sequences[ObservationT]
+    ) -> str:
         """The first tensor with a number that is not finite; waits for the device.
 
-        Weights are those of the refused step, so its minibatch can be computed once more.
+        The weights are those of the refused step, so its minibatch can be computed once more.
         """
         parts = self.optimizer.state()
         moments = {f"optimizer/{n}/{k}": x for n, part in parts.items() for k, x in part.items()}
         weights = {f"policy/{n}": p for n, p in self.policy.named_parameters()}
         # Not in one dictionary: rollout and minibatch have names in common.
         found = first_not_finite(rollout.tensors() | moments | weights)
-        found = found or first_not_finite(part.tensors())
+        found = found or first_not_finite(minibatch.tensors())
         if found is not None:
             return found
-        _, record = self._gradients(part)
-        losses = {f"loss/{name}": record[name] for name in LOSSES}
+        _, metrics = self._gradients(minibatch)
+        losses = {f"loss/{name}": metrics[name] for name in LOSSES}
         gradients = {f"gradient/{n}": p.grad for n, p in self.policy.named_parameters()}
         return first_not_finite(losses | gradients) or "nothing that is still there"
 
-    # --- remembering --------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Everything an agent has to remember, by part; optimizer state by parameter name."""
+        """Everything a checkpoint needs, by part; optimizer state by parameter name."""
         counters: dict[str, Any] = {"updates": torch.tensor(self.updates)}
         if self.adaptive is not None:
             counters["rate_factor"] = self.adaptive.factor
@@ -379,10 +363,10 @@ class PPOAgent(Generic[ObservationT]):
         }
 
     def load_state(self, parts: dict[str, dict[str, Any]]) -> None:
-        """Take back what ``state`` gave.
+        """The inverse of ``state``.
 
         Raises:
-            RuntimeError, ValueError, KeyError, TypeError: it is another network's.
+            RuntimeError, ValueError, KeyError, TypeError: the state is another network's.
         """
         self.policy.load_state_dict(parts["policy"])
         self.optimizer.load(parts["optimizer"])
@@ -398,28 +382,16 @@ class PPOAgent(Generic[ObservationT]):
         return {**self.moments.parts(), "return": self.return_moments}
 
 
-def _kept(parts: Any, place: Any) -> Any:
-    """Nested dictionaries of tensors with tensors of their own, those of ``place`` where they fit.
+def _copied(parts: Any, place: Any) -> Any:
+    """A deep copy of nested dictionaries of tensors, in the memory of ``place`` where it fits.
 
-    What is kept from round to round lies where it lay: fresh memory for all weights and moments
-    would cost more than copying them.
+    Reusing memory from round to round matters: allocating it costs more than copying.
     """
     if isinstance(parts, dict):
         known = place if isinstance(place, dict) else {}
-        return {name: _kept(value, known.get(name)) for name, value in parts.items()}
+        return {name: _copied(value, known.get(name)) for name, value in parts.items()}
     if not isinstance(parts, Tensor):
         return parts
     if isinstance(place, Tensor) and place.shape == parts.shape:
         return place.copy_(parts.detach())
     return parts.detach().clone()
-
-
-def _flattened(record: Record, heads: tuple[str, ...]) -> Record:
-    """A record with one scalar a head where it had a tensor ``[heads]``."""
-    flat: Record = {}
-    for name, value in record.items():
-        if value is not None and value.ndim:
-            flat |= {f"{name}/{head}": value[i] for i, head in enumerate(heads)}
-        else:
-            flat[name] = value
-    return flat

@@ -1,4 +1,4 @@
-"""From a rollout to the sequences that the memory is run over: one call, never a loop over time."""
+"""Sequences of a rollout, over which the LSTM runs in one call, never a loop over time."""
 
 from dataclasses import dataclass
 from typing import Generic
@@ -18,7 +18,7 @@ class Sequences(Generic[ObservationT]):
     Attributes:
         observation: normalised.
         actions: int64 ``[L, M, heads]``.
-        log_prob: of the actions when they were taken.
+        old_log_prob: of the actions when they were taken.
         advantages: normalised.
         targets: what the critic learns, normalised.
         hidden: of the memory before each sequence, ``[layers, M, width]``.
@@ -28,7 +28,7 @@ class Sequences(Generic[ObservationT]):
 
     observation: ObservationT
     actions: Tensor
-    log_prob: Tensor
+    old_log_prob: Tensor
     advantages: Tensor
     targets: Tensor
     hidden: RecurrentState
@@ -54,7 +54,7 @@ class Sequences(Generic[ObservationT]):
         return Sequences(
             type(self.observation).from_tensors(tensors),
             part(self.actions),
-            part(self.log_prob),
+            part(self.old_log_prob),
             part(self.advantages),
             part(self.targets),
             tuple(state.index_select(1, index) for state in self.hidden),
@@ -66,7 +66,7 @@ class Sequences(Generic[ObservationT]):
         """The tensors an update computes with, by name."""
         named = named_inputs(self.observation, self.hidden) | {
             "actions": self.actions,
-            "log_prob": self.log_prob,
+            "log_prob": self.old_log_prob,
             "advantage": self.advantages,
             "target": self.targets,
         }

@@ -22,14 +22,14 @@ KINDS = [{"critic": "separate"}, {"critic": "shared"}, {"memory": "none"}]
 def check_against_single_calls(fresh: PPOAgent[Any], rollout: Rollout[Any], number: int) -> None:
     """The rollout is what a learner that never kept anything says of its observations."""
     fresh.hidden = rollout.hidden
-    fresh.go_on(torch.arange(ENVS), number)
+    fresh.continue_rollout(torch.arange(ENVS), number)
     for t in range(STEPS):
         seen = rollout.observation
         actions, log_prob, value = fresh.act(FlatObservation(seen.features[t], seen.masks[t]), t)
         assert torch.equal(actions, rollout.actions[t])
         torch.testing.assert_close(log_prob, rollout.log_prob[t], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(value, rollout.values[t], rtol=1e-5, atol=1e-6)
-        fresh.forget(~rollout.valid[t])
+        fresh.reset_state(~rollout.valid[t])
 
 
 @pytest.mark.parametrize("kind", KINDS)

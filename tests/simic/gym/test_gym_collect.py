@@ -161,7 +161,7 @@ def test_advantages_and_sequences_are_those_of_single_episodes(run: Pass) -> Non
     agent.return_moments.update(torch.tensor([1.0, 3.0, 8.0]))  # values are normalised by these
     agent.updates = 1  # and by no others
     for rollout in run.rollouts:
-        learning = agent._learning(rollout)
+        learning = agent._prepare_batch(rollout)
         values = agent.return_moments.restore(rollout.values).double()
         last = agent.return_moments.restore(rollout.last_value).double()
         advantages = naive_advantages(rollout, values, last)
@@ -210,11 +210,11 @@ def test_the_policy_says_of_padded_pieces_what_it_said_when_it_acted(run: Pass) 
     mean, deviation = run.means[-1]  # the moments moved on; give the pieces what was seen then
     then = ((rollout.observation.features - mean) / deviation).clamp(-10, 10).float()
     agent.moments.normalise = lambda seen: FlatObservation(then, seen.masks)
-    sequences = agent._learning(rollout).sequences
+    sequences = agent._prepare_batch(rollout).sequences
     said = agent.policy.evaluate_actions(sequences.observation, sequences.actions, sequences.hidden)
     inside = sequences.weight > 0
     torch.testing.assert_close(
-        said.log_prob[inside], sequences.log_prob[inside], atol=1e-5, rtol=1e-5
+        said.log_prob[inside], sequences.old_log_prob[inside], atol=1e-5, rtol=1e-5
     )
 
 
@@ -264,11 +264,11 @@ def test_the_value_behind_a_truncated_step_counts() -> None:
     environments = scripted(ENVS)
     agent = agent_for(environments, **SETTINGS)
     rollout = collect(environments, agent, STEPS, 0)
-    before = agent._learning(rollout).sequences.advantages
+    before = agent._prepare_batch(rollout).sequences.advantages
     behind = torch.zeros_like(rollout.truncated)
     behind[1:] = rollout.truncated[:-1]
     rollout.values[behind] += 5.0
-    assert not torch.equal(before, agent._learning(rollout).sequences.advantages)
+    assert not torch.equal(before, agent._prepare_batch(rollout).sequences.advantages)
 
 
 def test_moments_are_exact_over_live_steps_and_frozen_while_a_rollout_is_collected() -> None:
@@ -309,7 +309,7 @@ def test_forgetting_leaves_the_other_environments_as_they_are() -> None:
     agent.act(scripted(ENVS).observation, 0)
     before = [state.clone() for state in agent.hidden]
     rows = torch.tensor([True, False, False, True, False])
-    agent.forget(rows)
+    agent.reset_state(rows)
     for state, then in zip(agent.hidden, before, strict=True):
         assert bool((state[:, rows] == 0.0).all())
         assert torch.equal(state[:, ~rows], then[:, ~rows])

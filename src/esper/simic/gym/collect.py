@@ -69,7 +69,7 @@ def collect(
         number: of the rollout, part of every draw of an action.
         on_step: called after every step.
     """
-    agent.go_on(torch.arange(environments.count, device=agent.device), number)
+    agent.continue_rollout(torch.arange(environments.count, device=agent.device), number)
     hidden = agent.hidden
     outcomes = _Outcomes(length, environments.count)
     rollout: Rollout[FlatObservation] | None = None
@@ -83,7 +83,7 @@ def collect(
             environments.step(actions.cpu().numpy())
             outcomes.write(t, environments, over)
             if over.any():
-                agent.forget(torch.from_numpy(over).to(agent.device))
+                agent.reset_state(torch.from_numpy(over).to(agent.device))
             if on_step is not None:
                 on_step(GymStep(environments.count, t + 1 == length, environments.ended))
         assert rollout is not None

@@ -28,7 +28,7 @@ def play(
             actions, _, _ = agent.act(environments.observation.to(agent.device), step)
             over = torch.from_numpy(environments.over.copy())
             environments.step(actions.cpu().numpy())
-            agent.forget(over.to(agent.device))
+            agent.reset_state(over.to(agent.device))
             for episode in environments.ended:
                 first.setdefault(episode.environment, episode)
             step += 1

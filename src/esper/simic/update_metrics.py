@@ -1,0 +1,53 @@
+"""The metrics of an update: gathered on the device, brought to the host in one transfer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Metrics = dict[str, Any]
+"""Tensors of a minibatch by name, scalars or ``[heads]``; None is a missing gradient."""
+
+
+def summarise(
+    minibatches: list[Metrics], update: dict[str, Tensor], heads: tuple[str, ...]
+) -> tuple[dict[str, float | None], int | None]:
+    """Metrics of an update by name; one host transfer.
+
+    Args:
+        minibatches: metrics of each optimizer step.
+        update: scalars of the update as a whole.
+        heads: names of the action heads, for metrics ``[heads]``.
+
+    Returns:
+        means over the minibatches, extremes of ratios and flags; and the index of the first
+        minibatch that was refused, None where none was.
+    """
+    flat = [_flattened(metrics, heads) for metrics in minibatches]
+    missing = {name for metrics in flat for name, value in metrics.items() if value is None}
+    names = [name for name in flat[0] if name not in missing]
+    table = torch.stack([torch.stack([m[name].float() for name in names]) for m in flat])
+    extra = torch.stack([value.float() for value in update.values()])
+    numbers = torch.cat([table.flatten(), extra]).tolist()
+    columns = {name: numbers[i : table.numel() : len(names)] for i, name in enumerate(names)}
+    summary: dict[str, float | None] = dict.fromkeys(missing)
+    summary |= {name: sum(column) / len(column) for name, column in columns.items()}
+    for name, reduce in (("ratio_max", max), ("ratio_min", min), ("refused", max)):
+        summary[name] = reduce(columns[name])
+    summary["stopped"] = columns["stopped"][-1]
+    summary["first_kl"] = columns["approx_kl"][0]
+    summary["first_ratio_max"] = columns["ratio_max"][0]
+    summary |= dict(zip(update, numbers[table.numel() :], strict=True))
+    refused = columns["refused"]
+    return summary, refused.index(1.0) if 1.0 in refused else None
+
+
+def _flattened(metrics: Metrics, heads: tuple[str, ...]) -> Metrics:
+    """Metrics with one scalar per head where there was a tensor ``[heads]``."""
+    flat: Metrics = {}
+    for name, value in metrics.items():
+        if value is not None and value.ndim:
+            flat |= {f"{name}/{head}": value[i] for i, head in enumerate(heads)}
+        else:
+            flat[name] = value
+    return flat
