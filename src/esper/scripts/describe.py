@@ -9,7 +9,6 @@ from rich.table import Table
 from esper.leyline.actions import Op
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Task, find_all
-from esper.simic.growth.rewards import REWARD_MODES
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.tools.diagnosis import STAGES, Diagnosis, diagnose, mean_and_error
 
@@ -42,15 +41,6 @@ def describe(console: Console, wanted: Wanted) -> int:
     """
     if wanted.names:
         raise UsageError(f"describe: {wanted.names[0]} stands before it; name tasks behind it")
-    if wanted.reward not in REWARD_MODES:
-        modes = ", ".join(REWARD_MODES)
-        raise UsageError(f"reward: must be one of {modes}, got {wanted.reward!r}")
-    for name in ("groups", "group_size"):
-        if not 2 <= getattr(wanted, name) <= 1024:
-            raise UsageError(
-                f"{name}: must lie between 2 and 1024, got {getattr(wanted, name)}; "
-                "with one there is nothing to compare"
-            )
     if wanted.groups * wanted.group_size > MOST_ENVIRONMENTS:
         raise UsageError(
             f"groups: {wanted.groups} of {wanted.group_size} are more than {MOST_ENVIRONMENTS} "
