@@ -67,6 +67,7 @@ def read_flags(command: type, program: str, arguments: list[str]) -> dict[str, A
 def _view(command: type, defaults: Any = None) -> Any:
     """``command`` for tyro: a dictionary of what is given, with all that its fields say."""
     entries: dict[str, Any] = {}
+    meanings = _meanings(command)
     for f in fields(command):
         if isinstance(f.type, type) and is_dataclass(f.type):
             assert f.default_factory is not MISSING
@@ -82,7 +83,7 @@ def _view(command: type, defaults: Any = None) -> Any:
                 # tyro lists the name behind the aliases.
                 name=names[-1],
                 aliases=[_flag(name) for name in names[:-1]],
-                help=_meanings(command)[f.name],
+                help=meanings[f.name],
                 help_behavior_hint=_hint(f, default),
             ),
         ]
