@@ -174,7 +174,9 @@ OLD: dict[str, tuple[Any, dict[str, Any] | str]] = {
 
 
 def test_every_field_of_the_prior_system_is_taken_or_refused_with_a_reason() -> None:
+    documented = (ROOT / "docs" / "settings.md").read_text()
     for name, (value, becomes) in OLD.items():
+        assert f"`{name}" in documented
         given = {name: value} | ({"max_epochs": value} if name == "chunk_length" else {})
         if isinstance(becomes, str):
             with pytest.raises(UsageError, match=rf"^{name}: .*{becomes}"):

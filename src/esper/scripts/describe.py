@@ -1,7 +1,7 @@
 """``esper tasks --describe``: the figures of ``simic.tools.diagnosis`` in tables."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -12,28 +12,14 @@ from esper.runtime.tasks import Task, find_all
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.tools.diagnosis import STAGES, Diagnosis, diagnose, mean_and_error
 
+if TYPE_CHECKING:
+    from esper.scripts.tasks import TasksArguments
+
 SEED = 42
 MOST_ENVIRONMENTS = 2048
 
 
-class Wanted(Protocol):
-    """What the user asked for; see ``scripts.tasks.TasksArguments``."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-    @property
-    def describe(self) -> tuple[str, ...]: ...
-    @property
-    def data_dir(self) -> str: ...
-    @property
-    def reward(self) -> str: ...
-    @property
-    def groups(self) -> int: ...
-    @property
-    def group_size(self) -> int: ...
-
-
-def describe(console: Console, wanted: Wanted) -> int:
+def describe(console: Console, wanted: "TasksArguments") -> int:
     """Play the tasks and print what was found.
 
     Raises:
@@ -60,7 +46,7 @@ def describe(console: Console, wanted: Wanted) -> int:
     return 0
 
 
-def _show(console: Console, task: Task, found: Diagnosis, wanted: Wanted) -> None:
+def _show(console: Console, task: Task, found: Diagnosis, wanted: "TasksArguments") -> None:
     table = Table(
         title=f"{task.name}: an episode of {task.episode_length} steps, "
         f"{wanted.groups} hosts x {wanted.group_size} environments, reward {wanted.reward}",

@@ -46,8 +46,10 @@ def guarded(command: Command, arguments: list[str]) -> int:
     except UsageError as error:
         print(f"esper: {one_line(str(error))}", file=sys.stderr)
         return 2
-    except SystemExit as end:  # help was printed
-        return int(end.code or 0)
+    except SystemExit as end:
+        if end.code:
+            raise
+        return 0  # help is printed
     except KeyboardInterrupt:
         return 130
 

@@ -1,8 +1,8 @@
-"""Command lines by tyro, from the fields of a command's dataclass.
+"""Command lines, parsed by tyro from the fields of a command's dataclass.
 
-tyro takes a line as it is, prints the help, and of a wrong value it draws a box; of two values for
-one flag it keeps the last. So where it does not take a line, or not each flag once, its flags are
-given to it one by one: that tells which is wrong, and Esper says so in one line.
+tyro answers a wrong value with a drawn box, and keeps the last of two values for one flag. So where
+it refuses a line, leaves words over, or finds fewer settings than there are flags, it gets the flags
+one by one: that tells which of them is at fault, and Esper says so in one line.
 """
 
 import ast
@@ -119,11 +119,8 @@ def _hint(f: Field[Any], default: Any) -> str:
 
 
 def _by_tyro(view: Any, words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """What tyro makes of words: settings, and words that it has no use for; all where it refuses.
-
-    A completion script, which tyro would write, is none of the settings.
-    """
-    if not words or words[0].startswith("--tyro"):
+    """The settings that tyro finds in words, and words left over: all of them where it refuses."""
+    if not words or words[0].startswith("--tyro"):  # flags of its own, which write files
         return {}, words
     try:
         with redirect_stderr(StringIO()):
@@ -163,7 +160,7 @@ def _one_by_one(command: type, program: str, view: Any, parts: list[list[str]]) 
                 if not isinstance(value, tuple):
                     raise UsageError(f"{program}: takes one {name}, got {shown(value)} as well")
                 value = given[name] + value
-            elif given.get(name, value) != value:
+            elif name in given and given[name] != value:
                 raise UsageError(
                     f"{name}: {written[name]} and {' '.join(words)} contradict each other; "
                     "give one of them"

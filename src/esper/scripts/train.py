@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import (
-    GymConfig,
-    LearnerConfig,
     MachineConfig,
     OutputConfig,
     TrainConfig,
@@ -52,17 +50,12 @@ class ViewConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PPOArguments:
+class PPOArguments(TrainConfig):
     """Train a growth policy with PPO: it decides in every epoch of every host what grows where.
 
     Or, where a Gymnasium environment is named, a policy for that.
     """
 
-    world: WorldConfig = field(default_factory=WorldConfig)
-    gymnasium: GymConfig = field(default_factory=GymConfig)
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
-    machine: MachineConfig = field(default_factory=MachineConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
     view: ViewConfig = field(default_factory=ViewConfig)
 
