@@ -1,7 +1,7 @@
 """Command lines, parsed by tyro from the fields of a command's dataclass.
 
-tyro answers a wrong value with a drawn box, and keeps the last of two values for one flag. So where
-it refuses a line, leaves words over, or finds fewer settings than there are flags, it gets the flags
+tyro answers a wrong value with a drawn box, and keeps the last of two values for one flag. Where it
+refuses a line, leaves words over, or finds fewer settings than there are flags, it gets the flags
 one by one: that tells which of them is at fault, and Esper says so in one line.
 """
 
@@ -54,43 +54,49 @@ def read_flags(command: type, program: str, arguments: list[str]) -> dict[str, A
         UsageError: an unknown flag, a value of the wrong type, or two values for one setting.
         SystemExit: help was asked for and is printed.
     """
-    view = _view(command)
     if not {"-h", "--help"}.isdisjoint(arguments):
+        view = _documented(command)
         tyro.cli(view, args=["--help"], prog=program, config=(tyro.conf.OmitArgPrefixes,))
     parts = _parts(arguments)
-    given, rest = _by_tyro(view, arguments)
+    entries = {name: _entry(f) for name, f in settings_of(command).items()}
+    given, rest = _by_tyro(entries, arguments)
     if rest or () in given.values() or len(given) != len(parts) - (not parts[0]):
-        return _one_by_one(command, program, view, parts)
+        return _one_by_one(command, program, entries, parts)
     return given
 
 
-def _view(command: type, defaults: Any = None) -> Any:
-    """``command`` for tyro: a dictionary of what is given, with all that its fields say."""
+def _entry(f: Field[Any], **documented: Any) -> Any:
+    """The type of a field with what tyro shall know of it."""
+    names = (f.name, *about(f).aliases)
+    return Annotated[
+        bool if bool in options_of(f.type) else f.type,
+        *([tyro.conf.Positional] if about(f).positional else []),
+        # tyro lists the name behind the aliases.
+        tyro.conf.arg(name=names[-1], aliases=[_flag(name) for name in names[:-1]], **documented),
+    ]
+
+
+def _dictionary(entries: dict[str, Any], name: str = "", meaning: str | None = None) -> Any:
+    """What tyro fills with what is given, and with nothing else."""
+    make: Any = TypedDict
+    kind = make(name, entries, total=False)
+    kind.__doc__ = meaning
+    return kind
+
+
+def _documented(command: type, defaults: Any = None) -> Any:
+    """Groups of settings with their meanings and defaults, for help."""
     entries: dict[str, Any] = {}
     meanings = _meanings(command)
     for f in fields(command):
         if isinstance(f.type, type) and is_dataclass(f.type):
             assert f.default_factory is not MISSING
-            entries[f.name] = _view(f.type, f.default_factory())
-            continue
-        kind: Any = bool if bool in options_of(f.type) else f.type
-        default = f.default if defaults is None else getattr(defaults, f.name)
-        names = (f.name, *about(f).aliases)
-        entries[f.name] = Annotated[
-            kind,
-            *([tyro.conf.Positional] if about(f).positional else []),
-            tyro.conf.arg(
-                # tyro lists the name behind the aliases.
-                name=names[-1],
-                aliases=[_flag(name) for name in names[:-1]],
-                help=meanings[f.name],
-                help_behavior_hint=_hint(f, default),
-            ),
-        ]
-    make: Any = TypedDict
-    view = make(command.__name__, entries, total=False)
-    view.__doc__ = command.__doc__
-    return view
+            entries[f.name] = _documented(f.type, f.default_factory())
+        else:
+            default = f.default if defaults is None else getattr(defaults, f.name)
+            hint = _hint(f, default)
+            entries[f.name] = _entry(f, help=meanings[f.name], help_behavior_hint=hint)
+    return _dictionary(entries, command.__name__, command.__doc__)
 
 
 def _meanings(command: type) -> dict[str, str]:
@@ -118,24 +124,22 @@ def _hint(f: Field[Any], default: Any) -> str:
     return f"(default: {'; '.join([text, *others])})"
 
 
-def _by_tyro(view: Any, words: list[str]) -> tuple[dict[str, Any], list[str]]:
+def _by_tyro(entries: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], list[str]]:
     """The settings that tyro finds in words, and words left over: all of them where it refuses."""
     if not words or words[0].startswith("--tyro"):  # flags of its own, which write files
         return {}, words
     try:
         with redirect_stderr(StringIO()):
             given, rest = tyro.cli(
-                view,
+                _dictionary(entries),
                 args=words,
                 add_help=False,
                 console_outputs=False,
                 return_unknown_args=True,
-                config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit:
         return {}, words
-    groups = [value if isinstance(value, dict) else {name: value} for name, value in given.items()]
-    return {name: value for group in groups for name, value in group.items()}, rest
+    return dict(given), rest
 
 
 def _parts(words: list[str]) -> list[list[str]]:
@@ -145,7 +149,9 @@ def _parts(words: list[str]) -> list[list[str]]:
     return [words[a:b] for a, b in pairwise([0, *begins, len(words)])]
 
 
-def _one_by_one(command: type, program: str, view: Any, parts: list[list[str]]) -> dict[str, Any]:
+def _one_by_one(
+    command: type, program: str, entries: dict[str, Any], parts: list[list[str]]
+) -> dict[str, Any]:
     """The settings of each part by itself.
 
     Raises:
@@ -154,7 +160,7 @@ def _one_by_one(command: type, program: str, view: Any, parts: list[list[str]]) 
     given: dict[str, Any] = {}
     written: dict[str, str] = {}
     for words in parts:
-        for name, value in _alone(command, program, view, words).items():
+        for name, value in _alone(command, program, entries, words).items():
             own = settings_of(command)[name]
             if about(own).positional and name in given:
                 if not isinstance(value, tuple):
@@ -169,10 +175,14 @@ def _one_by_one(command: type, program: str, view: Any, parts: list[list[str]]) 
     return given
 
 
-def _alone(command: type, program: str, view: Any, words: list[str]) -> dict[str, Any]:
+def _alone(
+    command: type, program: str, entries: dict[str, Any], words: list[str]
+) -> dict[str, Any]:
     """What one flag with the words behind it gives, or words without a flag."""
+    fields = settings_of(command)
+    positional = {name: entries[name] for name in entries if about(fields[name]).positional}
     if not words or not _FLAG.match(words[0]):
-        given, rest = _by_tyro(view, words)
+        given, rest = _by_tyro(positional, words)
         if words and (rest or not given):
             takes = "".join(f"one {name}, not" for name in given) or "no"
             raise UsageError(f"{program}: takes {takes} {shown((rest or words)[0])}; see --help")
@@ -180,17 +190,19 @@ def _alone(command: type, program: str, view: Any, words: list[str]) -> dict[str
     flag, equals, text = words[0].partition("=")
     name = _named(command, program, flag)
     flag = flag if flag.startswith("--") else _flag(name)
-    kind = settings_of(command)[name].type
+    kind = fields[name].type
     values = [text] * bool(equals) + words[1:]
     if bool in options_of(kind) and NoneType in options_of(kind) and values == ["None"]:
         return {name: None}
     # Joined, a value may begin like a flag.
-    given, rest = _by_tyro(view, words if len(values) != 1 else [f"{flag}={values[0]}"])
+    words = words if len(values) != 1 else [f"{flag}={values[0]}"]
+    given, rest = _by_tyro(positional | {name: entries[name]}, words)
     if rest and bool in options_of(kind):
         raise UsageError(f"{flag}: takes no value, got {shown(values[0])}; write {flag} alone")
     if rest or given[name] == ():
         got = shown(values[0]) if len(values) == 1 else " ".join(values) or "nothing"
-        raise UsageError(f"{flag}: must be {described(kind)}, got {got}")
+        takes = described(kind).replace("null", "None")
+        raise UsageError(f"{flag}: must be {takes}, got {got}")
     return given
 
 
