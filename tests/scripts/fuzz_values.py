@@ -11,7 +11,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from esper.leyline.config import GymConfig, LearnerConfig, TrainConfig, options_of
+from esper.leyline.config import GymConfig, LearnerConfig, TrainConfig
+from esper.leyline.config.values import options_of
 from esper.runtime.tasks import SUITES, TASKS
 
 KINDS: dict[str, Any] = {

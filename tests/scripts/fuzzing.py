@@ -21,7 +21,16 @@ from fuzz_values import (
     valid_value,
 )
 
-from esper.leyline.config import ALIASES, options_of
+from esper.leyline.config import TrainConfig
+from esper.leyline.config.setting import about, settings_of
+from esper.leyline.config.values import options_of
+
+ALIASES = {
+    name: about(field).aliases
+    for name, field in settings_of(TrainConfig).items()
+    if about(field).aliases
+}
+"""Other spellings of settings."""
 
 Mentions = tuple[str, ...]
 
@@ -235,7 +244,7 @@ def listings(count: int, seed: int) -> list[Case]:
     """``esper tasks``: so many right ones, and every wrong name and plugin."""
     draw = random.Random(seed)
     fine = [(draw.choice(VALID["task"]), draw.choice(VALID["plugin"])) for _ in range(count)]
-    odd = ("--nothing", "--\x00", "--plugins=own.py", "--task=digits", "--=3", "--")
+    odd = ("--nothing", "--\x00", "--plugins=own.py", "--task=digits", "--=3")
     return [
         *(_right_listing(draw) for _ in range(count)),
         *(

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline.config import ALIASES, TrainConfig, flatten, setting_names
+from esper.leyline.config import TrainConfig, flatten, unflatten
+from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
-from esper.scripts.flags import read_flags, settings_file
+from esper.scripts.flags import read_flags
+from esper.scripts.settings_file import settings_file
 from processes import ran
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +82,7 @@ def test_help_is_grouped_and_gives_every_setting_with_its_default(tmp_path: Path
     for group in ("world", "learner", "machine", "output", "source"):
         assert f"{group} options" in done.stdout
     text = re.sub(r"[\s│]+", " ", done.stdout)
-    flags = {"--" + name.replace("_", "-") for name in setting_names()}
+    flags = {"--" + name.replace("_", "-") for name in settings_of(TrainConfig)}
     described: dict[str, str] = {}
     for word in re.split(r"[\s,]+", text):
         current = word if word in flags and word not in described else None
@@ -181,15 +183,17 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     assert settings["seed"] == TrainConfig().world.seed
 
 
-def test_every_alias_stands_for_its_flag() -> None:
-    names = set(flatten(TrainConfig()))
-    for name, aliases in ALIASES.items():
-        assert name in names
-        for alias in aliases:
-            flag = "--" + alias.replace("_", "-")
-            assert read_flags("esper", [flag, "1"], {name: int}) == {name: 1}
+def test_every_alias_stands_for_its_setting() -> None:
+    defaults = flatten(TrainConfig())
+    for name, field in settings_of(TrainConfig).items():
+        for alias in about(field).aliases:
+            assert unflatten({alias: defaults[name]}) == TrainConfig()
+            switch = isinstance(defaults[name], bool)
+            words = [] if switch else [str(defaults[name])]
+            given = read_flags(TrainConfig, "esper", ["--" + alias.replace("_", "-"), *words])
+            assert given == {name: switch or defaults[name]}
 
 
 def test_the_same_value_twice_is_no_contradiction() -> None:
-    given = read_flags("esper", ["--rounds", "2", "--episodes=2"], {"rounds": int})
+    given = read_flags(TrainConfig, "esper", ["--rounds", "2", "--episodes=2"])
     assert given == {"rounds": 2}

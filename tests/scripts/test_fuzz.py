@@ -19,7 +19,7 @@ import pytest
 from fuzzing import Case
 
 from esper.runtime.tasks import SUITES, TASKS
-from esper.scripts import train
+from esper.scripts import watched
 from esper.scripts.entry import LONGEST_MESSAGE, guarded
 from esper.scripts.main import esper
 from support import own_blueprints
@@ -121,7 +121,7 @@ def results(
     cases: list[Case], where: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[Outcome]:
     """The outcomes of all cases; fails with every case that broke a promise."""
-    draw_report = train.write_report
+    draw_report = watched.write_report
 
     def undrawn(runs: list[Path], target: Path) -> Path:
         return target
@@ -134,7 +134,7 @@ def results(
         monkeypatch.chdir(place)
         monkeypatch.setenv("HOME", str(place))
         real = index % EVERY_REPORT == 0
-        monkeypatch.setattr(train, "write_report", draw_report if real else undrawn)
+        monkeypatch.setattr(watched, "write_report", draw_report if real else undrawn)
         with own_blueprints(), patch.dict(TASKS), patch.dict(SUITES):
             outcome = execute(case.arguments)
         trained = False

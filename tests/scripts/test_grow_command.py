@@ -132,7 +132,7 @@ def test_a_mistake_is_one_line_and_leaves_no_file(
         ({"--out": str(tmp_path / "no" / "m.pt2")}, "out: cannot write"),
         ({"--onnx": "m.pt2"}, "onnx: m.pt2 must end in .onnx"),
         ({"--onnx": str(tmp_path / "m.onnx")}, "onnx: needs the library onnxscript; pip install"),
-        ({"--seed": "-1"}, "seed: must lie in"),
+        ({"--seed": "-1"}, "seed: must lie between 0"),
     ]
     found = importlib.util.find_spec
     monkeypatch.setattr(

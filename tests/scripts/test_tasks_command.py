@@ -202,7 +202,7 @@ def test_a_task_of_ones_own_is_described(tmp_path: Path, capsys) -> None:  # typ
     [
         (["--describe", "digit"], "did you mean 'digits'"),
         (["digits", "--describe", "digits"], "describe: digits stands before it"),
-        (["--describe", "digits", "--reward", "praise"], "reward: must be one of terminal"),
+        (["--describe", "digits", "--reward", "praise"], "--reward: must be one of 'terminal'"),
         (["--describe", "digits", "--groups", "1"], "groups: must lie between 2 and 1024"),
         (["--describe", "digits", "--group-size", "x"], "--group-size: must be a whole number"),
     ],

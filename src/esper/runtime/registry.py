@@ -5,11 +5,10 @@ Import these names from ``esper.runtime.tasks``, which also registers the tasks 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from esper.kasmina.hosts.host import Host
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, suggestion
 from esper.runtime.augmentation import Augmentation
 from esper.runtime.data import Dataset, FromDirectory
 
@@ -173,8 +172,7 @@ def find(name: str) -> Task:
     if name in SUITES:
         raise UsageError(f"task: {name!r} is a suite; name one of {', '.join(SUITES[name])}")
     known = [*TASKS, *SUITES]
-    near = get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(known))}"
+    hint = suggestion(name, known, f"choose from {', '.join(sorted(known))}")
     raise UsageError(f"task: there is no task {name!r}; {hint}")
 
 

@@ -1,24 +1,31 @@
 """``esper tasks check FILE``: do tasks of one's own fit, and what do they cost?"""
 
+from dataclasses import dataclass
+
 from rich.console import Console
 from rich.text import Text
 
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import WorldConfig
+from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
 from esper.runtime.plugins import load
 from esper.runtime.tasks import TASKS, Task, find_all
-from esper.scripts.entry import wants_help
-from esper.scripts.flags import read_arguments
+from esper.scripts.flags import parse
 from esper.simic.tools.fitness import Fitness, examine
 
-PROGRAM = "esper tasks check"
-USAGE = f"""usage: {PROGRAM} FILE
 
-Tell whether the tasks in a Python file of yours fit, and what they cost in memory and time: every
-blueprint is tried in every slot, then the largest grow everywhere for some steps. Exit status 2,
-with one line that names the fault, where a task does not fit."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckArguments:
+    """Tell whether the tasks in a Python file of yours fit, and what they cost in memory and time.
+
+    Every blueprint is tried in every slot, then the largest grow everywhere for some steps. Exit
+    status 2, with one line that names the fault, where a task does not fit.
+    """
+
+    file: str = setting(positional=True)
+    """The Python file."""
 
 
 def check(arguments: list[str]) -> int:
@@ -27,17 +34,12 @@ def check(arguments: list[str]) -> int:
     Raises:
         UsageError: they do not.
     """
-    if wants_help(arguments):
-        print(USAGE)
-        return 0
-    files, _ = read_arguments(PROGRAM, arguments, {})
-    if len(files) != 1:
-        raise UsageError(f"{PROGRAM}: takes one Python file, got {len(files)}")
+    given = parse(CheckArguments, "esper tasks check", arguments)
     known = set(TASKS)
-    load(files[0])
+    load(given.file)
     names = [name for name in TASKS if name not in known]
     if not names:
-        raise UsageError(f"plugin: {files[0]} has no task; write one with @task")
+        raise UsageError(f"plugin: {given.file} has no task; write one with @task")
     console = Console()
     for task in find_all(names):
         with console.status(f"trying {task.name}"):

@@ -3,14 +3,10 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from difflib import get_close_matches
 from io import TextIOWrapper
 from typing import TextIO
 
-import tyro
-
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, suggestion
 
 Command = Callable[[list[str]], int]
 LONGEST_MESSAGE = 400
@@ -33,8 +29,7 @@ def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]
         return 0
     name, *rest = arguments
     if name not in commands:
-        near = get_close_matches(name, commands, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {listing}"
+        hint = suggestion(name, commands, f"choose from {listing}")
         raise UsageError(f"{program}: there is no command {name!r}; {hint}")
     return commands[name](rest)
 
@@ -51,6 +46,10 @@ def guarded(command: Command, arguments: list[str]) -> int:
     except UsageError as error:
         print(f"esper: {one_line(str(error))}", file=sys.stderr)
         return 2
+    except SystemExit as end:
+        if end.code:
+            raise
+        return 0  # help is printed
     except KeyboardInterrupt:
         return 130
 
@@ -79,15 +78,3 @@ def one_line(text: str) -> str:
     if len(text) > LONGEST_MESSAGE:
         text = f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def wants_help(arguments: list[str]) -> bool:
-    """Whether the user asks what there is to set."""
-    return not {"-h", "--help"}.isdisjoint(arguments)
-
-
-def print_help(kind: type, program: str) -> int:
-    """Print every setting of the dataclass ``kind`` with its default; exit status 0."""
-    with suppress(SystemExit):
-        tyro.cli(kind, args=["--help"], prog=program, config=(tyro.conf.OmitArgPrefixes,))
-    return 0

@@ -5,14 +5,11 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
 from esper.runtime.cifar import cifar10
-from esper.scripts.entry import print_help, wants_help
-from esper.scripts.flags import read_arguments
+from esper.scripts.flags import parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ ARCHIVES = {
 class FetchArguments:
     """Get data that does not come with Esper; what is named is checked by its SHA-256."""
 
-    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    names: tuple[str, ...] = setting((), positional=True)
     """What to get: cifar10 (170 MB)."""
     data_dir: str = "./data"
     """Directory to put it in."""
@@ -49,13 +46,11 @@ class FetchArguments:
 def fetch(arguments: list[str]) -> int:
     """Get data that does not come with Esper."""
     program = "esper tasks fetch"
-    if wants_help(arguments):
-        return print_help(FetchArguments, program)
-    names, given = read_arguments(program, arguments, {"data_dir": str})
-    if len(names) != 1 or names[0] not in ARCHIVES:
-        raise UsageError(f"{program}: name one of {', '.join(ARCHIVES)}, got {' '.join(names)!r}")
-    directory = Path(given.get("data_dir", "./data"))
-    _fetch(ARCHIVES[names[0]], directory)
+    given = parse(FetchArguments, program, arguments)
+    names, directory = " ".join(given.names), Path(given.data_dir)
+    if names not in ARCHIVES:
+        raise UsageError(f"{program}: name one of {', '.join(ARCHIVES)}, got {names!r}")
+    _fetch(ARCHIVES[names], directory)
     found = cifar10(directory.resolve())
     counts = (len(found.train_labels), len(found.validation_labels), len(found.test_labels))
     print("{}: {} images for training, {} for validation, {} for test".format(directory, *counts))

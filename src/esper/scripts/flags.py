@@ -1,168 +1,227 @@
-"""Command lines and JSON files to settings, checked against the fields they fill."""
+"""Command lines, parsed by tyro from the fields of a command's dataclass.
 
-import json
-from collections.abc import Mapping
-from difflib import get_close_matches
-from pathlib import Path
+tyro answers a wrong value with a drawn box, and keeps the last of two values for one flag. Where it
+refuses a line, leaves words over, or finds fewer settings than there are flags, it gets the flags
+one by one: that tells which of them is at fault, and Esper says so in one line.
+"""
+
+import ast
+import inspect
+import re
+from contextlib import redirect_stderr
+from dataclasses import MISSING, Field, fields, is_dataclass
+from io import StringIO
+from itertools import pairwise
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, TypedDict, TypeVar
 
-from esper.leyline.config import ALIASES, canonical, described, options_of, shown
-from esper.leyline.errors import UsageError
+import tyro
+
+from esper.leyline.config.setting import about, check_ranges, settings_of, spellings
+from esper.leyline.config.values import described, options_of, shown
+from esper.leyline.errors import UsageError, suggestion
+
+Command = TypeVar("Command")
+_FLAG = re.compile("--.|-[a-zA-Z](=|$)", re.DOTALL)
+"""How a word begins that is no value."""
 
 
-def read_flags(program: str, arguments: list[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a command line gives, by name, aliases resolved.
+def parse(command: type[Command], program: str, arguments: list[str]) -> Command:
+    """The dataclass ``command`` as a command line fills it.
+
+    Raises:
+        UsageError: see ``read_flags``; or a setting without a default is missing or out of range.
+        SystemExit: help was asked for and is printed.
+    """
+    given = read_flags(command, program, arguments)
+    for name, f in settings_of(command).items():
+        if f.default is MISSING and name not in given:
+            needed = name if about(f).positional else _flag(name)
+            raise UsageError(f"{name}: {program} needs {needed}; --help shows all settings")
+    check_ranges(command, given)
+    return command(**given)
+
+
+def read_flags(command: type, program: str, arguments: list[str]) -> dict[str, Any]:
+    """The settings that a command line gives, by name.
 
     Args:
-        program: the command, for messages.
-        arguments: flags and their values, ``--name value`` or ``--name=value``.
-        kinds: the type of each setting that the command has.
+        command: a dataclass of settings, or of dataclasses of settings.
+        program: the command, for help and messages.
+        arguments: as typed; behind ``--`` nothing is a flag.
 
     Raises:
         UsageError: an unknown flag, a value of the wrong type, or two values for one setting.
+        SystemExit: help was asked for and is printed.
     """
-    settings: dict[str, Any] = {}
-    given: dict[str, str] = {}
-    for flag, values in _split(arguments):
-        if not flag:
-            if values:
-                raise UsageError(f"{program}: takes no {shown(values[0])}; write --NAME VALUE")
-            continue
-        name, on = _setting(program, flag, kinds)
-        value = _value(flag, on, values, kinds[name])
-        written = " ".join([flag, *values])
-        if name in settings and settings[name] != value:
-            raise UsageError(
-                f"{name}: {given[name]} and {written} contradict each other; give one of them"
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        view = _documented(command)
+        tyro.cli(view, args=["--help"], prog=program, config=(tyro.conf.OmitArgPrefixes,))
+    parts = _parts(arguments)
+    entries = {name: _entry(f) for name, f in settings_of(command).items()}
+    given, rest = _by_tyro(entries, arguments)
+    if rest or () in given.values() or len(given) != len(parts) - (not parts[0]):
+        return _one_by_one(command, program, entries, parts)
+    return given
+
+
+def _entry(f: Field[Any], **documented: Any) -> Any:
+    """The type of a field with what tyro shall know of it."""
+    names = (f.name, *about(f).aliases)
+    return Annotated[
+        bool if bool in options_of(f.type) else f.type,
+        *([tyro.conf.Positional] if about(f).positional else []),
+        # tyro lists the name behind the aliases.
+        tyro.conf.arg(name=names[-1], aliases=[_flag(name) for name in names[:-1]], **documented),
+    ]
+
+
+def _dictionary(entries: dict[str, Any], name: str = "", meaning: str | None = None) -> Any:
+    """What tyro fills with what is given, and with nothing else."""
+    make: Any = TypedDict
+    kind = make(name, entries, total=False)
+    kind.__doc__ = meaning
+    return kind
+
+
+def _documented(command: type, defaults: Any = None) -> Any:
+    """Groups of settings with their meanings and defaults, for help."""
+    entries: dict[str, Any] = {}
+    meanings = _meanings(command)
+    for f in fields(command):
+        if isinstance(f.type, type) and is_dataclass(f.type):
+            assert f.default_factory is not MISSING
+            entries[f.name] = _documented(f.type, f.default_factory())
+        else:
+            default = f.default if defaults is None else getattr(defaults, f.name)
+            hint = _hint(f, default)
+            entries[f.name] = _entry(f, help=meanings[f.name], help_behavior_hint=hint)
+    return _dictionary(entries, command.__name__, command.__doc__)
+
+
+def _meanings(command: type) -> dict[str, str]:
+    """The docstrings of a dataclass's fields."""
+    return {
+        ast.unparse(own.target): " ".join(ast.literal_eval(text.value).split())
+        for kind in command.__mro__
+        if is_dataclass(kind)
+        for own, text in pairwise(_body(kind))
+        if isinstance(own, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def _body(kind: type) -> list[ast.stmt]:
+    (tree,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(tree, ast.ClassDef)
+    return tree.body
+
+
+def _hint(f: Field[Any], default: Any) -> str:
+    if default is MISSING:
+        return "(required)"
+    text = " ".join(default) if isinstance(default, tuple) else str(default)
+    others = [f"with --{run}: {value}" for run, value in about(f).defaults.items() if run == "gym"]
+    return f"(default: {'; '.join([text, *others])})"
+
+
+def _by_tyro(entries: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The settings that tyro finds in words, and words left over: all of them where it refuses."""
+    if not words or words[0].startswith("--tyro"):  # flags of its own, which write files
+        return {}, words
+    try:
+        with redirect_stderr(StringIO()):
+            given, rest = tyro.cli(
+                _dictionary(entries),
+                args=words,
+                add_help=False,
+                console_outputs=False,
+                return_unknown_args=True,
             )
-        settings[name], given[name] = value, written
-    return settings
+    except SystemExit:
+        return {}, words
+    return dict(given), rest
 
 
-def read_arguments(
-    program: str,
-    arguments: list[str],
-    kinds: Mapping[str, Any],
-    short: Mapping[str, str] | None = None,
-) -> tuple[list[str], dict[str, Any]]:
-    """The arguments without a flag, which may stand anywhere, and the settings of the flags.
+def _parts(words: list[str]) -> list[list[str]]:
+    """Each flag with what stands behind it; first what stands before all flags."""
+    end = words.index("--") if "--" in words else len(words)
+    begins = [i for i, word in enumerate(words[:end]) if _FLAG.match(word)]
+    return [words[a:b] for a, b in pairwise([0, *begins, len(words)])]
 
-    Args:
-        program: the command, for messages.
-        arguments: as typed; behind ``--`` nothing is a flag.
-        kinds: the type of each setting that the command has; a flag takes one value or, if it is a
-            switch, none.
-        short: other spellings of flags, such as ``-o``.
+
+def _one_by_one(
+    command: type, program: str, entries: dict[str, Any], parts: list[list[str]]
+) -> dict[str, Any]:
+    """The settings of each part by itself.
 
     Raises:
         UsageError: see ``read_flags``.
     """
-    waiting = list(arguments)
-    names: list[str] = []
-    flags: list[str] = []
-    while waiting:
-        word = waiting.pop(0)
-        flag = (short or {}).get(word, word)
-        if flag == "--":
-            return names + waiting, read_flags(program, flags, kinds)
-        if not flag.startswith("-") or flag == "-":
-            names.append(flag)
-            continue
-        # One dash begins a flag as well, so that a wrong one is not taken for a name.
-        flags.append(flag if flag.startswith("--") else f"-{flag}")
-        if "=" not in flag and waiting and bool not in options_of(_kind(program, flags[-1], kinds)):
-            flags.append(waiting.pop(0))
-    return names, read_flags(program, flags, kinds)
+    given: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    for words in parts:
+        for name, value in _alone(command, program, entries, words).items():
+            own = settings_of(command)[name]
+            if about(own).positional and name in given:
+                if not isinstance(value, tuple):
+                    raise UsageError(f"{program}: takes one {name}, got {shown(value)} as well")
+                value = given[name] + value
+            elif name in given and given[name] != value:
+                raise UsageError(
+                    f"{name}: {written[name]} and {' '.join(words)} contradict each other; "
+                    "give one of them"
+                )
+            given[name], written[name] = value, " ".join(words)
+    return given
 
 
-def _kind(program: str, flag: str, kinds: Mapping[str, Any]) -> Any:
-    return kinds[_setting(program, flag, kinds)[0]]
+def _alone(
+    command: type, program: str, entries: dict[str, Any], words: list[str]
+) -> dict[str, Any]:
+    """What one flag with the words behind it gives, or words without a flag."""
+    fields = settings_of(command)
+    positional = {name: entries[name] for name in entries if about(fields[name]).positional}
+    if not words or not _FLAG.match(words[0]):
+        given, rest = _by_tyro(positional, words)
+        if words and (rest or not given):
+            takes = "".join(f"one {name}, not" for name in given) or "no"
+            raise UsageError(f"{program}: takes {takes} {shown((rest or words)[0])}; see --help")
+        return given
+    flag, equals, text = words[0].partition("=")
+    name = _named(command, program, flag)
+    flag = flag if flag.startswith("--") else _flag(name)
+    kind = fields[name].type
+    values = [text] * bool(equals) + words[1:]
+    if bool in options_of(kind) and NoneType in options_of(kind) and values == ["None"]:
+        return {name: None}
+    # Joined, a value may begin like a flag.
+    words = words if len(values) != 1 else [f"{flag}={values[0]}"]
+    given, rest = _by_tyro(positional | {name: entries[name]}, words)
+    if rest and bool in options_of(kind):
+        raise UsageError(f"{flag}: takes no value, got {shown(values[0])}; write {flag} alone")
+    if rest or given[name] == ():
+        got = shown(values[0]) if len(values) == 1 else " ".join(values) or "nothing"
+        takes = described(kind).replace("null", "None")
+        raise UsageError(f"{flag}: must be {takes}, got {got}")
+    return given
 
 
-def _split(arguments: list[str]) -> list[tuple[str, list[str]]]:
-    """Flags with the values behind them; what comes before the first flag has no name."""
-    parts: list[tuple[str, list[str]]] = [("", [])]
-    for argument in arguments:
-        if argument.startswith("--"):
-            flag, equals, value = argument.partition("=")
-            parts.append((flag, [value] if equals else []))
-        else:
-            parts[-1][1].append(argument)
-    return parts
+def _named(command: type, program: str, flag: str) -> str:
+    """The setting that a flag names, which for a switch ``--no-NAME`` does as well.
 
-
-def _setting(program: str, flag: str, kinds: Mapping[str, Any]) -> tuple[str, bool]:
-    """The setting that ``flag`` names, and whether it switches it on (``--no-NAME``: off)."""
-    originals = {alias: name for name in kinds for alias in ALIASES.get(name, ())}
-    key = flag.removeprefix("--").replace("-", "_")
-    for spelling, on in ((key, True), (key.removeprefix("no_"), False)):
-        name = originals.get(spelling, spelling)
-        if name in kinds and (on or bool in options_of(kinds[name])):
-            return name, on
-    near = get_close_matches(key, [*kinds, *originals], 1)
-    hint = (
-        f"did you mean --{near[0].replace('_', '-')}?"
-        if near
-        else f"{program} --help lists all settings"
-    )
+    Raises:
+        UsageError: there is no such setting; suggests the nearest.
+    """
+    names = spellings(command)
+    word = flag.removeprefix("-").removeprefix("-").replace("-", "_")
+    if word in names:
+        return names[word]
+    switch = names.get(word.removeprefix("no_"))
+    if switch is not None and bool in options_of(settings_of(command)[switch].type):
+        return switch
+    hint = suggestion(word, names, f"{program} --help lists all settings", show=_flag)
     raise UsageError(f"{flag}: {program} has no such setting; {hint}")
 
 
-def _value(flag: str, on: bool, values: list[str], kind: Any) -> Any:
-    """What the texts behind ``flag`` stand for, as it would stand in a JSON file."""
-    options = options_of(kind)
-    if bool in options:
-        if NoneType in options and values in (["None"], ["null"]):
-            return None
-        if values:
-            raise UsageError(f"{flag}: takes no value, got {shown(values[0])}; write {flag} alone")
-        return on
-    if values and any(get_origin(option) is tuple for option in options):
-        return values
-    if len(values) != 1:
-        got = " ".join(values) or "nothing"
-        raise UsageError(f"{flag}: must be {described(kind)}, got {got}")
-    (text,) = values
-    if NoneType in options and text in ("None", "null"):
-        return None
-    for option in options:
-        if option in (int, float):
-            try:
-                return option(text)
-            except ValueError:
-                continue
-        if get_origin(option) is Literal and text in get_args(option):
-            return text
-        if option is str or (option is Path and text):
-            return option(text)
-    raise UsageError(f"{flag}: must be {described(kind)}, got {shown(text)}")
-
-
-def settings_file(path: Path) -> dict[str, Any]:
-    """The settings of a flat JSON file by name, aliases resolved.
-
-    Raises:
-        UsageError: it cannot be read, or a key is wrong.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
-    except OSError as error:
-        raise UsageError(f"config_json: cannot read {path} ({error.strerror})") from error
-    except UsageError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"config_json: {path} is not JSON ({error}); mend it") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"config_json: {path} must hold one object of settings")
-    return canonical(content)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which no key stands twice."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"{double}: stands twice in the settings file; keep one of them")
-    return content
+def _flag(name: str) -> str:
+    return f"-{name}" if len(name) == 1 else "--" + name.replace("_", "-")

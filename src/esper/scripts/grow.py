@@ -1,16 +1,15 @@
 """``esper grow``: grow one network with a policy, and write it to files that need no Esper."""
 
 import sys
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from esper.leyline.config.setting import SEEDS, setting
 from esper.leyline.errors import UsageError
 from esper.runtime.plugins import load
 from esper.runtime.tasks import find
-from esper.scripts.entry import print_help, wants_help
-from esper.scripts.flags import read_flags
+from esper.scripts.flags import parse
 from esper.simic.run.disk import replace_synced
 from esper.simic.tools.grow import SPLITS, TOLERANCE, GrowingPolicy, Grown, check_file
 from esper.simic.tools.grow import grow as grow_host
@@ -32,7 +31,7 @@ class GrowArguments:
     """The torch.export file to write, such as model.pt2."""
     onnx: Path | None = None
     """An ONNX file to write as well; needs pip install 'esper-growth[onnx]'."""
-    seed: int = 42
+    seed: int = setting(42, SEEDS)
     """Root of every random number, in [0, 2^32)."""
     greedy: bool = False
     """Whether the policy takes its most probable action instead of drawing one."""
@@ -42,10 +41,7 @@ class GrowArguments:
 
 def grow(arguments: list[str]) -> int:
     """Grow one network with a policy and export it."""
-    if wants_help(arguments):
-        return print_help(GrowArguments, PROGRAM)
-    kinds = {f.name: f.type for f in fields(GrowArguments)}
-    given = _complete(read_flags(PROGRAM, arguments, kinds))
+    given = parse(GrowArguments, PROGRAM, arguments)
     _check(given)
     policy = GrowingPolicy.named(given.policy)
     for path in given.plugin:
@@ -57,22 +53,12 @@ def grow(arguments: list[str]) -> int:
     return _write(given, grown)
 
 
-def _complete(given: dict[str, Any]) -> GrowArguments:
-    needed = [f.name for f in fields(GrowArguments) if f.default is MISSING]
-    missing = [name for name in needed if name not in given]
-    if missing:
-        raise UsageError(f"{missing[0]}: {PROGRAM} needs --{missing[0]}; --help shows all settings")
-    return GrowArguments(**given)
-
-
 def _check(given: GrowArguments) -> None:
     """Find what would fail at the end before anything is grown.
 
     Raises:
         UsageError: a file cannot be written there, or a library is missing.
     """
-    if not 0 <= given.seed < 2**32:
-        raise UsageError(f"seed: must lie in [0, 2^32), got {given.seed}")
     for name, path, suffix in (("out", given.out, ".pt2"), ("onnx", given.onnx, ".onnx")):
         if path is None:
             continue

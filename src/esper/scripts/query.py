@@ -7,21 +7,20 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pyarrow
 import pyarrow.parquet
-import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from esper.karn.queries import Store
 from esper.karn.views import VIEWS
+from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, number
-from esper.scripts.entry import print_help, wants_help
-from esper.scripts.flags import read_arguments
+from esper.scripts.flags import parse
 
 Form = Literal["table", "csv", "json", "parquet"]
 MOST_ROWS = 1_000
@@ -32,30 +31,29 @@ MOST_ROWS = 1_000
 class QueryArguments:
     """Ask runs, live or ended, by SQL: esper query RUN... "SELECT ..."."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    runs: tuple[str, ...] = setting((), positional=True)
     """Run directories, or directories that hold some; behind them the SQL, one SELECT."""
     format: Form = "table"
     """How the result is written: as a table to look at, or as csv, json or parquet."""
-    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """File to write instead of the terminal (also -o); parquet needs one."""
+    output: Path | None = setting(None, aliases=("o",))
+    """File to write instead of the terminal; parquet needs one."""
 
 
 def query(arguments: list[str]) -> int:
     """Ask runs by SQL over views of their events."""
     program = "esper query"
-    if wants_help(arguments):
-        print_help(QueryArguments, program)
+    try:
+        settings = parse(QueryArguments, program, arguments)
+    except SystemExit:
         print(_views())
-        return 0
-    kinds = {"format": Form, "output": Path}
-    names, given = read_arguments(program, arguments, kinds, {"-o": "--output"})
-    settings = QueryArguments(runs=tuple(Path(name) for name in names[:-1]), **given)
-    if len(names) < 2:
+        raise
+    *runs, sql = settings.runs or [""]
+    if not runs:
         raise UsageError(f'{program}: needs runs and SQL: {program} RUN "SELECT * FROM updates"')
     if settings.format == "parquet" and settings.output is None:
         raise UsageError("output: parquet is no text; name a file with -o")
-    with Store(list(settings.runs)) as store:
-        table = store.query(names[-1])
+    with Store([Path(run) for run in runs]) as store:
+        table = store.query(sql)
     if settings.output is None:
         _print(table, settings.format)
         return 0

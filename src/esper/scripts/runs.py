@@ -4,11 +4,10 @@ import json
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -16,9 +15,9 @@ from rich.text import Text
 
 from esper.karn.runs import RunInfo, find_runs, inspect, remove
 from esper.leyline.config import OutputConfig
+from esper.leyline.config.setting import NOT_NEGATIVE, setting
 from esper.leyline.errors import UsageError
-from esper.scripts.entry import print_help, wants_help
-from esper.scripts.flags import read_arguments
+from esper.scripts.flags import parse
 
 LOOKS = {
     "running": ("▶", "cyan"),
@@ -40,7 +39,7 @@ DEFAULT_PLACE = Path(OutputConfig().telemetry_dir)
 class RunsArguments:
     """List runs with their status; `esper runs prune` removes some."""
 
-    directory: Annotated[Path, tyro.conf.Positional] = DEFAULT_PLACE
+    directory: Path = setting(DEFAULT_PLACE, positional=True)
     """Where to look for run directories, at any depth."""
     json: bool = False
     """One JSON list instead of a table."""
@@ -50,11 +49,11 @@ class RunsArguments:
 class PruneArguments:
     """Remove runs, but never running ones. Give one of --keep, --older-than and --failed."""
 
-    directory: Annotated[Path, tyro.conf.Positional] = DEFAULT_PLACE
+    directory: Path = setting(DEFAULT_PLACE, positional=True)
     """Where to look for run directories, at any depth."""
-    keep: int | None = None
+    keep: int | None = setting(None, NOT_NEGATIVE)
     """Keep this many of the latest runs and remove the others."""
-    older_than: float | None = None
+    older_than: float | None = setting(None, NOT_NEGATIVE)
     """Remove runs of which nothing was heard for this many days."""
     failed: bool = False
     """Remove runs that failed."""
@@ -66,10 +65,7 @@ def runs(arguments: list[str]) -> int:
     """List runs with their status, or remove some (runs prune)."""
     if arguments and arguments[0] == "prune":
         return prune(arguments[1:])
-    program = "esper runs"
-    if wants_help(arguments):
-        return print_help(RunsArguments, program)
-    given = RunsArguments(**_read(program, arguments, RunsArguments))
+    given = parse(RunsArguments, "esper runs", arguments)
     found = [inspect(run) for run in find_runs(given.directory)]
     if given.json:
         print(json.dumps([_plain(info) for info in found], indent=2))
@@ -84,9 +80,7 @@ def runs(arguments: list[str]) -> int:
 def prune(arguments: list[str]) -> int:
     """Remove runs; shows them and asks first."""
     program = "esper runs prune"
-    if wants_help(arguments):
-        return print_help(PruneArguments, program)
-    given = PruneArguments(**_read(program, arguments, PruneArguments))
+    given = parse(PruneArguments, program, arguments)
     chosen = _chosen(given)
     if not chosen:
         print("nothing to remove")
@@ -102,27 +96,15 @@ def prune(arguments: list[str]) -> int:
     return max([_removed(info) for info in chosen])
 
 
-def _read(program: str, arguments: list[str], kind: type) -> dict[str, Any]:
-    """The settings of a command whose one positional argument is a directory."""
-    kinds = {f.name: f.type for f in fields(kind) if f.name != "directory"}
-    names, given = read_arguments(program, arguments, kinds)
-    if len(names) > 1:
-        raise UsageError(f"{program}: takes one directory, got {len(names)}: {' '.join(names)}")
-    return given | ({"directory": Path(names[0])} if names else {})
-
-
 def _chosen(given: PruneArguments) -> list[RunInfo]:
     """The runs to remove, the oldest first.
 
     Raises:
-        UsageError: not exactly one rule is given, or its number makes no sense.
+        UsageError: not exactly one rule is given.
     """
-    rules = {"keep": given.keep, "older_than": given.older_than, "failed": given.failed or None}
-    if sum(rule is not None for rule in rules.values()) != 1:
+    rules = (given.keep, given.older_than, given.failed or None)
+    if sum(rule is not None for rule in rules) != 1:
         raise UsageError("esper runs prune: give one of --keep N, --older-than DAYS, --failed")
-    for name, number in (("keep", given.keep), ("older_than", given.older_than)):
-        if number is not None and not 0 <= number < math.inf:
-            raise UsageError(f"{name}: must be 0 or more, got {number}")
     found = [inspect(run) for run in find_runs(given.directory)]
     if given.keep is not None:
         found = found[: len(found) - given.keep] if given.keep < len(found) else []

@@ -1,23 +1,21 @@
 """``esper sanctum``: a run on the terminal."""
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from esper.karn.sanctum.app import Sanctum
+from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
-from esper.scripts.entry import guarded, print_help, wants_help
-from esper.scripts.flags import read_arguments
+from esper.scripts.entry import guarded
+from esper.scripts.flags import parse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SanctumArguments:
     """Watch a run on the terminal, live or finished, here or copied from elsewhere."""
 
-    run: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    run: Path = setting(Path("runs"), positional=True)
     """The run directory, or one that holds several: then the latest of them."""
     light: bool = False
     """Dark letters on a light ground; the key t changes it."""
@@ -27,15 +25,8 @@ class SanctumArguments:
 
 def sanctum(arguments: list[str]) -> int:
     """Watch a run on the terminal, live or finished."""
-    program = "esper sanctum"
-    if wants_help(arguments):
-        return print_help(SanctumArguments, program)
-    kinds = {f.name: f.type for f in fields(SanctumArguments) if f.name != "run"}
-    names, settings = read_arguments(program, arguments, kinds)
-    if len(names) > 1:
-        raise UsageError(f"run: {program} shows one run, got {len(names)}; name one")
-    given = SanctumArguments(**settings)
-    run = find_run(Path(names[0]) if names else given.run)
+    given = parse(SanctumArguments, "esper sanctum", arguments)
+    run = find_run(given.run)
     if not is_terminal():
         raise UsageError("sanctum: needs a terminal; esper report makes a page of the run instead")
     Sanctum(run, given.light, given.owner).run()

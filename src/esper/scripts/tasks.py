@@ -1,25 +1,26 @@
 """``esper tasks``: what one can train on, and what growing is worth there."""
 
-from dataclasses import dataclass, fields
-from itertools import takewhile
-from typing import Annotated
+from dataclasses import dataclass
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from esper.leyline.config.groups import Reward
+from esper.leyline.config.setting import Range, setting
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, Task, find_all
 from esper.runtime.worth import Worth, read_worth
 from esper.scripts.check import check
 from esper.scripts.describe import describe
-from esper.scripts.entry import print_help, wants_help
 from esper.scripts.fetch import fetch
-from esper.scripts.flags import read_flags
+from esper.scripts.flags import parse
 
 ROOMY = 120
 """Columns from which on a terminal shows tables; narrower ones and files get lines."""
+
+COMPARED = Range(2, 1024)
+"""With one there is nothing to compare."""
 
 TITLES = {
     "suite": "the training suite",
@@ -36,7 +37,7 @@ class TasksArguments:
     `esper tasks fetch cifar10` gets the data of the cifar tasks.
     """
 
-    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    names: tuple[str, ...] = setting((), positional=True)
     """Tasks or suites to show; they stand before any flag."""
     plugin: tuple[str, ...] = ()
     """Python files of yours that register further tasks."""
@@ -45,28 +46,21 @@ class TasksArguments:
     how far seeds come, whose doing the return is, and how loud the reward."""
     data_dir: str = "./data"
     """Directory with the files of tasks that read any, for --describe."""
-    reward: str = "paired"
+    reward: Reward = "paired"
     """Reward that --describe measures."""
-    groups: int = 8
+    groups: int = setting(8, COMPARED)
     """Hosts of --describe, with data of their own."""
-    group_size: int = 8
+    group_size: int = setting(8, COMPARED)
     """Environments on each host of --describe, each with a stream of random actions of its own."""
 
 
 def tasks(arguments: list[str]) -> int:
     """List the tasks one can train on; `check` those of your own, or `fetch` data."""
-    program = "esper tasks"
     if arguments[:1] == ["check"]:
         return check(arguments[1:])
     if arguments[:1] == ["fetch"]:
         return fetch(arguments[1:])
-    if wants_help(arguments):
-        return print_help(TasksArguments, program)
-    names = list(takewhile(lambda argument: not argument.startswith("--"), arguments))
-    kinds = {f.name: f.type for f in fields(TasksArguments) if f.name != "names"}
-    given = TasksArguments(
-        names=tuple(names), **read_flags(program, arguments[len(names) :], kinds)
-    )
+    given = parse(TasksArguments, "esper tasks", arguments)
     for path in given.plugin:
         load(path)
     if given.describe:

@@ -1,31 +1,27 @@
-"""``esper train ppo|heuristic``, also ``python -m esper.scripts.train``."""
+"""``esper train ppo|heuristic``, also ``python -m esper.scripts.train``.
+
+What trains is imported once the command line is known to be right: torch alone takes seconds.
+"""
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from esper.karn.report import write_report
 from esper.leyline.config import (
-    GymConfig,
-    LearnerConfig,
     MachineConfig,
     OutputConfig,
     TrainConfig,
     WorldConfig,
     canonical,
+    check,
+    defaults_of,
     unflatten,
 )
 from esper.leyline.errors import UsageError
-from esper.scripts.beside import Beside
-from esper.scripts.console import LiveProgress, print_summary
-from esper.scripts.entry import dispatch, guarded, print_help, wants_help
-from esper.scripts.flags import read_flags, settings_file
-from esper.simic.training.recorder import RoundSummary
-from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
+from esper.scripts.entry import dispatch, guarded
+from esper.scripts.flags import read_flags
+from esper.scripts.settings_file import settings_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,17 +50,12 @@ class ViewConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PPOArguments:
+class PPOArguments(TrainConfig):
     """Train a growth policy with PPO: it decides in every epoch of every host what grows where.
 
     Or, where a Gymnasium environment is named, a policy for that.
     """
 
-    world: WorldConfig = field(default_factory=WorldConfig)
-    gymnasium: GymConfig = field(default_factory=GymConfig)
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
-    machine: MachineConfig = field(default_factory=MachineConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
     view: ViewConfig = field(default_factory=ViewConfig)
 
@@ -73,7 +64,7 @@ class PPOArguments:
 class HeuristicArguments:
     """Run the plateau heuristic in the same environment; it learns nothing."""
 
-    world: WorldConfig = field(default_factory=lambda: WorldConfig(rounds=1))
+    world: WorldConfig = field(default_factory=lambda: defaults_of("heuristic").world)
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     source: FileConfig = field(default_factory=FileConfig)
@@ -82,57 +73,40 @@ class HeuristicArguments:
 
 def ppo(arguments: list[str]) -> int:
     """Train a growth policy with PPO."""
-    program = "esper train ppo"
-    if wants_help(arguments):
-        return print_help(PPOArguments, program)
-    given = read_flags(program, arguments, _kinds(PPOArguments))
+    given = read_flags(PPOArguments, "esper train ppo", arguments)
     run, file = given.pop("resume", None), given.pop("config_json", None)
     sanctum = given.pop("sanctum", False)
-    if run is not None and file is not None:
+    if run is None:
+        return _train("ppo", _configured(given, file), sanctum)
+    if file is not None:
         raise UsageError("config_json: a resumed run keeps its own settings; leave one of them out")
-    if run is not None:
-        return _watched(lambda observer: resume_ppo(run, given, observer), sanctum)
-    config = unflatten({**_of_file(file), **canonical(given)})
-    return _watched(lambda observer: run_training(config, "ppo", observer=observer), sanctum)
+    canonical(given)
+    from esper.scripts.watched import resume
+
+    return resume(run, given, sanctum)
 
 
 def heuristic(arguments: list[str]) -> int:
     """Run the plateau heuristic, as a control."""
-    program = "esper train heuristic"
-    if wants_help(arguments):
-        return print_help(HeuristicArguments, program)
-    given = read_flags(program, arguments, _kinds(HeuristicArguments))
+    given = read_flags(HeuristicArguments, "esper train heuristic", arguments)
     file, sanctum = given.pop("config_json", None), given.pop("sanctum", False)
-    base = TrainConfig(world=HeuristicArguments().world)
-    config = unflatten({**_of_file(file), **canonical(given)}, base)
-    return _watched(lambda observer: run_training(config, "heuristic", observer=observer), sanctum)
+    return _train("heuristic", _configured(given, file, defaults_of("heuristic")), sanctum)
 
 
-def _of_file(path: Path | None) -> dict[str, Any]:
-    return {} if path is None else settings_file(path)
+def _configured(
+    given: dict[str, Any], file: Path | None, base: TrainConfig | None = None
+) -> TrainConfig:
+    """Settings of a new run: flags before file before defaults."""
+    of_file = {} if file is None else settings_file(file)
+    config = unflatten({**of_file, **canonical(given)}, base)
+    check(config)
+    return config
 
 
-def _kinds(kind: type) -> dict[str, Any]:
-    """The types of all settings in the groups of ``kind``, by name."""
-    groups = [group.type for group in fields(kind)]
-    return {f.name: f.type for group in groups if is_dataclass(group) for f in fields(group)}
+def _train(policy: str, config: TrainConfig, sanctum: bool) -> int:
+    from esper.scripts.watched import train
 
-
-def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
-    """Progress of a run while it goes on, table and report when it ends; its exit status."""
-    console = Console()
-    with LiveProgress(console) as progress, Beside(progress, sanctum) as observer:
-        summary = run(observer)
-        observer.over(summary.exit_code)
-    print_summary(console, summary)
-    grown = any(isinstance(done, RoundSummary) for done in summary.rounds)
-    if grown and (summary.path / "events.jsonl").exists():
-        try:
-            report = write_report([summary.path], summary.path / "report.html")
-            console.out(f"report: {report}", highlight=False)
-        except (OSError, UsageError) as error:
-            print(f"warning: report.html could not be written ({error})", file=sys.stderr)
-    return summary.exit_code
+    return train(policy, config, sanctum)
 
 
 COMMANDS = {"ppo": ppo, "heuristic": heuristic}

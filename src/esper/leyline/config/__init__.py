@@ -8,23 +8,11 @@ from esper.leyline.config.groups import (
     TrainConfig,
     WorldConfig,
 )
-from esper.leyline.config.names import ALIASES, canonical_name, setting_kinds, setting_names
 from esper.leyline.config.ranges import check
-from esper.leyline.config.reading import (
-    GROWTH_ONLY,
-    GYM_DEFAULTS,
-    GYM_ONLY,
-    canonical,
-    flatten,
-    unflatten,
-)
-from esper.leyline.config.values import described, options_of, shown
+from esper.leyline.config.reading import canonical, defaults_of, flatten, unflatten
+from esper.leyline.config.values import shown
 
 __all__ = [
-    "ALIASES",
-    "GROWTH_ONLY",
-    "GYM_DEFAULTS",
-    "GYM_ONLY",
     "GymConfig",
     "LearnerConfig",
     "MachineConfig",
@@ -32,13 +20,9 @@ __all__ = [
     "TrainConfig",
     "WorldConfig",
     "canonical",
-    "canonical_name",
     "check",
-    "described",
+    "defaults_of",
     "flatten",
-    "options_of",
-    "setting_kinds",
-    "setting_names",
     "shown",
     "unflatten",
 ]

@@ -3,49 +3,17 @@
 import dataclasses
 from typing import Any
 
-from esper.leyline.config.groups import GymConfig, TrainConfig
-from esper.leyline.config.names import canonical_name, setting_kinds
+from esper.leyline.config.former import modern
+from esper.leyline.config.groups import TrainConfig
+from esper.leyline.config.setting import Run, about, settings_of, spellings
 from esper.leyline.config.values import shown, typed
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, suggestion
 
-GROWTH_ONLY = frozenset(
-    {
-        "task",
-        "data_dir",
-        "gpu_preload",
-        "experimental_gpu_preload_gather",
-        "text_file",
-        "slots",
-        "max_seeds",
-        "group_size",
-        "episode_length",
-        "max_batches",
-        "batch_size",
-        "reward",
-        "stage_shaping",
-        "rollback_penalty",
-        "strict_gates",
-        "one_at_a_time",
-        "backend",
-        "use_amp",
-    }
-)
-"""Settings that a Gymnasium task does not have."""
 
-GYM_ONLY = frozenset(f.name for f in dataclasses.fields(GymConfig)) - {"gym"}
-"""Settings that only a Gymnasium task has."""
-
-GYM_DEFAULTS: dict[str, Any] = {
-    "rounds": 100,
-    "envs": 8,
-    "learning_rate": 1.5e-3,
-    "ppo_epochs": 10,
-    "discount": 0.99,
-    "trace_decay": 0.98,
-    "entropy": 0.0,
-    "lstm_hidden": 64,
-}
-"""Defaults of a Gymnasium task where they differ from those of growing networks."""
+def defaults_of(run: Run) -> TrainConfig:
+    """What a kind of run has where nothing is given."""
+    own = {name: about(f).defaults for name, f in settings_of(TrainConfig).items()}
+    return _with(TrainConfig(), {name: own[name][run] for name in own if run in own[name]})
 
 
 def flatten(config: TrainConfig) -> dict[str, Any]:
@@ -53,11 +21,12 @@ def flatten(config: TrainConfig) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for group in dataclasses.fields(config):
         flat.update(dataclasses.asdict(getattr(config, group.name)))
-    absent = GYM_ONLY | {"gym"} if config.gymnasium.gym is None else GROWTH_ONLY
+    absent = "gym" if config.gymnasium.gym is None else "growth"
+    fields = settings_of(TrainConfig)
     return {
         name: list(v) if isinstance(v, tuple) else v
         for name, v in flat.items()
-        if name not in absent
+        if about(fields[name]).only != absent
     }
 
 
@@ -76,7 +45,7 @@ def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> Trai
     if base is None:
         base = TrainConfig()
         if given.get("gym") is not None:
-            base = _with(base, {"gym": given["gym"], **GYM_DEFAULTS})
+            base = _with(defaults_of("gym"), {"gym": given["gym"]})
     complete = _with(base, given)
     _check_kind(given, base.gymnasium.gym, complete.gymnasium.gym)
     return complete
@@ -89,13 +58,17 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
         UsageError: an unknown key, a wrong type, or two values for one setting.
     """
     given: dict[str, Any] = {}
-    kinds = setting_kinds()
-    for key, value in settings.items():
-        name = canonical_name(key)
+    fields, names = settings_of(TrainConfig), spellings(TrainConfig)
+    for key, value in modern(settings):
+        word = key.replace("-", "_")
+        if word not in names:
+            hint = suggestion(word, names, "esper train ppo --help lists all settings")
+            raise UsageError(f"{key}: there is no such setting; {hint}")
+        name = names[word]
         if name in given and given[name] != value:
             raise UsageError(f"{key}: {name} is already given another value; keep one of them")
         given[name] = value
-    return _with_devices({name: typed(name, value, kinds[name]) for name, value in given.items()})
+    return _with_devices({name: typed(name, v, fields[name].type) for name, v in given.items()})
 
 
 def _with_devices(given: dict[str, Any]) -> dict[str, Any]:
@@ -129,8 +102,10 @@ def _check_kind(given: dict[str, Any], before: str | None, gym: str | None) -> N
             f"gym: {shown(gym)} is another kind of run than these settings are of; "
             "give it to esper train ppo, and for a new run"
         )
+    fields = settings_of(TrainConfig)
     for name in given:
-        if gym is not None and name in GROWTH_ONLY:
+        only = None if name == "gym" else about(fields[name]).only
+        if gym is not None and only == "growth":
             raise UsageError(f"{name}: belongs to growing networks, not to --gym; leave it out")
-        if gym is None and name in GYM_ONLY:
+        if gym is None and only == "gym":
             raise UsageError(f"{name}: belongs to a Gymnasium task; give --gym ID, or leave it out")

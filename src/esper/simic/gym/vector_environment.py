@@ -6,7 +6,6 @@ it, and comes back by taking them again: no pickle, whatever the environment hol
 """
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import gymnasium
@@ -15,7 +14,7 @@ import torch
 from gymnasium import Env
 
 from esper.kasmina.rng import Purpose, random_bits
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, suggestion
 from esper.simic.gym.spaces import Actions, Features, actions_of, features_of
 from esper.tamiyo.policy.recurrent import FlatObservation
 
@@ -193,14 +192,9 @@ def make(name: str, arguments: dict[str, Any], count: int) -> list[Env[Any, Any]
     try:
         return [gymnasium.make(name, disable_env_checker=True, **arguments) for _ in range(count)]
     except gymnasium.error.UnregisteredEnv as error:
-        raise UsageError(f"gym: there is no environment {name!r}; {_suggestion(name)}") from error
+        otherwise = "give the id of a registered one, or module:id"
+        hint = suggestion(name, gymnasium.registry, otherwise, cutoff=0.5)
+        raise UsageError(f"gym: there is no environment {name!r}; {hint}") from error
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"gym: {name} cannot be made ({reason})") from error
-
-
-def _suggestion(name: str) -> str:
-    near = get_close_matches(name, gymnasium.registry, 1, 0.5)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return "give the id of a registered one, or module:id"

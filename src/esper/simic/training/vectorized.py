@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from esper.leyline.config import TrainConfig, check, flatten, unflatten
+from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.nissa.sinks import check_sinks
 from esper.simic.run.checkpoint import load_latest
@@ -27,27 +28,6 @@ from esper.simic.training.session import Session
 from esper.simic.training.setup import resolve_devices
 from esper.simic.training.stop_signal import StopSignal
 from esper.simic.training.trainee import Trainee
-
-MAY_CHANGE_ON_RESUME = frozenset(
-    {
-        "rounds",
-        "device",
-        "devices",
-        "data_dir",
-        "gpu_preload",
-        "experimental_gpu_preload_gather",
-        "backend",
-        "threads",
-        "plugin",
-        "telemetry_dir",
-        "telemetry_level",
-        "tensorboard",
-        "wandb",
-        "checkpoint_every",
-        "keep_checkpoints",
-    }
-)
-"""Settings that a resumed run may give anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +82,7 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
 
     Args:
         run: its directory.
-        settings: what the user gave anew; only ``MAY_CHANGE_ON_RESUME`` may differ.
+        settings: what the user gave anew; only settings that may change ``on_resume`` may differ.
         observer: is told of every step and round.
 
     Raises:
@@ -111,8 +91,9 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
     stored, _ = stored_config(run)
     before = flatten(stored)
     config = unflatten(settings, stored)
+    fields = settings_of(TrainConfig)
     for name, value in flatten(config).items():
-        if value != before[name] and name not in MAY_CHANGE_ON_RESUME:
+        if value != before[name] and not about(fields[name]).on_resume:
             raise UsageError(f"{name}: the run has {before[name]}, and resuming cannot change it")
     return run_training(config, "ppo", resume=run, observer=observer)
 

@@ -1,0 +1,43 @@
+"""A training and what a person sees of it, from the run directory to the report."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from esper.karn.report import write_report
+from esper.leyline.config import TrainConfig
+from esper.leyline.errors import UsageError
+from esper.scripts.beside import Beside
+from esper.scripts.console import LiveProgress, print_summary
+from esper.simic.training.recorder import RoundSummary
+from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
+
+
+def train(policy: str, config: TrainConfig, sanctum: bool) -> int:
+    """A new run, in Sanctum where that is wanted; its exit status."""
+    return _watched(lambda observer: run_training(config, policy, observer=observer), sanctum)
+
+
+def resume(run: Path, given: dict[str, Any], sanctum: bool) -> int:
+    """Go on with a run, with what is ``given`` anew; its exit status."""
+    return _watched(lambda observer: resume_ppo(run, given, observer), sanctum)
+
+
+def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
+    """Progress of a run while it goes on, table and report when it ends; its exit status."""
+    console = Console()
+    with LiveProgress(console) as progress, Beside(progress, sanctum) as observer:
+        summary = run(observer)
+        observer.over(summary.exit_code)
+    print_summary(console, summary)
+    grown = any(isinstance(done, RoundSummary) for done in summary.rounds)
+    if grown and (summary.path / "events.jsonl").exists():
+        try:
+            report = write_report([summary.path], summary.path / "report.html")
+            console.out(f"report: {report}", highlight=False)
+        except (OSError, UsageError) as error:
+            print(f"warning: report.html could not be written ({error})", file=sys.stderr)
+    return summary.exit_code

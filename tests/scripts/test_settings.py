@@ -1,0 +1,263 @@
+"""A setting is defined once, at its field; names of the prior system are taken or refused."""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.leyline.config import TrainConfig, flatten, unflatten
+from esper.leyline.config.former import FORMER
+from esper.leyline.config.setting import about, settings_of, spellings
+from esper.leyline.errors import UsageError
+from esper.scripts.settings_file import settings_file
+from processes import ROOT, environment
+
+SOURCE = ROOT / "src" / "esper"
+
+FIELDS = '''
+    loudness: int = setting(
+        5, Range(2, 9), aliases=("volume",), defaults={"gym": 7}, on_resume=True
+    )
+    """How loud it is, in sones."""
+    loudness_limit: float = setting(1.0, FRACTION, only="growth")
+    """At which it stops."""
+'''
+ASK = """
+import contextlib, io, json, sys
+from esper.leyline.config import flatten, unflatten
+from esper.scripts.entry import guarded
+from esper.scripts.main import esper
+
+def asked(line):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        guarded(esper, ["train", "ppo", *line.split()])
+    return out.getvalue() + err.getvalue()
+
+answers = {line: asked(line) for line in sys.argv[1:]}
+answers["growth"] = flatten(unflatten({}))
+answers["gym"] = flatten(unflatten({"gym": "CartPole-v1"}))
+print(json.dumps(answers))
+"""
+LINES = {
+    "--help": "--loudness INT, --volume INT",
+    "--loudness three": "--loudness: must be a whole number, got 'three'",
+    "--volume 1": "loudness: must lie between 2 and 9, got 1",
+    "--loudness 3 --volume 4": "--loudness 3 and --volume 4 contradict each other",
+    "--loudnes 3": "did you mean --loudness?",
+    "--config-json right.json --rounds 0": "rounds: must lie between 1",
+    "--config-json wrong.json": "volumes: there is no such setting; did you mean 'volume'?",
+    "--config-json far.json": "loudness: must lie between 2 and 9, got 12",
+    "--gym CartPole-v1 --loudness-limit 0.5": "loudness_limit: belongs to growing networks",
+    "--resume run --loudness 4": "no checkpoint",
+    "--resume run --loudness-limit 0.5": "loudness_limit: the run has 1.0, and resuming cannot",
+}
+
+
+def test_a_new_field_is_all_that_a_new_setting_takes(tmp_path: Path) -> None:
+    copied = tmp_path / "src" / "esper"
+    shutil.copytree(SOURCE, copied, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    groups = copied / "leyline" / "config" / "groups.py"
+    before, after = groups.read_text().split("    envs: int")
+    groups.write_text(f"{before}{FIELDS[1:]}    envs: int{after}")
+    (tmp_path / "right.json").write_text('{"volume": 3, "loudness-limit": 0.5}')
+    (tmp_path / "wrong.json").write_text('{"volumes": 3}')
+    (tmp_path / "far.json").write_text('{"volume": 12}')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"settings": {}, "fingerprint": {}}')
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, *LINES],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(copied.parent)),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    answers = json.loads(done.stdout)
+    for line, says in LINES.items():
+        assert says in " ".join(answers[line].replace("│", " ").split()), answers[line]
+    text = " ".join(answers["--help"].replace("│", " ").split())
+    assert "How loud it is, in sones. (default: 5; with --gym: 7)" in text
+    assert (answers["growth"]["loudness"], answers["growth"]["loudness_limit"]) == (5, 1.0)
+    assert answers["gym"]["loudness"] == 7
+    assert "loudness_limit" not in answers["gym"]
+
+
+READERS = (
+    "leyline/config/setting.py",
+    "leyline/config/reading.py",
+    "leyline/config/ranges.py",
+    "leyline/config/values.py",
+    "scripts/entry.py",
+    "scripts/flags.py",
+    "scripts/settings_file.py",
+    "scripts/train.py",
+    "scripts/watched.py",
+    "simic/training/vectorized.py",
+)
+"""What handles settings in general: a table of some of them there would define them again."""
+
+
+@pytest.mark.parametrize("path", READERS)
+def test_what_reads_settings_lists_none_of_them(path: str) -> None:
+    names = set(spellings(TrainConfig))
+    for node in ast.walk(ast.parse((SOURCE / path).read_text())):
+        match node:
+            case ast.List() | ast.Tuple() | ast.Set():
+                items: list[Any] = node.elts
+            case ast.Dict():
+                items = node.keys
+            case _:
+                continue
+        listed = {i.value for i in items if isinstance(i, ast.Constant)} & names
+        assert len(listed) < 2, f"{path}:{node.lineno} lists {sorted(listed)}"
+
+
+def test_no_spelling_names_two_settings() -> None:
+    words = [w for n, f in settings_of(TrainConfig).items() for w in (n, *about(f).aliases)]
+    assert len(words) == len(set(words))
+    assert not FORMER.keys() & set(words)
+
+
+OLD: dict[str, tuple[Any, dict[str, Any] | str]] = {
+    "n_episodes": (100, {"rounds": 100}),
+    "n_envs": (4, {"envs": 4}),
+    "max_epochs": (150, {"episode_length": 150}),
+    "batch_size_per_env": (None, {"batch_size": None}),
+    "lr": (3e-4, {"learning_rate": 3e-4}),
+    "clip_ratio": (0.2, {"clip": 0.2}),
+    "gamma": (0.995, {"discount": 0.995}),
+    "gae_lambda": (0.98, {"trace_decay": 0.98}),
+    "ppo_updates_per_batch": (1, {}),
+    "recurrent_n_epochs": (1, {"ppo_epochs": 1}),
+    "entropy_coef": (0.05, {"entropy": 0.05}),
+    "entropy_coef_start": (None, {}),
+    "entropy_coef_end": (None, {}),
+    "entropy_coef_min": (0.01, "entropy_end_factor"),
+    "entropy_anneal_episodes": (0, {}),
+    "entropy_coef_per_head": (None, {}),
+    "value_coef": (0.5, {"value_weight": 0.5}),
+    "value_warmup_batches": (10, "value_weight"),
+    "value_coef_start": (None, {}),
+    "use_telemetry": (True, {}),
+    "amp": (False, {"use_amp": False}),
+    "amp_dtype": ("auto", {"amp_dtype": "auto"}),
+    "compile_mode": ("default", {"compile": "default"}),
+    "lstm_hidden_dim": (512, {"lstm_hidden": 512}),
+    "chunk_length": (150, {}),
+    "slots": (["r0c1"], {"slots": ["r0c1"]}),
+    "max_seeds": (None, {"max_seeds": None}),
+    "reward_mode": ("shaped", {"reward": "shaped"}),
+    "reward_family": ("contribution", {}),
+    "param_budget": (500_000, {}),
+    "param_penalty_weight": (0.1, {}),
+    "sparse_reward_scale": (1.0, {}),
+    "rent_host_params_floor": (200, "rent"),
+    "basic_acc_delta_weight": (5.0, {}),
+    "plateau_threshold": (0.5, "the policy sees the curve"),
+    "improvement_threshold": (2.0, "the policy sees the curve"),
+    "gradient_telemetry_stride": (10, "telemetry_level"),
+    "seed": (42, {"seed": 42}),
+    "task": (None, "must be a list of names"),
+    "permissive_gates": (True, {"strict_gates": False}),
+    **{f"auto_forward_g{gate}": (False, {}) for gate in (1, 2, 3)},
+    **{f"disable_{what}": (False, {}) for what in ("pbrs", "terminal_reward", "anti_gaming")},
+    "max_grad_norm": (1.0, {}),
+}
+"""The prior system's fields with their defaults: what they set here, or what the refusal says."""
+
+
+def test_every_field_of_the_prior_system_is_taken_or_refused_with_a_reason() -> None:
+    documented = (ROOT / "docs" / "settings.md").read_text()
+    for name, (value, becomes) in OLD.items():
+        assert f"`{name}" in documented
+        given = {name: value} | ({"max_epochs": value} if name == "chunk_length" else {})
+        if isinstance(becomes, str):
+            with pytest.raises(UsageError, match=rf"^{name}: .*{becomes}"):
+                unflatten(given)
+            continue
+        config = unflatten(given)
+        assert config == unflatten(becomes | ({"max_epochs": 150} if len(given) > 1 else {})), name
+        assert becomes.items() <= flatten(config).items()
+
+
+def test_a_whole_file_of_the_prior_system_loads(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    taken = {name: value for name, (value, becomes) in OLD.items() if not isinstance(becomes, str)}
+    path.write_text(json.dumps(taken))
+    config = unflatten(settings_file(path))
+    assert (config.world.rounds, config.world.envs, config.world.reward) == (100, 4, "shaped")
+    assert (config.learner.value_weight, config.learner.max_gradient_norm) == (0.5, 0.5)
+    path.write_text(json.dumps({name: value for name, (value, _) in OLD.items()}))
+    with pytest.raises(UsageError, match=r"^entropy_coef_min: "):
+        settings_file(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_grad_norm": 0.5}, "max_gradient_norm is the policy's clip"),
+        ({"param_budget": 80_000}, "parameters are priced by rent"),
+        ({"chunk_length": 75, "max_epochs": 150}, "whole episodes"),
+        ({"chunk_length": 150}, "whole episodes"),
+        ({"entropy_coef_start": 0.15, "entropy_coef_end": 0.08}, "entropy_decay"),
+        ({"reward_mode": "escrow"}, "must be one of 'terminal'"),
+        ({"reward_family": "loss"}, "no reward pays for a loss"),
+        ({"auto_forward_g2": True}, "ADVANCE"),
+        ({"disable_pbrs": True}, "docs/rewards.md"),
+        ({"permissive_gates": "yes"}, "must be true or false"),
+        ({"permissive_gates": True, "strict_gates": True}, "already given another value"),
+        ({"disable-pbrs": {"a": [1]}}, "docs/rewards.md"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says) as refused:
+        unflatten(given)
+    assert len(str(refused.value)) < 300
+
+
+def test_switches_of_the_prior_system_set_what_they_stand_for() -> None:
+    config = unflatten({"use_telemetry": False, "permissive-gates": False})
+    assert (config.output.telemetry_level, config.world.strict_gates) == ("off", True)
+
+
+HEAVY = ("torch", "duckdb", "pyarrow", "textual", "numpy")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "unwanted"),
+    [
+        ("--help", 0, (*HEAVY, "tyro", "rich")),
+        ("train --help", 0, HEAVY),
+        ("train ppo --help", 0, HEAVY),
+        ("train heuristic -h", 0, HEAVY),
+        ("train ppo --roundz 3", 2, HEAVY),
+        ("train ppo --envs 0", 2, HEAVY),
+        ("train ppo --config-json nowhere.json", 2, HEAVY),
+    ],
+)
+def test_help_and_refusals_do_not_wait_for_what_trains(
+    arguments: str, code: int, unwanted: tuple[str, ...], tmp_path: Path
+) -> None:
+    ask = (
+        "import sys; from esper.scripts.main import main\n"
+        "try: main()\n"
+        "finally: print('imported', *sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ask, *arguments.split()],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    imported = done.stderr.split("imported ")[1].split()
+    assert not set(unwanted) & set(imported)
