@@ -14,10 +14,9 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
-from machine import made_on
+from reporting import RESULTS, made_on, new_parser, publish, table
 
 from esper.runtime.tasks import SUITES, find
 from esper.simic.growth.environment import GrowthEnv
@@ -26,7 +25,6 @@ from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.memory import peak_resident
 from esper.tolaria.precision import Precision
 
-RESULTS = Path(__file__).parent / "results"
 FEW, MANY = 64, 256
 STEPS = 16
 """By then every seed of up to four slots is in BLENDING."""
@@ -70,35 +68,28 @@ def slope(task_name: str, backend: str = "torch") -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--tasks", nargs="+", default=[n for names in SUITES.values() for n in names]
-    )
-    parser.add_argument(
-        "--measure", nargs=3, metavar=("TASK", "ENVS", "BACKEND"), help=argparse.SUPPRESS
-    )
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
+    parser = new_parser(__doc__)
+    suites = [name for names in SUITES.values() for name in names]
+    parser.add_argument("--tasks", nargs="+", default=suites)
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         name, envs, backend = arguments.measure
         print(peak_of_this_process(name, int(envs), backend))
         return 0
     stored = RESULTS / "memory.json"
-    rows = json.loads(stored.read_text()) if stored.exists() else {}
+    found = json.loads(stored.read_text()) if stored.exists() else {}
     for name in arguments.tasks:
-        rows[name] = slope(name)
-        print(f"{name:20} {rows[name] / 2**20:6.2f} MiB an environment", flush=True)
-    if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        lines = ["| task | MiB an environment |", "|---|---|"]
-        lines += [f"| `{name}` | {value / 2**20:.2f} |" for name, value in rows.items()]
-        text = (
-            "# Memory of an environment\n\n`make bench-memory`\n\n"
-            f"Slope of peak resident memory between {FEW} and {MANY} environments with the largest "
-            "seed in every slot.\n\n" + "\n".join(lines) + f"\n\n{made_on()}.\n"
-        )
-        (RESULTS / "memory.md").write_text(text)
-        stored.write_text(json.dumps(rows, indent=2) + "\n")
+        found[name] = slope(name)
+        print(f"{name:20} {found[name] / 2**20:6.2f} MiB an environment", flush=True)
+    rows = [(f"`{name}`", f"{value / 2**20:.2f}") for name, value in found.items()]
+    parts = (
+        f"Slope of peak resident memory between {FEW} and {MANY} environments with the largest "
+        "seed in every slot.",
+        table(("task", "MiB an environment"), rows),
+        f"{made_on()}.",
+    )
+    publish("memory", "Memory of an environment", parts, arguments.write, found)
     return 0
 
 
