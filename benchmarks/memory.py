@@ -19,44 +19,13 @@ import torch
 from reporting import RESULTS, made_on, new_parser, publish, table
 
 from esper.runtime.tasks import SUITES, find
-from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig
-from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
-from esper.tolaria.memory import peak_resident
-from esper.tolaria.precision import Precision
+from esper.simic.tools.fitness import grown_up
 
 FEW, MANY = 64, 256
-STEPS = 16
-"""By then every seed of up to four slots is in BLENDING."""
-
-
-def peak_of_this_process(task_name: str, envs: int, backend: str) -> int:
-    """Train as described above; peak resident memory, bytes."""
-    torch.set_num_threads(1)
-    task = find(task_name)
-    config = GrowthConfig(
-        seed=1,
-        episode_length=task.episode_length,
-        max_batches=1,
-        batch_size=task.batch_size,
-        one_at_a_time=False,
-        backend=backend,
-    )
-    env = GrowthEnv([task], torch.arange(envs), config, Precision("cpu"), torch.device("cpu"))
-    actor = ScheduleActor(Schedule.everything(envs, task.host.slots))
-    actor.begin(env.environments, 0)
-    observation = env.reset(0)
-    for step in range(STEPS):
-        result = env.step(actor.act(observation, step)[0])
-        observation = result.observation
-    assert bool(result.report.after.acting.all()), "every seed should act by now"
-    found = peak_resident()
-    assert found is not None, "measures as Linux counts"
-    return found
 
 
 def peak(task_name: str, envs: int, backend: str) -> int:
-    """``peak_of_this_process`` of a fresh process."""
+    """Peak resident memory of a fresh process in which all seeds came to act, bytes."""
     command = [sys.executable, __file__, "--measure", task_name, str(envs), backend]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -75,7 +44,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.measure:
         name, envs, backend = arguments.measure
-        print(peak_of_this_process(name, int(envs), backend))
+        torch.set_num_threads(1)
+        print(grown_up(find(name), int(envs), backend)[0])
         return 0
     stored = RESULTS / "memory.json"
     found = json.loads(stored.read_text()) if stored.exists() else {}

@@ -21,7 +21,6 @@ import json
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -33,15 +32,13 @@ import torch
 from numpy.typing import NDArray
 from reporting import RESULTS, kept, made_on, new_parser, publish, table
 from runs import Mean
-from torch import Tensor
 
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, TEMPO_STEPS, Style
 from esper.runtime.tasks import SUITES, Task, find_all
 from esper.runtime.worth import TABLE
-from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.rewards import utility
-from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.growth.step import GrowthConfig
+from esper.simic.tools import diagnosis
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
 
@@ -162,12 +159,8 @@ def _play(
     identities = torch.tensor(members)
     env = GrowthEnv([task], identities, config, Precision("cpu"), torch.device("cpu"))
     actor = ScheduleActor(schedule(plans, len(task.host.slots)).take(rows))
-    last: deque[Step] = deque(maxlen=1)
-    collect(env, actor, episode, lambda t, actions, step: last.append(step))
-    report = last[0].report
-    assert report.committed is not None
-    worth: Tensor = utility(report.score, report.added, task.host.parameter_count)
-    found = torch.stack([worth, report.committed.accuracy, report.committed.loss])
+    played = diagnosis.play(env, actor, episode)
+    found = torch.stack([played.utility, played.accuracy, played.loss])
     return found.view(3, groups, len(plans)).numpy()
 
 
