@@ -9,20 +9,19 @@ RecurrentPPO of sb3-contrib is evaluated in the same way and ends there. What is
 ``--work`` and is not done again.
 """
 
-import argparse
 import contextlib
-import json
+import math
+import operator
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import made_on
+from reporting import kept, made_on, new_parser, publish, table
 
 from esper.leyline.config import TrainConfig, unflatten
 from esper.simic.gym.agent import Shape, gym_agent
@@ -33,7 +32,6 @@ from esper.simic.run.checkpoint import load_checkpoint
 from esper.simic.training.gym_trainee import arguments_of
 from esper.simic.training.vectorized import resume_ppo, run_training
 
-RESULTS = Path(__file__).parent / "results"
 EPISODES = 20
 EVALUATION_SEED = 1_000_003
 BETWEEN = 2
@@ -52,7 +50,7 @@ class Proof:
         args: of the environment.
         settings: that differ from the defaults of ``--gym``.
         reached: whether the threshold must be reached, or never be.
-        rival: settings of RecurrentPPO; None where it is not run.
+        compared: whether RecurrentPPO is run on it too.
     """
 
     name: str
@@ -62,7 +60,7 @@ class Proof:
     args: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     reached: bool = True
-    rival: dict[str, Any] | None = field(default_factory=dict)
+    compared: bool = True
 
 
 PROOFS = (
@@ -75,7 +73,7 @@ PROOFS = (
         50_000,
         settings={"memory": "none"},
         reached=False,
-        rival=None,
+        compared=False,
     ),
     Proof("chain8", "esper/MemoryChain-v0", 0.95, 25_000, ("length=8",)),
     Proof("chain32", "esper/MemoryChain-v0", 0.95, 200_000, ("length=32",)),
@@ -88,17 +86,15 @@ class Result:
 
     Attributes:
         steps, returns: of each evaluation.
-        seconds: of CPU time, evaluations not included.
     """
 
     steps: list[int]
     returns: list[float]
-    seconds: float
 
     def first(self, threshold: float) -> float:
         """Steps at the first evaluation that reached it; infinite where none did."""
         found = (s for s, r in zip(self.steps, self.returns, strict=True) if r >= threshold)
-        return next(found, float("inf"))
+        return next(found, math.inf)
 
 
 def config_of(proof: Proof, seed: int, folder: Path) -> TrainConfig:
@@ -119,18 +115,15 @@ def config_of(proof: Proof, seed: int, folder: Path) -> TrainConfig:
 
 
 def ours(proof: Proof, seed: int, work: Path) -> Result:
-    """Train, or go on with a run that was cut off, and evaluate its checkpoints."""
+    """Train, or resume a run that was interrupted, and evaluate its checkpoints."""
     config = config_of(proof, seed, work)
-    begin = time.process_time()
-    runs = sorted(work.glob("*/config.json"))
-    if runs and any((runs[0].parent / "checkpoints").glob("0*")):
-        last = max((runs[0].parent / "checkpoints").glob("0*"))
-        path = runs[0].parent
-        if int(last.name) < config.world.rounds:
+    saved = sorted(work.glob("*/checkpoints/0*"))
+    if saved:
+        path = saved[-1].parents[1]
+        if int(saved[-1].name) < config.world.rounds:
             resume_ppo(path, {})
     else:
         path = run_training(config, "ppo").path
-    seconds = time.process_time() - begin
     made = make(proof.gym, arguments_of(proof.args), EPISODES)
     environments = GymEnvironments(made, EVALUATION_SEED)
     features = environments.features
@@ -144,7 +137,7 @@ def ours(proof: Proof, seed: int, work: Path) -> Result:
         steps.append(int(folder.name) * per_round)
         episodes = play(agent, environments)
         returns.append(statistics.fmean(e.episode_return for e in episodes))
-    return Result(steps, returns, seconds)
+    return Result(steps, returns)
 
 
 def rival(proof: Proof, seed: int, work: Path) -> Result:
@@ -153,13 +146,12 @@ def rival(proof: Proof, seed: int, work: Path) -> Result:
     from sb3_contrib import RecurrentPPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
     arguments = arguments_of(proof.args)
 
-    def maker() -> gymnasium.Env:
-        from stable_baselines3.common.monitor import Monitor
-
+    def maker() -> Monitor:
         made = gymnasium.make(proof.gym, **arguments)
         # RecurrentPPO cannot count the features of a MultiDiscrete observation.
         return Monitor(made if boxed else gymnasium.wrappers.FlattenObservation(made))
@@ -173,78 +165,67 @@ def rival(proof: Proof, seed: int, work: Path) -> Result:
         return VecNormalize(inner, training, norm_obs=boxed, norm_reward=training)
 
     training, evaluation = normalised(8, True), normalised(EPISODES, False)
-    settings: dict[str, Any] = {
-        "n_steps": 128,
-        "batch_size": 256,
-        "learning_rate": 7e-4,
-        "n_epochs": 10,
-        "gae_lambda": 0.98,
-        "policy_kwargs": {"lstm_hidden_size": 64},
-        **(proof.rival or {}),
-    }
-    model = RecurrentPPO("MlpLstmPolicy", training, seed=seed, device="cpu", **settings)
+    model = RecurrentPPO(
+        "MlpLstmPolicy",
+        training,
+        n_steps=128,
+        batch_size=256,
+        learning_rate=7e-4,
+        n_epochs=10,
+        gae_lambda=0.98,
+        policy_kwargs={"lstm_hidden_size": 64},
+        seed=seed,
+        device="cpu",
+    )
     steps: list[int] = []
     returns: list[float] = []
-    lost = 0.0
 
     class Evaluate(BaseCallback):
         def _on_step(self) -> bool:
             return True
 
         def _on_rollout_start(self) -> None:
-            nonlocal lost
             if self.num_timesteps == 0 or self.num_timesteps % (BETWEEN * 1024):
                 return
-            begin = time.process_time()
             if boxed:
                 evaluation.obs_rms = training.obs_rms
             mean, _ = evaluate_policy(self.model, evaluation, n_eval_episodes=EPISODES)
-            lost += time.process_time() - begin
             steps.append(self.num_timesteps)
             returns.append(float(mean))
             if mean >= proof.threshold:
                 raise StopIteration
 
-    begin = time.process_time()
     with contextlib.suppress(StopIteration):
         model.learn(proof.budget + 1024, callback=Evaluate())
-    return Result(steps, returns, time.process_time() - begin - lost)
+    return Result(steps, returns)
 
 
-def done(proof: Proof, seed: int, who: str, run: Callable[..., Result], work: Path) -> Result:
-    """The result on disk, or made now."""
-    place = work / f"{who}-{proof.name}-seed{seed}"
-    file = place.with_suffix(".json")
-    if not file.exists():
-        place.mkdir(parents=True, exist_ok=True)
-        result = run(proof, seed, place)
-        file.write_text(json.dumps(vars(result)) + "\n")
-    return Result(**json.loads(file.read_text()))
+def results(proof: Proof, seeds: list[int], who: str, work: Path) -> list[Result]:
+    """Those on disk, and what is missing made now."""
+    found = []
+    for seed in seeds:
+        place = work / f"{who}-{proof.name}-seed{seed}"
+        make = partial(ours if who == "esper" else rival, proof, seed, place)
+        found.append(Result(**kept(place.with_suffix(".json"), make)))
+        print(who, proof.name, seed, _steps([found[-1].first(proof.threshold)]), flush=True)
+    return found
 
 
-def found(proof: Proof, seeds: list[int], who: str, work: Path) -> list[Result]:
-    """What is on disk."""
-    files = [work / f"{who}-{proof.name}-seed{seed}.json" for seed in seeds]
-    return [Result(**json.loads(file.read_text())) for file in files if file.exists()]
-
-
-def row(proof: Proof, seeds: list[int], work: Path) -> tuple[str, bool]:
-    """A line of the table of what is on disk, and whether what must hold does."""
-    mine, theirs = (found(proof, seeds, who, work) for who in ("esper", "sb3"))
+def row(proof: Proof, mine: list[Result], theirs: list[Result]) -> tuple[list[str], bool]:
+    """A line of the table, and whether what must hold does."""
+    firsts, others = ([r.first(proof.threshold) for r in found] for found in (mine, theirs))
+    best, final = (
+        statistics.median([value(r.returns) for r in mine] or [math.nan])
+        for value in (max, operator.itemgetter(-1))
+    )
     cells = [proof.name, f"{'' if proof.reached else 'below '}{proof.threshold:g}"]
-    cells += [f"{proof.budget:,}"]
-    firsts, others = ([r.first(proof.threshold) for r in results] for results in (mine, theirs))
-    best = statistics.median([max(r.returns) for r in mine] or [float("nan")])
-    final = statistics.median([r.returns[-1] for r in mine] or [float("nan")])
-    cells += [_steps(firsts), f"{best:.2f}", f"{final:.2f}"]
-    cells += ["-" if proof.rival is None else _steps(others)]
-    whole = len(firsts) == len(seeds) and (proof.rival is None or len(others) == len(seeds))
+    cells += [f"{proof.budget:,}", _steps(firsts), f"{best:.2f}", f"{final:.2f}"]
+    cells += [_steps(others) if proof.compared else "-"]
     if not proof.reached:
-        holds = best < proof.threshold
-    else:
-        median = statistics.median(firsts or [float("inf")])
-        holds = median <= proof.budget and (not others or median <= statistics.median(others))
-    return f"| {' | '.join(cells)} |", holds and whole
+        return cells, best < proof.threshold
+    median = statistics.median(firsts or [math.inf])
+    rivals = statistics.median(others or [math.inf])
+    return cells, median <= min(proof.budget, rivals)
 
 
 def _steps(counts: list[float]) -> str:
@@ -252,15 +233,15 @@ def _steps(counts: list[float]) -> str:
     if not counts:
         return "not run"
     median, *each = (
-        "never" if count == float("inf") else f"{count:,.0f}"
+        "never" if count == math.inf else f"{count:,.0f}"
         for count in (statistics.median(counts), *counts)
     )
     return f"**{median}** ({', '.join(each)})"
 
 
-def command(proof: Proof, seed: str = "SEED") -> str:
+def command(proof: Proof) -> str:
     """What one would type."""
-    settings = {**proof.settings, "seed": seed}
+    settings = {**proof.settings, "seed": "SEED"}
     config = config_of(proof, 1, Path("runs"))
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
     parts = [f"esper train ppo --gym {proof.gym}"]
@@ -269,23 +250,22 @@ def command(proof: Proof, seed: str = "SEED") -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=[proof.name for proof in PROOFS])
-    parser.add_argument("--who", nargs="*", default=["esper", "sb3"], help="none: table alone")
+    parser.add_argument("--who", nargs="+", default=["esper", "sb3"], choices=["esper", "sb3"])
     parser.add_argument("--work", type=Path, default=Path("runs/gym_proofs"))
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     register()
     chosen = [proof for proof in PROOFS if proof.name in arguments.only]
-    for who in arguments.who:
-        run = ours if who == "esper" else rival
-        for proof in chosen if who == "esper" else [p for p in chosen if p.rival is not None]:
-            for seed in arguments.seeds:
-                result = done(proof, seed, who, run, arguments.work)
-                print(who, proof.name, seed, _steps([result.first(proof.threshold)]), flush=True)
-    rows = [row(proof, arguments.seeds, arguments.work) for proof in chosen]
+    rows = []
+    for proof in chosen:
+        found: dict[str, list[Result]] = {"esper": [], "sb3": []}
+        for who in arguments.who:
+            if who == "esper" or proof.compared:
+                found[who] = results(proof, arguments.seeds, who, arguments.work)
+        rows.append(row(proof, found["esper"], found["sb3"]))
     heads = (
         "task",
         "mean return",
@@ -296,11 +276,7 @@ def main() -> int:
         "sb3-contrib: median (seeds)",
     )
     versions = [f"{library} {version(library)}" for library in ("gymnasium", "sb3-contrib")]
-    lines = [
-        "# Tasks that nobody here wrote",
-        "",
-        f"`{' '.join(['python', 'benchmarks/gym_proofs.py', '--write'])}`",
-        "",
+    parts = (
         f"Environment steps up to the first evaluation (every {BETWEEN} rounds, {EPISODES} fresh "
         "episodes, the most probable action) whose mean return reaches the threshold; medians over "
         f"seeds {', '.join(map(str, arguments.seeds))}. Steps that only reset are counted. "
@@ -308,23 +284,12 @@ def main() -> int:
         "RecurrentPPO of sb3-contrib: 8 x 128 steps, batch 256, 10 epochs, learning rate 7e-4, "
         "lambda 0.98, LSTM 64, normalised, the settings of its own test of masked CartPole; its "
         "run ends where it reaches the threshold.",
-        "",
-        f"| {' | '.join(heads)} |",
-        "|" + "---|" * len(heads),
-        *(line for line, _ in rows),
-        "",
+        table(heads, [cells for cells, _ in rows]),
         "Commands:",
-        "",
-        *(f"- {proof.name}: `{command(proof)}`" for proof in chosen),
-        "",
+        "\n".join(f"- {proof.name}: `{command(proof)}`" for proof in chosen),
         f"{made_on(*versions, '1 thread')}.",
-        "",
-    ]
-    text = "\n".join(lines)
-    print(text)
-    if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "gym_proofs.md").write_text(text)
+    )
+    publish("gym_proofs", "Tasks that nobody here wrote", parts, arguments.write)
     missed = [proof.name for proof, (_, holds) in zip(chosen, rows, strict=True) if not holds]
     if missed:
         print(f"not reached: {', '.join(missed)}", file=sys.stderr)

@@ -10,20 +10,15 @@ layers of 64, Esper's also an encoder of 64 in front of the LSTM. Medians of wal
 on a machine that does other things the second says more.
 """
 
-import argparse
-import json
 import os
-import statistics
-import time
-from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from reporting import in_turns, made_on, new_parser, publish, table
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -33,9 +28,8 @@ from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.gym.collect import collect
 from esper.simic.gym.vector_environment import GymEnvironments
 from esper.simic.rollout import Rollout
-from esper.simic.run.run_directory import processor_name
+from esper.tamiyo.policy.recurrent import FlatObservation
 
-RESULTS = Path(__file__).parent / "results"
 STEPS, ENVS, INPUTS, MEMORY = 150, 16, 128, 512
 OPTIONS = (3, 8, 4, 3, 3, 4, 4, 6)
 CPU = torch.device("cpu")
@@ -60,19 +54,19 @@ class Idle(gymnasium.Env):
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
-    action_space = spaces.MultiDiscrete(OPTIONS)
+    action_space = spaces.MultiDiscrete(list(OPTIONS))
 
     def __init__(self, length: float = STEPS) -> None:
         self.length = length
         self.rows = np.random.default_rng(0).standard_normal((16, INPUTS)).astype(np.float32)
         self.time = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.time = 0
         return self.rows[0], {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.time += 1
         row = self.rows[self.time % 16]
         return row, float(row[0]), self.time == self.length, False, {}
@@ -90,7 +84,7 @@ class Ours:
         self.number = 0
         self.rollout = self.collect()
 
-    def collect(self) -> Rollout:
+    def collect(self) -> Rollout[FlatObservation]:
         self.number += 1
         return collect(self.environments, self.agent, STEPS, self.number)
 
@@ -137,17 +131,9 @@ class Theirs:
         self.model.train()
 
 
-def timed(call: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds of wall and of CPU time."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    call()
-    return time.perf_counter() - wall, time.process_time() - cpu
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     theirs, full, half = Theirs(), Ours(None), Ours(torch.bfloat16)
@@ -160,56 +146,30 @@ def main() -> int:
         "esper rollout": full.collect,
         "esper rollout bf16": half.collect,
     }
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    for repeat in range(arguments.repeats + 2):
-        for name, call in calls.items():
-            seconds = timed(call)
-            if repeat >= 2:
-                times[name].append(seconds)
-    wall, cpu = (
-        {name: statistics.median(pair[i] for pair in pairs) for name, pairs in times.items()}
-        for i in (0, 1)
-    )
-    ratios = {
-        what: tuple(
-            clock[f"sb3 {what.split()[0]}"] / clock[f"esper {what}"] for clock in (wall, cpu)
-        )
-        for what in ("update fp32", "update bf16", "rollout", "rollout bf16")
-    }
-    lines = [
-        "# Update and rollout beside sb3-contrib",
-        "",
-        "`python benchmarks/gym_speed.py --write`",
-        "",
+    times = in_turns(calls, arguments.repeats)
+    ratios = {}
+    for what in ("update fp32", "update bf16", "rollout", "rollout bf16"):
+        pairs = zip(times[f"sb3 {what.split()[0]}"], times[f"esper {what}"], strict=True)
+        ratios[what] = [theirs / ours for theirs, ours in pairs]
+    rows = [
+        (name, f"{wall:.4f}", f"{cpu:.4f}", f"{STEPS * ENVS / wall:,.0f}")
+        for name, (wall, cpu) in times.items()
+    ]
+    compared = [
+        (what, f"{wall:.2f}", f"{cpu:.2f}", WANTED.get(what, "-"))
+        for what, (wall, cpu) in ratios.items()
+    ]
+    made = made_on(f"sb3-contrib {version('sb3-contrib')}", f"load {os.getloadavg()[0]:.1f}")
+    parts = (
         f"Observation {INPUTS}, shared LSTM {MEMORY}, heads {list(OPTIONS)}, {STEPS} steps x "
         f"{ENVS} environments, 1 epoch of the full batch; medians of {arguments.repeats} in turns.",
-        "",
-        "| what | wall, s | CPU, s | steps/s (wall) |",
-        "|---|---|---|---|",
-        *(
-            f"| {name} | {wall[name]:.4f} | {cpu[name]:.4f} | {STEPS * ENVS / wall[name]:,.0f} |"
-            for name in calls
-        ),
-        "",
-        "| times as fast as RecurrentPPO | wall | CPU | wanted |",
-        "|---|---|---|---|",
-        *(
-            f"| {what} | {a:.2f} | {b:.2f} | {WANTED.get(what, '-')} |"
-            for what, (a, b) in ratios.items()
-        ),
-        "",
-        f"torch {torch.__version__}, sb3-contrib {version('sb3-contrib')}, 1 thread, "
-        f"{os.cpu_count()} x {processor_name()}, load {os.getloadavg()[0]:.1f}, "
-        f"{time.strftime('%Y-%m-%d')}.",
-        "",
-    ]
-    text = "\n".join(lines)
-    print(text)
-    if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "gym_speed.md").write_text(text)
-        content = {"wall": wall, "cpu": cpu, "ratios": ratios}
-        (RESULTS / "gym_speed.json").write_text(json.dumps(content, indent=2) + "\n")
+        table(("what", "wall, s", "CPU, s", "steps/s (wall)"), rows),
+        table(("times as fast as RecurrentPPO", "wall", "CPU", "wanted"), compared),
+        f"{made}, 1 thread.",
+    )
+    figures = {"seconds": times, "ratios": ratios}
+    title = "Update and rollout beside sb3-contrib"
+    publish("gym_speed", title, parts, arguments.write, figures)
     return 0 if all(ratios[what][0] >= least for what, least in WANTED.items()) else 1
 
 

@@ -14,51 +14,18 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
-from machine import made_on
+from reporting import RESULTS, made_on, new_parser, publish, table
 
 from esper.runtime.tasks import SUITES, find
-from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig
-from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
-from esper.tolaria.memory import peak_resident
-from esper.tolaria.precision import Precision
+from esper.simic.tools.fitness import grown_up
 
-RESULTS = Path(__file__).parent / "results"
 FEW, MANY = 64, 256
-STEPS = 16
-"""By then every seed of up to four slots is in BLENDING."""
-
-
-def peak_of_this_process(task_name: str, envs: int, backend: str) -> int:
-    """Train as described above; peak resident memory, bytes."""
-    torch.set_num_threads(1)
-    task = find(task_name)
-    config = GrowthConfig(
-        seed=1,
-        episode_length=task.episode_length,
-        max_batches=1,
-        batch_size=task.batch_size,
-        one_at_a_time=False,
-        backend=backend,
-    )
-    env = GrowthEnv([task], torch.arange(envs), config, Precision("cpu"), torch.device("cpu"))
-    actor = ScheduleActor(Schedule.everything(envs, task.host.slots))
-    actor.begin(env.environments, 0)
-    observation = env.reset(0)
-    for step in range(STEPS):
-        result = env.step(actor.act(observation, step)[0])
-        observation = result.observation
-    assert bool(result.report.after.acting.all()), "every seed should act by now"
-    found = peak_resident()
-    assert found is not None, "measures as Linux counts"
-    return found
 
 
 def peak(task_name: str, envs: int, backend: str) -> int:
-    """``peak_of_this_process`` of a fresh process."""
+    """Peak resident memory of a fresh process in which all seeds came to act, bytes."""
     command = [sys.executable, __file__, "--measure", task_name, str(envs), backend]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -70,35 +37,29 @@ def slope(task_name: str, backend: str = "torch") -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--tasks", nargs="+", default=[n for names in SUITES.values() for n in names]
-    )
-    parser.add_argument(
-        "--measure", nargs=3, metavar=("TASK", "ENVS", "BACKEND"), help=argparse.SUPPRESS
-    )
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
+    parser = new_parser(__doc__)
+    suites = [name for names in SUITES.values() for name in names]
+    parser.add_argument("--tasks", nargs="+", default=suites)
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         name, envs, backend = arguments.measure
-        print(peak_of_this_process(name, int(envs), backend))
+        torch.set_num_threads(1)
+        print(grown_up(find(name), int(envs), backend)[0])
         return 0
     stored = RESULTS / "memory.json"
-    rows = json.loads(stored.read_text()) if stored.exists() else {}
+    found = json.loads(stored.read_text()) if stored.exists() else {}
     for name in arguments.tasks:
-        rows[name] = slope(name)
-        print(f"{name:20} {rows[name] / 2**20:6.2f} MiB an environment", flush=True)
-    if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        lines = ["| task | MiB an environment |", "|---|---|"]
-        lines += [f"| `{name}` | {value / 2**20:.2f} |" for name, value in rows.items()]
-        text = (
-            "# Memory of an environment\n\n`make bench-memory`\n\n"
-            f"Slope of peak resident memory between {FEW} and {MANY} environments with the largest "
-            "seed in every slot.\n\n" + "\n".join(lines) + f"\n\n{made_on()}.\n"
-        )
-        (RESULTS / "memory.md").write_text(text)
-        stored.write_text(json.dumps(rows, indent=2) + "\n")
+        found[name] = slope(name)
+        print(f"{name:20} {found[name] / 2**20:6.2f} MiB an environment", flush=True)
+    rows = [(f"`{name}`", f"{value / 2**20:.2f}") for name, value in found.items()]
+    parts = (
+        f"Slope of peak resident memory between {FEW} and {MANY} environments with the largest "
+        "seed in every slot.",
+        table(("task", "MiB an environment"), rows),
+        f"{made_on()}.",
+    )
+    publish("memory", "Memory of an environment", parts, arguments.write, found)
     return 0
 
 

@@ -8,16 +8,14 @@ log-softmax, one value, fused Adam. 150 steps of 16 environments, one epoch of t
 thread; the two take turns. Then whole training loops at telemetry levels off, normal and debug.
 """
 
-import argparse
 import os
 import statistics
 import sys
-import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from machine import made_on
+from reporting import in_turns, made_on, new_parser, publish, table
 from torch import Tensor, nn
 
 from esper.leyline.actions import HEAD_WIDTHS, HEADS
@@ -33,9 +31,9 @@ from esper.tolaria.precision import Precision
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from hot_path_workload import Loop, Workload
 
-RESULTS = Path(__file__).parent / "results"
 STEPS, ENVS, INPUTS = 150, 16, 128
 CPU = torch.device("cpu")
+State = tuple[Tensor, Tensor]
 
 
 class PlainPolicy(nn.Module):
@@ -54,7 +52,7 @@ class PlainPolicy(nn.Module):
             place += width
         self.index = torch.tensor(index)
 
-    def forward(self, x: Tensor, hidden: tuple[Tensor, Tensor] | None = None):
+    def forward(self, x: Tensor, hidden: State | None = None) -> tuple[Tensor, Tensor, State]:
         memory, hidden = self.lstm(self.encoder(x), hidden)
         logits = nn.functional.pad(self.heads(memory), (0, 1), value=-1e9)
         return logits[..., self.index].log_softmax(-1), self.value(memory)[..., 0], hidden
@@ -111,8 +109,8 @@ class Growth:
         self.rollout = Rollout(STEPS, self.observation, first[0])
         tensors = self.observation.tensors()
         for t in range(STEPS):
-            seen = Observation.from_tensors(tensors)
-            self.rollout.write(t, seen, *self.agent.act(seen, t))
+            observation = Observation.from_tensors(tensors)
+            self.rollout.write(t, observation, *self.agent.act(observation, t))
             self.rollout.outcome(t, torch.randn(ENVS), t + 1 == STEPS)
 
     def update(self) -> None:
@@ -125,90 +123,59 @@ class Growth:
                 self.agent.act(self.observation, t)
 
 
-def seconds(call: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
-def policies(hidden: int, repeats: int) -> list[str]:
+def policies(hidden: int, repeats: int) -> list[tuple[object, ...]]:
     """Medians of both policies, and ratios."""
     plain, growth = Plain(hidden), Growth(hidden)
-    lines = []
-    for name in ("update", "act"):
-        times: dict[str, list[float]] = {"plain": [], "growth": []}
-        for _ in range(repeats + 2):
-            times["plain"].append(seconds(getattr(plain, name)))
-            times["growth"].append(seconds(getattr(growth, name)))
-        a, b = (1e3 * statistics.median(times[who][2:]) for who in ("plain", "growth"))
-        what = "update" if name == "update" else f"{STEPS} rollout steps"
-        lines.append(f"| {hidden} | {what} | {a:.1f} | {b:.1f} | {b / a:.2f} |")
-    return lines
+    rows: list[tuple[object, ...]] = []
+    for name, what in (("update", "update"), ("act", f"{STEPS} rollout steps")):
+        times = in_turns({"plain": getattr(plain, name), "growth": getattr(growth, name)}, repeats)
+        a, b = (1e3 * times[who][0] for who in ("plain", "growth"))
+        rows.append((hidden, what, f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}"))
+    return rows
 
 
-def telemetry(repeats: int) -> list[str]:
+def telemetry(repeats: int) -> list[tuple[str, ...]]:
     """Whole loops by level, each step taken in turns."""
+    workload = Workload(envs=64, episode_length=20, threads=os.cpu_count() or 1)
     levels = ("off", "normal", "debug")
-    workload = {"envs": 64, "episode_length": 20, "threads": os.cpu_count() or 1}
-    loops = {level: Loop(Workload(telemetry=level, **workload), "auto") for level in levels}
+    loops = {level: Loop(replace(workload, telemetry=level), "auto") for level in levels}
     times: dict[str, list[float]] = {level: [] for level in levels}
-    for episode in range(repeats + 1):
+    for _ in range(repeats + 1):
         for loop in loops.values():
             loop.begin()
-        for _ in range(workload["episode_length"]):
+            loop.clear()
+        for _ in range(workload.episode_length):
             for loop in loops.values():
                 loop.step()
         for level, loop in loops.items():
             loop.end()
-            if episode:
-                times[level].append(loop.seconds)
-            loop.clear()
-    base = statistics.median(times["off"])
+            times[level].append(1e3 * loop.seconds / workload.episode_length)
+    found = {level: statistics.median(times[level][1:]) for level in levels}
     return [
-        f"| {level} | {1e3 * statistics.median(times[level]) / workload['episode_length']:.1f} "
-        f"| {100 * (statistics.median(times[level]) / base - 1):+.1f} % |"
-        for level in levels
+        (level, f"{value:.1f}", f"{100 * (value / found['off'] - 1):+.1f} %")
+        for level, value in found.items()
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    lines = [
-        "# What masks, autoregressive heads and telemetry cost",
-        "",
-        "`python benchmarks/policy_update.py --write`",
-        "",
+    rows = [row for hidden in (128, 512) for row in policies(hidden, arguments.repeats)]
+    parts = (
         f"{STEPS} steps of {ENVS} environments, one epoch of the full batch, one thread; medians "
         f"of {arguments.repeats} in turns. The plain policy has one linear encoder, one LSTM call, "
         "one linear map to all heads and one padded log-softmax. It has less to compute: the "
         "growth policy's layers take 1.6 times as many multiplications with an LSTM of 128, and "
         "1.1 times with 512.",
-        "",
-        "| LSTM | what | plain, ms | growth policy, ms | ratio |",
-        "|---|---|---|---|---|",
-    ]
-    for hidden in (128, 512):
-        lines += policies(hidden, arguments.repeats)
-    lines += [
-        "",
+        table(("LSTM", "what", "plain, ms", "growth policy, ms", "ratio"), rows),
         "Whole training loops, `digits_shift`, 64 environments, in turns:",
-        "",
-        "| telemetry | ms a step | against off |",
-        "|---|---|---|",
-        *telemetry(arguments.repeats),
-        "",
+        table(("telemetry", "ms a step", "against off"), telemetry(arguments.repeats)),
         f"{made_on()}.",
-        "",
-    ]
-    text = "\n".join(lines)
-    print(text)
-    if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "policy_update.md").write_text(text)
+    )
+    title = "What masks, autoregressive heads and telemetry cost"
+    publish("policy_update", title, parts, arguments.write)
     return 0
 
 

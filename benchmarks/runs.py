@@ -1,19 +1,31 @@
 """Runs that benchmarks train or find finished, and means with errors over their episodes."""
 
+import argparse
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from reporting import new_parser
 
 from esper.karn.store import read_events
 from esper.leyline.config import flatten, unflatten
-from esper.leyline.events import EpisodeOutcome, TrainingFinished, to_floats
+from esper.leyline.events import (
+    AnalyticsSnapshot,
+    EpisodeOutcome,
+    PPOUpdateCompleted,
+    TrainingFinished,
+    to_floats,
+)
 from esper.runtime.tasks import find_all
 from esper.simic.run.run_directory import stored_config
 from esper.simic.training.vectorized import resume_ppo, run_training
+
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -23,12 +35,23 @@ class Mean:
     value: float
     error: float
 
+    @classmethod
+    def of(cls, samples: ArrayLike) -> "Mean":
+        """That of independent samples; the error of a single one is not known."""
+        values = np.asarray(samples, float)
+        error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return cls(float(values.mean()), float(error))
+
     def above(self, other: "Mean") -> bool:
         """Whether this is larger by two standard errors of the difference."""
         return self.value - other.value > 2.0 * math.hypot(self.error, other.error)
 
+    def __format__(self, spec: str) -> str:
+        spec = spec or ".1f"
+        return f"{100 * self.value:+{spec}} ± {100 * self.error:{spec}}"
+
     def __str__(self) -> str:
-        return f"{100 * self.value:+.1f} ± {100 * self.error:.1f}"
+        return format(self)
 
 
 ZERO = Mean(0.0, 0.0)
@@ -36,51 +59,55 @@ _FREE = {"rounds", "threads", "telemetry_dir", "plugin"}
 """Settings that may differ between a run that is found and what is wanted."""
 
 
-def trained(policy: str, settings: dict, folder: Path) -> Path:
-    """The finished run of a policy in ``folder``: found, gone on with, or made."""
-    config = unflatten({**settings, "telemetry_dir": str(folder), "telemetry_level": "minimal"})
-    for run in sorted(folder.glob("*")):
-        _same(flatten(config), run)
-        ends = list(read_events(run, TrainingFinished)) if (run / "events.jsonl").exists() else []
-        if ends and ends[-1].status == "finished" and ends[-1].round >= settings["rounds"]:
-            return run
-        if policy == "ppo" and any((run / "checkpoints").glob("0*")):
-            return resume_ppo(run, {"rounds": settings["rounds"]}).path
-    return run_training(config, policy).path
+class Run:
+    """The events of a finished run.
 
-
-def _same(wanted: dict, run: Path) -> None:
-    """Refuse a run that was made with other settings."""
-    stored = flatten(stored_config(run)[0])
-    wanted = wanted | {"task": [task.name for task in find_all(wanted["task"])]}
-    for name, value in wanted.items():
-        given = value not in (None, []) and name not in _FREE
-        if given and stored[name] != value:
-            raise SystemExit(f"{run} has {name} {stored[name]}, not {value}; give another --work")
-
-
-def mean_gain(
-    outcomes: Sequence[EpisodeOutcome], group_size: int, measure: str = "accuracy"
-) -> Mean:
-    """Mean gain over the never-grow twin, tasks weighing the same.
-
-    The environments of a group share a twin, so the error is that of (round, group) means within
-    each task.
-
-    Args:
-        outcomes: rounds.
-        group_size: environments of a group.
-        measure: ``accuracy`` (committed) or ``utility``.
+    Attributes:
+        path: its directory.
+        outcomes, updates, snapshots: those of every round.
     """
-    samples = defaultdict(list)
-    for outcome in outcomes:
-        grown = np.array(to_floats(getattr(outcome, measure)))
-        gain = grown - np.array(to_floats(getattr(outcome, f"twin_{measure}")))
-        for begin in range(0, len(gain), group_size):
-            samples[outcome.task[begin]].append(gain[begin : begin + group_size].mean())
-    means = [np.mean(values) for values in samples.values()]
-    variances = [np.var(values, ddof=1) / len(values) for values in samples.values()]
-    return Mean(float(np.mean(means)), float(math.sqrt(np.sum(variances)) / len(means)))
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.outcomes = list(read_events(path, EpisodeOutcome))
+        self.updates = list(read_events(path, PPOUpdateCompleted))
+        self.snapshots = list(read_events(path, AnalyticsSnapshot))
+        self._group_size = stored_config(path)[0].world.group_size
+
+    @property
+    def seconds(self) -> float:
+        """Time of rollouts and updates."""
+        return sum(s.rollout_seconds + s.update_seconds for s in self.snapshots)
+
+    def ends(self, parts: int) -> tuple[list[EpisodeOutcome], list[EpisodeOutcome]]:
+        """The first and the last of ``parts`` equal parts of the rounds."""
+        count = math.ceil(len(self.outcomes) / parts)
+        return self.outcomes[:count], self.outcomes[-count:]
+
+    def metric(self, name: str) -> NDArray[np.float64]:
+        """A metric of every update."""
+        values = [update.metrics[name] for update in self.updates]
+        return np.array([math.nan if value is None else float(value) for value in values])
+
+    def gain(self, outcomes: Sequence[EpisodeOutcome], measure: str = "accuracy") -> Mean:
+        """Mean gain over the never-grow twin, tasks weighing the same.
+
+        The environments of a group share a twin, so the error is that of (round, group) means
+        within each task.
+
+        Args:
+            outcomes: of some rounds.
+            measure: ``accuracy`` (committed) or ``utility``.
+        """
+        samples = defaultdict(list)
+        for outcome in outcomes:
+            grown = np.array(to_floats(getattr(outcome, measure)))
+            gain = grown - np.array(to_floats(getattr(outcome, f"twin_{measure}")))
+            for begin in range(0, len(gain), self._group_size):
+                samples[outcome.task[begin]].append(gain[begin : begin + self._group_size].mean())
+        means = [Mean.of(values) for values in samples.values()]
+        error = math.sqrt(sum(mean.error**2 for mean in means)) / len(means)
+        return Mean(float(np.mean([mean.value for mean in means])), error)
 
 
 def of_task(outcomes: Sequence[EpisodeOutcome], task: str, field: str) -> float:
@@ -92,3 +119,50 @@ def of_task(outcomes: Sequence[EpisodeOutcome], task: str, field: str) -> float:
         if name == task
     ]
     return float(np.mean(values))
+
+
+def study_parser(doc: str | None, work: str, seeds: int, rounds: int) -> argparse.ArgumentParser:
+    """A parser with what every study of trainings takes.
+
+    Args:
+        doc: the script's.
+        work: name of the folder of its runs below ``runs/``.
+        seeds: how many, from 1 on.
+        rounds: of a training.
+    """
+    parser = new_parser(doc)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, seeds + 1)))
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--work", type=Path, default=Path("runs") / work)
+    return parser
+
+
+def trained(policy: str, settings: Settings, folder: Path) -> Run:
+    """The finished run of a policy in ``folder``: found, resumed, or made."""
+    config = unflatten({**settings, "telemetry_dir": str(folder), "telemetry_level": "minimal"})
+    for run in sorted(folder.glob("*")):
+        _same(flatten(config), run)
+        ends = list(read_events(run, TrainingFinished)) if (run / "events.jsonl").exists() else []
+        if ends and ends[-1].status == "finished" and ends[-1].round >= settings["rounds"]:
+            return Run(run)
+        if policy == "ppo" and any((run / "checkpoints").glob("0*")):
+            return Run(resume_ppo(run, {"rounds": settings["rounds"]}).path)
+    return Run(run_training(config, policy).path)
+
+
+def controls(settings: Settings, work: Path) -> dict[str, Run]:
+    """Finished runs of the policies that do not learn."""
+    return {
+        policy: trained(policy, settings, work / f"{policy}-seed{settings['seed']}")
+        for policy in ("random", "heuristic", "never")
+    }
+
+
+def _same(wanted: Settings, run: Path) -> None:
+    """Refuse a run that was made with other settings."""
+    stored = flatten(stored_config(run)[0])
+    wanted = wanted | {"task": [task.name for task in find_all(wanted["task"])]}
+    for name, value in wanted.items():
+        given = value not in (None, [], "auto") and name not in _FREE
+        if given and stored[name] != value:
+            raise SystemExit(f"{run} has {name} {stored[name]}, not {value}; give another --work")

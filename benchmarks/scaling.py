@@ -8,21 +8,17 @@ largest sizes: 1 is linear in the number of environments, slots and seeds, and i
 a wider host; above it a term would be superlinear.
 """
 
-import argparse
-import json
 import math
 import os
 import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("svg")
-import matplotlib.pyplot as plt
 import torch
-from machine import made_on
+from matplotlib.figure import Figure
+from reporting import RESULTS, made_on, new_parser, publish, table
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime import data
@@ -31,7 +27,6 @@ from esper.runtime.registry import Task, task
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from hot_path_workload import Loop, Workload
 
-RESULTS = Path(__file__).parent / "results"
 SLOTS = 10
 WIDTHS = (4, 8, 16, 32)
 
@@ -57,47 +52,31 @@ def milliseconds(workload: Workload, backend: str, episodes: int) -> float:
     """Median over episodes of the time of a step of all environments, update included."""
     loop = Loop(workload, backend)
     found = []
-    for episode in range(episodes + 1):
+    for _ in range(episodes + 1):
         loop.begin()
         loop.clear()
-        for _ in range(workload.episode_length):
-            loop.step()
-        loop.end()
-        if episode:
-            found.append(1e3 * loop.seconds / workload.episode_length)
+        loop.play()
+        found.append(1e3 * loop.seconds / workload.episode_length)
     loop.close()
-    return statistics.median(found)
+    return statistics.median(found[1:])
 
 
-def operations_of(width: int) -> float:
-    """Multiplications of the host's second block, which dominates."""
-    return float(width * 2 * width)
-
-
-def sweeps(most: int) -> dict[str, tuple[list[float], list[Workload]]]:
-    """What is varied: sizes and workloads."""
+def sweeps(most: int) -> dict[str, dict[float, Workload]]:
+    """What is varied: workloads by size."""
     base = Workload(episode_length=12, threads=os.cpu_count() or 1)
-    envs = [n for n in (4, 16, 64, 256, 1024) if n <= most]
-    slots = [1, 2, 5, 10]
-    living = [0, 1, 2, 5, 10]
-    hosts = {w: register(f"scaling_width_{w}", CnnHost((w, 2 * w), 10, (8, 8, 1))) for w in WIDTHS}
-    with_slots = {s: register(f"scaling_slots_{s}", ten_blocks(s)) for s in slots}
     few = replace(base, envs=16)
+    slots = {s: register(f"scaling_slots_{s}", ten_blocks(s)) for s in (1, 2, 5, SLOTS)}
+    # Seeds germinate one after another: a longer episode, so that most of it has all of them.
+    ten = replace(few, task=slots[SLOTS], episode_length=30)
+    hosts = {w: register(f"scaling_width_{w}", CnnHost((w, 2 * w), 10, (8, 8, 1))) for w in WIDTHS}
     return {
-        "environments": ([float(n) for n in envs], [replace(base, envs=n) for n in envs]),
-        "slots": (
-            [float(s) for s in slots],
-            [replace(few, task=with_slots[s]) for s in slots],
-        ),
-        # Seeds germinate one after another: a longer episode, so that most of it has all of them.
-        "living seeds": (
-            [float(s) for s in living],
-            [replace(few, task=with_slots[SLOTS], seeds=s, episode_length=30) for s in living],
-        ),
-        "operations of the host": (
-            [operations_of(w) / operations_of(WIDTHS[0]) for w in WIDTHS],
-            [replace(few, task=hosts[w]) for w in WIDTHS],
-        ),
+        "environments": {n: replace(base, envs=n) for n in (4, 16, 64, 256, 1024) if n <= most},
+        "slots": {s: replace(few, task=name) for s, name in slots.items()},
+        "living seeds": {s: replace(ten, seeds=s) for s in (0, 1, 2, 5, 10)},
+        # The second block dominates: its multiplications go with the square of the width.
+        "operations of the host": {
+            (w / WIDTHS[0]) ** 2: replace(few, task=name) for w, name in hosts.items()
+        },
     }
 
 
@@ -106,71 +85,54 @@ def exponent(sizes: list[float], times: list[float]) -> float:
     return math.log(times[-1] / times[-2]) / math.log(sizes[-1] / sizes[-2])
 
 
-def plot(found: dict, path: Path) -> None:
+def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
     """One panel for each thing that is varied."""
-    figure, panels = plt.subplots(2, 2, figsize=(9, 6.5))
-    for panel, (name, rows) in zip(panels.flat, found.items(), strict=True):
+    figure = Figure(figsize=(9, 6.5), layout="tight")
+    for panel, (name, rows) in zip(figure.subplots(2, 2).flat, found.items(), strict=True):
         for backend, times in rows["ms"].items():
             panel.plot(rows["sizes"], times, marker="o", label=backend)
-        logarithmic = name in ("environments", "operations of the host")
-        panel.set_xscale("log" if logarithmic else "linear")
-        panel.set_yscale("log" if logarithmic else "linear")
-        panel.set_xlabel(name)
-        panel.set_ylabel("ms a step of all environments")
-        if not logarithmic:
+        if name in ("environments", "operations of the host"):
+            panel.set(xscale="log", yscale="log")
+        else:
             panel.set_ylim(bottom=0)
+        panel.set(xlabel=name, ylabel="ms a step of all environments")
         panel.legend()
-    figure.tight_layout()
     figure.savefig(path)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--most", type=int, default=1024, help="environments")
     parser.add_argument("--episodes", type=int, default=2)
     parser.add_argument("--backends", nargs="+", default=["native", "torch"])
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, dict] = {}
-    lines = [
-        "# What a step costs as the work grows",
-        "",
-        "`python benchmarks/scaling.py --write`",
-        "",
+    found: dict[str, dict[str, Any]] = {}
+    parts = [
         "Milliseconds of an environment step of all environments, update included; medians of "
         f"{arguments.episodes} episodes of 12 steps (30 for living seeds). Environments: "
         "`digits_shift` with one living seed. Slots and living seeds: 16 hosts of ten blocks of 4 "
         f"channels. Operations: 16 hosts of two blocks, widths {', '.join(map(str, WIDTHS))}, in "
         "multiples of the narrowest. The exponent is the slope of log time between the two "
         "largest sizes.",
-        "",
         "![plots](scaling.svg)",
-        "",
     ]
-    for name, (sizes, workloads) in sweeps(arguments.most).items():
-        rows: dict = {"sizes": sizes, "ms": {}}
-        found[name] = rows
-        lines += [
-            f"| {name} | {' | '.join(f'{size:g}' for size in sizes)} | exponent |",
-            "|---|" + "---|" * (len(sizes) + 1),
+    for name, workloads in sweeps(arguments.most).items():
+        sizes = list(workloads)
+        times = {
+            backend: [milliseconds(w, backend, arguments.episodes) for w in workloads.values()]
+            for backend in arguments.backends
+        }
+        found[name] = {"sizes": sizes, "ms": times}
+        rows = [
+            (backend, *(f"{value:.1f}" for value in values), f"{exponent(sizes, values):.2f}")
+            for backend, values in times.items()
         ]
-        for backend in arguments.backends:
-            times = [milliseconds(w, backend, arguments.episodes) for w in workloads]
-            rows["ms"][backend] = times
-            cells = " | ".join(f"{value:.1f}" for value in times)
-            lines.append(f"| {backend} | {cells} | {exponent(sizes, times):.2f} |")
-            print(name, lines[-1], flush=True)
-        lines.append("")
-    lines += [
-        f"{made_on()}.",
-        "",
-    ]
-    print("\n".join(lines))
+        parts.append(table((name, *(f"{size:g}" for size in sizes), "exponent"), rows))
+        print(parts[-1], flush=True)
+    parts.append(f"{made_on()}.")
+    publish("scaling", "What a step costs as the work grows", parts, arguments.write, found)
     if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "scaling.md").write_text("\n".join(lines))
-        (RESULTS / "scaling.json").write_text(json.dumps(found, indent=1) + "\n")
         plot(found, RESULTS / "scaling.svg")
     return 0
 

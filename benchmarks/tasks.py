@@ -17,7 +17,6 @@ schedules are drawn once; what they grow in a slot is drawn for each family of s
 Stages are kept in ``--work``; a run that was cut off goes on from there.
 """
 
-import argparse
 import json
 import math
 import os
@@ -26,23 +25,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from machine import made_on
-from torch import Tensor
+from numpy.typing import NDArray
+from reporting import RESULTS, kept, made_on, new_parser, publish, table
+from runs import Mean
 
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, TEMPO_STEPS, Style
 from esper.runtime.tasks import SUITES, Task, find_all
 from esper.runtime.worth import TABLE
-from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.rewards import utility
-from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.growth.step import GrowthConfig
+from esper.simic.tools import diagnosis
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
 
-RESULTS = Path(__file__).parent / "results"
+Floats = NDArray[np.float64]
+Rows = dict[str, dict[str, Any]]
+"""What a task's plans are worth, by role."""
+
 RANDOM_SCHEDULES = 100
 MOST_SLOTS = 10
 PER_SCREENING, PER_SEMIFINAL, PER_FINAL = 4, 10, 24
@@ -80,11 +83,10 @@ def single_plans(task: Task) -> list[Plan]:
     most = Schedule.everything(1, slots)
     everything = tuple((0, kind, style, tempo) for kind in most.blueprint[0].tolist())
     plans.append(Plan("everything", everything))
-    for place, slot in enumerate(slots):
+    for slot in slots:
         for kind in slot.kinds:
-            seeds = [None] * len(slots)
-            seeds[place] = (0, kind, style, tempo)  # type: ignore[call-overload]
-            plans.append(Plan(f"single {BLUEPRINTS[kind]} in {slot.name}", tuple(seeds)))
+            seeds = tuple((0, kind, style, tempo) if slot is s else None for s in slots)
+            plans.append(Plan(f"single {BLUEPRINTS[kind]} in {slot.name}", seeds))
     return plans
 
 
@@ -124,7 +126,7 @@ def schedule(plans: list[Plan], slots: int) -> Schedule:
     return rows
 
 
-def play(task: Task, plans: list[Plan], groups: int, episode: int, lanes: int) -> np.ndarray:
+def play(task: Task, plans: list[Plan], groups: int, episode: int, lanes: int) -> Floats:
     """Utility, committed accuracy and loss, ``[3, groups, plans]``; all plans on the same hosts.
 
     ``episode`` names the hosts: the same number gives the same hosts to any plans.
@@ -141,7 +143,7 @@ def play(task: Task, plans: list[Plan], groups: int, episode: int, lanes: int) -
 
 def _play(
     task: Task, plans: list[Plan], groups: int, episode: int, lanes: int, at_once: bool
-) -> np.ndarray:
+) -> Floats:
     # Environment g * CHUNK + i plays plan i in group g, whatever the part.
     members = [g * CHUNK + i for g in range(groups) for i in range(len(plans))]
     rows = torch.arange(len(plans)).repeat(groups)
@@ -157,18 +159,9 @@ def _play(
     identities = torch.tensor(members)
     env = GrowthEnv([task], identities, config, Precision("cpu"), torch.device("cpu"))
     actor = ScheduleActor(schedule(plans, len(task.host.slots)).take(rows))
-    ends: list[Step] = []
-    collect(env, actor, episode, partial(_keep, ends))
-    report = ends[0].report
-    assert report.committed is not None
-    worth: Tensor = utility(report.score, report.added, task.host.parameter_count)
-    found = torch.stack([worth, report.committed.accuracy, report.committed.loss])
+    played = diagnosis.play(env, actor, episode)
+    found = torch.stack([played.utility, played.accuracy, played.loss])
     return found.view(3, groups, len(plans)).numpy()
-
-
-def _keep(ends: list[Step], t: int, actions: Tensor, step: Step) -> None:
-    if step.done:
-        ends.append(step)
 
 
 def known_plans(task: Task) -> dict[str, Plan]:
@@ -203,45 +196,31 @@ def chosen_plans(both: dict[str, float], suite_plan: str) -> dict[str, str]:
     return roles | {"own": max(roles.values(), key=lambda name: worth[name])}
 
 
-def final(task: Task, names: dict[str, str], lanes: int, episode: int = FINAL_HOSTS) -> dict:
+def final(task: Task, names: dict[str, str], lanes: int, episode: int = FINAL_HOSTS) -> Rows:
     """Each plan of ``names`` on fresh hosts."""
     known, different = known_plans(task), list(dict.fromkeys(names.values()))
     worth, accuracy, _ = play(task, [known[n] for n in different], PER_FINAL, episode, lanes)
-    rows = {}
+    rows: Rows = {}
     for role, name in names.items():
         i, plan = different.index(name), known[name]
-        gain = worth[:, i] - worth[:, 0]
-        rows[role] = {
-            "plan": plan.name,
-            "schedule": plan.words(task),
-            "utility": float(worth[:, i].mean()),
-            "utility_error": _error(worth[:, i]),
-            "accuracy": float(accuracy[:, i].mean()),
-            "accuracy_error": _error(accuracy[:, i]),
-            "gain": float(gain.mean()),
-            "gain_error": _error(gain),
-            "utilities": worth[:, i].tolist(),
-        }
+        rows[role] = {"plan": plan.name, "schedule": plan.words(task)}
+        figures = {"utility": worth[:, i], "accuracy": accuracy[:, i]}
+        for what, values in (figures | {"gain": worth[:, i] - worth[:, 0]}).items():
+            mean = Mean.of(values)
+            rows[role] |= {what: mean.value, f"{what}_error": mean.error}
+        rows[role]["utilities"] = worth[:, i].tolist()
     return rows
 
 
-def _error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values)))
-
-
-def best_fixed(rows: dict) -> dict:
+def best_fixed(rows: Rows) -> dict[str, Any]:
     """The task's own best plan as ``esper tasks`` reads it."""
     row = rows["own"]
-    low, high = row["gain"] - 2 * row["gain_error"], row["gain"] + 2 * row["gain_error"]
-    return {
-        "schedule": row["schedule"],
-        "utility": row["utility"],
-        "accuracy": row["accuracy"],
-        "gain_interval": [low, high],
-    }
+    low, high = (row["gain"] + errors * row["gain_error"] for errors in (-2, 2))
+    fields = {name: row[name] for name in ("schedule", "utility", "accuracy")}
+    return fields | {"gain_interval": [low, high]}
 
 
-def reproduces(finals: dict[str, dict], lanes: int) -> bool:
+def reproduces(finals: dict[str, Rows], lanes: int) -> bool:
     """Whether the gains of the committed table are found again on other hosts.
 
     Within three standard errors of the difference: there are some fifty gains to compare.
@@ -262,163 +241,126 @@ def reproduces(finals: dict[str, dict], lanes: int) -> bool:
     return fine
 
 
-def table(finals: dict[str, dict], members: tuple[str, ...]) -> list[str]:
+def suite_table(finals: dict[str, Rows], members: tuple[str, ...]) -> str:
     """The rows of one suite in Markdown."""
-    roles = ("never", "everything", "single", "random", "suite")
-    heads = (
-        "never grow",
-        "everything at step 0",
-        "best single seed",
-        "best of 100 random",
-        "best for the whole suite",
-    )
-    lines = ["| task | " + " | ".join(heads) + " | own best above the suite's |"]
-    lines.append("|" + "---|" * (len(heads) + 2))
+    roles = {
+        "never": "never grow",
+        "everything": "everything at step 0",
+        "single": "best single seed",
+        "random": "best of 100 random",
+        "suite": "best for the whole suite",
+    }
+    lines = []
     for name in members:
         rows = finals[name]
         cells = [
-            f"{_points(rows[r]['utility'], rows[r]['utility_error'])} "
-            f"({_points(rows[r]['accuracy'], rows[r]['accuracy_error'])})"
+            "{} ({})".format(
+                *(_points(Mean(rows[r][w], rows[r][f"{w}_error"])) for w in ("utility", "accuracy"))
+            )
             for r in roles
         ]
-        gap = _gap(rows)
         own = next(r for r in roles if rows[r]["plan"] == rows["own"]["plan"])
-        lines.append(
-            f"| `{name}` | {' | '.join(cells)} | {_points(gap.mean(), _error(gap))} ({own}) |"
-        )
-    return lines
+        lines.append((f"`{name}`", *cells, f"{_points(_gap(rows))} ({own})"))
+    return table(("task", *roles.values(), "own best above the suite's"), lines)
 
 
-def _gap(rows: dict) -> np.ndarray:
-    """What the task's own best plan has above the suite's, by host."""
-    return np.array(rows["own"]["utilities"]) - np.array(rows["suite"]["utilities"])
+def _gap(rows: Rows) -> Mean:
+    """What the task's own best plan has above the suite's, on the same hosts."""
+    return Mean.of(np.subtract(rows["own"]["utilities"], rows["suite"]["utilities"]))
 
 
-def _points(value: float, error: float) -> str:
-    return f"{100 * value:.1f} ± {200 * error:.1f}"
+def _points(mean: Mean) -> str:
+    return f"{100 * mean.value:.1f} ± {200 * mean.error:.1f}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suites", nargs="+", default=["suite", "held_out"])
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--work", type=Path, default=Path("runs/tasks"))
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
-    parser.add_argument("--check", action="store_true", help="is the committed table found again?")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    lanes = arguments.threads
-    tasks = {task.name: task for suite in arguments.suites for task in find_all([suite])}
-    stored = RESULTS / "tasks.json"
-    if arguments.check:
-        table = json.loads(stored.read_text())
-        return 0 if reproduces({n: rows for n, rows in table.items() if n in tasks}, lanes) else 1
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    seconds = 0.0
-
-    def kept(stage: str, name: str, make: Callable[[], dict]) -> dict:
-        nonlocal seconds
-        path = arguments.work / f"{stage}-{name}.json"
-        if not path.exists():
-            begin = time.perf_counter()
-            found = make()
-            took = time.perf_counter() - begin
-            path.write_text(json.dumps({"seconds": took, "found": found}))
-            print(f"{took:6.0f} s  {stage} {name}", flush=True)
-        content = json.loads(path.read_text())
-        seconds += content["seconds"]
-        found: dict = content["found"]
-        return found
-
+def chosen_and_played(tasks: dict[str, Task], work: Path, lanes: int) -> dict[str, Rows]:
+    """All three stages: what every task's plans are worth on fresh hosts, by role."""
     training = {task.name: task for task in find_all(["suite"])}
-    screening, both = {}, {}
-    for name, task in (training | tasks).items():
-        names = [plan for plan in known_plans(task) if plan != "never"]
-        groups = PER_SCREENING if name in training else PER_SCREENING // 2
-        screening[name] = kept("screening", name, partial(gains, task, names, groups, 1, lanes))
-    common = ["everything", *(f"random {i}" for i in range(RANDOM_SCHEDULES))]
+
+    def stage(name: str, task: Task, make: Callable[..., Any], *given: object) -> Any:
+        begin = time.perf_counter()
+        found = kept(work / f"{name}-{task.name}.json", partial(make, task, *given, lanes))
+        print(f"{time.perf_counter() - begin:6.0f} s  {name} {task.name}", flush=True)
+        return found
 
     def over_the_suite(found: dict[str, dict[str, float]], plans: list[str]) -> dict[str, float]:
         return {p: float(np.mean([found[task][p] for task in training])) for p in plans}
 
+    groups = {name: PER_SCREENING // (1 if name in training else 2) for name in training | tasks}
+    screening, both = {}, {}
+    for name, task in (training | tasks).items():
+        names = [plan for plan in known_plans(task) if plan != "never"]
+        screening[name] = stage("screening", task, gains, names, groups[name], 1)
+    common = ["everything", *(f"random {i}" for i in range(RANDOM_SCHEDULES))]
     candidates = best_of(over_the_suite(screening, common), "", SEMIFINALISTS)
     for name, task in (training | tasks).items():
         first = screening[name]
         singles, drawn = (best_of(first, kind, SEMIFINALISTS) for kind in ("single", "random"))
         names = list(dict.fromkeys(["everything", *singles, *drawn, *candidates]))
-        again = kept("semifinal", name, partial(gains, task, names, PER_SEMIFINAL, 2, lanes))
-        weight = PER_SCREENING if name in training else PER_SCREENING // 2
-        total = weight + PER_SEMIFINAL
-        both[name] = {p: (weight * first[p] + PER_SEMIFINAL * again[p]) / total for p in names}
+        again = stage("semifinal", task, gains, names, PER_SEMIFINAL, 2)
+        weights = np.array([groups[name], PER_SEMIFINAL])
+        both[name] = {p: float(np.average([first[p], again[p]], weights=weights)) for p in names}
     suite_wide = over_the_suite(both, candidates) | {"never": 0.0}
     suite_plan = max(suite_wide, key=lambda plan: suite_wide[plan])
-    finals = {
-        name: kept(
-            "final",
-            name,
-            partial(final, task, chosen_plans(both[name], suite_plan), lanes),
-        )
+    return {
+        name: stage("final", task, final, chosen_plans(both[name], suite_plan))
         for name, task in tasks.items()
     }
-    first_task = next(iter(training.values()))
-    text = report(
-        finals, arguments.suites, known_plans(first_task)[suite_plan], first_task, seconds
-    )
-    print(text)
+
+
+def page(finals: dict[str, Rows], suites: list[str]) -> list[str]:
+    """The page of results."""
+    parts = [
+        "Utility in points (committed validation accuracy in brackets), ± two standard errors "
+        f"over {PER_FINAL} hosts and data orders that had no part in choosing the plans. The last "
+        "column is the difference in utility, on the same hosts, between the task's own best plan "
+        "and the best for the whole suite: what a policy can gain that knows the task, over one "
+        "plan for all.",
+    ]
+    for suite in suites:
+        gaps = [_gap(finals[name]) for name in SUITES[suite]]
+        error = math.hypot(*(gap.error for gap in gaps)) / len(gaps)
+        mean = Mean(float(np.mean([gap.value for gap in gaps])), error)
+        parts += [f"## {suite}", suite_table(finals, SUITES[suite])]
+        parts.append(f"Mean of the last column: {_points(mean)}.")
+    first, rows = next(iter(finals.items()))
+    best = [
+        (f"`{n}`", *(r[role]["schedule"] for role in ("single", "random")))
+        for n, r in finals.items()
+    ]
+    return [
+        *parts,
+        f"Best for the whole training suite: {rows['suite']['plan']}, which on `{first}` is "
+        f"{rows['suite']['schedule']}.",
+        table(("task", "best single seed", "best of 100 random"), best),
+        f"{made_on()}.",
+    ]
+
+
+def main() -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("--suites", nargs="+", default=["suite", "held_out"])
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--work", type=Path, default=Path("runs/tasks"))
+    parser.add_argument("--check", action="store_true", help="is the committed table found again?")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    tasks = {task.name: task for suite in arguments.suites for task in find_all([suite])}
+    stored = RESULTS / "tasks.json"
+    before = json.loads(stored.read_text()) if stored.exists() else {}
+    if arguments.check:
+        known = {name: rows for name, rows in before.items() if name in tasks}
+        return 0 if reproduces(known, arguments.threads) else 1
+    finals = chosen_and_played(tasks, arguments.work, arguments.threads)
+    title = "What growing is worth on each task"
+    publish("tasks", title, page(finals, arguments.suites), arguments.write, before | finals)
     if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "tasks.md").write_text(text)
-        before = json.loads(stored.read_text()) if stored.exists() else {}
-        stored.write_text(json.dumps(before | finals, indent=1) + "\n")
         shipped = json.loads(TABLE.read_text())["tasks"] if TABLE.exists() else {}
         for name, rows in finals.items():
             never = {key: rows["never"][key] for key in ("utility", "accuracy")}
             shipped[name] = {"never": never, "best_fixed": best_fixed(rows)}
         TABLE.write_text(json.dumps({"tasks": shipped}, indent=1) + "\n")
     return 0
-
-
-def report(
-    finals: dict[str, dict], suites: list[str], suite_plan: Plan, first: Task, seconds: float
-) -> str:
-    """The page of results."""
-    lines = [
-        "# What growing is worth on each task",
-        "",
-        f"`python benchmarks/tasks.py --suites {' '.join(suites)} --write`, all stages together "
-        f"{seconds / 60:.0f} minutes",
-        "",
-        "Utility in points (committed validation accuracy in brackets), ± two standard errors "
-        f"over {PER_FINAL} hosts and data orders that had no part in choosing the plans. The last "
-        "column is the difference in utility, on the same hosts, between the task's own best plan "
-        "and the best for the whole suite: what a policy can gain that knows the task, over one "
-        "plan for all.",
-        "",
-    ]
-    for suite in suites:
-        gaps = [_gap(finals[name]) for name in SUITES[suite]]
-        error = math.sqrt(sum(_error(gap) ** 2 for gap in gaps)) / len(gaps)
-        mean = float(np.mean([gap.mean() for gap in gaps]))
-        lines += [
-            *(f"## {suite}", "", *table(finals, SUITES[suite]), ""),
-            f"Mean of the last column: {_points(mean, error)}.",
-            "",
-        ]
-    lines += [
-        f"Best for the whole training suite: {suite_plan.name}, which on `{first.name}` is "
-        f"{suite_plan.words(first)}.",
-        "",
-        "| task | best single seed | best of 100 random |",
-        "|---|---|---|",
-        *(
-            f"| `{name}` | {rows['single']['schedule']} | {rows['random']['schedule']} |"
-            for name, rows in finals.items()
-        ),
-        "",
-        f"{made_on()}.",
-        "",
-    ]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ writes telemetry. Next to it runs a ``naive`` loop in which the hosts are ordina
 environment, in a Python loop: same minibatches and same numbers, which is checked first, in the
 best of {1, 2, all threads} x {NCHW, NHWC} with fused AdamW and the same allocator settings. Both
 take turns of a few steps, so that drift of the machine falls on both and each finds its own data in
-the cache, as it would alone. For the workload see ``hot_path_workload.py``.
+the cache, as it would alone. For the workload see ``benchmarks/hot_path_workload.py``.
 """
 
 import argparse
@@ -18,21 +18,29 @@ import os
 import subprocess
 import sys
 import time
+import timeit
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from hot_path_naive import NaiveBackend, choose_best
-from hot_path_workload import Loop, Timed, Workload
+from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.seeds import SeedState
+from esper.leyline.config import TrainConfig
 from esper.runtime.registry import find_all
 from esper.simic.compiled import MODES, resolve_mode
-from esper.simic.run.run_directory import processor_name
+from esper.simic.run.run_directory import machine_fingerprint
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import resolve_precision
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+from hot_path_naive import NaiveBackend, choose_best
+from hot_path_workload import Loop, Workload
+from reporting import table
+
+from oracles.naive import naive_host
 
 CHECKED_STEPS = 12
 TURN = 10
@@ -48,10 +56,10 @@ def build(workload: Workload, backend: str) -> Loop:
 
 def prepare(loop: Loop) -> str:
     """Let a naive loop choose its way on numbers that are thrown away."""
+    (backend,) = loop.environment.backends.values()
+    assert isinstance(backend, NaiveBackend)
     loop.begin()
     engine = loop.environment.shards[0].engine
-    backend = engine.backend.backend if isinstance(engine.backend, Timed) else engine.backend
-    assert isinstance(backend, NaiveBackend)
     state = SeedState.dormant((len(engine.rows), len(engine.slots)), engine.device)
     return choose_best(
         backend,
@@ -83,66 +91,60 @@ def check_same_numbers(workload: Workload, backend: str) -> None:
         loop.close()
 
 
-def measure(workload: Workload, backend: str, episodes: int, use_amp: bool) -> dict:
+def play_in_turns(loops: tuple[Loop, Loop], episodes: int) -> None:
+    """Time whole episodes of both, after one that warms up."""
+    workload = loops[0].workload
+    for episode in range(-1, episodes):
+        # A compiled update is timed on episodes of one length, so the first must have it too.
+        whole = episode >= 0 or workload.compile_mode != "off"
+        length = workload.episode_length if whole else min(2, workload.episode_length)
+        for loop in loops:
+            if episode == 0:
+                loop.clear()
+            loop.begin()
+        for begin in range(0, length, TURN):
+            for loop in loops:
+                for _ in range(begin, min(begin + TURN, length)):
+                    loop.step()
+        if whole:
+            for loop in loops:
+                loop.end()
+
+
+def measure(workload: Workload, backend: str, episodes: int, use_amp: bool) -> dict[str, Any]:
     """Both loops in turns; a row of the table."""
     if not use_amp:
         check_same_numbers(workload, backend)
     ours, naive = build(workload, backend), build(workload, "naive")
     way = prepare(naive)
-    for episode in range(-1, episodes):
-        if episode == 0:
-            for loop in (ours, naive):
-                loop.clear()
-        # A compiled update is timed on episodes of one length, so the first must have it too.
-        whole = episode >= 0 or workload.compile_mode != "off"
-        length = workload.episode_length if whole else min(2, workload.episode_length)
-        for loop in (ours, naive):
-            loop.begin()
-        for begin in range(0, length, TURN):
-            for loop in (ours, naive):
-                for _ in range(begin, min(begin + TURN, length)):
-                    loop.step()
-        if whole:
-            for loop in (ours, naive):
-                loop.end()
-    growth = workload.growth(backend)
+    play_in_turns((ours, naive), episodes)
+    growth, total = workload.growth(backend), ours.seconds
     steps = workload.envs * workload.episode_length * episodes
-    total, peak = ours.seconds, peak_gflops(workload.threads)
     milliseconds = 1e3 * np.array(ours.steps)
-    rest = total - ours.host - ours.policy - ours.update
     rows = sum(len(shard.engine.rows) for shard in ours.environment.shards)
-    flops = host_flops(workload, rows)
-    row = {
-        "task": workload.task,
-        "envs": workload.envs,
-        "episode_length": workload.episode_length,
+    shares = {"host": ours.host, "policy": ours.policy, "update": ours.update}
+    shares["rest"] = total - sum(shares.values())
+    for loop in (ours, naive):
+        loop.close()
+    given = ("task", "envs", "episode_length", "device", "telemetry", "lstm_hidden", "ppo_epochs")
+    return {
+        **{name: getattr(workload, name) for name in (*given, "threads")},
         "max_batches": growth.max_batches,
         "batch_size": growth.batch_size,
         "backend": ours.backend_name,
-        "device": workload.device,
         "amp": workload.precision.enabled,
         "compile": workload.compile_mode,
-        "telemetry": workload.telemetry,
-        "lstm_hidden": workload.lstm_hidden,
-        "ppo_epochs": workload.ppo_epochs,
-        "threads": workload.threads,
         "eps": steps / total,
         "step_ms_p50": float(np.percentile(milliseconds, 50)),
         "step_ms_p95": float(np.percentile(milliseconds, 95)),
         "naive_eps": steps / naive.seconds,
         "naive_way": way,
         "ratio": naive.seconds / total,
-        "share_host": ours.host / total,
-        "share_policy": ours.policy / total,
-        "share_update": ours.update / total,
-        "share_rest": rest / total,
-        "peak_gflops": peak,
-        "host_gflops": flops * workload.episode_length * episodes / ours.host / 1e9,
-        **machine(workload.device),
+        **{f"share_{part}": seconds / total for part, seconds in shares.items()},
+        "peak_gflops": peak_gflops(workload.threads),
+        "host_gflops": host_flops(workload) * rows / workload.envs * steps / ours.host / 1e9,
+        **machine(torch.device(workload.device)),
     }
-    for loop in (ours, naive):
-        loop.close()
-    return row
 
 
 def peak_gflops(threads: int) -> float:
@@ -150,107 +152,81 @@ def peak_gflops(threads: int) -> float:
     size = 1024
     torch.set_num_threads(threads)
     a, b = torch.randn(size, size), torch.randn(size, size)
-    best = min(_seconds(lambda: a @ b) for _ in range(20))
+    best = min(timeit.repeat(lambda: a @ b, number=1, repeat=20))
     torch.set_num_threads(1)
     return 2 * size**3 / best / 1e9
 
 
-def _seconds(call: object) -> float:
-    begin = time.perf_counter()
-    call()  # type: ignore[operator]
-    return time.perf_counter() - begin
+def host_flops(workload: Workload) -> float:
+    """Multiplications and additions of a bare host's layers in an environment step.
 
-
-def host_flops(workload: Workload, rows: int) -> float:
-    """Multiplications and additions of the bare hosts' layers in an environment step.
-
-    Three passes a layer in training, two in the first, which has no input gradient; one in
-    validation. Seeds, norms and pools are left out, so the figure errs on the low side.
+    Forward and backward of every minibatch, forward of the validation images. Seeds, norms and
+    pools are left out, so the figure errs on the low side.
     """
     host, growth = workload.found.host, workload.growth("torch")
-    data = workload.found.datasets()[0]
+    height, width, channels = host.image
+    module = naive_host(host)
+
+    def forward() -> torch.Tensor:
+        logits: torch.Tensor = module(torch.zeros(2, channels, height, width), {})
+        return logits
+
+    with FlopCounterMode(display=False) as validation:
+        forward()
+    with FlopCounterMode(display=False) as training:
+        forward().sum().backward()
+    images = len(workload.found.datasets()[0].validation_labels)
     trained = growth.max_batches * growth.batch_size
-    validated = len(data.validation_labels)
-    total = 0.0
-    if isinstance(host, CnnHost):
-        height, width, inputs = host.image
-        for block, outputs in enumerate(host.channels):
-            macs = height * width * inputs * outputs * host.kernel**2
-            total += 2 * macs * ((2 if block == 0 else 3) * trained + validated)
-            inputs = outputs
-            if block < host.pools:
-                height, width = height // 2, width // 2
-    else:
-        inputs = host.image[0] * host.image[1] * host.image[2]
-        for block, outputs in enumerate(host.widths):
-            macs = inputs * outputs
-            total += 2 * macs * ((2 if block == 0 else 3) * trained + validated)
-            inputs = outputs
-    total += 2 * inputs * host.classes * (3 * trained + validated)
-    return total * rows
+    return (training.get_total_flops() * trained + validation.get_total_flops() * images) / 2
 
 
-def machine(device: str) -> dict:
+def machine(device: torch.device) -> dict[str, Any]:
     """What a figure must be read with."""
-    cuda = device.startswith("cuda")
+    found = machine_fingerprint(device, TrainConfig(), "")
     driver = None
-    if cuda:
+    if device.type == "cuda":
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    git = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "torch": torch.__version__,
-        "device_name": torch.cuda.get_device_name(device)
-        if cuda
-        else f"{os.cpu_count()} x {processor_name()}",
-        "driver": driver,
-        "cuda": torch.version.cuda,
-        "git": git or None,
+    else:
+        found["device_name"] = f"{os.cpu_count()} x {found['device_name']}"
+    return {name: found[name] for name in ("torch", "device_name", "cuda", "git")} | {
+        "driver": driver
     }
 
 
-def table(rows: list[dict]) -> str:
+def page(rows: list[dict[str, Any]]) -> str:
     """The results in Markdown."""
+    parts = ("host", "policy", "update", "rest")
+    heads = ("task", "envs", "backend", "env steps/s", "naive", "ratio", "step ms p50", "p95")
     lines = [
-        "| task | envs | backend | env steps/s | naive | ratio | step ms p50 | p95 "
-        "| host | policy | update | rest | host GFLOP/s of peak |",
-        "|" + "---|" * 13,
+        (
+            *(r["task"], r["envs"], r["backend"], f"{r['eps']:,.0f}"),
+            f"{r['naive_eps']:,.1f} ({r['naive_way']})",
+            *(f"{r[name]:.1f}" for name in ("ratio", "step_ms_p50", "step_ms_p95")),
+            *(f"{100 * r[f'share_{part}']:.0f} %" for part in parts),
+            f"{r['host_gflops']:.0f} of {r['peak_gflops']:.0f}",
+        )
+        for r in rows
     ]
-    for r in rows:
-        shares = " | ".join(
-            f"{100 * r[f'share_{part}']:.0f} %" for part in ("host", "policy", "update", "rest")
-        )
-        lines.append(
-            f"| {r['task']} | {r['envs']} | {r['backend']} | {r['eps']:,.0f} "
-            f"| {r['naive_eps']:,.1f} ({r['naive_way']}) | {r['ratio']:.1f} "
-            f"| {r['step_ms_p50']:.1f} | {r['step_ms_p95']:.1f} | {shares} "
-            f"| {r['host_gflops']:.0f} of {r['peak_gflops']:.0f} |"
-        )
-    return "\n".join(lines)
+    return table((*heads, *parts, "host GFLOP/s of peak"), lines)
 
 
-def compared(before: list[dict], after: list[dict]) -> str:
+def compared(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
     """Two files row by row."""
     names = ("task", "envs", "backend", "device", "amp", "compile", "telemetry", "threads")
-    lines = [
-        f"| {' | '.join(names)} | before | after | ratio of naive, before | after |",
-        "|" + "---|" * 12,
-    ]
     known = {tuple(row[name] for name in names): row for row in before}
+    lines = []
     for row in after:
         key = tuple(row[name] for name in names)
         if key in known:
-            then = known[key]
-            lines.append(
-                f"| {' | '.join(map(str, key))} | {then['eps']:,.0f} | {row['eps']:,.0f} "
-                f"| {then['ratio']:.1f} | {row['ratio']:.1f} |"
-            )
-    return "\n".join(lines)
+            both = (known[key], row)
+            figures = (f"{r['eps']:,.0f}" for r in both), (f"{r['ratio']:.1f}" for r in both)
+            lines.append((*key, *figures[0], *figures[1]))
+    return table((*names, "before", "after", "ratio of naive, before", "after"), lines)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, nargs="+", default=[64])
     parser.add_argument("--max-batches", type=int)
@@ -273,35 +249,30 @@ def main() -> int:
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
     (task,) = find_all([arguments.task])
-    length = arguments.episode_length or task.episode_length
+    given = ("task", "max_batches", "batch_size", "device", "telemetry", "threads")
+    workload = Workload(
+        **{name: getattr(arguments, name) for name in given},
+        episode_length=arguments.episode_length or task.episode_length,
+        compile_mode=resolve_mode(arguments.compile, device),
+    )
     rows = []
     for envs in arguments.envs:
         for backend in arguments.backend:
-            workload = Workload(
-                task=arguments.task,
-                envs=envs,
-                episode_length=length,
-                max_batches=arguments.max_batches,
-                batch_size=arguments.batch_size,
-                device=arguments.device,
-                precision=resolve_precision(arguments.amp, device, backend=backend),
-                telemetry=arguments.telemetry,
-                threads=arguments.threads,
-                compile_mode=resolve_mode(arguments.compile, device),
-            )
-            rows.append(measure(workload, backend, arguments.episodes, arguments.amp))
+            precision = resolve_precision(arguments.amp, device, backend=backend)
+            this = replace(workload, envs=envs, precision=precision)
+            rows.append(measure(this, backend, arguments.episodes, arguments.amp))
             print(f"{backend} done", file=sys.stderr, flush=True)
-    print(table(rows))
+    print(page(rows))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
         row = rows[0]
-        page = (
-            f"`python scripts/benchmark_hot_path.py {' '.join(sys.argv[1:])}`\n\n{table(rows)}\n\n"
+        text = (
+            f"`python scripts/benchmark_hot_path.py {' '.join(sys.argv[1:])}`\n\n{page(rows)}\n\n"
             f"Whole loops in turns of {TURN} steps, {arguments.episodes} timed episodes of "
-            f"{length} steps. torch {row['torch']}, {row['device_name']}, "
+            f"{workload.episode_length} steps. torch {row['torch']}, {row['device_name']}, "
             f"{row['threads']} threads, {time.strftime('%Y-%m-%d')}.\n"
         )
-        arguments.json.with_suffix(".md").write_text(page)
+        arguments.json.with_suffix(".md").write_text(text)
     return 0
 
 

@@ -9,6 +9,7 @@ import asyncio
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from esper.karn.sanctum.app import PAGES, Sanctum
 from esper.simic.training.vectorized import train_ppo_vectorized
@@ -18,7 +19,13 @@ IMAGES = ROOT / "docs" / "images"
 TESTS = ROOT / "tests"
 SIZES = ((80, 24), (160, 50))
 WIDTH, HEIGHT = 140, 40
-DEMO = {"task": "digits_shift", "envs": 16, "rounds": 13, "telemetry_level": "debug", "seed": 42}
+DEMO: dict[str, Any] = {
+    "task": "digits_shift",
+    "envs": 16,
+    "rounds": 13,
+    "telemetry_level": "debug",
+    "seed": 42,
+}
 
 
 async def picture(run: Path, target: Path, keys: list[str], light: bool = False) -> None:

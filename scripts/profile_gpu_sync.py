@@ -3,7 +3,7 @@
     python scripts/profile_gpu_sync.py
     python scripts/profile_gpu_sync.py --device cuda:0
 
-On CUDA torch itself tells of each synchronisation (sync debug mode). On a CPU nothing waits, but
+On CUDA torch itself reports each synchronisation (sync debug mode). On a CPU nothing waits, but
 the operations that would are dispatched all the same (a number taken out of a tensor, a shape that
 depends on values), so they are caught there. The torch backend runs: it is the one for CUDA. Exit
 status 1 when there is a place outside ``DOCUMENTED``.
@@ -15,13 +15,17 @@ import threading
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
-from hot_path_workload import Loop, Workload
 from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+from hot_path_workload import Loop, Workload
 
 SOURCE = Path(__file__).parent.parent / "src"
 
@@ -80,7 +84,9 @@ class Dispatched(TorchDispatchMode):
         super().__init__()
         self.found: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = str(function.overloadpacket)
         indexed = name == "aten.index" and any(
             i is not None and i.dtype == torch.bool for i in args[1]
@@ -95,20 +101,16 @@ def caught_on_cpu(found: Counter[str]) -> Iterator[None]:
     """Count what would wait, ``tolist`` included, which is not dispatched."""
     original = torch.Tensor.tolist
 
-    def tolist(tensor: torch.Tensor) -> list:
+    def tolist(tensor: torch.Tensor) -> Any:
         # Telemetry's own thread reads what was brought to the host before.
         if threading.current_thread() is threading.main_thread():
             found[place()] += 1
         return original(tensor)
 
     mode = Dispatched()
-    torch.Tensor.tolist = tolist  # type: ignore[method-assign]
-    try:
-        with mode:
-            yield
-    finally:
-        torch.Tensor.tolist = original  # type: ignore[method-assign]
-        found.update(mode.found)
+    with mock.patch.object(torch.Tensor, "tolist", tolist), mode:
+        yield
+    found.update(mode.found)
 
 
 @contextmanager
@@ -118,17 +120,14 @@ def caught_on_cuda(found: Counter[str]) -> Iterator[None]:
     def note(*_: object, **__: object) -> None:
         found[place()] += 1
 
-    before = warnings.showwarning
     torch.cuda.set_sync_debug_mode("warn")
-    warnings.showwarning = note  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.showwarning = note  # type: ignore[assignment]
-            yield
+            with mock.patch.object(warnings, "showwarning", note):
+                yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-        warnings.showwarning = before
 
 
 def report(title: str, found: Counter[str], calls: int) -> bool:
@@ -143,7 +142,7 @@ def report(title: str, found: Counter[str], calls: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--device", default="cpu")
@@ -156,24 +155,19 @@ def main() -> int:
         device=arguments.device,
         threads=1,
     )
-    catch: Callable = caught_on_cuda if arguments.device.startswith("cuda") else caught_on_cpu
+    catch = caught_on_cuda if arguments.device.startswith("cuda") else caught_on_cpu
     torch.set_num_threads(1)
     loop = Loop(workload, "torch")
+    loop.begin()
+    loop.play()  # what is made once is made in the first episode
     steps: Counter[str] = Counter()
     update: Counter[str] = Counter()
-    for episode in range(2):  # what is made once is made in the first
-        loop.begin()
-        for _ in range(workload.episode_length):
-            if episode:
-                with catch(steps):
-                    loop.step()
-            else:
-                loop.step()
-        if episode:
-            with catch(update):
-                loop.end()
-        else:
-            loop.end()
+    loop.begin()
+    for _ in range(workload.episode_length):
+        with catch(steps):
+            loop.step()
+    with catch(update):
+        loop.end()
     loop.close()
     fine = report("a step", steps, workload.episode_length)
     fine &= report("an update, and the outcome of its round", update, 1)

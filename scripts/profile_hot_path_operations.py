@@ -10,14 +10,16 @@ within.
 """
 
 import argparse
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
+from typing import Any
 
 import torch
-from hot_path_workload import Loop, Workload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.simic.gradients import GradientNorms
@@ -31,7 +33,13 @@ from esper.simic.training.recorder import Recorder
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import Governor
 
-STEP_STAGES: tuple[tuple[object, str, str], ...] = (
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+from hot_path_workload import Loop, Workload
+from reporting import table
+
+Stages = tuple[tuple[object, str, str], ...]
+
+STEP_STAGES: Stages = (
     (Loop, "step", "the rest of a step"),
     (PPOAgent, "act", "policy"),
     (Rollout, "write", "rollout"),
@@ -42,15 +50,15 @@ STEP_STAGES: tuple[tuple[object, str, str], ...] = (
     (Engine, "train", "train"),
     (Engine, "measure", "validate and ablate"),
     (Engine, "coalitions", "coalitions (last step)"),
-    (TorchStep, "judge", "governor"),
-    (NativeStep, "judge", "governor"),
+    (TorchStep, "check", "governor"),
+    (NativeStep, "check", "governor"),
     (Governor, "snapshot", "snapshots"),
     (shard.Shard, "_pass_time", "time, signals, gates"),
     (shard.Shard, "_reward", "reward"),
     (shard.Shard, "_observe", "observation"),
     (Recorder, "step", "telemetry"),
 )
-UPDATE_STAGES: tuple[tuple[object, str, str], ...] = (
+UPDATE_STAGES: Stages = (
     (Loop, "end", "the rest of an update"),
     (PPOAgent, "_learning", "advantages and sequences"),
     (PPOAgent, "_backward", "forward and loss"),
@@ -91,23 +99,23 @@ class Ledger:
 
 @contextmanager
 def watched(ledger: Ledger) -> Iterator[None]:
-    """Every stage's function tells the ledger."""
+    """Every stage's function reports to the ledger."""
 
-    def telling(function: Callable, stage: str) -> Callable:
+    def reporting(function: Callable[..., object], stage: str) -> Callable[..., object]:
         @wraps(function)
-        def told(*arguments: object, **options: object) -> object:
+        def reported(*arguments: object, **options: object) -> object:
             ledger.enter(stage)
             try:
                 return function(*arguments, **options)
             finally:
                 ledger.leave()
 
-        return told
+        return reported
 
     stages = STEP_STAGES + UPDATE_STAGES
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in stages]
     for (owner, name, stage), (_, _, function) in zip(stages, before, strict=True):
-        setattr(owner, name, telling(function, stage))
+        setattr(owner, name, reporting(function, stage))
     try:
         yield
     finally:
@@ -122,7 +130,9 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.ledger = ledger
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         stage = self.ledger.stack[-1] if self.ledger.stack else ""
         begin = time.perf_counter()
         try:
@@ -137,36 +147,33 @@ def play(loop: Loop, ledger: Ledger) -> None:
     loop.begin()
     loop.clear()
     with watched(ledger):
-        for _ in range(loop.workload.episode_length):
-            loop.step()
-        loop.end()
+        loop.play()
 
 
-def table(title: str, stages: tuple, timed: Ledger, seen: Ledger, native: float, per: int) -> str:
-    """One line a stage, the longest first."""
-    names = dict.fromkeys(stage for _, _, stage in stages)
+def page(
+    title: str, stages: Stages, timed: Ledger, counted: Ledger, native: bool, calls: int
+) -> str:
+    """One line a stage, the longest first; all figures for one of ``calls``."""
+    names = dict.fromkeys(stage for _, _, stage in stages if timed.calls[stage])
     total = sum(timed.seconds[name] for name in names)
-    lines = [
-        f"\n{title}: {1e3 * total / per:.2f} ms\n",
-        "| stage | ms | share | operations | Python |",
-        "|---|---|---|---|---|",
-    ]
-    library = {"train": native, "validate and ablate": native}
+    library = ("train", "validate and ablate") if native else ()
+    rows = []
     for name in sorted(names, key=lambda n: -timed.seconds[n]):
         seconds = timed.seconds[name]
-        if not timed.calls[name]:
-            continue
-        within = min(seconds, seen.inside[name])
-        python = "-" if library.get(name) else f"{100 * (1 - within / seconds):.0f} %"
-        lines.append(
-            f"| {name} | {1e3 * seconds / per:.2f} | {100 * seconds / total:.0f} % "
-            f"| {seen.operations[name] / per:.0f} | {python} |"
+        inside = min(seconds, counted.inside[name])
+        rows.append(
+            (
+                *(name, f"{1e3 * seconds / calls:.2f}", f"{100 * seconds / total:.0f} %"),
+                f"{counted.operations[name] / calls:.0f}",
+                "-" if name in library else f"{100 * (1 - inside / seconds):.0f} %",
+            )
         )
-    return "\n".join(lines)
+    heads = ("stage", "ms", "share", "operations", "Python")
+    return f"\n{title}: {1e3 * total / calls:.2f} ms\n\n{table(heads, rows)}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, default=64)
     parser.add_argument("--episode-length", type=int, default=40)
@@ -184,15 +191,15 @@ def main() -> int:
     )
     loop = Loop(workload, arguments.backend)
     play(loop, Ledger())  # tables are made on first use
-    timed, seen = Ledger(), Ledger()
+    timed, counted = Ledger(), Ledger()
     play(loop, timed)
-    with Operations(seen):
-        play(loop, seen)
-    native = loop.host if loop.backend_name == "NativeBackend" else 0.0
+    with Operations(counted):
+        play(loop, counted)
+    native = loop.backend_name == "NativeBackend"
     print(f"{workload.task}, {workload.envs} environments, {loop.backend_name}")
     steps = workload.episode_length
-    print(table("an environment step", STEP_STAGES, timed, seen, native, steps))
-    print(table("an update", UPDATE_STAGES, timed, seen, native, 1))
+    print(page("an environment step", STEP_STAGES, timed, counted, native, steps))
+    print(page("an update", UPDATE_STAGES, timed, counted, native, 1))
     loop.close()
     return 0
 

@@ -51,7 +51,7 @@ def test_a_backend_that_computes_something_else_is_not_timed(tmp_path: Path):
     """Broken on purpose: the naive loop gets another learning rate."""
     broken = (
         "import sys; sys.path.insert(0, {scripts!r})\n"
-        "import hot_path_naive as naive, benchmark_hot_path as script\n"
+        "import benchmark_hot_path as script, hot_path_naive as naive\n"
         "original = naive.NaiveBackend._optimizers\n"
         "def slower(self, *given):\n"
         "    own = original(self, *given)\n"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.cached_tensors import Table
-from esper.leyline.actions import Curve
 from esper.leyline.stages import ACTING, COMPUTING, LIVING, STAGE_COUNT, Stage
 
 
@@ -75,30 +74,13 @@ class SeedState:
     def dormant(cls, shape: tuple[int, int], device: torch.device) -> "SeedState":
         """Empty slots."""
 
-        def integers(value: int) -> Tensor:
-            return torch.full(shape, value, dtype=torch.long, device=device)
-
-        def floats() -> Tensor:
-            return torch.zeros(shape, device=device)
-
-        return cls(
-            stage=integers(Stage.DORMANT),
-            blueprint=integers(0),
-            style=integers(0),
-            tempo=integers(0),
-            goal=floats(),
-            alpha=floats(),
-            alpha_velocity=floats(),
-            ramp_start=floats(),
-            ramp_target=floats(),
-            ramp_mode=integers(AlphaMode.HOLD),
-            ramp_curve=integers(Curve.LINEAR),
-            ramp_steps=integers(0),
-            ramp_done=integers(0),
-            pruning=integers(0).bool(),
-            age=integers(0),
-            stage_age=integers(0),
-        )
+        floats = ("goal", "alpha", "alpha_velocity", "ramp_start", "ramp_target")
+        kinds = {name: torch.float32 for name in floats} | {"pruning": torch.bool}
+        empty = {
+            f.name: torch.zeros(shape, dtype=kinds.get(f.name, torch.long), device=device)
+            for f in fields(cls)
+        }
+        return cls(**empty | {"stage": empty["stage"] + Stage.DORMANT})
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "SeedState":
         """The state with ``function`` applied to every field."""
@@ -159,21 +141,9 @@ class SeedSignals:
     def unknown(cls, shape: tuple[int, int], device: torch.device) -> "SeedSignals":
         """Nothing measured yet."""
 
-        def filled(value: float) -> Tensor:
-            return torch.full(shape, value, device=device)
-
-        return cls(
-            contribution=filled(nan),
-            contribution_velocity=filled(0.0),
-            health=filled(nan),
-            previous_health=filled(nan),
-            gradient_norm=filled(nan),
-            exploding=filled(0.0).bool(),
-            gradient_ratio=filled(nan),
-            baseline=filled(nan),
-            improvement=filled(nan),
-            birth_accuracy=filled(nan),
-        )
+        signals = cls(*(torch.full(shape, nan, device=device) for _ in fields(cls)))
+        zeros = torch.zeros(shape, device=device)
+        return replace(signals, contribution_velocity=zeros, exploding=zeros.bool())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "SeedSignals":
         """The signals with ``function`` applied to every field."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import blueprints
+from esper.kasmina.cached_tensors import Table
 from esper.kasmina.stack import Layout, weight, zeros
 from esper.leyline.actions import BLUEPRINTS, Style
 
@@ -89,7 +90,7 @@ class SlotSpec:
         return constant, bound
 
     @cached_property
-    def segment_table(self) -> Tensor:
+    def segment_table(self) -> Table:
         """Which parameter tensor a column belongs to, by blueprint, int64 ``[blueprints, width]``.
 
         Columns of no parameter, and the gate's, share one index past the last; see
@@ -98,17 +99,7 @@ class SlotSpec:
         table = torch.full((len(BLUEPRINTS), self.width), self.segment_count)
         for kind, layout in self.layouts.items():
             table[kind, : layout.size] = layout.segments(layout.size)
-        return table
-
-    def segment_table_on(self, device: torch.device) -> Tensor:
-        """``segment_table`` on a device, copied there once."""
-        if device not in self._tables:
-            self._tables[device] = self.segment_table.to(device)
-        return self._tables[device]
-
-    @cached_property
-    def _tables(self) -> dict[torch.device, Tensor]:
-        return {}
+        return Table(table.tolist())
 
     @cached_property
     def segment_count(self) -> int:

@@ -5,26 +5,18 @@ Slot ``r0cI`` lies behind block I before its pool, slot ``r1cI`` behind the pool
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from torch import Tensor
 
 from esper.kasmina import ops
-from esper.kasmina.hosts.host import (
-    HostDefaults,
-    Instruction,
-    Tensors,
-    head_fields,
-    norm_buffers,
-    norm_fields,
-    normalised,
-    pooled_head,
-)
+from esper.kasmina.hosts.host import Instruction, NormedHost, Tensors
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.stack import Field, Layout, weight
+from esper.kasmina.stack import Field, weight
 
 
 @dataclass(frozen=True)
-class CnnHost(HostDefaults):
+class CnnHost(NormedHost):
     """Specification of a stack of convolutional hosts; see ``hosts.host.Host``.
 
     Attributes:
@@ -76,23 +68,14 @@ class CnnHost(HostDefaults):
                 program += [Instruction("pool", block), *self.slot_at(f"r1c{block}")]
         return (*program, Instruction("head", 0))
 
-    @cached_property
-    def layout(self) -> Layout:
-        """See ``Host.layout``."""
-        fields: list[Field] = []
-        inputs = self.image[2]
-        for block, channels in enumerate(self.channels):
-            fields += [
-                weight(f"conv{block}.weight", channels, inputs, self.kernel, self.kernel),
-                *norm_fields(block, channels),
-            ]
-            inputs = channels
-        return Layout((*fields, *head_fields(self.classes, inputs)))
-
-    @cached_property
-    def buffers(self) -> Layout:
-        """See ``Host.buffers``."""
-        return norm_buffers(self.channels)
+    @property
+    def weights(self) -> tuple[Field, ...]:
+        """See ``NormedHost.weights``."""
+        sizes = enumerate(pairwise((self.image[2], *self.channels)))
+        return tuple(
+            weight(f"conv{block}.weight", outputs, inputs, self.kernel, self.kernel)
+            for block, (inputs, outputs) in sizes
+        )
 
     @property
     def summary(self) -> str:
@@ -107,8 +90,4 @@ class CnnHost(HostDefaults):
     ) -> Tensor:
         """Convolution, BatchNorm, ReLU; see ``Host.block``."""
         x = ops.conv2d(x, parameters[f"conv{index}.weight"])
-        return normalised(parameters, buffers, index, x, training)
-
-    def head(self, parameters: Tensors, x: Tensor) -> Tensor:
-        """See ``Host.head``."""
-        return pooled_head(parameters, x)
+        return self.normalised(parameters, buffers, index, x, training)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -156,42 +156,56 @@ class HostDefaults(ABC):
         return (Instruction("slot", i) for i, slot in enumerate(self.slots) if slot.name == place)
 
 
-def norm_fields(block: int, channels: int) -> tuple[Field, Field]:
-    """Trainable parameters of a block's BatchNorm."""
-    return ones(f"norm{block}.weight", channels), zeros(f"norm{block}.bias", channels)
+class NormedHost(HostDefaults):
+    """A host whose blocks end in BatchNorm and ReLU, with one linear map behind the last of them.
 
+    Attributes:
+        classes: number of classes.
+    """
 
-def norm_buffers(widths: Iterable[int]) -> Layout:
-    """Running statistics of the BatchNorm of each block, by its channels."""
-    fields: list[Field] = []
-    for block, channels in enumerate(widths):
-        fields += [zeros(f"norm{block}.mean", channels), ones(f"norm{block}.variance", channels)]
-    return Layout(tuple(fields))
+    classes: int
 
+    @property
+    @abstractmethod
+    def weights(self) -> tuple[Field, ...]:
+        """What is trained of each block besides its norm, ``[out, ...]``."""
 
-def normalised(
-    parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
-) -> Tensor:
-    """BatchNorm of block ``index``, then ReLU."""
-    return ops.batch_norm(
-        x,
-        parameters[f"norm{index}.weight"],
-        parameters[f"norm{index}.bias"],
-        buffers[f"norm{index}.mean"],
-        buffers[f"norm{index}.variance"],
-        training,
-        rectify=True,
-    )
+    @cached_property
+    def layout(self) -> Layout:
+        """See ``Host.layout``. BatchNorm takes away what a bias would add, so there is none."""
+        fields: list[Field] = []
+        for block, own in enumerate(self.weights):
+            width = own.shape[0]
+            fields += [own, ones(f"norm{block}.weight", width), zeros(f"norm{block}.bias", width)]
+        fields += [weight("head.weight", self.classes, width), zeros("head.bias", self.classes)]
+        return Layout(tuple(fields))
 
+    @cached_property
+    def buffers(self) -> Layout:
+        """See ``Host.buffers``: running statistics."""
+        fields: list[Field] = []
+        for block, own in enumerate(self.weights):
+            width = own.shape[0]
+            fields += [zeros(f"norm{block}.mean", width), ones(f"norm{block}.variance", width)]
+        return Layout(tuple(fields))
 
-def head_fields(classes: int, channels: int) -> tuple[Field, Field]:
-    """The linear map to the classes of ``pooled_head``."""
-    return weight("head.weight", classes, channels), zeros("head.bias", classes)
+    def normalised(
+        self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
+    ) -> Tensor:
+        """BatchNorm of block ``index``, then ReLU."""
+        return ops.batch_norm(
+            x,
+            parameters[f"norm{index}.weight"],
+            parameters[f"norm{index}.bias"],
+            buffers[f"norm{index}.mean"],
+            buffers[f"norm{index}.variance"],
+            training,
+            rectify=True,
+        )
 
-
-def pooled_head(parameters: Tensors, x: Tensor) -> Tensor:
-    """Mean over the pixels, then the linear map to the classes, ``[N, B, classes]``."""
-    return ops.linear(ops.mean_pool(x), parameters["head.weight"], parameters["head.bias"])
+    def head(self, parameters: Tensors, x: Tensor) -> Tensor:
+        """The linear map of the mean over the pixels; see ``BlockHost.head``."""
+        return ops.linear(ops.mean_pool(x), parameters["head.weight"], parameters["head.bias"])
 
 
 def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,27 +6,19 @@ block I.
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 
 from torch import Tensor
 
 from esper.kasmina import ops
-from esper.kasmina.hosts.host import (
-    HostDefaults,
-    Instruction,
-    Tensors,
-    head_fields,
-    norm_buffers,
-    norm_fields,
-    normalised,
-    pooled_head,
-)
+from esper.kasmina.hosts.host import Instruction, NormedHost, Tensors
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.stack import Field, Layout, weight
+from esper.kasmina.stack import Field, weight
 
 
 @dataclass(frozen=True)
-class MlpHost(HostDefaults):
+class MlpHost(NormedHost):
     """Specification of a stack of fully connected hosts; see ``hosts.host.Host``.
 
     Attributes:
@@ -63,20 +55,11 @@ class MlpHost(HostDefaults):
             program += [Instruction("block", block), *self.slot_at(f"r0c{block}")]
         return (*program, Instruction("head", 0))
 
-    @cached_property
-    def layout(self) -> Layout:
-        """See ``Host.layout``. BatchNorm takes away what a bias would add, so there is none."""
-        fields: list[Field] = []
-        inputs = prod(self.image)
-        for block, width in enumerate(self.widths):
-            fields += [weight(f"linear{block}.weight", width, inputs), *norm_fields(block, width)]
-            inputs = width
-        return Layout((*fields, *head_fields(self.classes, inputs)))
-
-    @cached_property
-    def buffers(self) -> Layout:
-        """See ``Host.buffers``."""
-        return norm_buffers(self.widths)
+    @property
+    def weights(self) -> tuple[Field, ...]:
+        """See ``NormedHost.weights``."""
+        sizes = enumerate(pairwise((prod(self.image), *self.widths)))
+        return tuple(weight(f"linear{block}.weight", o, i) for block, (i, o) in sizes)
 
     @property
     def summary(self) -> str:
@@ -91,8 +74,4 @@ class MlpHost(HostDefaults):
     ) -> Tensor:
         """Linear map, BatchNorm, ReLU; see ``Host.block``."""
         x = ops.dense(x, parameters[f"linear{index}.weight"])
-        return normalised(parameters, buffers, index, x, training)
-
-    def head(self, parameters: Tensors, x: Tensor) -> Tensor:
-        """See ``Host.head``."""
-        return pooled_head(parameters, x)
+        return self.normalised(parameters, buffers, index, x, training)

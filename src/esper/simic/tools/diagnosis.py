@@ -38,7 +38,7 @@ class Played:
         legal: of each ``Op``, the share of (step, environment) pairs in which it was legal.
         reached: of each stage, seeds an episode that came into it.
         utility: of the last step, ``[N]``.
-        accuracy: committed validation accuracy, ``[N]``.
+        accuracy, loss: of validation, as committed, ``[N]``.
         rewards: ``[T, N]``.
     """
 
@@ -46,6 +46,7 @@ class Played:
     reached: dict[Stage, float]
     utility: Tensor
     accuracy: Tensor
+    loss: Tensor
     rewards: Tensor
 
 
@@ -142,8 +143,8 @@ def diagnose(
     )
 
 
-def play(env: GrowthEnv, actor: Actor) -> Played:
-    """One episode."""
+def play(env: GrowthEnv, actor: Actor, episode: int = 0) -> Played:
+    """One episode of environments of one task."""
     reached = dict.fromkeys(STAGES, 0.0)
     last: list[Step] = []
 
@@ -152,7 +153,7 @@ def play(env: GrowthEnv, actor: Actor) -> Played:
             reached[stage] += step.report.entered(stage).double().mean().item()
         last[:] = [step]
 
-    rollout = collect(env, actor, 0, on_step)
+    rollout = collect(env, actor, episode, on_step)
     report = last[0].report
     assert report.committed is not None
     shares = rollout.observation.masks.ops.double().mean((0, 1)).tolist()
@@ -161,6 +162,7 @@ def play(env: GrowthEnv, actor: Actor) -> Played:
         reached=reached,
         utility=utility(report.score, report.added, env.tasks[0].host.parameter_count).double(),
         accuracy=report.committed.accuracy.double(),
+        loss=report.committed.loss.double(),
         rewards=rollout.rewards.double(),
     )
 

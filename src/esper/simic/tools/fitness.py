@@ -56,8 +56,8 @@ def examine(task: Task, backend: str = "auto") -> Fitness:
             raise UsageError("slots: the host has none, so nothing can grow")
         try_host(task.host, Precision("cpu"), torch.float32, CPU)
         forget_peak()
-        few, _, _ = _grown_up(task, FEW, backend)
-        many, seconds, name = _grown_up(task, MANY, backend)
+        few, _, _ = grown_up(task, FEW, backend)
+        many, seconds, name = grown_up(task, MANY, backend)
     except UsageError as error:
         raise UsageError(f"{task.name}: {error}") from error
     except Exception as error:
@@ -69,11 +69,15 @@ def examine(task: Task, backend: str = "auto") -> Fitness:
     return Fitness(data, name, slope, seconds)
 
 
-def _grown_up(task: Task, envs: int, backend: str) -> tuple[int | None, float, str]:
-    """Grow until every seed acts. Peak memory, seconds of a step an environment, and the backend.
+def grown_up(task: Task, envs: int, backend: str) -> tuple[int | None, float, str]:
+    """Grow the largest seed in every slot until all act.
 
     One minibatch a step: more of them take longer and not more memory, and how long a minibatch
     takes is found at the end.
+
+    Returns:
+        Peak resident memory of this process in bytes, None where the system does not tell; seconds
+        of a step of one environment; and the backend.
     """
     config = GrowthConfig(
         seed=1,

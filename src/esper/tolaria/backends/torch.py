@@ -438,7 +438,7 @@ class _SeedRows(_Rows):
 
     def tensor_norms(self, slot: SlotSpec) -> Tensor:
         """Gradient norm of every parameter tensor of the last minibatch, ``[M, tensors]``."""
-        segments = slot.segment_table_on(self.rows.device)[self.kinds]
+        segments = slot.segment_table[self.kinds]
         squares = self.gradient.new_zeros(len(self.rows), slot.segment_count + 1)
         squares.scatter_add_(1, segments, self.gradient.square())
         return squares[:, :-1].sqrt()

@@ -46,22 +46,21 @@ class NaiveBackend:
 
     Args:
         host: of all environments.
-        threads: torch's, within an operation.
-        channels_last: memory order of images and kernels.
     """
 
+    name = "naive"
     threaded = True
 
-    def __init__(self, host: Host, threads: int = 1, channels_last: bool = False):
+    def __init__(self, host: Host):
         self.host = host
-        self.set(threads, channels_last)
+        self.set(1, channels_last=False)
         self.optimizers: dict[int, Optimizers] = {}
 
     def set(self, threads: int, channels_last: bool) -> None:
-        """Go on in another way."""
+        """Continue with so many threads of torch and another memory order."""
         self.threads = threads
         self.format = torch.channels_last if channels_last else torch.contiguous_format
-        self.modules: dict[tuple, Modules] = {}
+        self.modules: dict[tuple[object, ...], Modules] = {}
 
     def train_epoch(
         self, stack: Stack, seeds: Seeds, minibatches: Minibatches, optimisation: Optimisation
@@ -170,13 +169,15 @@ class NaiveBackend:
         alive = [s for s, here in enumerate(computed) if here]
         key = (row, *((s, kinds[s], styles[s]) for s in alive))
         if key not in self.modules:
-            module = naive_host(self.host).to(memory_format=self.format)
-            living = {
+            module = naive_host(self.host)
+            living: dict[str, NaiveSeed] = {
                 self.host.slots[s].name: Seed(
                     BLUEPRINTS[kinds[s]], Style(styles[s]), self.host.slots[s], 0.0, False
-                ).to(memory_format=self.format)
+                )
                 for s in alive
             }
+            for part in (module, *living.values()):
+                part.to(memory_format=self.format)  # type: ignore[call-overload]
             self.modules[key] = module, living
         module, living = self.modules[key]
         for s in alive:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends import Backend
 from esper.tolaria.precision import Precision
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 GERMINATION_STEP = 5
 SEED = 1
@@ -137,22 +141,20 @@ class Timed:
     """A backend whose calls are timed."""
 
     def __init__(self, backend: Backend):
-        self.backend, self.seconds, self.threaded = backend, 0.0, backend.threaded
+        self.name, self.threaded = backend.name, backend.threaded
+        self.train_epoch = self._timed(backend.train_epoch)
+        self.evaluate = self._timed(backend.evaluate)
+        self.seconds = 0.0
 
-    def _timed(self, call: Callable, *arguments: object) -> object:
-        begin = time.perf_counter()
-        try:
-            return call(*arguments)
-        finally:
-            self.seconds += time.perf_counter() - begin
+    def _timed(self, call: Callable[P, T]) -> Callable[P, T]:
+        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
+            begin = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - begin
 
-    def train_epoch(self, *arguments: object) -> object:
-        """See ``Backend.train_epoch``."""
-        return self._timed(self.backend.train_epoch, *arguments)
-
-    def evaluate(self, *arguments: object) -> object:
-        """See ``Backend.evaluate``."""
-        return self._timed(self.backend.evaluate, *arguments)
+        return timed
 
 
 class Loop:
@@ -168,7 +170,7 @@ class Loop:
         self, workload: Workload, backend: str, instead: Callable[..., Backend] | None = None
     ):
         self.workload = workload
-        device = torch.device(workload.device)
+        self.device = device = torch.device(workload.device)
         self.environment = GrowthEnv(
             [workload.found],
             torch.arange(workload.envs),
@@ -184,12 +186,9 @@ class Loop:
         self.agent = growth_agent(
             learner, SEED, device, None, workload.compile_mode, workload.threads
         )
-        self.device = device
         self.folder = tempfile.TemporaryDirectory()
-        sinks = (
-            [] if workload.telemetry == "off" else [JsonLines(Path(self.folder.name) / "events")]
-        )
-        self.hub = Hub(sinks, workload.telemetry)
+        sink = JsonLines(Path(self.folder.name) / "events")
+        self.hub = Hub([] if workload.telemetry == "off" else [sink], workload.telemetry)
         self.held = ExitStack()
         self.episode = 0
         self.lanes = 1
@@ -214,7 +213,7 @@ class Loop:
         self.held.enter_context(self.agent.policy.frozen_weights())
         self.actor = WatchedActor(self.agent)
         self.recorder = Recorder(self.hub, self.environment, self.episode, self.actor)
-        self.rollout: Rollout | None = None
+        self.rollout: Rollout[Observation] | None = None
         self.t = 0
 
     def step(self) -> Step:
@@ -239,6 +238,12 @@ class Loop:
         self.t += 1
         return step
 
+    def play(self) -> None:
+        """The steps of an episode that has begun, and the update."""
+        for _ in range(self.workload.episode_length):
+            self.step()
+        self.end()
+
     def end(self) -> None:
         """The update, and what is told of the round."""
         assert self.rollout is not None
@@ -262,7 +267,8 @@ class Loop:
         return sum(self.steps) + self.update
 
     def _host_seconds(self) -> float:
-        return sum(shard.engine.backend.seconds for shard in self.environment.shards)
+        backends = (shard.engine.backend for shard in self.environment.shards)
+        return sum(backend.seconds for backend in backends if isinstance(backend, Timed))
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
