@@ -21,6 +21,7 @@ from esper.leyline.actions import (
     HEADS,
     Op,
 )
+from esper.tamiyo.policy import native_network as native
 from esper.tamiyo.policy.action_masks import ActionMasks, MaskedCategorical, relevance
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
@@ -29,7 +30,6 @@ from esper.tamiyo.policy.features import (
     Observation,
 )
 from esper.tamiyo.policy.interface import Evaluation, Policy, RecurrentState, full_precision, upcast
-from esper.tamiyo.policy.native import network as native
 
 OP_BIAS: dict[Op, float] = {
     Op.WAIT: 4.0,
@@ -257,7 +257,7 @@ class FactoredLSTM(Policy[Observation]):
         )
 
     def _native_parameters(self) -> list[Tensor]:
-        """In the order of ``native/src/calls.h``."""
+        """In the order of ``native/src/policy/calls.h``."""
         modules: list[nn.Module] = [
             self.blueprint_embedding,
             self.slot_encoder,

@@ -1,16 +1,14 @@
 """Which backend computes: the native one where it can, torch everywhere."""
 
-import logging
-from functools import cache
-
 import torch
 
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.module import ModuleHost
+from esper.native.build import Unavailable
+from esper.native.library import fall_back
 from esper.tolaria.backends import Backend
 from esper.tolaria.backends.functional import FunctionalBackend
-from esper.tolaria.backends.native.backend import NativeBackend
-from esper.tolaria.backends.native.build import Unavailable
+from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.precision import Precision
 
@@ -47,7 +45,7 @@ def choose_backend(
             raise Unavailable("it computes in full precision alone")
         return NativeBackend(host, dtype, threads)
     except Unavailable as reason:
-        _say_once(f"native backend: {reason}; using torch")
+        fall_back(str(reason))
         return torch_backend(host, precision)
 
 
@@ -56,8 +54,3 @@ def torch_backend(host: Host, precision: Precision) -> TorchBackend:
     if isinstance(host, ModuleHost):
         return FunctionalBackend(host, precision)
     return TorchBackend(host, precision)
-
-
-@cache
-def _say_once(line: str) -> None:
-    logging.getLogger(__name__).warning(line)
