@@ -50,6 +50,46 @@ def test_a_library_that_was_compiled_is_found_again(tmp_path: Path, monkeypatch)
     library._found.cache_clear()
 
 
+# --- a library that came with the package -----------------------------------------------------
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package as `make wheel` makes it, on a machine without a compiler."""
+    original = Path(library.library()._name)
+    monkeypatch.setattr(build, "SHIPPED", tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.delenv(build.FLAGS_VARIABLE, raising=False)
+    library._found.cache_clear()
+    yield Path(shutil.copy(original, tmp_path / build._shipped_name("baseline")))
+    library._found.cache_clear()
+
+
+def test_what_came_with_the_package_is_used(shipped: Path, monkeypatch) -> None:
+    assert library.library()._name == str(shipped)
+    better = shutil.copy(shipped, shipped.parent / build._shipped_name("avx2"))
+    monkeypatch.setattr(build, "cpu_features", lambda: frozenset({"avx2", "fma", "avx512f"}))
+    library._found.cache_clear()
+    assert library.library()._name == str(better if build._x86() else shipped)
+    monkeypatch.setenv(build.FLAGS_VARIABLE, "-DOTHER")
+    assert build.shipped_libraries() == []
+
+
+def test_what_came_with_other_sources_is_not_used(shipped: Path, monkeypatch) -> None:
+    monkeypatch.setattr(build, "_texts", lambda: ["changed"])
+    with pytest.raises(build.NoCompiler):
+        library.library()
+
+
+def test_what_cannot_be_loaded_is_named(shipped: Path, caplog) -> None:
+    shipped.write_bytes(b"no library at all")
+    with pytest.raises(build.NoCompiler):
+        library.library()
+    assert shipped.name in caplog.text
+    assert shipped.exists()
+
+
 # --- one definition on both sides -------------------------------------------------------------
 
 

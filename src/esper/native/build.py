@@ -15,6 +15,8 @@ from pathlib import Path
 
 from esper.native.structures import SOURCE, layout_source
 
+SHIPPED = Path(__file__).parent / "lib"
+"""What ``make wheel`` compiled for those who install the wheel."""
 CACHE_VARIABLE = "ESPER_CACHE_DIR"
 FLAGS_VARIABLE = "ESPER_NATIVE_FLAGS"
 """Further compiler flags, such as ``-fsanitize=address``."""
@@ -101,6 +103,35 @@ def _run(command: list[str], log: Path) -> None:
         raise Unavailable(f"{command[0]} failed; see {log}")
 
 
+def compile_for_a_wheel(place: Path) -> list[Path]:
+    """Compile the library for every instruction set of this kind of processor.
+
+    The command is that of ``cached_library``, so the machine code is the same.
+
+    Raises:
+        Unavailable: there is no compiler, or it fails.
+    """
+    made = [place / _shipped_name(name) for name in (INSTRUCTION_SETS if _x86() else ["baseline"])]
+    for path in made:
+        compile_library([*compiler(), *compiler_flags(path.name.partition("-")[0])], path)
+    return made
+
+
+def shipped_libraries() -> list[Path]:
+    """Those that came with the package, made of the very sources here, the best for this CPU first.
+
+    ``ESPER_NATIVE_FLAGS`` asks for another.
+    """
+    if os.environ.get(FLAGS_VARIABLE) or not SHIPPED.exists():
+        return []
+    known = [SHIPPED / _shipped_name(name) for name in instruction_sets()]
+    return [path for path in known if path.exists()]
+
+
+def _shipped_name(instructions: str) -> str:
+    return f"{instructions}-{_digest([*FLAGS, *UNITS.values(), *_texts()])}.so"
+
+
 def cached_library() -> Path:
     """The library for this CPU, compiled if the cache has none of these sources and this compiler.
 
@@ -126,8 +157,12 @@ def cache_directory() -> Path:
 
 def instruction_sets() -> list[str]:
     """Those of ``INSTRUCTION_SETS`` that this CPU says it has, the best first."""
-    known = cpu_features() if platform.machine() in ("x86_64", "AMD64") else frozenset()
+    known = cpu_features() if _x86() else frozenset()
     return [name for name, needed in INSTRUCTION_SETS.items() if known.issuperset(needed)]
+
+
+def _x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 @cache
@@ -146,7 +181,10 @@ def _key(command: list[str]) -> str:
     version = subprocess.run(
         [command[0], "--version"], capture_output=True, text=True, check=False, timeout=60
     )
-    parts = [*command, *UNITS.values(), version.stdout, platform.machine(), *_texts()]
+    return _digest([*command, *UNITS.values(), version.stdout, platform.machine(), *_texts()])
+
+
+def _digest(parts: list[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

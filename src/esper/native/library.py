@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 
-from esper.native.build import Unavailable, cached_library
+from esper.native.build import Unavailable, cached_library, shipped_libraries
 from esper.native.structures import check_layout
 
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 """What the names of functions for a dtype end with."""
 _OUT_OF_MEMORY, _FAILED = 1, 2
+_log = logging.getLogger(__name__)
 Function = Callable[..., int]
 
 
 def library() -> ctypes.CDLL:
-    """The library, which is compiled on first use.
+    """The library: the one that came with the package, or else compiled on first use.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
@@ -46,12 +47,17 @@ def available() -> bool:
 @cache
 def fall_back(reason: str) -> None:
     """Say in one line of the log, once for each reason, that torch computes."""
-    logging.getLogger(__name__).warning(f"native backend: {reason}; using torch")
+    _log.warning(f"native backend: {reason}; using torch")
 
 
 @cache
 def _found() -> ctypes.CDLL | Unavailable:
     """The library, or why there is none; a failure is not tried again in this process."""
+    for path in shipped_libraries():
+        try:
+            return load(path)
+        except OSError as error:
+            _log.warning(f"native backend: {path.name} cannot be loaded here ({error})")
     try:
         path = cached_library()
         try:
