@@ -12,6 +12,7 @@ namespace esper::hosts {
 constexpr size_t kKinds = size_t(Kind::mlp) + 1;
 
 // tanh(s) (GroupNorm(x) - x); a scalar s, then the norm's weight and bias.
+// Twin of kasmina.blueprints.conv.norm.
 template <class T>
 class ScaledNorm : public Layer<T> {
  public:
@@ -60,6 +61,7 @@ class ScaledNorm : public Layer<T> {
 };
 
 // Squeeze and excitation, x (W2 relu(W1 mean(x)) + b).
+// Twin of kasmina.blueprints.conv.attention.
 template <class T>
 class Attention : public Layer<T> {
  public:
@@ -115,12 +117,14 @@ class Attention : public Layer<T> {
 };
 
 // LayerNorm, linear, ReLU, linear. Slots of fully connected hosts have one pixel.
+// Twin of kasmina.blueprints.mlp._perceptron.
 template <class T>
 std::unique_ptr<Layer<T>> perceptron(int channels, int hidden) {
   return Chain<T>::of(GroupNorm<T>(channels, 1, false), Convolution<T>(channels, hidden, 1, true, true),
                       Convolution<T>(hidden, channels, 1));
 }
 
+// Twin of kasmina.blueprints.build.
 template <class T>
 std::unique_ptr<Layer<T>> make_branch(Kind kind, int channels) {
   using Conv = Convolution<T>;

@@ -78,6 +78,7 @@ inline void convolve_pixel(const T* x, const Maps<T>& in, const Tap* taps, int t
         out.plane());
 }
 
+// Twin of kasmina.ops.conv2d.
 template <class T>
 void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y) {
   const int kernel_size = kernel * kernel, registers = x.lanes / kLanes<T>;
@@ -189,6 +190,7 @@ void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient) {
 }
 
 // Each channel by its own 3x3 kernel, weight [channels, 3, 3]; turned round for the gradient of x.
+// Twin of kasmina.ops.depthwise_conv2d.
 template <class T>
 void convolve_depthwise(Maps<T> x, const T* weight, bool turned, Maps<T> y) {
   Tap taps[9];

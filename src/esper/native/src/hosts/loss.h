@@ -22,6 +22,7 @@ struct Score {
 };
 
 // The score of a batch; logits become their softmax.
+// Twin of tolaria.backends.torch._ScoreSums.
 template <class T>
 Score<T> score_batch(Maps<T> logits, const int64_t* labels) {
   const int classes = logits.channels, lanes = logits.lanes;
@@ -60,6 +61,7 @@ Score<T> score_batch(Maps<T> logits, const int64_t* labels) {
 }
 
 // Gradient of the mean cross-entropy, in place of the softmax.
+// Twin of tolaria.backends.torch.cross_entropy.
 template <class T>
 void cross_entropy_back(Maps<T> softmax, const int64_t* labels) {
   for (int i = 0; i < softmax.images; ++i) softmax.data[labels[i] * softmax.lanes + i] -= T(1);

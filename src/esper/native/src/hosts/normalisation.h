@@ -66,6 +66,7 @@ inline void normalise_channel(const Maps<T>& x, int c, T mean, T factor, T bias,
 
 // BatchNorm in training: y from batch statistics, which move the running ones. `moments` keeps mean
 // and inverse deviation of each channel.
+// Twin of kasmina.ops.batch_norm.
 template <class T>
 void batch_norm(Maps<T> x, const T* weight, const T* bias, T* running_mean, T* running_variance,
                 T* moments, Maps<T> y) {
@@ -124,6 +125,7 @@ void batch_norm_back(Maps<T> x, Maps<T> y, const T* weight, const T* moments, Ma
 }
 
 // Most groups of at least 16 channels, a power of two up to 32; one below 16 channels.
+// Twin of kasmina.ops.norm_groups.
 inline int norm_groups(int channels) {
   for (int count = 32; count > 1; count /= 2)
     if (channels % count == 0 && channels / count >= 16) return count;
@@ -155,6 +157,7 @@ inline void image_moments(const T* values, ptrdiff_t size, int lanes, T count, T
 }
 
 // GroupNorm. `moments` keeps mean and inverse deviation, [groups, 2, lanes].
+// Twin of kasmina.ops.group_norm.
 template <class T>
 void group_norm(Maps<T> x, int groups, const T* weight, const T* bias, bool rectify, T* moments,
                 Maps<T> y) {

@@ -26,6 +26,7 @@ T norm(const T* values, ptrdiff_t count) {
 }
 
 // The factor that brings a gradient of `norm` to at most `most`; NaN stays NaN.
+// Twin of tolaria.optim.clip_scale.
 template <class T>
 T clip_scale(T norm, T most) {
   const T scale = most / (norm + T(1e-6));
@@ -42,6 +43,7 @@ struct Update {
 };
 
 // Loshchilov and Hutter (2019), algorithm 2.
+// Twin of tolaria.optim.adamw_.
 template <class T>
 void adamw(const Update<T>& update, const T* __restrict gradient, T* __restrict parameters,
            T* __restrict first, T* __restrict second, ptrdiff_t count) {
@@ -60,6 +62,7 @@ void adamw(const Update<T>& update, const T* __restrict gradient, T* __restrict 
 }
 
 // With momentum in `first`, and decay as a part of the gradient.
+// Twin of tolaria.optim.sgd_.
 template <class T>
 void sgd(const Update<T>& update, const T* __restrict gradient, T* __restrict parameters,
          T* __restrict first, ptrdiff_t count) {

@@ -7,6 +7,7 @@
 namespace esper::hosts {
 
 // x [channels, height, width, lanes] to y [channels, height / 2, width / 2, lanes]. NaN wins.
+// Twin of kasmina.ops.max_pool.
 template <class T>
 void max_pool(Maps<T> x, Maps<T> y) {
   for (int c = 0; c < x.channels; ++c) {
@@ -53,6 +54,7 @@ void max_pool_back(Maps<T> x, Maps<T> y, Maps<T> dy, Maps<T> dx) {
 }
 
 // x [channels, height, width, lanes] to y [channels, 1, 1, lanes].
+// Twin of kasmina.ops.mean_pool.
 template <class T>
 void mean_pool(Maps<T> x, Maps<T> y) {
   const T count = T(x.pixels());

@@ -27,6 +27,7 @@ struct Seed {
   T* gradient = nullptr;
 };
 
+// Twin of tolaria.backends.torch.slot_block.
 template <class T>
 class Slot {
  public:

@@ -176,6 +176,7 @@ Maps<T> Worker<T>::gather(const T* images, const int64_t* drawn, int count) {
 
 // The same with each image moved and mirrored as its pose says (runtime/augmentation.py), and 0
 // where it has no pixel.
+// Twin of runtime.augmentation.Augmentation.apply.
 template <class T>
 Maps<T> Worker<T>::gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count) {
   Maps<T> x = minibatch(count);
@@ -200,6 +201,7 @@ Maps<T> Worker<T>::gather_posed(const TrainCall<T>& call, const int64_t* drawn, 
   return x;
 }
 
+// Twin of tolaria.backends.torch.TorchBackend.train_epoch.
 template <class T>
 void Worker<T>::train(const TrainCall<T>& call, int64_t n) {
   const int size = int(call.batch_size);
@@ -304,6 +306,7 @@ void Worker<T>::set_alphas(const T* alpha) {
   for (int s = 0; s < slot_count(); ++s) slots_[size_t(s)].set_alpha(alpha[s]);
 }
 
+// Twin of tolaria.backends.torch.TorchBackend.evaluate.
 template <class T>
 void Worker<T>::evaluate(const EvaluateCall<T>& call, int64_t r) {
   const int count = slot_count();

@@ -21,6 +21,7 @@ struct Categorical {
 
   T& at(int i) const { return logits[i * step]; }
 
+  // Twin of tamiyo.policy.action_masks.MaskedCategorical.__init__.
   void normalise() const {
     T most = kMasked;
     for (int i = 0; i < count; ++i)
@@ -33,6 +34,7 @@ struct Categorical {
   }
 
   // Nats.
+  // Twin of tamiyo.policy.action_masks.MaskedCategorical.entropy.
   T entropy() const {
     T total = 0;
     for (int i = 0; i < count; ++i)
@@ -47,6 +49,7 @@ struct Categorical {
   }
 
   // The most probable legal option, or by the Gumbel-max trick a drawn one (`uniform` in (0, 1)).
+  // Twin of tamiyo.policy.action_masks.MaskedCategorical.sample.
   int choose(const float* uniform) const {
     int best = 0;
     T most = -std::numeric_limits<T>::infinity();

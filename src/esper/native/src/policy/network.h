@@ -174,6 +174,18 @@ class PolicyNetwork {
 
   void forward(int64_t block) {
     fill(block);
+    encode(block);
+    lstm_.forward(of(encoded_, block), call_.steps, of(gates_, block), of_states(cell_, block),
+                  of(shown_, block), of_states(hidden_, block));
+    remember(block);
+    decide_op(block);
+    decide_slot(block);
+    decide_choices(block);
+    estimate_value(block);
+  }
+
+  // Twin of tamiyo.policy.factored_lstm.FactoredLSTM.encode.
+  void encode(int64_t block) {
     const Matrix<T> slots_first = of_slots(slots_first_, block), slots = of_slots(slots_, block);
     slot_first_.forward(of_slots(kinds_in_, block), slot_rows_, slots_first);
     rectify(slots_first, slot_rows_);
@@ -182,13 +194,6 @@ class PolicyNetwork {
     pool(block);
     encoder_.forward(of(encoder_in_, block), rows_, of(normal_, block));
     norm_.forward(of(normal_, block), rows_, scale_ + block * rows_, of(encoded_, block));
-    lstm_.forward(of(encoded_, block), call_.steps, of(gates_, block), of_states(cell_, block),
-                  of(shown_, block), of_states(hidden_, block));
-    remember(block);
-    decide_op(block);
-    decide_slot(block);
-    decide_choices(block);
-    evaluate_heads(block);
   }
 
   // The inputs of a block; rows of environments that do not exist are 0.
@@ -294,6 +299,7 @@ class PolicyNetwork {
     });
   }
 
+  // Twin of tamiyo.policy.factored_lstm.FactoredLSTM._slot_logits.
   void decide_slot(int64_t block) {
     const Matrix<T> context = of(context_, block), slots = of_slots(slots_, block);
     const Matrix<T> base = of(base_, block), hidden = of_slots(places_hidden_, block);
@@ -310,6 +316,7 @@ class PolicyNetwork {
     });
   }
 
+  // Twin of tamiyo.policy.factored_lstm.FactoredLSTM._choices.
   void decide_choices(int64_t block) {
     const Matrix<T> trunk = of(trunked_, block);
     trunk_.forward(of(context_, block), rows_, trunk);
@@ -322,6 +329,8 @@ class PolicyNetwork {
   }
 
   // The logits become log-probabilities; an action that is not given is chosen.
+  // Twin of tamiyo.policy.factored_lstm.FactoredLSTM.act.
+  // Twin of tamiyo.policy.factored_lstm.FactoredLSTM.evaluate_heads.
   void decide(Categorical<T> options, int64_t i, int head) {
     const bool matters = relevant(i, head), given = call_.choose == Choose::given;
     if (matters) {
@@ -335,7 +344,8 @@ class PolicyNetwork {
     call_.choice[i * heads_ + head] = matters && options.free();
   }
 
-  void evaluate_heads(int64_t block) {
+  // Twin of tamiyo.policy.factored_lstm.FactoredLSTM._value.
+  void estimate_value(int64_t block) {
     const Matrix<T> hidden = of(values_hidden_, block), values = of(values_, block);
     value_hidden_.forward(of(seen_, block), rows_, hidden);
     rectify(hidden, rows_);
@@ -452,11 +462,11 @@ class PolicyNetwork {
 
   // --- gradients of the parameters ----------------------------------------------------------------
 
-  using Lesson = std::function<void(int64_t)>;
+  using GradientTask = std::function<void(int64_t)>;
 
   // What one block adds to some parameters' gradients. No two write to the same numbers.
-  std::vector<Lesson> all_gradient_tasks(T* const* gradients) {
-    std::vector<Lesson> all;
+  std::vector<GradientTask> all_gradient_tasks(T* const* gradients) {
+    std::vector<GradientTask> all;
     const auto of_rows = [&](const Linear<T>& map, Matrix<T> dy, Matrix<T> x) {
       all.push_back([=, &map](int64_t block) {
         map.learn(of(dy, block), of(x, block), rows_, gradients);

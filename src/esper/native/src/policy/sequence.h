@@ -70,6 +70,7 @@ class LayerNorm {
 
 // An LSTM layer in the order of torch's gates: input, forget, cell, output. Gate g of a row lies at
 // column g * padded(hidden). Rows of a block: the `block` ones of a step after those of the step before.
+// Twin of tamiyo.policy.factored_lstm.FactoredLSTM.remember.
 template <class T>
 class Lstm {
  public:

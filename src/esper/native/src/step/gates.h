@@ -9,6 +9,7 @@
 namespace esper::step {
 
 // What an environment's slots together say of germinating; gate G0.
+// Twin of kasmina.gates.open_gates.
 inline bool may_germinate(const StepSpec& spec, const int64_t* stages) {
   int64_t living = 0;
   bool developing = false;
@@ -20,6 +21,7 @@ inline bool may_germinate(const StepSpec& spec, const int64_t* stages) {
 }
 
 // Gates G1 to G3. A NaN compares false.
+// Twin of kasmina.gates.open_gates.
 inline bool may_advance(const StepSpec& spec, const Seed& seed, const Signals& signals,
                         bool healthy) {
   const Rules& rules = spec.rules;
@@ -35,6 +37,7 @@ inline bool may_advance(const StepSpec& spec, const Seed& seed, const Signals& s
 }
 
 // Gate G5.
+// Twin of kasmina.gates.open_gates.
 inline bool may_fossilise(const StepSpec& spec, const Seed& seed, const Signals& signals,
                           bool healthy) {
   return seed.stage == spec.stage.holding && std::isfinite(signals.contribution) && healthy &&
@@ -42,6 +45,7 @@ inline bool may_fossilise(const StepSpec& spec, const Seed& seed, const Signals&
 }
 
 // `legal` is the slot's in the first op's row of its environment, [ops, S].
+// Twin of kasmina.gates.legal_slots.
 inline void mark_legal(const StepSpec& spec, const Seed& seed, const Signals& signals,
                        bool germinates, uint8_t* legal) {
   const Ops& op = spec.op;

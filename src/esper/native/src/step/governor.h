@@ -41,7 +41,8 @@ inline bool is_finite(const CheckCall& call, int64_t n) {
   return finite;
 }
 
-inline void judge_row(const CheckCall& call, int64_t n) {
+// Twin of tolaria.governor.Governor.check.
+inline void check_row(const CheckCall& call, int64_t n) {
   const float loss = call.loss[n];
   float* losses = call.losses + n * call.history;
   const Remembered past = remembered(losses, call.history);
@@ -69,7 +70,7 @@ inline void judge_row(const CheckCall& call, int64_t n) {
 }
 
 inline void check(const CheckCall& call) {
-  for (int64_t n = 0; n < call.rows; ++n) judge_row(call, n);
+  for (int64_t n = 0; n < call.rows; ++n) check_row(call, n);
 }
 
 }  // namespace esper::step

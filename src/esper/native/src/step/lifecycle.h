@@ -10,11 +10,13 @@
 namespace esper::step {
 
 // Where its stage is another, its age begins.
+// Twin of kasmina.lifecycle._in_stage.
 inline void enter(Seed& seed, int64_t stage) {
   if (seed.stage != stage) seed.stage_age = 0;
   seed.stage = stage;
 }
 
+// Twin of kasmina.lifecycle._stopped.
 inline void stop(const StepSpec& spec, Seed& seed) {
   seed.alpha = 0;
   seed.ramp_mode = spec.mode.hold;
@@ -22,6 +24,7 @@ inline void stop(const StepSpec& spec, Seed& seed) {
 }
 
 // A ramp of 0 steps, or to where alpha is already, is over at once.
+// Twin of kasmina.lifecycle._ramp.
 inline void begin_ramp(const StepSpec& spec, Seed& seed, float target, int64_t steps,
                        int64_t curve) {
   const float alpha = seed.alpha;
@@ -36,6 +39,7 @@ inline void begin_ramp(const StepSpec& spec, Seed& seed, float target, int64_t s
 }
 
 // An operation that is legal; `choice` is the row of actions.
+// Twin of kasmina.lifecycle._done.
 inline void operate(const StepSpec& spec, Seed& seed, const int64_t* choice) {
   const Heads& head = spec.head;
   const int64_t op = choice[head.op], stage = seed.stage;
@@ -67,6 +71,7 @@ inline void operate(const StepSpec& spec, Seed& seed, const int64_t* choice) {
 }
 
 // Whether row n's action may act; nothing is looked up by an option that does not exist.
+// Twin of kasmina.lifecycle.apply.
 inline bool is_legal(const StepSpec& spec, const ActCall& call, int64_t n) {
   const int64_t* choice = call.actions + n * spec.heads;
   for (int64_t h = 0; h < spec.heads; ++h)
@@ -77,6 +82,7 @@ inline bool is_legal(const StepSpec& spec, const ActCall& call, int64_t n) {
          spec.kinds[slot * spec.blueprints + choice[spec.head.blueprint]];
 }
 
+// Twin of kasmina.lifecycle.apply.
 inline void act(const StepSpec& spec, ActCall& call) {
   call.germinated = call.fossilised = 0;
   const int64_t slots = spec.slots, size = spec.rows * slots;
@@ -96,6 +102,7 @@ inline void act(const StepSpec& spec, ActCall& call) {
   }
 }
 
+// Twin of kasmina.lifecycle.roll_back.
 inline void roll_back(const StepSpec& spec, Seed& seed) {
   if (!spec.prunable[seed.stage]) return;
   enter(seed, spec.stage.pruned);
@@ -103,6 +110,7 @@ inline void roll_back(const StepSpec& spec, Seed& seed) {
 }
 
 // How far a ramp has come at `time` in [0, 1].
+// Twin of kasmina.lifecycle.progress.
 inline float progress(const StepSpec& spec, int64_t curve, float time) {
   if (curve == spec.curve.linear) return time;
   if (curve == spec.curve.cosine) return 0.5f * (1.0f - std::cos(spec.pi * time));
@@ -112,6 +120,7 @@ inline float progress(const StepSpec& spec, int64_t curve, float time) {
 }
 
 // One environment step.
+// Twin of kasmina.lifecycle.tick.
 inline void tick(const StepSpec& spec, Seed& seed) {
   const Stages& stages = spec.stage;
   const int64_t stage = seed.stage;

@@ -18,11 +18,13 @@ struct Writer {
   void put(const float* values, int64_t count) { at = std::copy(values, values + count, at); }
 };
 
+// Twin of tamiyo.policy.features.symlog.
 inline float symlog(float x) {
   return (x > 0 ? 1.0f : x < 0 ? -1.0f : 0.0f) * std::log1p(std::abs(x));
 }
 
 // -1 where the value is NaN.
+// Twin of tamiyo.policy.features._known.
 inline float known(float x) { return std::isnan(x) ? -1.0f : x; }
 
 inline float or_zero(float x) { return std::isnan(x) ? 0.0f : x; }
@@ -34,6 +36,7 @@ inline float norm_feature(const StepSpec& spec, float x) {
   return symlog(std::max(or_zero(x), Limits::lowest()));
 }
 
+// Twin of tamiyo.policy.features.host_features.
 inline void host_features(const StepSpec& spec, const ObserveCall& call, int64_t n, Writer out) {
   const int64_t slots = spec.slots, history = spec.history;
   const float *losses = call.losses + n * (history + 1), *scores = call.expected + n * (history + 1);
@@ -90,6 +93,7 @@ inline void seed_features(const StepSpec& spec, const Seed& seed, const Signals&
   out.put(std::log1p(float(parameters) / spec.host_parameters));
 }
 
+// Twin of tamiyo.policy.features.slot_features.
 inline void slot_features(const StepSpec& spec, const ObserveCall& call, int64_t n, int64_t s,
                           Writer out) {
   const int64_t size = spec.rows * spec.slots, place = n * spec.slots + s;
@@ -104,15 +108,21 @@ inline void slot_features(const StepSpec& spec, const ObserveCall& call, int64_t
   out.put(spec.place + 2 * s, 2);
 }
 
+// Twin of tamiyo.policy.features.critic_features.
+inline void critic_features(const StepSpec& spec, const ObserveCall& call, int64_t n) {
+  Writer critic = {call.critic + 3 * n};
+  critic.put(call.twin_score[n]);
+  critic.put(spec.points * (call.score[n] - call.twin_score[n]));
+  critic.put(1.0f);
+}
+
+// Twin of simic.growth.step_functions.TorchStep.observe.
 inline void observe(const StepSpec& spec, const ObserveCall& call) {
   for (int64_t n = 0; n < spec.environments; ++n) {
     host_features(spec, call, n, {call.host + n * spec.host_width});
     for (int64_t s = 0; s < spec.slots; ++s)
       slot_features(spec, call, n, s, {call.slot + (n * spec.slots + s) * spec.slot_width});
-    Writer critic = {call.critic + 3 * n};
-    critic.put(call.twin_score[n]);
-    critic.put(spec.points * (call.score[n] - call.twin_score[n]));
-    critic.put(1.0f);
+    critic_features(spec, call, n);
   }
 }
 

@@ -8,6 +8,7 @@
 
 namespace esper::step {
 
+// Twin of tolaria.engine.Engine.seed_parameters.
 inline int64_t seed_parameters(const StepSpec& spec, int64_t s, const Seed& seed) {
   if (!spec.living[seed.stage]) return 0;
   return spec.parameters[(s * spec.blueprints + seed.blueprint) * spec.styles + seed.style];
@@ -36,6 +37,7 @@ inline void pass_slot(const StepSpec& spec, const PassCall& call, int64_t n, int
   store(spec.living[seed.stage] ? now : kNothingMeasured, call.signals, size, place);
 }
 
+// Twin of simic.growth.step_functions.TorchStep.pass_time.
 inline void pass_time(const StepSpec& spec, const PassCall& call) {
   const int64_t slots = spec.slots, size = spec.rows * slots;
   for (int64_t n = 0; n < spec.rows; ++n) {

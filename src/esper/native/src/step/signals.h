@@ -15,6 +15,7 @@ struct Health {
 };
 
 // Of the first `count` norms of parameter tensors.
+// Twin of tolaria.health.gradient_health.
 inline Health gradient_health(const StepSpec& spec, const float* norms, int64_t count) {
   int64_t vanishing = 0, exploding = 0;
   bool infinite = false;
@@ -31,6 +32,7 @@ inline Health gradient_health(const StepSpec& spec, const float* norms, int64_t 
 }
 
 // After an action that took the seed from stage `before` to `after`.
+// Twin of kasmina.seeds.SeedSignals.entered.
 inline void enter(const StepSpec& spec, Signals& signals, int64_t before, int64_t after,
                   float accuracy) {
   if (!spec.living[after] || before == after) return;
@@ -40,6 +42,7 @@ inline void enter(const StepSpec& spec, Signals& signals, int64_t before, int64_
   if (born) signals.birth_accuracy = accuracy;
 }
 
+// Twin of tolaria.health._smoothed_ratio.
 inline float smoothed_ratio(const StepSpec& spec, float previous, float seed_norm, float host_norm,
                             int64_t parameters) {
   const float seed = seed_norm / std::sqrt(float(std::max(parameters, int64_t(1))));
@@ -49,6 +52,7 @@ inline float smoothed_ratio(const StepSpec& spec, float previous, float seed_nor
 }
 
 // The signals of slot s of row n after an epoch in which its seed was in `stage`.
+// Twin of tolaria.health.updated_signals.
 inline Signals measured(const StepSpec& spec, const PassCall& call, const Signals& previous,
                         int64_t n, int64_t s, int64_t stage, int64_t blueprint,
                         int64_t parameters) {
