@@ -45,9 +45,9 @@ def available() -> bool:
 
 
 @cache
-def fall_back(reason: str) -> None:
+def fall_back(reason: str, consequence: str = "using torch") -> None:
     """Say in one line of the log, once for each reason, that torch computes."""
-    _log.warning(f"native backend: {reason}; using torch")
+    _log.warning(f"native backend: {reason}; {consequence}")
 
 
 @cache

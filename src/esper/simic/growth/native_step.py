@@ -40,7 +40,7 @@ _INT64, _FLOAT32, _BOOL = torch.int64, torch.float32, torch.bool
 def step_functions(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> StepFunctions:
     """What keeps the books of a shard: the library beside the native backend in float32, otherwise
     torch. Arguments as of ``TorchStep``."""
-    beside = isinstance(engine.backend, NativeBackend) and engine.dtype == _FLOAT32
+    beside = engine.backend.name == NativeBackend.name and engine.dtype == _FLOAT32
     known = beside and engine.device.type == "cpu" and engine.optimisation.scales is None
     made = NativeStep if known and native.available() else TorchStep
     return made(engine, count, rules, kinds)

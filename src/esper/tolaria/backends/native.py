@@ -32,14 +32,16 @@ _ACTIVATION_BYTES = 1 << 20
 class NativeBackend:
     """Implements ``tolaria.backends.Backend`` for the hosts and blueprints that come with Esper.
 
+    ``kind_of`` is the library's number of each blueprint, int64 ``[blueprints]``; -1 for one that
+    it does not know, and no such seed may be computed.
+
     Args:
         host: a ``CnnHost`` or an ``MlpHost``.
         dtype: float32 or float64.
         threads: among which the environments of a call are dealt. No number depends on it.
 
     Raises:
-        Unavailable: the library cannot be built, or knows this host, a blueprint of it or the
-            dtype not.
+        Unavailable: the library cannot be built, or knows this host or the dtype not.
     """
 
     name = "native"
@@ -53,10 +55,6 @@ class NativeBackend:
         # A subclass may compute something else.
         if type(host) not in (CnnHost, MlpHost):
             raise Unavailable(f"it does not know hosts of the kind {type(host).__name__}")
-        for slot in host.slots:
-            unknown = [BLUEPRINTS[k] for k in slot.kinds if BLUEPRINTS[k] not in KINDS]
-            if unknown:
-                raise Unavailable(f"it does not know the blueprint {unknown[0]!r}")
         self.host, self.dtype = host, dtype
         assert isinstance(host, CnnHost | MlpHost)
         suffix, at = SUFFIXES[dtype], Pointers()
@@ -218,8 +216,8 @@ class NativeBackend:
         sizes(self.network.address, -1, 0, found)
         assert list(found) == [self.host.layout.size, self.host.buffers.size]
         for s, slot in enumerate(self.host.slots):
-            for kind in slot.kinds:
-                sizes(self.network.address, s, KINDS.index(BLUEPRINTS[kind]), found)
+            for kind in (kind for kind in slot.kinds if self.kind_of[kind] >= 0):
+                sizes(self.network.address, s, int(self.kind_of[kind]), found)
                 layout = slot.layouts[kind]
                 assert list(found) == [layout.size, len(layout.fields)], BLUEPRINTS[kind]
 
