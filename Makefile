@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # What only the comparisons with other libraries need.
 BENCH := $(VENV)/.ready-bench
 
-.PHONY: demo test test-all test-gpu screenshots clean bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo test test-all test-gpu wheel screenshots clean bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -22,6 +22,10 @@ test-all: test
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
+
+# With the compiled library in it, for this kind of processor: who installs it needs no compiler.
+wheel: $(READY)
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m build --wheel --no-isolation
 
 bench-learning: $(READY)
 	$(BIN)/python benchmarks/learning.py --write

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.simic.gradients import GradientNorms
 from esper.simic.growth import shard
-from esper.simic.growth.native.functions import NativeStep
+from esper.simic.growth.native_step import NativeStep
 from esper.simic.growth.step_functions import TorchStep
 from esper.simic.optimiser import PolicyOptimizer
 from esper.simic.ppo import PPOAgent

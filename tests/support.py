@@ -26,11 +26,12 @@ from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import AdamState, Stack
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, Style
 from esper.leyline.stages import Stage
+from esper.native.build import NoCompiler
+from esper.native.library import library
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
 from esper.tolaria.backends import Backend, EpochResult, Optimisation
-from esper.tolaria.backends.native.backend import NativeBackend
-from esper.tolaria.backends.native.build import NoCompiler, library
+from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows

@@ -10,7 +10,7 @@ import pytest
 import esper
 
 ROOT = Path(esper.__file__).parent
-LAYERS = ("leyline", "kasmina", "runtime", "tolaria", "tamiyo", "simic", "scripts")
+LAYERS = ("leyline", "native", "kasmina", "runtime", "tolaria", "tamiyo", "simic", "scripts")
 ALLOWED = {
     **{layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)},
     "nissa": {"leyline", "nissa"},

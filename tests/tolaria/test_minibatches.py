@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.runtime.augmentation import Augmentation
-from esper.tolaria.backends.native.backend import NativeBackend
+from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows

@@ -1,11 +1,7 @@
-"""What is the native backend's own: precision of float, threads, building, falling back."""
+"""What is the native backend's own: precision of float, threads, falling back."""
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +11,7 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.leyline.actions import Style
 from esper.tolaria.backends.choice import choose_backend
-from esper.tolaria.backends.native import build
-from esper.tolaria.backends.native.backend import NativeBackend
-from esper.tolaria.backends.native.build import library
+from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
@@ -177,74 +171,7 @@ def test_a_bad_number_in_one_environment_shows_there_and_nowhere_else():
                 assert_identical(row_of(stack, n), row_of(expected, n))
 
 
-# --- building and falling back ----------------------------------------------------------------
-
-
-def test_a_library_that_was_compiled_is_found_again(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
-    original, compiled = Path(library()._name), []
-
-    def compile_library(command: list[str], source: Path, path: Path) -> None:
-        compiled.append(path)
-        path.write_bytes(original.read_bytes())
-
-    def found() -> str:
-        build._found.cache_clear()
-        return build.library()._name
-
-    monkeypatch.setattr(build, "compile_library", compile_library)
-    first = found()
-    assert found() == first == str(compiled[0])
-    monkeypatch.setenv(build.FLAGS_VARIABLE, "-DOTHER")
-    second = found()
-    assert second != first
-    assert len(compiled) == 2
-    # What was damaged in the cache is made anew.
-    damaged = tmp_path / "esper-damaged.so"
-    damaged.write_bytes(b"no library at all")
-    monkeypatch.setattr(build, "_key", lambda command, source: "damaged")
-    assert found() == str(damaged)
-    assert compiled[2:] == [damaged]
-    build._found.cache_clear()
-
-
-FALLBACK = """
-import torch
-from esper.kasmina.hosts.cnn import CnnHost
-from esper.tolaria.backends.choice import choose_backend
-from esper.tolaria.precision import Precision
-for _ in range(2):
-    host = CnnHost((3,), 4, (6, 6, 2))
-    made = choose_backend("{name}", host, Precision("cpu"), torch.float32, torch.device("cpu"))
-    print(type(made).__name__)
-"""
-
-
-@pytest.mark.parametrize("name", ["auto", "native"])
-@pytest.mark.parametrize(
-    ("compiler", "said"),
-    [
-        ("no-such-compiler -m64", "there is no C++ compiler 'no-such-compiler'"),
-        ("false", "false failed; see "),
-        (__file__, "there is no C++ compiler"),
-    ],
-)
-def test_without_a_compiler_torch_computes_and_one_line_says_so(
-    name: str, compiler: str, said: str, tmp_path: Path
-):
-    run = subprocess.run(
-        [sys.executable, "-c", FALLBACK.format(name=name)],
-        env=os.environ | {"CXX": compiler, build.CACHE_VARIABLE: str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.split() == ["TorchBackend", "TorchBackend"]
-    (line,) = run.stderr.splitlines()
-    assert line.startswith("native backend: ")
-    assert said in line
-    assert line.endswith("; using torch")
-    assert not list(tmp_path.glob("*.so"))
+# --- falling back -----------------------------------------------------------------------------
 
 
 def test_what_the_library_does_not_know_is_left_to_torch(caplog):
@@ -271,44 +198,3 @@ def test_a_host_of_another_kind_is_left_to_torch(caplog):
     host = Halved((3,), 4, (6, 6, 2))
     assert isinstance(choose_backend("auto", host, Precision("cpu"), F32, CPU), TorchBackend)
     assert "Halved" in caplog.text
-
-
-# --- sanitisers -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_library_is_clean_under_sanitisers(tmp_path: Path):
-    """The oracle tests once more, with every access and every operation checked."""
-    runtimes = [
-        subprocess.run(
-            ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for name in ("libasan.so", "libubsan.so")
-    ]
-    if not all(Path(path).is_absolute() for path in runtimes):
-        pytest.skip("this g++ comes without sanitisers")
-    here = Path(__file__).parent
-    flags = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
-    policy = here.parent / "tamiyo" / "policy" / "test_native_policy.py"
-    step = here.parent / "simic" / "test_native_step.py"
-    files = [here / "test_training_oracle.py", here / "test_measure_oracle.py", policy, step]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "native"]
-        + [str(path) for path in files]
-        + ["--deselect", f"{files[0]}::test_seeds_of_slots_with_one_channel_or_pixel"],
-        env=os.environ
-        | {
-            build.FLAGS_VARIABLE: flags,
-            build.CACHE_VARIABLE: str(tmp_path),
-            "LD_PRELOAD": " ".join(runtimes),
-            # Python itself keeps memory until it ends.
-            "ASAN_OPTIONS": "detect_leaks=0",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, (run.stdout + run.stderr)[-4_000:]
-    assert list(tmp_path.glob("*.so"))
-    assert "passed" in run.stdout
-    assert "skipped" not in run.stdout

@@ -32,6 +32,7 @@ BLENDED = (Stage.BLENDING, Stage.HOLDING)
 _CHANGEABLE = StageSets(BLENDED, PRUNABLE)
 
 
+# Native twin: step/gates.h, may_germinate, may_advance, may_fossilise.
 def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gate, Tensor]:
     """Which seeds would pass the gate to their next stage, bool ``[N, S]`` each.
 
@@ -69,6 +70,7 @@ def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gat
     }
 
 
+# Native twin: step/gates.h, mark_legal.
 def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
     """Where each operation may act, bool ``[N, ops, S]``; all true for WAIT.
 

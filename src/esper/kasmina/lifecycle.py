@@ -92,6 +92,7 @@ class Rules:
         return cls(*ages, max_seeds, strict, one_at_a_time)
 
 
+# Native twin: step/lifecycle.h, is_legal, act.
 def apply(
     state: SeedState, actions: Tensor, legal: Tensor, kinds: Tensor
 ) -> tuple[SeedState, Tensor]:
@@ -125,6 +126,7 @@ def last_options(slots: int, device: torch.device) -> Tensor:
     return cached_tensor(tuple(widths[head] - 1 for head in HEADS), device)
 
 
+# Native twin: step/lifecycle.h, operate.
 def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedState:
     """The seeds after each slot's own operation.
 
@@ -167,12 +169,14 @@ def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedSta
     return _stopped(state, prunes & ~slowly)
 
 
+# Native twin: step/lifecycle.h, roll_back.
 def roll_back(state: SeedState, where: Tensor) -> SeedState:
     """Prune every seed that is not fossilised in the environments ``where``, bool ``[N]``."""
     where = where[:, None] & _CAN_BE_PRUNED[state.stage]
     return _stopped(_in_stage(state, state.stage.masked_fill(where, Stage.PRUNED)), where)
 
 
+# Native twin: step/lifecycle.h, tick.
 def tick(state: SeedState, rules: Rules) -> SeedState:
     """Let one environment step pass: alpha ramps, ages, embargo."""
     blending, pruned, embargoed, resetting = _TIMED.of(state.stage)
@@ -199,6 +203,7 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
     return _stopped(ticked, faded).emptied(resetting)
 
 
+# Native twin: step/lifecycle.h, progress.
 def progress(curve: Tensor, time: Tensor) -> Tensor:
     """How far a ramp has come at ``time`` in [0, 1]: 0 at 0 and 1 at 1 for every ``Curve``."""
     cosine = 0.5 * (1.0 - torch.cos(torch.pi * time))
@@ -219,12 +224,14 @@ def sigmoids(device: torch.device) -> Tensor:
         return torch.stack([steepness, low, high - low], 1)
 
 
+# Native twin: step/lifecycle.h, enter.
 def _in_stage(state: SeedState, stage: Tensor) -> SeedState:
     """The seeds in ``stage``; where that is another, its age begins."""
     stage_age = state.stage_age.masked_fill(stage != state.stage, 0)
     return replace(state, stage=stage, stage_age=stage_age)
 
 
+# Native twin: step/lifecycle.h, stop.
 def _stopped(state: SeedState, where: Tensor) -> SeedState:
     """The seeds with no alpha, and none on its way, where they are pruned."""
     return replace(
@@ -235,6 +242,7 @@ def _stopped(state: SeedState, where: Tensor) -> SeedState:
     )
 
 
+# Native twin: step/lifecycle.h, begin_ramp.
 def _ramp(
     state: SeedState, where: Tensor, target: Tensor, steps: Tensor, curve: Tensor
 ) -> SeedState:

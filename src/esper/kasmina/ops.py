@@ -31,6 +31,7 @@ def from_images(images: Tensor, environments: int, rectify: bool = False) -> Ten
     return images.permute(0, 2, 3, 1).unflatten(3, (environments, -1)).contiguous()
 
 
+# Native twin: hosts/convolution.h, convolve.
 def conv2d(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
     """Same-size convolution of each environment by its own kernel, and a ReLU if ``rectify``.
 
@@ -49,6 +50,7 @@ def conv2d(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
     return out if out.shape[4] == outputs else out[..., :outputs].contiguous()
 
 
+# Native twin: hosts/convolution.h, convolve_depthwise.
 def depthwise_conv2d(x: Tensor, weight: Tensor) -> Tensor:
     """Same-size convolution of each channel by its own kernel ``weight [N, C, 1, k, k]``."""
     channels = weight.shape[0] * weight.shape[1]
@@ -113,6 +115,7 @@ class _HalfConvolution(torch.autograd.Function):
         return (None if of_images is None else of_images.half()), of_weight.half(), None
 
 
+# Native twin: hosts/normalisation.h, batch_norm.
 def batch_norm(
     x: Tensor,
     weight: Tensor,
@@ -147,6 +150,7 @@ def batch_norm(
     return from_images(images, x.shape[3], rectify)
 
 
+# Native twin: hosts/normalisation.h, group_norm.
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, rectify: bool = False) -> Tensor:
     """GroupNorm of each environment, ``weight`` and ``bias`` ``[N, C]``; a ReLU if ``rectify``."""
     images = to_images(x)
@@ -165,17 +169,20 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=NORM_EPSILON) * weight + bias
 
 
+# Native twin: hosts/normalisation.h, norm_groups.
 def norm_groups(channels: int) -> int:
     """Most groups of at least 16 channels, a power of two up to 32; one below 16 channels."""
     counts = (count for count in (32, 16, 8, 4, 2) if channels % count == 0)
     return next((count for count in counts if channels // count >= 16), 1)
 
 
+# Native twin: hosts/pooling.h, max_pool.
 def max_pool(x: Tensor) -> Tensor:
     """2x2 max pooling of ``[B, H, W, N, C]``."""
     return from_images(F.max_pool2d(to_images(x), 2), x.shape[3])
 
 
+# Native twin: hosts/pooling.h, mean_pool.
 def mean_pool(x: Tensor) -> Tensor:
     """Mean over the pixels, ``[N, B, C]``: environment first, as ``linear`` wants it."""
     return _MeanPool.apply(x)

@@ -136,6 +136,26 @@ class Stack:
             seed_optimizers=[AdamState.zeros_like(seed) for seed in seeds],
         )
 
+    def stores(self) -> list[Tensor]:
+        """Everything, optimizer state included."""
+        states = (self.host_optimizer, *self.seed_optimizers)
+        moving = [part for state in states for part in (state.first, state.second, state.step)]
+        return [self.host, self.buffers, *self.seeds, *moving]
+
+    def of_rows(self, rows: Tensor) -> "Stack":
+        """A copy of ``rows``, int64 ``[M]``."""
+
+        def taken(state: AdamState) -> AdamState:
+            return AdamState(state.first[rows], state.second[rows], state.step[rows])
+
+        return Stack(
+            host=self.host[rows],
+            buffers=self.buffers[rows],
+            seeds=[seeds[rows] for seeds in self.seeds],
+            host_optimizer=taken(self.host_optimizer),
+            seed_optimizers=[taken(state) for state in self.seed_optimizers],
+        )
+
     def clear_optimizers(self) -> None:
         """Forget the optimizer state of every host and seed."""
         everything = torch.ones(len(self.host), dtype=torch.bool, device=self.host.device)

@@ -35,6 +35,7 @@ class Augmentation:
         """How many there are, each as likely as any other."""
         return self.span**2 * (2 if self.flip else 1)
 
+    # Native twin: hosts/worker.h, gather_posed.
     def apply(self, images: Tensor, poses: Tensor) -> Tensor:
         """Images ``[n, H, W, C]`` in their poses, int64 ``[n]``; on the device they are on."""
         count, height, width, _ = images.shape

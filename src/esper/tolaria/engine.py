@@ -231,6 +231,7 @@ class Engine:
         """Which data set each group learns from at ``step``, int64 ``[G]``."""
         return torch.where(step >= self.switch_step, self._after, self._before)
 
+    # Native twin: step/pass.h, seed_parameters.
     def seed_parameters(self, state: SeedState) -> Tensor:
         """Parameters of the living seeds, int64 ``[N, S]``."""
         slot = torch.arange(len(self.slots), device=self.device)

@@ -73,6 +73,7 @@ class Governor:
         self.healthy = torch.ones(rows, dtype=torch.bool, device=device)
         self.kept = [store.clone() for store in self._stores()]
 
+    # Native twin: step/governor.h, check_row.
     def check(self, epoch: EpochResult, scores: Scores, computing: Tensor) -> Tensor:
         """Judge a step, and remember its losses where they are healthy.
 

@@ -8,6 +8,7 @@ from esper.kasmina.stack import AdamState
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
+# Native twin: hosts/optimizer.h, clip_scale.
 def clip_scale(gradient: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     """Norm of each row and the factor that brings it to at most ``max_norm``.
 
@@ -23,6 +24,7 @@ def clip_scale(gradient: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     return norm, (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
+# Native twin: hosts/optimizer.h, adamw.
 def adamw_(
     parameters: Tensor,
     gradient: Tensor,
@@ -58,6 +60,7 @@ def adamw_(
         _undo(~active, parameters, state, before)
 
 
+# Native twin: hosts/optimizer.h, sgd.
 def sgd_(
     parameters: Tensor,
     gradient: Tensor,

@@ -5,7 +5,7 @@ then run without looking at the lifecycle. Seeds of one slot are sorted by (isol
 form), and those that agree are computed in one call.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import torch
@@ -67,6 +67,10 @@ class Seeds:
     def form(self) -> Tensor:
         """``Form`` of each seed, int64 ``[R, S]``."""
         return cached_tensor(tuple(FORM_OF_STYLE[s] for s in Style), self.style.device)[self.style]
+
+    def of_rows(self, rows: Tensor) -> "Seeds":
+        """Those of ``rows``, int64 ``[M]``."""
+        return Seeds(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def varied(self, rows: Tensor, alpha: Tensor) -> "Seeds":
         """Those of ``rows``, int64 ``[M]`` and possibly repeated, that act at ``alpha [M, S]``."""

@@ -15,13 +15,14 @@ from esper.kasmina.lifecycle import Rules
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, CURVE_STEEPNESS, HEAD_WIDTHS, HEADS, Curve, Op, Style
 from esper.leyline.stages import Stage
+from esper.native import library
+from esper.native.build import Unavailable
 from esper.runtime import data
 from esper.runtime.tasks import Task
 from esper.simic.growth import shard as shards
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.native import functions
-from esper.simic.growth.native.functions import NativeStep
-from esper.simic.growth.native.interface import NUMBERS, StepSpec
+from esper.simic.growth.native_blocks import AMOUNTS, FLAGS, NUMBERS, SIGNAL_FLAGS, SIGNALS
+from esper.simic.growth.native_step import NativeStep, step_functions
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.growth.step_functions import Passed, TorchStep
@@ -33,7 +34,6 @@ from esper.tamiyo.policy.features import (
     Progress,
 )
 from esper.tolaria.backends import EpochResult, Scores
-from esper.tolaria.backends.native.build import Unavailable
 from esper.tolaria.engine import Measurement
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.precision import Precision
@@ -421,22 +421,20 @@ def test_torch_takes_over_with_one_line_where_the_library_is_missing(
     def missing() -> None:
         raise Unavailable("no luck")
 
-    monkeypatch.setattr(functions, "step_library", missing)
-    functions.available.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING):
-            kinds = [type(shard_of().functions) for _ in range(2)]
-    finally:
-        functions.available.cache_clear()
+    made = [shard_of() for _ in range(2)]
+    monkeypatch.setattr(library, "library", missing)
+    with caplog.at_level(logging.WARNING):
+        kinds = [
+            type(step_functions(each.engine, each.count, each.rules, each.kinds)) for each in made
+        ]
     assert kinds == [TorchStep] * 2
-    assert caplog.messages == ["native step: no luck; using torch"]
+    assert caplog.messages == ["native backend: no luck; using torch"]
 
 
 def test_the_library_is_told_everything(shard: Shard) -> None:
     spec = shard.functions.spec
-    declared = {name for name, *_ in StepSpec._fields_}
-    assert set(vars(spec)) == {"kept"}  # a name that is no field would be an attribute
     assert all(
-        getattr(spec, name) for name in declared if not hasattr(getattr(spec, name), "_fields_")
+        getattr(spec, name) for name in spec.names if not hasattr(getattr(spec, name), "_fields_")
     )
-    assert len(NUMBERS) == len(set(NUMBERS))
+    assert {field.name for field in fields(SeedState)} == {*NUMBERS, *AMOUNTS, *FLAGS}
+    assert {field.name for field in fields(SeedSignals)} == {*SIGNALS, *SIGNAL_FLAGS}

@@ -29,6 +29,7 @@ from esper.leyline.events import (
     TrainingFinished,
     TrainingStarted,
 )
+from esper.native.build import Unavailable
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines
 from esper.runtime.tasks import TASKS, find
@@ -38,7 +39,6 @@ from esper.simic.run.run_directory import RunDirectory, stored_config
 from esper.simic.training.setup import build_environment, resolve_tasks
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 from esper.tolaria.backends import choice
-from esper.tolaria.backends.native.build import Unavailable
 
 TINY = {
     "envs": 4,

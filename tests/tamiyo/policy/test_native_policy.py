@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEADS, Op
+from esper.native import build
+from esper.tamiyo.policy import native_network
 from esper.tamiyo.policy.factored_lstm import Evaluation, FactoredLSTM, RecurrentState
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.policy.native import network
 from esper.tamiyo.policy.noise import action_noise
-from esper.tolaria.backends.native import build
 from support import needs_native
 from synthetic import canonical_action, changed, everything_legal, picked, random_observation
 
@@ -250,7 +250,7 @@ def test_torch_computes_what_the_library_cannot(monkeypatch) -> None:
         raise AssertionError("the library was asked")
 
     given = scene((2, 3, 2, 16), torch.float32)
-    monkeypatch.setattr(network, "library_for", refused)
+    monkeypatch.setattr(native_network, "library_for", refused)
     policy = moved_policy(16, torch.float32)
     with pytest.raises(AssertionError):
         policy.evaluate_actions(*given)
@@ -292,7 +292,7 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so(tmp_path: Path) 
     )
     assert run.stdout.split() == ["4", "4"]
     (line,) = run.stderr.splitlines()
-    assert line.startswith("native policy: there is no C++ compiler")
+    assert line.startswith("native backend: there is no C++ compiler")
     assert line.endswith("; using torch")
 
 

@@ -59,6 +59,7 @@ def of_family(family: str) -> tuple[int, ...]:
     )
 
 
+# Native twin: hosts/blueprints.h, make_branch.
 def build(kind: int, channels: int, family: str) -> Blueprint:
     """The blueprint with index ``kind`` of the blueprint head, for a slot of ``channels``."""
     return _built(BUILDERS[BLUEPRINTS[kind]][family], channels)

@@ -22,6 +22,7 @@ def _normalised(p: Parameters, x: Tensor, rectify: bool = False) -> Tensor:
     return group_norm(x, p["norm.weight"], p["norm.bias"], rectify)
 
 
+# Native twin: hosts/blueprints.h, ScaledNorm.
 def norm(channels: int) -> Blueprint:
     """``tanh(s) (GroupNorm(x) - x)`` with a learned scalar s, 0 at birth."""
 
@@ -31,6 +32,7 @@ def norm(channels: int) -> Blueprint:
     return Blueprint((zeros("scale"), *_norm_fields(channels)), forward)
 
 
+# Native twin: hosts/blueprints.h, Attention.
 def attention(channels: int) -> Blueprint:
     """Squeeze-and-excitation: ``x * (W2 relu(W1 mean(x)) + b)``, reduction 4."""
     width = max(1, channels // 4)

@@ -17,6 +17,7 @@ def mlp(channels: int) -> Blueprint:
     return _perceptron(channels, 4 * channels)
 
 
+# Native twin: hosts/blueprints.h, perceptron.
 def _perceptron(channels: int, hidden: int) -> Blueprint:
     def forward(p: Parameters, x: Tensor) -> Tensor:
         normalised = layer_norm(x, p["norm.weight"], p["norm.bias"])

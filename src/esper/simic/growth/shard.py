@@ -15,7 +15,7 @@ from esper.kasmina.lifecycle import Rules, roll_back
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.stages import Stage
-from esper.simic.growth.native.functions import step_functions
+from esper.simic.growth.native_step import step_functions
 from esper.simic.growth.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stage_shaping, utility
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
 from esper.simic.growth.step_functions import Acted

@@ -151,6 +151,7 @@ class TorchStep:
         """See ``StepFunctions``."""
         return governor.check(epoch, scores, acted.computing)
 
+    # Native twin: step/pass.h, pass_time.
     def pass_time(
         self,
         acted: SeedState,
@@ -178,6 +179,7 @@ class TorchStep:
         )
         return self._passed(state, measured, measured.forget(~state.living), parameters, ever)
 
+    # Native twin: step/observe.h, observe.
     def observe(
         self, progress: Progress, now: Passed, score: Tensor, twin_score: Tensor
     ) -> Features:

@@ -91,6 +91,7 @@ class MaskedCategorical:
         ValueError: a row of ``mask`` has no legal option.
     """
 
+    # Native twin: policy/categorical.h, normalise.
     def __init__(self, logits: Tensor, mask: Tensor, validate: bool = True):
         if validate and not bool(mask.any(-1).all()):
             raise ValueError("MaskedCategorical: a row of the mask has no legal option")
@@ -98,6 +99,7 @@ class MaskedCategorical:
         self.illegal = ~mask
         self.log_probs = exact.masked_fill(self.illegal, MASKED_LOGIT).log_softmax(-1)
 
+    # Native twin: policy/categorical.h, choose.
     def sample(self, uniform: Tensor) -> Tensor:
         """One option for each row by the Gumbel-max trick, int64 ``[...]``.
 
@@ -116,6 +118,7 @@ class MaskedCategorical:
         """Log-probability of ``value [...]``."""
         return self.log_probs.gather(-1, value[..., None])[..., 0]
 
+    # Native twin: policy/categorical.h, entropy.
     def entropy(self) -> Tensor:
         """Entropy in nats, ``[...]``; illegal options add nothing."""
         probabilities = self.log_probs.exp()

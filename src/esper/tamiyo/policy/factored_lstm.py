@@ -21,6 +21,7 @@ from esper.leyline.actions import (
     HEADS,
     Op,
 )
+from esper.tamiyo.policy import native_network as native
 from esper.tamiyo.policy.action_masks import ActionMasks, MaskedCategorical, relevance
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
@@ -29,7 +30,6 @@ from esper.tamiyo.policy.features import (
     Observation,
 )
 from esper.tamiyo.policy.interface import Evaluation, Policy, RecurrentState, full_precision, upcast
-from esper.tamiyo.policy.native import network as native
 
 OP_BIAS: dict[Op, float] = {
     Op.WAIT: 4.0,
@@ -153,6 +153,7 @@ class FactoredLSTM(Policy[Observation]):
         """See ``Policy.noise_shape``."""
         return len(HEADS), max(*HEAD_WIDTHS.values(), observation.slots.shape[-2])
 
+    # Native twin: policy/network.h, decide.
     @torch.no_grad()
     def act(
         self, observation: Observation, hidden: RecurrentState, noise: Tensor | None
@@ -257,7 +258,7 @@ class FactoredLSTM(Policy[Observation]):
         )
 
     def _native_parameters(self) -> list[Tensor]:
-        """In the order of ``native/src/calls.h``."""
+        """In the order of ``native/src/policy/calls.h``."""
         modules: list[nn.Module] = [
             self.blueprint_embedding,
             self.slot_encoder,
@@ -272,6 +273,7 @@ class FactoredLSTM(Policy[Observation]):
         ]
         return [parameter for module in modules for parameter in module.parameters()]
 
+    # Native twin: policy/network.h, encode.
     def encode(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Input of the LSTM ``[..., lstm_hidden]`` and slot embeddings ``[..., S, slot_width]``."""
         with self.trunk_precision(observation.host.device):
@@ -285,12 +287,14 @@ class FactoredLSTM(Policy[Observation]):
             features = self.encoder(torch.cat([observation.host, pooled], -1))
         return features, upcast(slots)
 
+    # Native twin: policy/sequence.h, Lstm.
     def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """See ``Policy.remember``."""
         with self.trunk_precision(features.device):
             memory, (h, c) = self.lstm(features, hidden)
         return upcast(memory), (upcast(h), upcast(c))
 
+    # Native twin: policy/network.h, decide.
     def evaluate_heads(
         self,
         memory: Tensor,
@@ -322,12 +326,14 @@ class FactoredLSTM(Policy[Observation]):
         choice = matters & (legal.sum(-1) > 1)
         return Evaluation(log_probs.sum(-1), entropy, choice, self._value(memory, observation))
 
+    # Native twin: policy/network.h, decide_slot.
     def _slot_logits(self, memory: Tensor, slots: Tensor, op: Tensor) -> Tensor:
         """``[..., S]``: how well each slot fits memory and op."""
         context = torch.cat([memory, self.op_embedding(op)], -1)
         context = context[..., None, :].expand(*slots.shape[:-1], -1)
         return self.slot_head(torch.cat([context, slots], -1))[..., 0]
 
+    # Native twin: policy/network.h, decide_choices.
     def _choices(
         self, memory: Tensor, slots: Tensor, op: Tensor, slot: Tensor, observation: Observation
     ) -> tuple[Tensor, Tensor]:
@@ -347,6 +353,7 @@ class FactoredLSTM(Policy[Observation]):
         places = self.get_buffer("choice_places")
         return _widened(logits, logits.shape[-1] + 1)[..., places], options
 
+    # Native twin: policy/network.h, estimate_value.
     def _value(self, memory: Tensor, observation: Observation) -> Tensor:
         value = self.value_head(torch.cat([memory, observation.critic], -1))[..., 0]
         return value if value.dtype == torch.float64 else value.float()

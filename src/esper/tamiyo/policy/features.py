@@ -143,11 +143,13 @@ class Progress:
         return replace(self, **tensors)
 
 
+# Native twin: step/observe.h, symlog.
 def symlog(x: Tensor) -> Tensor:
     """``sign(x) ln(1 + |x|)``: linear near zero, tame far out."""
     return x.sign() * x.abs().log1p()
 
 
+# Native twin: step/observe.h, host_features.
 def host_features(
     progress: Progress,
     state: SeedState,
@@ -212,6 +214,7 @@ SHARES = Table(
 """By stage, which of the three shares of slots it counts for."""
 
 
+# Native twin: step/observe.h, slot_features.
 def slot_features(
     slots: tuple[SlotSpec, ...],
     episode_length: int,
@@ -272,6 +275,7 @@ def places(slots: tuple[SlotSpec, ...]) -> tuple[tuple[float, float], ...]:
     return tuple((slot.depth, log(slot.channels) / 5.0) for slot in slots)
 
 
+# Native twin: step/observe.h, critic_features.
 def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
     """``[N, len(CRITIC_FEATURES)]`` of scores ``[N]`` in [0, 1]; zeros without twins."""
     if twin_score is None:
@@ -280,6 +284,7 @@ def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
     return torch.stack([twin_score, gain, torch.ones_like(gain)], -1).float()
 
 
+# Native twin: step/observe.h, known.
 def _known(x: Tensor) -> Tensor:
     """-1 where the value is NaN."""
     return x.float().nan_to_num(-1.0, torch.inf, -torch.inf)

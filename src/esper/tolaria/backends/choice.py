@@ -1,16 +1,16 @@
 """Which backend computes: the native one where it can, torch everywhere."""
 
-import logging
-from functools import cache
-
 import torch
 
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.module import ModuleHost
+from esper.leyline.actions import BLUEPRINTS
+from esper.native.build import Unavailable
+from esper.native.library import fall_back
 from esper.tolaria.backends import Backend
 from esper.tolaria.backends.functional import FunctionalBackend
-from esper.tolaria.backends.native.backend import NativeBackend
-from esper.tolaria.backends.native.build import Unavailable
+from esper.tolaria.backends.mixed import MixedBackend
+from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.precision import Precision
 
@@ -28,7 +28,8 @@ def choose_backend(
     """The backend called ``name`` for hosts of one shape.
 
     ``auto`` is ``native`` on a CPU in full precision and ``torch`` elsewhere. Where the native
-    backend cannot be had, torch takes its place and one line of the log says why.
+    backend cannot be had, torch takes its place and one line of the log says why; where it does not
+    know a blueprint, in the hosts with such a seed alone.
 
     Args:
         name: one of ``NAMES``.
@@ -45,10 +46,16 @@ def choose_backend(
             raise Unavailable(f"it computes on the CPU alone, not on {device}")
         if precision.enabled:
             raise Unavailable("it computes in full precision alone")
-        return NativeBackend(host, dtype, threads)
+        native = NativeBackend(host, dtype, threads)
     except Unavailable as reason:
-        _say_once(f"native backend: {reason}; using torch")
+        fall_back(str(reason))
         return torch_backend(host, precision)
+    kinds = sorted({kind for slot in host.slots for kind in slot.kinds})
+    unknown = [BLUEPRINTS[kind] for kind in kinds if native.kind_of[kind] < 0]
+    if not unknown:
+        return native
+    fall_back(f"it does not know the blueprint {unknown[0]!r}", "hosts with such a seed use torch")
+    return MixedBackend(native, TorchBackend(host, precision))
 
 
 def torch_backend(host: Host, precision: Precision) -> TorchBackend:
@@ -56,8 +63,3 @@ def torch_backend(host: Host, precision: Precision) -> TorchBackend:
     if isinstance(host, ModuleHost):
         return FunctionalBackend(host, precision)
     return TorchBackend(host, precision)
-
-
-@cache
-def _say_once(line: str) -> None:
-    logging.getLogger(__name__).warning(line)

@@ -40,6 +40,7 @@ class TorchBackend:
         most = EVALUATION_PREDICTIONS // prod(host.label_shape)
         self.evaluation_batch = max(1, min(EVALUATION_BATCH, most))
 
+    # Native twin: hosts/worker.h, train.
     def train_epoch(
         self,
         stack: Stack,
@@ -95,6 +96,7 @@ class TorchBackend:
             tensor_norms.append(by_tensor)
         return EpochResult(losses.mean(0), hits.mean(0), hosts.norm, norms, tensor_norms)
 
+    # Native twin: hosts/worker.h, evaluate.
     @torch.no_grad()
     def evaluate(
         self,
@@ -208,6 +210,7 @@ class TorchBackend:
         return x
 
 
+# Native twin: hosts/loss.h, cross_entropy_back.
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy over the batch: ``logits [N, B, K]``, ``labels [N, B]`` to ``[N]``."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -215,6 +218,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.view(labels.shape).mean(1)
 
 
+# Native twin: hosts/slot.h, Slot.
 def slot_block(slot: SlotSpec, plan: SlotPlan, parameters: Tensor, x: Tensor) -> Tensor:
     """The activation ``x [B, H, W, N, C]`` with the slot's seeds in it.
 
@@ -460,6 +464,7 @@ def _in_any(stores: Sequence[_Rows], where: Callable[[_Rows], Tensor]) -> Tensor
     return found
 
 
+# Native twin: hosts/loss.h, score_batch.
 class _ScoreSums:
     """Sums over validation batches."""
 

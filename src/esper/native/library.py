@@ -1,0 +1,128 @@
+"""The loaded library: whether it can be had, its functions, and how a call says that it failed."""
+
+import ctypes
+import logging
+import subprocess
+from collections.abc import Callable
+from ctypes import c_int, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from esper.native.build import Unavailable, cached_library, shipped_libraries
+from esper.native.structures import check_layout
+
+SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
+"""What the names of functions for a dtype end with."""
+_OUT_OF_MEMORY, _FAILED = 1, 2
+_log = logging.getLogger(__name__)
+Function = Callable[..., int]
+
+
+def library() -> ctypes.CDLL:
+    """The library: the one that came with the package, or else compiled on first use.
+
+    Raises:
+        Unavailable: there is no compiler, or it fails.
+        LayoutError: see ``check_layout``.
+    """
+    found = _found()
+    if isinstance(found, Unavailable):
+        raise found
+    return found
+
+
+def available() -> bool:
+    """Whether there is a library; one line of the log says why not."""
+    try:
+        library()
+    except Unavailable as reason:
+        fall_back(str(reason))
+        return False
+    return True
+
+
+@cache
+def fall_back(reason: str, consequence: str = "using torch") -> None:
+    """Say in one line of the log, once for each reason, that torch computes."""
+    _log.warning(f"native backend: {reason}; {consequence}")
+
+
+@cache
+def _found() -> ctypes.CDLL | Unavailable:
+    """The library, or why there is none; a failure is not tried again in this process."""
+    for path in shipped_libraries():
+        try:
+            return load(path)
+        except OSError as error:
+            _log.warning(f"native backend: {path.name} cannot be loaded here ({error})")
+    try:
+        path = cached_library()
+        try:
+            return load(path)
+        except OSError:
+            path.unlink()  # damaged; it is made anew
+        return load(cached_library())
+    except Unavailable as reason:
+        return reason
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        return Unavailable(f"building it failed ({error})")
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """A library that was compiled.
+
+    Raises:
+        OSError: it is damaged.
+        LayoutError: it was compiled with other structures.
+    """
+    found = ctypes.CDLL(str(path))
+    check_layout(found)
+    return found
+
+
+def function(name: str, *arguments: Any) -> Function:
+    """A function of the library that raises where it fails.
+
+    Args:
+        name: without ``esper_``.
+        arguments: types of ``ctypes``; a structure is passed by reference.
+    """
+    found: Any = library()[f"esper_{name}"]
+    found.restype, found.errcheck = c_int, _check
+    found.argtypes = [
+        ctypes.POINTER(kind) if issubclass(kind, ctypes.Structure) else kind for kind in arguments
+    ]
+    return found
+
+
+def _check(result: int, _: Any, __: Any) -> int:
+    """See ``guarded.h``."""
+    if result == _OUT_OF_MEMORY:
+        raise MemoryError("the native backend ran out of memory")
+    if result == _FAILED:
+        raise RuntimeError("the native backend failed")
+    return result
+
+
+class Handle:
+    """What the library made and is to free.
+
+    Args:
+        name: of the function that frees it, without ``esper_``.
+    """
+
+    def __init__(self, name: str):
+        self.address, self._free = c_void_p(), library()[f"esper_{name}"]
+        self._free.restype, self._free.argtypes = None, [c_void_p]
+
+    def __del__(self) -> None:
+        self.free()
+
+    def free(self) -> None:
+        """Now rather than with the last reference."""
+        if self.address:
+            self._free(self.address)
+            self.address = c_void_p()

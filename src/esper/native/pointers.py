@@ -1,0 +1,48 @@
+"""Addresses of tensors for a call of the library."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def address(tensor: Tensor, dtype: torch.dtype, count: int) -> int:
+    """The address of a contiguous tensor of ``count`` numbers, which the caller keeps."""
+    assert tensor.dtype is dtype
+    assert tensor.is_contiguous()
+    assert tensor.numel() == count
+    return tensor.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+    """An array of the addresses of contiguous tensors, which the caller keeps."""
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    return (ctypes.c_void_p * max(1, len(tensors)))(*(tensor.data_ptr() for tensor in tensors))
+
+
+class Pointers:
+    """Addresses for one call; keeps what had to be made for it alive until it is over."""
+
+    def __init__(self) -> None:
+        self.kept: list[object] = []
+
+    def to(self, tensor: Tensor, dtype: torch.dtype | None = None) -> int:
+        """The address of the tensor as a contiguous one of ``dtype``; read by the library."""
+        own = tensor.to(dtype or tensor.dtype).contiguous()
+        self.kept.append(own)
+        return own.data_ptr()
+
+    def into(self, tensor: Tensor) -> int:
+        """The address of a tensor that the library writes to."""
+        assert tensor.is_contiguous()
+        return tensor.data_ptr()
+
+    def of_each(self, tensors: Sequence[Tensor]) -> int:
+        """The address of an array of such addresses."""
+        self.kept.append(array := addresses(tensors))
+        return ctypes.addressof(array)
+
+    def of(self, numbers: Sequence[int], dtype: torch.dtype = torch.int32) -> int:
+        """The address of a few numbers."""
+        return self.to(torch.tensor(numbers, dtype=dtype))

@@ -1,0 +1,24 @@
+// What a function that Python calls says of how it went; library.py knows the numbers.
+
+#pragma once
+
+#include <new>
+
+namespace esper {
+
+constexpr int kDone = 0, kOutOfMemory = 1, kFailed = 2;
+
+// No exception may leave the library.
+template <class Work>
+int guarded(Work work) {
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    return kOutOfMemory;
+  } catch (...) {
+    return kFailed;
+  }
+  return kDone;
+}
+
+}  // namespace esper

@@ -1,0 +1,77 @@
+// What Python hands over. Python reads this file for the same structures and enumerations (see
+// structures.py). Arrays are contiguous, numbers of type T are passed as double.
+
+#pragma once
+
+#include <cstdint>
+
+namespace esper::hosts {
+
+// What a host consists of.
+enum class Step : int32_t { input, block, slot, pool, head };
+
+// The blueprints, by their names in Python.
+enum class Kind : int32_t {
+  conv_light,
+  attention,
+  norm,
+  depthwise,
+  bottleneck,
+  conv_small,
+  conv_heavy,
+  mlp_small,
+  mlp,
+};
+
+struct HostSpec {
+  int32_t height, width, channels, classes;
+  int32_t kernel;  // of the blocks; 0 for fully connected ones
+  int32_t steps, slots;
+  const int32_t* program;         // [steps, 2]: Step and its number
+  const int32_t* block_channels;  // by number of the block
+  const int32_t* slot_channels;   // [slots]
+  const int32_t* slot_width;      // [slots], columns of the slot's store
+  const int32_t* gate_offset;     // [slots]
+};
+
+// N rows with S slots; parameters and optimizer state are changed in place.
+template <class T>
+struct TrainCall {
+  int64_t rows, batches, batch_size;
+  T *host, *host_first, *host_second, *host_step;              // [N, P] and [N]
+  T* buffers;                                                  // [N, Q]
+  T *const *seed, *const *seed_first, *const *seed_second, *const *seed_step;  // S of [N, P_s], [N]
+  const int32_t *kind, *form;                                  // [N, S], kind -1 where none computes
+  const T* alpha;                                              // [N, S]
+  const uint8_t* frozen;                                       // [N, S]
+  const T* images;                                             // [samples, height, width, channels]
+  const int64_t* labels;                                       // [samples]
+  const int64_t* drawn;                                        // [N, batches, batch_size]
+  const int64_t* poses;                                        // likewise; null: images as they are
+  int64_t reach;                                               // of the poses, in pixels
+  const T *host_rate, *seed_rate;                              // [N], [N, S]
+  double weight_decay, momentum, most_norm;
+  int32_t rule;
+  const int32_t* tensor_counts;                                // [S]
+  T *loss, *accuracy, *host_norm, *seed_norm;                  // [N], ..., [N, S]
+  T* const* tensor_norms;                                      // S of [N, tensors]
+};
+
+// R rows and M variants of them, sorted by row.
+template <class T>
+struct EvaluateCall {
+  int64_t rows, images, lanes, chunks;
+  const T *host, *buffers;               // [N, P], [N, Q]
+  const T* const* seed;                  // S of [N, P_s]
+  const int64_t* row;                    // [R], which of the N
+  const int32_t *kind, *form;            // [R, S]
+  const T* alpha;                        // [R, S]
+  const T* packed;                       // [D, chunks, channels, height, width, lanes]
+  const int64_t *labels, *dataset;       // [D, images], [R]
+  const int64_t* variants;               // [R + 1], where each row's variants begin
+  const int32_t* start;                  // [M], the first slot that differs
+  const T* variant_alpha;                // [M, S]
+  T *scores, *variant_scores;            // [R, 3] and [M, 3]: loss, accuracy, expected
+};
+
+}  // namespace esper::hosts

@@ -1,0 +1,229 @@
+// Same-size convolution with a 1x1 or 3x3 kernel, its two gradients, and the depthwise kind.
+//
+//   x        [inputs,  height, width, lanes]
+//   y        [outputs, height, width, lanes]
+//   weight   [outputs, inputs, kernel, kernel]
+//
+// A linear map is a 1x1 convolution of one pixel.
+
+#pragma once
+
+#include <algorithm>
+
+#include "maps.h"
+
+namespace esper::hosts {
+
+// A place of the kernel that lies within the image: where its pixel and its weight are.
+struct Tap {
+  ptrdiff_t pixel;
+  int weight;
+};
+
+// The taps at one pixel; offsets from the pixel itself.
+template <class T>
+inline int taps_at(const Maps<T>& x, int kernel, int row, int column, Tap* taps) {
+  const int reach = kernel / 2;
+  int count = 0;
+  for (int i = std::max(-reach, -row); i <= std::min(reach, x.height - 1 - row); ++i)
+    for (int j = std::max(-reach, -column); j <= std::min(reach, x.width - 1 - column); ++j)
+      taps[count++] = {i * x.row() + ptrdiff_t(j) * x.lanes, (i + reach) * kernel + j + reach};
+  return count;
+}
+
+// Some output channels and registers of one pixel; the sums stay in registers.
+template <class T, int OUTPUTS, int REGISTERS>
+inline void convolve_block(const T* x, ptrdiff_t x_plane, int inputs, const Tap* taps, int tap_count,
+                           const T* weight, int kernel_size, T* y, ptrdiff_t y_plane) {
+  const ptrdiff_t filter = ptrdiff_t(inputs) * kernel_size;
+  Vector<T> sums[OUTPUTS][REGISTERS] = {};
+  for (int c = 0; c < inputs; ++c, x += x_plane, weight += kernel_size) {
+    for (int t = 0; t < tap_count; ++t) {
+      const T* pixel = x + taps[t].pixel;
+      Vector<T> values[REGISTERS];
+      for (int r = 0; r < REGISTERS; ++r) values[r] = load(pixel + r * kLanes<T>);
+      for (int o = 0; o < OUTPUTS; ++o) {
+        const T factor = weight[o * filter + taps[t].weight];
+        for (int r = 0; r < REGISTERS; ++r) sums[o][r] += values[r] * factor;
+      }
+    }
+  }
+  for (int o = 0; o < OUTPUTS; ++o)
+    for (int r = 0; r < REGISTERS; ++r) store(y + o * y_plane + r * kLanes<T>, sums[o][r]);
+}
+
+// Most output channels of a block, so that its sums fit into the registers.
+template <int REGISTERS>
+constexpr int kOutputBlock = (kManyRegisters ? 16 : 8) / (REGISTERS < 2 ? 2 : REGISTERS);
+
+// `count` output channels, at most OUTPUTS.
+template <class T, int OUTPUTS, int REGISTERS, class... Arguments>
+inline void convolve_outputs(int count, Arguments... arguments) {
+  if (count == OUTPUTS) {
+    convolve_block<T, OUTPUTS, REGISTERS>(arguments...);
+  } else if constexpr (OUTPUTS > 1) {
+    convolve_outputs<T, OUTPUTS - 1, REGISTERS>(count, arguments...);
+  }
+}
+
+// All output channels of some registers of one pixel.
+template <class T, int REGISTERS>
+inline void convolve_pixel(const T* x, const Maps<T>& in, const Tap* taps, int tap_count,
+                           const T* weight, int kernel_size, T* y, const Maps<T>& out) {
+  constexpr int most = kOutputBlock<REGISTERS>;
+  for (int o = 0; o < out.channels; o += most)
+    convolve_outputs<T, most, REGISTERS>(
+        std::min(most, out.channels - o), x, in.plane(), in.channels, taps, tap_count,
+        weight + ptrdiff_t(o) * in.channels * kernel_size, kernel_size, y + o * out.plane(),
+        out.plane());
+}
+
+// Twin of kasmina.ops.conv2d.
+template <class T>
+void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y) {
+  const int kernel_size = kernel * kernel, registers = x.lanes / kLanes<T>;
+  Tap taps[9];
+  for (int row = 0; row < x.height; ++row) {
+    for (int column = 0; column < x.width; ++column) {
+      const int count = taps_at(x, kernel, row, column, taps);
+      const ptrdiff_t pixel = row * x.row() + ptrdiff_t(column) * x.lanes;
+      in_registers(registers, [&](auto block, int first) {
+        const ptrdiff_t place = pixel + ptrdiff_t(first) * kLanes<T>;
+        convolve_pixel<T, block()>(x.data + place, x, taps, count, weight, kernel_size,
+                                   y.data + place, y);
+      });
+    }
+  }
+}
+
+// Gradient of x: the convolution of dy with the kernels turned round, inputs for outputs.
+// `turned` has room for as many numbers as `weight`.
+template <class T>
+void convolve_back(Maps<T> dy, const T* weight, int kernel, T* turned, Maps<T> dx) {
+  const int size = kernel * kernel, outputs = dy.channels, inputs = dx.channels;
+  for (int o = 0; o < outputs; ++o)
+    for (int c = 0; c < inputs; ++c)
+      for (int t = 0; t < size; ++t)
+        turned[(c * outputs + o) * size + size - 1 - t] = weight[(o * inputs + c) * size + t];
+  convolve(dy, turned, kernel, dx);
+}
+
+// sums[o][c] += sum over `count` numbers of dy[o] x[c], for a few output and input channels.
+template <class T, int OUTPUTS, int INPUTS>
+inline void correlate_block(const T* dy, ptrdiff_t dy_plane, const T* x, ptrdiff_t x_plane,
+                            ptrdiff_t count, Vector<T>* sums) {
+  Vector<T> own[OUTPUTS][INPUTS];
+  for (int o = 0; o < OUTPUTS; ++o)
+    for (int c = 0; c < INPUTS; ++c) own[o][c] = sums[o * INPUTS + c];
+  for (ptrdiff_t i = 0; i < count; i += kLanes<T>) {
+    Vector<T> values[INPUTS];
+    for (int c = 0; c < INPUTS; ++c) values[c] = load(x + c * x_plane + i);
+    for (int o = 0; o < OUTPUTS; ++o) {
+      const Vector<T> gradient = load(dy + o * dy_plane + i);
+      for (int c = 0; c < INPUTS; ++c) own[o][c] += gradient * values[c];
+    }
+  }
+  for (int o = 0; o < OUTPUTS; ++o)
+    for (int c = 0; c < INPUTS; ++c) sums[o * INPUTS + c] = own[o][c];
+}
+
+// Gradient of the weights between OUTPUTS and INPUTS channels, at every place of the kernel.
+template <class T, int OUTPUTS, int INPUTS>
+void correlate_channels(Maps<T> dy, Maps<T> x, int kernel, int first_output, int first_input,
+                        T* gradient) {
+  const int reach = kernel / 2, size = kernel * kernel;
+  Vector<T> sums[9][OUTPUTS * INPUTS] = {};
+  // A 1x1 kernel sees one long row.
+  const int height = kernel == 1 ? 1 : x.height, width = kernel == 1 ? x.pixels() : x.width;
+  const ptrdiff_t stride = ptrdiff_t(width) * x.lanes;
+  const T* gradients = dy.channel(first_output);
+  const T* inputs = x.channel(first_input);
+  for (int row = 0; row < height; ++row) {
+    for (int i = std::max(-reach, -row); i <= std::min(reach, height - 1 - row); ++i) {
+      for (int j = -reach; j <= reach; ++j) {
+        const int begin = std::max(0, -j), end = std::min(width, width - j);
+        if (end <= begin) continue;
+        correlate_block<T, OUTPUTS, INPUTS>(
+            gradients + row * stride + ptrdiff_t(begin) * x.lanes, dy.plane(),
+            inputs + (row + i) * stride + ptrdiff_t(begin + j) * x.lanes, x.plane(),
+            ptrdiff_t(end - begin) * x.lanes, sums[(i + reach) * kernel + j + reach]);
+      }
+    }
+  }
+  for (int o = 0; o < OUTPUTS; ++o)
+    for (int c = 0; c < INPUTS; ++c)
+      for (int t = 0; t < size; ++t)
+        gradient[(ptrdiff_t(first_output + o) * x.channels + first_input + c) * size + t] =
+            sum<T>(sums[t][o * INPUTS + c]);
+}
+
+// Most output channels of a block: with a single input channel there is room for more.
+template <int INPUTS>
+constexpr int kCorrelationBlock = (kManyRegisters ? 2 : 1) * (INPUTS == 1 ? 4 : 2);
+
+template <class T, int OUTPUTS, int INPUTS, class... Arguments>
+inline void correlate_outputs(int count, Arguments... arguments) {
+  if (count == OUTPUTS) {
+    correlate_channels<T, OUTPUTS, INPUTS>(arguments...);
+  } else if constexpr (OUTPUTS > 1) {
+    correlate_outputs<T, OUTPUTS - 1, INPUTS>(count, arguments...);
+  }
+}
+
+template <class T, int INPUTS>
+inline void correlate_inputs(int count, Maps<T> dy, Maps<T> x, int kernel, int input, T* gradient) {
+  if (count == INPUTS) {
+    constexpr int most = kCorrelationBlock<INPUTS>;
+    for (int o = 0; o < dy.channels; o += most)
+      correlate_outputs<T, most, INPUTS>(std::min(most, dy.channels - o), dy, x, kernel, o, input,
+                                         gradient);
+  } else if constexpr (INPUTS > 1) {
+    correlate_inputs<T, INPUTS - 1>(count, dy, x, kernel, input, gradient);
+  }
+}
+
+// Gradient of the weights, [outputs, inputs, kernel, kernel].
+template <class T>
+void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient) {
+  for (int c = 0; c < x.channels; c += 4)
+    correlate_inputs<T, 4>(std::min(4, x.channels - c), dy, x, kernel, c, gradient);
+}
+
+// Each channel by its own 3x3 kernel, weight [channels, 3, 3]; turned round for the gradient of x.
+// Twin of kasmina.ops.depthwise_conv2d.
+template <class T>
+void convolve_depthwise(Maps<T> x, const T* weight, bool turned, Maps<T> y) {
+  Tap taps[9];
+  for (int row = 0; row < x.height; ++row) {
+    for (int column = 0; column < x.width; ++column) {
+      const int count = taps_at(x, 3, row, column, taps);
+      const ptrdiff_t pixel = row * x.row() + ptrdiff_t(column) * x.lanes;
+      for (int c = 0; c < x.channels; ++c) {
+        const T* from = x.channel(c) + pixel;
+        T* to = y.channel(c) + pixel;
+        for (int lane = 0; lane < x.lanes; lane += kLanes<T>) {
+          Vector<T> total = {};
+          for (int t = 0; t < count; ++t) {
+            const int place = turned ? 8 - taps[t].weight : taps[t].weight;
+            total += load(from + taps[t].pixel + lane) * weight[c * 9 + place];
+          }
+          store(to + lane, total);
+        }
+      }
+    }
+  }
+}
+
+// Gradient of the depthwise weights.
+template <class T>
+void correlate_depthwise(Maps<T> dy, Maps<T> x, T* gradient) {
+  for (int c = 0; c < x.channels; ++c) {
+    Maps<T> one_dy = dy, one_x = x;
+    one_dy.data = dy.channel(c);
+    one_x.data = x.channel(c);
+    one_dy.channels = one_x.channels = 1;
+    correlate_channels<T, 1, 1>(one_dy, one_x, 3, 0, 0, gradient + c * 9);
+  }
+}
+
+}  // namespace esper::hosts

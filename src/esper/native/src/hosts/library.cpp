@@ -1,0 +1,90 @@
+// What Python calls: each function for float and for double. 0 says that all went well.
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "guarded.h"
+#include "parallel.h"
+#include "worker.h"
+
+namespace esper::hosts {
+namespace {
+
+template <class T>
+struct Network {
+  Network(const HostSpec& spec, int threads) {
+    for (int i = 0; i < threads; ++i) workers.push_back(std::make_unique<Worker<T>>(spec));
+  }
+
+  // work(worker, row) for every row.
+  template <class Work>
+  int run(int64_t rows, Work work) {
+    return guarded([&] {
+      const int threads = int(std::min(int64_t(workers.size()), std::max(rows, int64_t(1))));
+      in_parallel(rows, threads, [&](int w, int64_t row) { work(*workers[size_t(w)], row); });
+    });
+  }
+
+  std::vector<std::unique_ptr<Worker<T>>> workers;
+};
+
+template <class T>
+int create(const HostSpec* spec, int threads, void** network) {
+  return guarded([&] { *network = new Network<T>(*spec, threads); });
+}
+
+template <class T>
+int train(void* network, const TrainCall<T>* call) {
+  return static_cast<Network<T>*>(network)->run(
+      call->rows, [&](Worker<T>& worker, int64_t n) { worker.train(*call, n); });
+}
+
+template <class T>
+int evaluate(void* network, const EvaluateCall<T>* call) {
+  return static_cast<Network<T>*>(network)->run(
+      call->rows, [&](Worker<T>& worker, int64_t r) { worker.evaluate(*call, r); });
+}
+
+// Sizes by which Python checks that both sides mean the same rows: parameters and running statistics
+// of the host, or with a slot the parameters and tensors of a blueprint there.
+template <class T>
+int sizes(void* network, int slot, int kind, int32_t* result) {
+  return guarded([&] {
+    Worker<T>& worker = *static_cast<Network<T>*>(network)->workers[0];
+    result[0] = worker.parameters();
+    result[1] = worker.buffers();
+    if (slot < 0) return;
+    const std::vector<int> fields = worker.seed_fields(slot, kind);
+    result[0] = std::accumulate(fields.begin(), fields.end(), 0);
+    result[1] = int(fields.size());
+  });
+}
+
+}  // namespace
+}  // namespace esper::hosts
+
+#define ESPER_FUNCTIONS(T, SUFFIX)                                                              \
+  int esper_hosts_create_##SUFFIX(const esper::hosts::HostSpec* spec, int threads,              \
+                                  void** network) {                                             \
+    return esper::hosts::create<T>(spec, threads, network);                                     \
+  }                                                                                             \
+  void esper_hosts_free_##SUFFIX(void* network) {                                               \
+    delete static_cast<esper::hosts::Network<T>*>(network);                                     \
+  }                                                                                             \
+  int esper_hosts_sizes_##SUFFIX(void* network, int slot, int kind, int32_t* result) {          \
+    return esper::hosts::sizes<T>(network, slot, kind, result);                                 \
+  }                                                                                             \
+  int esper_hosts_train_##SUFFIX(void* network, const esper::hosts::TrainCall<T>* call) {       \
+    return esper::hosts::train(network, call);                                                  \
+  }                                                                                             \
+  int esper_hosts_evaluate_##SUFFIX(void* network, const esper::hosts::EvaluateCall<T>* call) { \
+    return esper::hosts::evaluate(network, call);                                               \
+  }
+
+extern "C" {
+ESPER_FUNCTIONS(float, f32)
+ESPER_FUNCTIONS(double, f64)
+int esper_vector_bytes() { return esper::kVectorBytes; }
+}

@@ -1,0 +1,176 @@
+// A place in the host where a seed may live, and how its branch f enters the activation x:
+//
+//   add       x + alpha f(x)
+//   multiply  x + alpha x tanh f(x)
+//   gate      x + alpha g(x) f(x), with g(x) in (0, 1) for each image
+//
+// At alpha 0 a seed is isolated: the output is x, f learns as if alpha were 1, and x gets no
+// gradient through it (the straight-through estimator).
+
+#pragma once
+
+#include <vector>
+
+#include "blueprints.h"
+
+namespace esper::hosts {
+
+enum class Form : int { add, multiply, gate };
+
+// What lives in a slot of one environment.
+template <class T>
+struct Seed {
+  int kind = -1;  // none below 0
+  Form form = Form::add;
+  T alpha = 0;
+  const T* parameters = nullptr;
+  T* gradient = nullptr;
+};
+
+// Twin of tolaria.backends.torch.slot_block.
+template <class T>
+class Slot {
+ public:
+  Slot(int channels, int gate_offset)
+      : channels_(channels), gate_offset_(gate_offset), branches_(kKinds) {
+    const int hidden = std::max(8, channels / 4);
+    gate_ = Chain<T>::of(MeanPool<T>(), Convolution<T>(channels, hidden, 1, true, true),
+                         Convolution<T>(hidden, 1, 1, true));
+  }
+
+  // Sizes of the parameter tensors of a branch.
+  const std::vector<int>& fields(int kind) { return made(kind).fields; }
+  int parameters(int kind) { return made(kind).parameters; }
+
+  int gate_offset() const { return gate_offset_; }
+  int gate_parameters() const { return gate_->parameters(); }
+
+  void bind(const Seed<T>& seed) {
+    seed_ = seed;
+    if (seed.kind < 0) return;
+    branch(seed.kind).bind(seed.parameters, seed.gradient, nullptr);
+    if (seed.form == Form::gate)
+      gate_->bind(seed.parameters + gate_offset_, seed.gradient + gate_offset_, nullptr);
+  }
+
+  const Seed<T>& seed() const { return seed_; }
+
+  // Another alpha for the seed that is bound; 0 takes it out of an evaluation.
+  void set_alpha(T alpha) { seed_.alpha = alpha; }
+
+  Maps<T> forward(Maps<T> x, Arena<T>& arena) {
+    if (seed_.kind < 0) return x;
+    x_ = x;
+    f_ = branch(seed_.kind).forward(x, arena);
+    if (seed_.form == Form::gate) open_gate(x, arena);
+    if (seed_.form == Form::multiply)
+      transform(f_, [](Vector<T> f) { return hyperbolic_tangent<T>(f); });
+    return isolated() ? x : attached(arena);
+  }
+
+  Maps<T> evaluate(Maps<T> x, Arena<T>& arena) {
+    return seed_.kind < 0 || isolated() ? x : forward(x, arena);
+  }
+
+  Maps<T> backward(Maps<T> dy, Arena<T>& arena) {
+    if (seed_.kind < 0) return dy;
+    const T factor = isolated() ? T(1) : seed_.alpha;
+    const bool as_it_is =
+        factor == T(1) && seed_.form == Form::add && branch(seed_.kind).keeps_gradient();
+    const Maps<T> df = as_it_is ? dy : arena.maps(dy);
+    if (!as_it_is) combine(df, dy, dy, [factor](Vector<T> d, Vector<T>) { return d * factor; });
+    const bool flows = !isolated();
+    if (seed_.form == Form::multiply) multiply_back(dy, df, flows);
+    Maps<T> through_gate;
+    if (seed_.form == Form::gate) through_gate = gate_back(df, flows, arena);
+    const Maps<T> dx = branch(seed_.kind).backward(df, flows, arena);
+    if (!as_it_is && df.data != dx.data) arena.give_back(df);
+    if (!flows) return dy;
+    const auto add = [](Vector<T> a, Vector<T> b) { return a + b; };
+    combine(dy, dy, dx, add);
+    arena.give_back(dx);
+    if (seed_.form == Form::gate) combine(dy, dy, through_gate, add);
+    return dy;
+  }
+
+ private:
+  bool isolated() const { return seed_.alpha == T(0); }
+
+  // A blueprint's layers, made when they are first needed, and the sizes of their tensors.
+  struct Branch {
+    std::unique_ptr<Layer<T>> layers;
+    std::vector<int> fields;
+    int parameters = 0;
+  };
+
+  Branch& made(int kind) {
+    Branch& found = branches_[size_t(kind)];
+    if (found.layers == nullptr) {
+      found.layers = make_branch<T>(Kind(kind), channels_);
+      found.fields = found.layers->fields();
+      found.parameters = found.layers->parameters();
+    }
+    return found;
+  }
+
+  Layer<T>& branch(int kind) { return *made(kind).layers; }
+
+  // x + alpha m, where m is f, x f or g f. f itself is not needed again where it is added.
+  Maps<T> attached(Arena<T>& arena) {
+    const Maps<T> y = seed_.form == Form::add ? f_ : arena.maps(x_);
+    const T alpha = seed_.alpha;
+    if (seed_.form == Form::add)
+      combine(y, x_, f_, [alpha](Vector<T> x, Vector<T> f) { return x + f * alpha; });
+    if (seed_.form == Form::multiply)
+      combine(y, x_, f_, [alpha](Vector<T> x, Vector<T> f) { return x + x * f * alpha; });
+    if (seed_.form == Form::gate)
+      for_each_image([&](ptrdiff_t i, int lane) {
+        store(y.data + i,
+              load(x_.data + i) + load(gates_.data + lane) * load(f_.data + i) * alpha);
+      });
+    return y;
+  }
+
+  void open_gate(Maps<T> x, Arena<T>& arena) {
+    gates_ = gate_->forward(x, arena);
+    transform(gates_, [](Vector<T> value) { return sigmoid<T>(value); });
+  }
+
+  // df becomes the gradient of f; f_ holds t = tanh f. dy gains what flows through the factor x.
+  void multiply_back(Maps<T> dy, Maps<T> df, bool flows) {
+    for (ptrdiff_t i = 0; i < df.size(); i += kLanes<T>) {
+      const Vector<T> d = load(df.data + i), t = load(f_.data + i);
+      store(df.data + i, d * load(x_.data + i) * (T(1) - t * t));
+      if (flows) store(dy.data + i, load(dy.data + i) + d * t);
+    }
+  }
+
+  // df becomes the gradient of f; returns that of x through the gate.
+  Maps<T> gate_back(Maps<T> df, bool flows, Arena<T>& arena) {
+    const Maps<T> logits = arena.maps(gates_);
+    std::fill(logits.data, logits.data + logits.size(), T(0));
+    for_each_image([&](ptrdiff_t i, int lane) {
+      const Vector<T> d = load(df.data + i);
+      store(logits.data + lane, load(logits.data + lane) + d * load(f_.data + i));
+      store(df.data + i, d * load(gates_.data + lane));
+    });
+    combine(logits, logits, gates_,
+            [](Vector<T> d, Vector<T> g) { return d * g * (T(1) - g); });
+    return gate_->backward(logits, flows, arena);
+  }
+
+  // f(index, lane) for every register of the activation and its place among the images.
+  template <class Function>
+  void for_each_image(Function f) const {
+    for (ptrdiff_t pixel = 0; pixel < x_.size(); pixel += x_.lanes)
+      for (int lane = 0; lane < x_.lanes; lane += kLanes<T>) f(pixel + lane, lane);
+  }
+
+  int channels_, gate_offset_;
+  std::vector<Branch> branches_;
+  std::unique_ptr<Chain<T>> gate_;
+  Seed<T> seed_;
+  Maps<T> x_, f_, gates_;
+};
+
+}  // namespace esper::hosts

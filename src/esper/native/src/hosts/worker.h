@@ -1,0 +1,353 @@
+// One thread's copy of the host: layers, slots and memory. It takes one environment after another
+// through an epoch or a validation; nothing it keeps of one can reach the next.
+
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "calls.h"
+#include "loss.h"
+#include "optimizer.h"
+#include "slot.h"
+
+namespace esper::hosts {
+
+template <class T>
+class Worker {
+ public:
+  explicit Worker(const HostSpec& spec);
+
+  int parameters() const { return parameters_; }
+  int buffers() const { return buffers_; }
+  const std::vector<int>& seed_fields(int slot, int kind) { return slots_[slot].fields(kind); }
+
+  void train(const TrainCall<T>& call, int64_t n);
+  void evaluate(const EvaluateCall<T>& call, int64_t r);
+
+ private:
+  // A layer of the host, or a slot.
+  struct Stage {
+    std::unique_ptr<Layer<T>> layer;
+    int slot = -1;
+  };
+
+  void add(std::unique_ptr<Layer<T>> layer);
+  void bind_host(const T* parameters, T* gradient, T* buffers);
+  template <class Call>
+  void bind_seeds(const Call& call, int64_t row, int64_t n);
+  Maps<T> gather(const T* images, const int64_t* drawn, int count);
+  Maps<T> gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count);
+  Maps<T> minibatch(int count);
+  Maps<T> input_maps(int images, int lanes) const;
+  void backward(Maps<T> dy);
+  void update_host(const TrainCall<T>& call, int64_t n);
+  void update_seeds(const TrainCall<T>& call, int64_t n);
+  void report_seed(const TrainCall<T>& call, int64_t n, int s, T norm);
+  Maps<T> evaluate_from(size_t stage, Maps<T> x);
+  void set_alphas(const T* alpha);
+
+  int slot_count() const { return int(slots_.size()); }
+
+  HostSpec spec_;
+  std::vector<Stage> stages_;
+  std::vector<size_t> stage_of_slot_;
+  std::vector<Slot<T>> slots_;
+  std::vector<ptrdiff_t> destination_;  // where each number of an image goes, in rows of lanes
+  int parameters_ = 0, buffers_ = 0;
+  Arena<T> arena_;
+  std::vector<T> host_gradient_;
+  std::vector<std::vector<T>> seed_gradient_;
+};
+
+template <class T>
+Worker<T>::Worker(const HostSpec& spec) : spec_(spec) {
+  const int pixels = spec.height * spec.width;
+  const bool dense = spec.kernel == 0;
+  int channels = dense ? pixels * spec.channels : spec.channels;
+  for (int pixel = 0; pixel < pixels; ++pixel)
+    for (int c = 0; c < spec.channels; ++c)
+      destination_.push_back(dense ? pixel * spec.channels + c : c * pixels + pixel);
+  stage_of_slot_.resize(size_t(spec.slots));
+  for (int s = 0; s < spec.slots; ++s) {
+    slots_.emplace_back(spec.slot_channels[s], spec.gate_offset[s]);
+    seed_gradient_.emplace_back(size_t(spec.slot_width[s]));
+  }
+  for (int i = 0; i < spec.steps; ++i) {
+    const int number = spec.program[2 * i + 1];
+    switch (Step(spec.program[2 * i])) {
+      case Step::input:
+        break;
+      case Step::block:
+        add(std::make_unique<Convolution<T>>(channels, spec.block_channels[number],
+                                             dense ? 1 : spec.kernel));
+        channels = spec.block_channels[number];
+        add(std::make_unique<BatchNorm<T>>(channels));
+        break;
+      case Step::slot:
+        stage_of_slot_[size_t(number)] = stages_.size();
+        stages_.push_back({nullptr, number});
+        break;
+      case Step::pool:
+        add(std::make_unique<MaxPool<T>>());
+        break;
+      case Step::head:
+        add(std::make_unique<MeanPool<T>>());
+        add(std::make_unique<Convolution<T>>(channels, spec.classes, 1, true));
+        break;
+    }
+  }
+  host_gradient_.resize(size_t(parameters_));
+  spec_.program = spec_.block_channels = spec_.slot_channels = nullptr;  // the caller's memory
+  spec_.slot_width = spec_.gate_offset = nullptr;
+}
+
+template <class T>
+void Worker<T>::add(std::unique_ptr<Layer<T>> layer) {
+  parameters_ += layer->parameters();
+  buffers_ += layer->buffers();
+  stages_.push_back({std::move(layer), -1});
+}
+
+template <class T>
+void Worker<T>::bind_host(const T* parameters, T* gradient, T* buffers) {
+  for (Stage& stage : stages_) {
+    if (stage.layer == nullptr) continue;
+    stage.layer->bind(parameters, gradient, buffers);
+    parameters += stage.layer->parameters();
+    gradient += stage.layer->parameters();
+    buffers += stage.layer->buffers();
+  }
+}
+
+// What the call says lives in its row `row`, with the parameters of environment n.
+template <class T>
+template <class Call>
+void Worker<T>::bind_seeds(const Call& call, int64_t row, int64_t n) {
+  for (int s = 0; s < slot_count(); ++s) {
+    const int64_t cell = row * slot_count() + s;
+    std::vector<T>& gradient = seed_gradient_[size_t(s)];
+    slots_[size_t(s)].bind({call.kind[cell], Form(call.form[cell]), call.alpha[cell],
+                            call.seed[s] + n * ptrdiff_t(gradient.size()), gradient.data()});
+  }
+}
+
+template <class T>
+Maps<T> Worker<T>::input_maps(int images, int lanes) const {
+  Maps<T> x;
+  const bool dense = spec_.kernel == 0;
+  x.channels = dense ? spec_.height * spec_.width * spec_.channels : spec_.channels;
+  x.height = dense ? 1 : spec_.height;
+  x.width = dense ? 1 : spec_.width;
+  x.images = images;
+  x.lanes = lanes;
+  return x;
+}
+
+// Room for the images of a minibatch.
+template <class T>
+Maps<T> Worker<T>::minibatch(int count) {
+  Maps<T> x = input_maps(count, rounded_up(count, kLanes<T>));
+  x.data = arena_.take(x.size());
+  return x;
+}
+
+// The images of a minibatch, side by side.
+template <class T>
+Maps<T> Worker<T>::gather(const T* images, const int64_t* drawn, int count) {
+  Maps<T> x = minibatch(count);
+  const size_t numbers = destination_.size();
+  for (int first = 0; first < x.lanes; first += kLanes<T>) {
+    // Lanes beyond the images repeat one of them, and are cleared below.
+    const T* image[kLanes<T>];
+    for (int i = 0; i < kLanes<T>; ++i)
+      image[i] = images + drawn[std::min(first + i, count - 1)] * ptrdiff_t(numbers);
+    for (size_t k = 0; k < numbers; ++k) {
+      Vector<T> values = {};
+      for (int i = 0; i < kLanes<T>; ++i) values[i] = image[i][k];
+      store(x.data + destination_[k] * x.lanes + first, values);
+    }
+  }
+  clear_tail(x);
+  return x;
+}
+
+// The same with each image moved and mirrored as its pose says (runtime/augmentation.py), and 0
+// where it has no pixel.
+// Twin of runtime.augmentation.Augmentation.apply.
+template <class T>
+Maps<T> Worker<T>::gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count) {
+  Maps<T> x = minibatch(count);
+  const int height = spec_.height, width = spec_.width, channels = spec_.channels;
+  const int64_t span = 2 * call.reach + 1, *poses = call.poses + (drawn - call.drawn);
+  std::fill(x.data, x.data + x.size(), T(0));
+  for (int lane = 0; lane < count; ++lane) {
+    const T* image = call.images + drawn[lane] * ptrdiff_t(destination_.size());
+    const bool flipped = poses[lane] / (span * span) > 0;
+    const int down = int(poses[lane] / span % span - call.reach);
+    const int right = int(poses[lane] % span - call.reach);
+    for (int row = std::max(0, -down); row < std::min(height, height - down); ++row)
+      for (int column = 0; column < width; ++column) {
+        const int from = (flipped ? width - 1 - column : column) + right;
+        if (from < 0 || from >= width) continue;
+        const T* pixel = image + ((row + down) * width + from) * channels;
+        const ptrdiff_t* places = &destination_[size_t((row * width + column) * channels)];
+        for (int channel = 0; channel < channels; ++channel)
+          x.data[places[channel] * x.lanes + lane] = pixel[channel];
+      }
+  }
+  return x;
+}
+
+// Twin of tolaria.backends.torch.TorchBackend.train_epoch.
+template <class T>
+void Worker<T>::train(const TrainCall<T>& call, int64_t n) {
+  const int size = int(call.batch_size);
+  bind_host(call.host + n * parameters_, host_gradient_.data(), call.buffers + n * buffers_);
+  bind_seeds(call, n, n);
+  Score<T> total;
+  std::vector<int64_t> labels(static_cast<size_t>(size));
+  for (int64_t batch = 0; batch < call.batches; ++batch) {
+    arena_.release({0, 0});
+    const int64_t* drawn = call.drawn + (n * call.batches + batch) * size;
+    for (int i = 0; i < size; ++i) labels[size_t(i)] = call.labels[drawn[i]];
+    Maps<T> x = call.poses ? gather_posed(call, drawn, size) : gather(call.images, drawn, size);
+    for (Stage& stage : stages_)
+      x = stage.layer ? stage.layer->forward(x, arena_)
+                      : slots_[size_t(stage.slot)].forward(x, arena_);
+    total.add(score_batch(x, labels.data()));
+    cross_entropy_back(x, labels.data());
+    backward(x);
+    update_host(call, n);
+    update_seeds(call, n);
+  }
+  const T images = T(call.batches) * T(size);
+  call.loss[n] = total.loss / images;
+  call.accuracy[n] = total.hits / images;
+}
+
+template <class T>
+void Worker<T>::backward(Maps<T> dy) {
+  for (size_t i = stages_.size(); i-- > 0;) {
+    const Maps<T> dx = stages_[i].layer ? stages_[i].layer->backward(dy, i > 0, arena_)
+                                        : slots_[size_t(stages_[i].slot)].backward(dy, arena_);
+    if (dx.data != dy.data) arena_.give_back(dy);
+    dy = dx;
+  }
+}
+
+template <class T>
+void Worker<T>::update_host(const TrainCall<T>& call, int64_t n) {
+  const T length = norm(host_gradient_.data(), parameters_);
+  call.host_norm[n] = length;
+  call.host_step[n] += T(1);
+  const Update<T> update{Rule(call.rule),      call.host_rate[n],
+                         T(call.weight_decay), T(call.momentum),
+                         clip_scale(length, T(call.most_norm)), call.host_step[n]};
+  const int64_t row = n * parameters_;
+  apply(update, host_gradient_.data(), call.host + row, call.host_first + row,
+        call.host_second + row, parameters_);
+}
+
+template <class T>
+void Worker<T>::update_seeds(const TrainCall<T>& call, int64_t n) {
+  for (int s = 0; s < slot_count(); ++s) {
+    Slot<T>& slot = slots_[size_t(s)];
+    const Seed<T>& seed = slot.seed();
+    if (seed.kind < 0) continue;
+    const int branch = slot.parameters(seed.kind);
+    const int gate = seed.form == Form::gate ? slot.gate_parameters() : 0;
+    const T own = norm(seed.gradient, branch), gates = norm(seed.gradient + slot.gate_offset(), gate);
+    const T length = std::sqrt(own * own + gates * gates);
+    report_seed(call, n, s, length);
+    if (call.frozen[n * slot_count() + s]) continue;
+    const int64_t row = n * ptrdiff_t(seed_gradient_[size_t(s)].size());
+    call.seed_step[s][n] += T(1);
+    const Update<T> update{Rule(call.rule),
+                           call.seed_rate[n * slot_count() + s],
+                           T(0),
+                           T(call.momentum),
+                           clip_scale(length, T(call.most_norm)),
+                           call.seed_step[s][n]};
+    const auto part = [&](ptrdiff_t offset, ptrdiff_t count) {
+      apply(update, seed.gradient + offset, call.seed[s] + row + offset,
+            call.seed_first[s] + row + offset, call.seed_second[s] + row + offset, count);
+    };
+    part(0, branch);
+    part(slot.gate_offset(), gate);
+  }
+}
+
+template <class T>
+void Worker<T>::report_seed(const TrainCall<T>& call, int64_t n, int s, T length) {
+  const Seed<T>& seed = slots_[size_t(s)].seed();
+  call.seed_norm[n * slot_count() + s] = length;
+  T* norms = call.tensor_norms[s] + n * call.tensor_counts[s];
+  const T* gradient = seed.gradient;
+  std::fill(norms, norms + call.tensor_counts[s], T(0));
+  for (int size : slots_[size_t(s)].fields(seed.kind)) {
+    *norms++ = norm(gradient, size);
+    gradient += size;
+  }
+}
+
+template <class T>
+Maps<T> Worker<T>::evaluate_from(size_t stage, Maps<T> x) {
+  for (; stage < stages_.size(); ++stage)
+    x = stages_[stage].layer ? stages_[stage].layer->evaluate(x, arena_)
+                             : slots_[size_t(stages_[stage].slot)].evaluate(x, arena_);
+  return x;
+}
+
+template <class T>
+void Worker<T>::set_alphas(const T* alpha) {
+  for (int s = 0; s < slot_count(); ++s) slots_[size_t(s)].set_alpha(alpha[s]);
+}
+
+// Twin of tolaria.backends.torch.TorchBackend.evaluate.
+template <class T>
+void Worker<T>::evaluate(const EvaluateCall<T>& call, int64_t r) {
+  const int count = slot_count();
+  const int64_t n = call.row[r], first = call.variants[r], last = call.variants[r + 1];
+  // Nothing is written to what is bound here: evaluation has no gradient and moves no statistics.
+  bind_host(call.host + n * parameters_, host_gradient_.data(),
+            const_cast<T*>(call.buffers) + n * buffers_);
+  bind_seeds(call, r, n);
+  std::vector<Score<T>> totals(size_t(1 + last - first));
+  std::vector<Maps<T>> before(slots_.size());
+  for (int64_t chunk = 0; chunk < call.chunks; ++chunk) {
+    arena_.release({0, 0});
+    const int64_t begin = chunk * call.lanes;
+    Maps<T> x = input_maps(int(std::min(call.lanes, call.images - begin)), int(call.lanes));
+    x.data = const_cast<T*>(call.packed) + (call.dataset[r] * call.chunks + chunk) * x.size();
+    const int64_t* labels = call.labels + call.dataset[r] * call.images + begin;
+    set_alphas(call.alpha + r * count);
+    for (Stage& stage : stages_) {
+      if (stage.layer) {
+        x = stage.layer->evaluate(x, arena_);
+      } else {
+        before[size_t(stage.slot)] = x;
+        x = slots_[size_t(stage.slot)].evaluate(x, arena_);
+      }
+    }
+    totals[0].add(score_batch(x, labels));
+    const auto mark = arena_.mark();
+    for (int64_t v = first; v < last; ++v) {
+      arena_.release(mark);
+      set_alphas(call.variant_alpha + v * count);
+      const size_t start = size_t(call.start[v]);
+      x = evaluate_from(stage_of_slot_[start], before[start]);
+      totals[size_t(1 + v - first)].add(score_batch(x, labels));
+    }
+  }
+  for (size_t i = 0; i < totals.size(); ++i) {
+    T* scores = i == 0 ? call.scores + 3 * r : call.variant_scores + 3 * (first + int64_t(i) - 1);
+    scores[0] = totals[i].loss / T(call.images);
+    scores[1] = totals[i].hits / T(call.images);
+    scores[2] = totals[i].expected / T(call.images);
+  }
+}
+
+}  // namespace esper::hosts

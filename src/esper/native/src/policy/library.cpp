@@ -1,0 +1,61 @@
+// What Python calls: each function for float and for double. 0 says that all went well.
+
+#include <memory>
+
+#include "guarded.h"
+#include "network.h"
+
+namespace esper::policy {
+namespace {
+
+// *network is what `backward` needs; null asks for it not to be kept.
+template <class T>
+int forward(const PolicySpec* spec, const T* const* parameters, const PolicyCall<T>* call,
+            int threads, void** network) {
+  return guarded([&] {
+    auto made = std::make_unique<PolicyNetwork<T>>(*spec, parameters, *call);
+    made->forward(threads);
+    if (network) *network = made.release();
+  });
+}
+
+template <class T>
+int again(void* network, const PolicyCall<T>* call, int threads) {
+  return guarded([&] { static_cast<PolicyNetwork<T>*>(network)->again(*call, threads); });
+}
+
+template <class T>
+int backward(void* network, const T* d_log_prob, const T* d_entropy, const T* d_value,
+             T* const* gradients, int threads) {
+  return guarded([&] {
+    static_cast<PolicyNetwork<T>*>(network)->backward(d_log_prob, d_entropy, d_value, gradients,
+                                                      threads);
+  });
+}
+
+}  // namespace
+}  // namespace esper::policy
+
+#define ESPER_FUNCTIONS(T, SUFFIX)                                                               \
+  int esper_policy_forward_##SUFFIX(const esper::policy::PolicySpec* spec,                       \
+                                    const T* const* parameters,                                  \
+                                    const esper::policy::PolicyCall<T>* call, int threads,       \
+                                    void** network) {                                            \
+    return esper::policy::forward(spec, parameters, call, threads, network);                     \
+  }                                                                                              \
+  int esper_policy_again_##SUFFIX(void* network, const esper::policy::PolicyCall<T>* call,       \
+                                  int threads) {                                                 \
+    return esper::policy::again(network, call, threads);                                         \
+  }                                                                                              \
+  int esper_policy_backward_##SUFFIX(void* network, const T* d_log_prob, const T* d_entropy,     \
+                                     const T* d_value, T* const* gradients, int threads) {       \
+    return esper::policy::backward(network, d_log_prob, d_entropy, d_value, gradients, threads); \
+  }                                                                                              \
+  void esper_policy_free_##SUFFIX(void* network) {                                               \
+    delete static_cast<esper::policy::PolicyNetwork<T>*>(network);                               \
+  }
+
+extern "C" {
+ESPER_FUNCTIONS(float, f32)
+ESPER_FUNCTIONS(double, f64)
+}

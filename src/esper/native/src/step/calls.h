@@ -1,0 +1,159 @@
+// What Python hands over. Python reads this file for the same structures (see structures.py). Arrays
+// are contiguous.
+
+#pragma once
+
+#include <cstdint>
+
+namespace esper::step {
+
+// Where each head stands in a row of actions.
+struct Heads {
+  int64_t op, slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve;
+};
+
+// The numbers of the enumerations.
+struct Ops {
+  int64_t wait, germinate, set_alpha_target, prune, fossilise, advance;
+};
+struct Stages {
+  int64_t dormant, germinated, training, blending, holding, fossilised, pruned, embargoed, resetting;
+};
+struct Modes {
+  int64_t hold, up, down;
+};
+struct Curves {
+  int64_t linear, cosine;
+};
+struct Reasons {
+  int64_t none, not_finite, collapse, runaway;
+};
+
+struct Rules {
+  int64_t training_age, blending_age, prune_age, embargo, max_seeds, strict, one_at_a_time;
+};
+
+// What a shard is and what holds in all of its steps. Of the rows, the first are environments and
+// the others twins.
+struct StepSpec {
+  int64_t rows, environments, slots;
+  int64_t heads, ops, blueprints, styles, stage_count;
+  int64_t stage_features, style_features, op_features;  // columns of the tables
+  int64_t host_width, slot_width;                       // features
+  int64_t history;                                      // past scores in the observation
+
+  Heads head;
+  Ops op;
+  Stages stage;
+  Modes mode;
+  Curves curve;
+  Rules rules;
+
+  float tolerance, full;  // of alpha; 1 less the tolerance
+  float healthy, least_improvement, least_gradient_ratio, least_contribution;
+  float vanishing_norm, exploding_norm, vanishing_weight, exploding_weight;
+  float velocity_kept, velocity_new, ratio_kept, ratio_new, ratio_floor;
+  float pi;
+  float host_root;        // square root of the host's parameters
+  float host_parameters, log_host, most_seeds, episode_length;
+  float points, infinite_norm;
+
+  const int64_t* last_option;         // [heads]
+  const int64_t* moved;               // [ops, stages]
+  const int64_t* first_curve;         // [styles]
+  const float* targets;               // by option of each head
+  const int64_t *speeds, *tempos;
+  const float* sigmoids;              // [curves, 3]
+  const uint8_t *living, *computing;  // sets of stages
+  const uint8_t *developing, *prunable, *blended;
+  const uint8_t* kinds;               // [S, blueprints]
+  const int64_t* parameters;          // [S, blueprints, styles]
+  const int64_t* tensor_counts;       // [S, blueprints]
+  const int64_t* tensors;             // [S], widths of the tables of norms
+  const float *stage_table, *share_table, *ramp_table, *style_table, *op_table;
+  const float* place;                 // [S, 2]
+};
+
+// See kasmina.seeds.SeedState.
+struct Seed {
+  int64_t stage, blueprint, style, tempo, ramp_mode, ramp_curve, ramp_steps, ramp_done, age, stage_age;
+  float goal, alpha, alpha_velocity, ramp_start, ramp_target;
+  bool pruning;
+};
+
+// See kasmina.seeds.SeedSignals.
+struct Signals {
+  float contribution, contribution_velocity, health, previous_health, gradient_norm, gradient_ratio;
+  float baseline, improvement, birth_accuracy;
+  bool exploding;
+};
+
+// The fields of many seeds, those of each type in a block of its own and in their order.
+struct SeedBlocks {
+  int64_t* numbers;  // [10, N, S]
+  float* amounts;    // [5, N, S]
+  uint8_t* flags;    // [1, N, S]
+};
+
+// What was measured of them, likewise.
+struct SignalBlocks {
+  float* amounts;  // [9, N, S]
+  uint8_t* flags;  // [1, N, S]
+};
+
+struct ActCall {
+  SeedBlocks before;
+  const int64_t* actions;          // [N, heads]
+  const uint8_t* legal;            // [N, ops, S]
+  SeedBlocks after;
+  uint8_t* success;                // [N]
+  int64_t germinated, fossilised;  // how many seeds did
+};
+
+// The governor's limits, scaled to its task, and what it remembers: changed in place.
+struct CheckCall {
+  int64_t rows, slots, history, least_history, strikes_allowed;
+  float guessing, collapse_mean, collapse_band, collapse_expected;
+  float runaway_loss, runaway_deviations, runaway_factor;
+  Reasons reasons;
+  float* losses;                                // [N, history]
+  int64_t* strikes;                             // [N]
+  uint8_t* healthy;                             // [N]
+  const float *train_loss, *loss, *expected;    // [N]
+  const float *host_norm, *seed_norm;           // [N], [N, S]
+  const uint8_t* computes;                      // by stage
+  const int64_t* stage;                         // [N, S]
+  int64_t* reason;                              // [N]
+};
+
+struct PassCall {
+  SeedBlocks before, acted;
+  SignalBlocks previous;
+  const uint8_t* rolled;                              // [N], null where none was rolled back
+  const int64_t* seed_parameters;                     // [N, S], before
+  const float *accuracy_before, *accuracy;            // [N]
+  const float *train_loss, *host_norm, *seed_norm;    // [N], [N], [N, S]
+  const float* const* tensor_norms;                   // S of [N, tensors]
+  const float* contribution;                          // [N, S]
+  SeedBlocks after;
+  SignalBlocks signals;
+  float* birth_accuracy;                              // [N, S], of seeds that ended too
+  uint8_t* legal;                                     // [N, ops, S]
+  int64_t *parameters, *ever;                         // [N, S], after; the larger of both
+};
+
+struct ObserveCall {
+  SeedBlocks seeds;
+  SignalBlocks signals;
+  const int64_t* seed_parameters;                     // [N, S]
+  float part, rest;                                   // of the episode: over, to come
+  const float *losses, *expected;                     // [N, history + 1]
+  const float *train_loss, *train_accuracy;           // [N]
+  const int64_t* last_op;                             // [N]
+  const uint8_t *success, *rolled_back;               // [N]
+  const float *score, *twin_score;                    // [environments]
+  float *host, *slot, *critic;                        // [environments, F], [.., S, F], [.., F]
+  int64_t* blueprints;                                // [environments, S]
+};
+
+}  // namespace esper::step

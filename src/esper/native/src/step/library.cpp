@@ -1,0 +1,32 @@
+// What Python calls; 0 says that all went well. Each of them is a loop over a few hundred seeds.
+//
+// This part is compiled without contraction of floating point, so that sums and products are torch's to
+// the bit.
+
+#include "observe.h"
+#include "governor.h"
+#include "pass.h"
+
+extern "C" {
+
+int esper_step_act(const esper::step::StepSpec* spec, esper::step::ActCall* call) {
+  esper::step::act(*spec, *call);
+  return 0;
+}
+
+int esper_step_check(const esper::step::CheckCall* call) {
+  esper::step::check(*call);
+  return 0;
+}
+
+int esper_step_pass(const esper::step::StepSpec* spec, const esper::step::PassCall* call) {
+  esper::step::pass_time(*spec, *call);
+  return 0;
+}
+
+int esper_step_observe(const esper::step::StepSpec* spec, const esper::step::ObserveCall* call) {
+  esper::step::observe(*spec, *call);
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,165 @@
+"""The structures and enumerations of each ``calls.h``, read from the very text that is compiled.
+
+So each is defined once, in C++. A compiled library carries the layout that the compiler gave them,
+and ``check_layout`` compares it with Python's when the library is loaded.
+"""
+
+import ctypes
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+SOURCE = Path(__file__).parent / "src"
+PARTS = ("hosts", "policy", "step")
+"""The folders of ``SOURCE``, each with a ``calls.h`` and a ``library.cpp``."""
+
+_NUMBERS: dict[str, type] = {
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "bool": ctypes.c_bool,
+}
+_DEFINITION = re.compile(r"(template <class T>\s*)?(enum class|enum|struct) (\w+)[^{;]*{([^}]*)};")
+_DECLARATION = re.compile(r"(?:const )?(\w+)\b([\s\w*,]+)")
+
+
+class LayoutError(Exception):
+    """The library was compiled with another ``calls.h``; the message names the field."""
+
+
+class Struct(ctypes.Structure):
+    """A structure of a ``calls.h``. All fields are given, by their names.
+
+    Raises:
+        TypeError: a field is missing, or there is none of a name that is given.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ()
+    cpp: ClassVar[str] = ""
+    """Its name in C++."""
+
+    def __init__(self, **fields: Any):
+        wrong = fields.keys() ^ set(self.names)
+        if wrong:
+            raise TypeError(
+                f"{type(self).__name__}: missing or unknown: {', '.join(sorted(wrong))}"
+            )
+        super().__init__(**fields)
+
+    @classmethod
+    def names_of(cls, kind: type) -> tuple[str, ...]:
+        """The fields of one type."""
+        return tuple(name for name, type_, *_ in cls._fields_ if type_ is kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """What a ``calls.h`` defines; a structure is also an attribute.
+
+    Attributes:
+        structs: by name.
+        enums: the members of each enumeration.
+    """
+
+    structs: dict[str, type[Struct]]
+    enums: dict[str, tuple[str, ...]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.structs:
+            raise AttributeError(name)
+        return self.structs[name]
+
+
+@cache
+def definitions(part: str, source: Path = SOURCE) -> Definitions:
+    """What the ``calls.h`` of ``part`` defines.
+
+    Raises:
+        ValueError: a declaration that is not understood.
+    """
+    text = re.sub(r"//[^\n]*", "", (source / part / "calls.h").read_text())
+    found = Definitions({}, {})
+    for template, what, name, body in _DEFINITION.findall(text):
+        if what != "struct":
+            found.enums[name] = tuple(re.findall(r"\w+", body))
+            continue
+        fields = list(_fields(body, found))
+        names = tuple(field for field, _ in fields)
+        cpp = f"esper::{part}::{name}{'<float>' if template else ''}"
+        found.structs[name] = type(
+            name, (Struct,), {"names": names, "cpp": cpp, "_fields_": fields}
+        )
+    return found
+
+
+def _fields(body: str, known: Definitions) -> Iterator[tuple[str, type]]:
+    """Names and types of the fields of a structure: addresses, numbers and structures."""
+    types = _NUMBERS | known.structs | dict.fromkeys(known.enums, ctypes.c_int32)
+    for declaration in filter(None, map(str.strip, body.split(";"))):
+        match = _DECLARATION.fullmatch(declaration)
+        if match is None:
+            raise ValueError(f"calls.h: {declaration!r} is not understood")
+        for declarator in match[2].split(","):
+            if "*" not in declarator and match[1] not in types:
+                raise ValueError(f"calls.h: the type of {declaration!r} is not known")
+            kind = ctypes.c_void_p if "*" in declarator else types[match[1]]
+            yield re.findall(r"\w+", declarator)[-1], kind
+
+
+def _layout(source: Path) -> Iterator[tuple[str, int, str]]:
+    """Sizes, offsets and numbers: a name, Python's value and the C++ that computes it."""
+    for part in PARTS:
+        found = definitions(part, source)
+        for name, struct in found.structs.items():
+            for field in struct.names:
+                expression = f"offsetof({struct.cpp}, {field})"
+                yield f"{name}.{field}", getattr(struct, field).offset, expression
+            yield f"the size of {name}", ctypes.sizeof(struct), f"sizeof({struct.cpp})"
+        for name, members in found.enums.items():
+            for number, member in enumerate(members):
+                yield f"{name}.{member}", number, f"esper::{part}::{name}::{member}"
+
+
+def layout_source(source: Path = SOURCE) -> str:
+    """C++ with the layout that the compiler gives to ``source``."""
+    includes = [f'#include "{part}/calls.h"' for part in PARTS]
+    entries = [f'    {{"{name}", int({cpp})}},' for name, _, cpp in _layout(source)]
+    return "\n".join(
+        [
+            "#include <cstddef>",
+            *includes,
+            'extern "C" const struct { const char* name; int value; } esper_layout[] = {',
+            *entries,
+            "    {nullptr, 0}};\n",
+        ]
+    )
+
+
+class _Entry(ctypes.Structure):
+    """An entry of ``layout_source``."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("value", ctypes.c_int)]
+
+
+def check_layout(library: ctypes.CDLL) -> None:
+    """Compare Python's structures with those that ``library`` was compiled with.
+
+    Raises:
+        LayoutError: a field, a size or a member of an enumeration differs.
+    """
+    expected = {name: value for name, value, _ in _layout(SOURCE)}
+    table, found = ctypes.cast(library.esper_layout, ctypes.POINTER(_Entry)), dict[str, int]()
+    for number in count():
+        entry = table[number]
+        if entry.name is None:
+            break
+        found[entry.name.decode()] = entry.value
+    for name in [*(found.keys() ^ expected.keys()), *expected]:
+        there, here = found.get(name, "missing"), expected.get(name, "missing")
+        if there != here:
+            raise LayoutError(f"native library: {name} is {there} there and {here} in calls.h")

@@ -1,0 +1,262 @@
+"""Hands stacks over to the native library, and says which it can take."""
+
+from ctypes import POINTER, c_int, c_int32, c_void_p
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.mlp import MlpHost
+from esper.kasmina.stack import AdamState, Stack
+from esper.leyline.actions import BLUEPRINTS
+from esper.native.build import Unavailable
+from esper.native.library import SUFFIXES, Handle, function, library
+from esper.native.pointers import Pointers
+from esper.native.structures import Struct, definitions
+from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
+from esper.tolaria.minibatches import Minibatches
+from esper.tolaria.plan import Seeds
+
+CALLS = definitions("hosts")
+KINDS = CALLS.enums["Kind"]
+"""The blueprints that the library knows."""
+
+EVALUATION_LANES = 64
+"""Images that are scored at once, where activations are small."""
+_ACTIVATION_BYTES = 1 << 20
+"""The largest activation of a chunk: it should stay in the second-level cache."""
+
+
+class NativeBackend:
+    """Implements ``tolaria.backends.Backend`` for the hosts and blueprints that come with Esper.
+
+    ``kind_of`` is the library's number of each blueprint, int64 ``[blueprints]``; -1 for one that
+    it does not know, and no such seed may be computed.
+
+    Args:
+        host: a ``CnnHost`` or an ``MlpHost``.
+        dtype: float32 or float64.
+        threads: among which the environments of a call are dealt. No number depends on it.
+
+    Raises:
+        Unavailable: the library cannot be built, or knows this host or the dtype not.
+    """
+
+    name = "native"
+    threaded = True
+
+    def __init__(self, host: Host, dtype: torch.dtype, threads: int = 1):
+        if dtype not in SUFFIXES:
+            raise Unavailable(f"it knows float32 and float64, not {dtype}")
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        # A subclass may compute something else.
+        if type(host) not in (CnnHost, MlpHost):
+            raise Unavailable(f"it does not know hosts of the kind {type(host).__name__}")
+        self.host, self.dtype = host, dtype
+        assert isinstance(host, CnnHost | MlpHost)
+        suffix, at = SUFFIXES[dtype], Pointers()
+        create = function(f"hosts_create_{suffix}", CALLS.HostSpec, c_int, POINTER(c_void_p))
+        self.network = Handle(f"hosts_free_{suffix}")
+        create(_host_spec(host, at), threads, self.network.address)
+        self._train = function(f"hosts_train_{suffix}", c_void_p, CALLS.TrainCall)
+        self._evaluate = function(f"hosts_evaluate_{suffix}", c_void_p, CALLS.EvaluateCall)
+        self.lock = Lock()
+        self.kind_of = torch.tensor([KINDS.index(b) if b in KINDS else -1 for b in BLUEPRINTS])
+        self.tensor_counts = torch.tensor([slot.segment_count for slot in host.slots])
+        self.lanes = self._evaluation_lanes()
+        self.packed: dict[int, tuple[Tensor, Tensor]] = {}
+        self._check_layout()
+
+    def train_epoch(
+        self, stack: Stack, seeds: Seeds, minibatches: Minibatches, optimisation: Optimisation
+    ) -> EpochResult:
+        """See ``Backend.train_epoch``."""
+        rows, slots = seeds.alpha.shape
+        nan = float("nan")
+        result = EpochResult(
+            loss=torch.empty(rows, dtype=self.dtype),
+            accuracy=torch.empty(rows, dtype=self.dtype),
+            host_gradient_norm=torch.empty(rows, dtype=self.dtype),
+            seed_gradient_norm=torch.full((rows, slots), nan, dtype=self.dtype),
+            seed_tensor_norms=[
+                torch.full((rows, slot.segment_count), nan, dtype=self.dtype)
+                for slot in self.host.slots
+            ],
+        )
+        _, batches, batch_size = minibatches.drawn.shape
+        augmentation, poses = minibatches.augmentation, minibatches.poses
+        at = Pointers()
+        call = CALLS.TrainCall(
+            rows=rows,
+            batches=batches,
+            batch_size=batch_size,
+            host=at.into(stack.host),
+            **_state("host", [stack.host_optimizer], at, single=True),
+            buffers=at.into(stack.buffers),
+            seed=at.of_each(stack.seeds),
+            **_state("seed", stack.seed_optimizers, at, single=False),
+            **self._seeds(seeds, seeds.computed, at),
+            frozen=at.to(seeds.frozen, torch.uint8),
+            images=at.to(minibatches.images, self.dtype),
+            labels=at.to(minibatches.labels),
+            drawn=at.to(minibatches.of_rows(minibatches.drawn)),
+            poses=0 if poses is None else at.to(minibatches.of_rows(poses)),
+            reach=augmentation.reach if augmentation else 0,
+            host_rate=at.to(optimisation.host_learning_rate, self.dtype),
+            seed_rate=at.to(optimisation.seed_learning_rate, self.dtype),
+            weight_decay=optimisation.weight_decay,
+            momentum=optimisation.momentum or 0.0,
+            most_norm=optimisation.max_gradient_norm,
+            rule=int(optimisation.momentum is not None),
+            tensor_counts=at.to(self.tensor_counts, torch.int32),
+            loss=at.into(result.loss),
+            accuracy=at.into(result.accuracy),
+            host_norm=at.into(result.host_gradient_norm),
+            seed_norm=at.into(result.seed_gradient_norm),
+            tensor_norms=at.of_each(result.seed_tensor_norms),
+        )
+        with self.lock:
+            self._train(self.network.address, call)
+        return result
+
+    def evaluate(
+        self,
+        stack: Stack,
+        seeds: Seeds,
+        held_back: HeldBack,
+        variants: list[Variant],
+        rows: Tensor | None = None,
+    ) -> tuple[Scores, list[Scores]]:
+        """See ``Backend.evaluate``."""
+        count = len(seeds.alpha)
+        packed = self._packed(held_back)
+        of_row = torch.cat([torch.zeros(0, dtype=torch.long), *(v.rows for v in variants)])
+        order = of_row.argsort(stable=True)
+        begins = torch.zeros(count + 1, dtype=torch.long)
+        begins[1:] = torch.bincount(of_row, minlength=count).cumsum(0)
+        starts = torch.tensor([v.start for v in variants], dtype=torch.int32).repeat_interleave(
+            torch.tensor([len(v.rows) for v in variants], dtype=torch.long)
+        )
+        alpha = torch.cat([seeds.alpha[:0], *(v.alpha for v in variants)])
+        scores = torch.empty(count, 3, dtype=self.dtype)
+        others = torch.empty(len(of_row), 3, dtype=self.dtype)
+        at = Pointers()
+        call = CALLS.EvaluateCall(
+            rows=count,
+            images=held_back.labels.shape[1],
+            lanes=self.lanes,
+            chunks=packed.shape[1],
+            host=at.into(stack.host),
+            buffers=at.into(stack.buffers),
+            seed=at.of_each(stack.seeds),
+            row=at.to(torch.arange(count) if rows is None else rows),
+            # Alpha 0 takes a seed out; a variant may put in one that the row itself leaves out.
+            **self._seeds(seeds, torch.ones_like(seeds.computed), at),
+            packed=at.into(packed),
+            labels=at.to(held_back.labels),
+            dataset=at.to(held_back.dataset),
+            variants=at.to(begins),
+            start=at.to(starts[order]),
+            variant_alpha=at.to(alpha[order], self.dtype),
+            scores=at.into(scores),
+            variant_scores=at.into(others),
+        )
+        with self.lock:
+            self._evaluate(self.network.address, call)
+        unsorted = torch.empty_like(others)
+        unsorted[order] = others
+        parts = unsorted.split([len(v.rows) for v in variants]) if variants else []
+        return _scores(scores), [_scores(part) for part in parts]
+
+    def _seeds(self, seeds: Seeds, wanted: Tensor, at: Pointers) -> dict[str, int]:
+        kind = torch.where(wanted, self.kind_of[seeds.blueprint], -1)
+        return {
+            "kind": at.to(kind, torch.int32),
+            "form": at.to(seeds.form, torch.int32),
+            "alpha": at.to(seeds.alpha, self.dtype),
+        }
+
+    def _packed(self, held_back: HeldBack) -> Tensor:
+        """The images as the library reads them, ``[D, chunks, channels, pixels, lanes]``.
+
+        They are packed once: held-back sets do not change.
+        """
+        images = held_back.images
+        known = self.packed.get(images.data_ptr())
+        if known is not None and known[0] is images:
+            return known[1]
+        sets, count = images.shape[:2]
+        chunks = -(-count // self.lanes)
+        padded = images.new_zeros(sets, chunks * self.lanes, *images.shape[2:])
+        padded[:, :count] = images
+        numbers = padded.view(sets, chunks, self.lanes, *images.shape[2:])
+        if isinstance(self.host, CnnHost):
+            ordered = numbers.permute(0, 1, 5, 3, 4, 2)
+        else:
+            ordered = numbers.permute(0, 1, 3, 4, 5, 2)
+        packed = ordered.to(self.dtype).contiguous()
+        self.packed[images.data_ptr()] = images, packed
+        return packed
+
+    def _evaluation_lanes(self) -> int:
+        sizes = [slot.channels * slot.size[0] * slot.size[1] for slot in self.host.all_slots]
+        lanes = library().esper_vector_bytes() * 8 // torch.finfo(self.dtype).bits
+        image = max(sizes) * torch.finfo(self.dtype).bits // 8
+        registers = max(1, _ACTIVATION_BYTES // (image * lanes))
+        return min(EVALUATION_LANES, registers * lanes)
+
+    def _check_layout(self) -> None:
+        """Both sides must mean the same by a row of the store."""
+        found, kind_of_found = (c_int32 * 2)(), POINTER(c_int32)
+        name = f"hosts_sizes_{SUFFIXES[self.dtype]}"
+        sizes = function(name, c_void_p, c_int, c_int, kind_of_found)
+        sizes(self.network.address, -1, 0, found)
+        assert list(found) == [self.host.layout.size, self.host.buffers.size]
+        for s, slot in enumerate(self.host.slots):
+            for kind in (kind for kind in slot.kinds if self.kind_of[kind] >= 0):
+                sizes(self.network.address, s, int(self.kind_of[kind]), found)
+                layout = slot.layouts[kind]
+                assert list(found) == [layout.size, len(layout.fields)], BLUEPRINTS[kind]
+
+
+def _host_spec(host: CnnHost | MlpHost, at: Pointers) -> Struct:
+    """What the library has to know of a host."""
+    height, width, channels = host.image
+    blocks, kernel = (host.channels, host.kernel) if isinstance(host, CnnHost) else (host.widths, 0)
+    steps = CALLS.enums["Step"]
+    program = [(steps.index(kind), number) for kind, number in host.program]
+    spec: Struct = CALLS.HostSpec(
+        height=height,
+        width=width,
+        channels=channels,
+        classes=host.classes,
+        kernel=kernel,
+        steps=len(program),
+        slots=len(host.slots),
+        program=at.of([number for pair in program for number in pair]),
+        block_channels=at.of(blocks),
+        slot_channels=at.of([slot.channels for slot in host.slots]),
+        slot_width=at.of([slot.width for slot in host.slots]),
+        gate_offset=at.of([slot.gate_offset for slot in host.slots]),
+    )
+    return spec
+
+
+def _state(name: str, states: list[AdamState], at: Pointers, single: bool) -> dict[str, int]:
+    """Addresses of moments and counts: of the one state, or of an array of all."""
+    parts = {
+        "first": [state.first for state in states],
+        "second": [state.second for state in states],
+        "step": [state.step for state in states],
+    }
+    return {
+        f"{name}_{part}": at.into(tensors[0]) if single else at.of_each(tensors)
+        for part, tensors in parts.items()
+    }
+
+
+def _scores(table: Tensor) -> Scores:
+    return Scores(*(column.contiguous() for column in table.unbind(1)))
