@@ -22,6 +22,7 @@ from runs import ZERO, Mean, mean_gain, trained
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import AnalyticsSnapshot, EpisodeOutcome, PPOUpdateCompleted
+from esper.leyline.metrics import Metric
 from esper.simic.run.run_directory import stored_config
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,8 +46,8 @@ def report(seed: int, settings: dict, work: Path) -> dict:
         controls[policy] = mean_gain(played, size)
         kept[policy] = float(np.mean([np.array(o.fossilised) > 0 for o in played]))
     ends = outcomes[-tenth:]
-    explained = [u.metrics["explained_variance"] for u in updates[-tenth:]]
-    within = [u.metrics["explained_variance_within_step"] for u in updates[-tenth:]]
+    explained = [u.metrics[Metric.EXPLAINED_VARIANCE] for u in updates[-tenth:]]
+    within = [u.metrics[Metric.EXPLAINED_VARIANCE_WITHIN_STEP] for u in updates[-tenth:]]
     begin = outcomes[0]
     return {
         "seed": seed,

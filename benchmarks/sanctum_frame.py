@@ -41,6 +41,7 @@ from esper.leyline.events import (
     TrainingStarted,
     encode,
 )
+from esper.leyline.metrics import Metric, part_metric
 from esper.leyline.stages import Stage
 
 RESULTS = Path(__file__).parent / "results"
@@ -140,11 +141,12 @@ def _step(draw: random.Random, number: int, step: int) -> EpochCompleted:
 
 def _end_of_round(draw: random.Random, number: int) -> list[Event]:
     metrics = {
-        name: draw.random() for name in ("policy_loss", "value_loss", "entropy", "approx_kl")
+        name: draw.random()
+        for name in (Metric.POLICY_LOSS, Metric.VALUE_LOSS, Metric.ENTROPY, Metric.APPROX_KL)
     }
     for head in (*HEADS, "value"):
-        metrics[f"head_grad_norms/{head}"] = draw.random()
-        metrics[f"head_entropy/{head}"] = draw.random()
+        metrics[part_metric(Metric.HEAD_GRAD_NORMS, head)] = draw.random()
+        metrics[part_metric(Metric.HEAD_ENTROPY, head)] = draw.random()
     counts = [draw.randrange(3) for _ in range(ENVS)]
     return [
         PPOUpdateCompleted(time=number + 1.0, round=number, update=number, metrics=metrics),

@@ -21,6 +21,7 @@ from runs import mean_gain, trained
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import EpisodeOutcome, PPOUpdateCompleted
+from esper.leyline.metrics import Metric
 
 RESULTS = Path(__file__).parent / "results"
 SCHEDULES: dict[str, dict[str, object]] = {
@@ -51,10 +52,10 @@ def measured(run: Path, group_size: int) -> dict[str, float]:
     outcomes = list(read_events(run, EpisodeOutcome))
     last = outcomes[-math.ceil(len(outcomes) / 10) :]
     return {
-        "variance of value loss": scatter(series("value_loss")),
-        "variance of the ratio": float(series("ratio_variance").mean()),
-        "largest ratio": float(series("ratio_max").mean()),
-        "share of clipped ratios": float(series("clip_fraction").mean()),
+        "variance of value loss": scatter(series(Metric.VALUE_LOSS)),
+        "variance of the ratio": float(series(Metric.RATIO_VARIANCE).mean()),
+        "largest ratio": float(series(Metric.RATIO_MAX).mean()),
+        "share of clipped ratios": float(series(Metric.CLIP_FRACTION).mean()),
         "gain over the twin, points": 100.0 * mean_gain(last, group_size).value,
     }
 

@@ -21,6 +21,7 @@ from runs import ZERO, Mean, mean_gain, of_task, trained
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import AnalyticsSnapshot, EpisodeOutcome, PPOUpdateCompleted
+from esper.leyline.metrics import Metric
 from esper.runtime.tasks import SUITES
 from esper.simic.run.run_directory import stored_config
 
@@ -41,7 +42,7 @@ def learned(reward: str, seed: int, settings: dict, work: Path) -> dict:
     speed = list(read_events(run, AnalyticsSnapshot))
     quarter = math.ceil(len(outcomes) / 4)
     ends, size = outcomes[-quarter:], settings["group_size"]
-    within = [u.metrics["explained_variance_within_step"] for u in updates[-quarter:]]
+    within = [u.metrics[Metric.EXPLAINED_VARIANCE_WITHIN_STEP] for u in updates[-quarter:]]
     return {
         "reward": reward,
         "seed": seed,

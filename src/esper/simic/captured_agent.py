@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.leyline.metrics import Metric
 from esper.simic.capture import Captured, CudaRecorder, Recorder, Tensors
 from esper.simic.ppo import PPOAgent, Record
 from esper.simic.sequences import Sequences
@@ -50,7 +51,7 @@ class CapturedAgent(PPOAgent[ObservationT]):
     def _learn(self, part: Sequences[ObservationT], stopped: Tensor) -> tuple[Record, Tensor]:
         self._kind = type(part.observation)
         record: Record = dict(self._learning_step(part.tensors() | {"before": stopped}))
-        stopped = record["stopped"]
+        stopped = record[Metric.STOPPED]
         return record | dict.fromkeys(self._missing), stopped
 
     def _learn_from(self, inputs: Tensors) -> Tensors:

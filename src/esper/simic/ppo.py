@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.config import LearnerConfig
+from esper.leyline.metrics import Metric, part_metric
 from esper.simic.advantage import explained_variance, generalised_advantages
 from esper.simic.compiled import Compiled
 from esper.simic.gradients import GradientNorms
@@ -28,7 +29,7 @@ ADVANTAGE_FLOOR = 0.1
 """Advantages of growth, whose rewards are points of accuracy, are divided by at least this, so that
 noise is not blown up into a signal."""
 
-LOSSES = ("policy_loss", "value_loss", "entropy", "loss")
+LOSSES = (Metric.POLICY_LOSS, Metric.VALUE_LOSS, Metric.ENTROPY, Metric.LOSS)
 """Parts of the loss, in the order in which they are looked at for numbers that are not finite."""
 
 Record = dict[str, Any]
@@ -94,7 +95,8 @@ class PPOAgent(Generic[ObservationT]):
         half = self.policy.amp_dtype == torch.float16
         self.scaler = LossScaler(device) if half else None
         self.norms = GradientNorms(self.policy, device)
-        self.scalars = {name: torch.zeros((), device=device) for name in ("clip", "entropy")}
+        scheduled = (Metric.CLIP, Metric.ENTROPY_WEIGHT)
+        self.scalars = {name: torch.zeros((), device=device) for name in scheduled}
         self.compiled = Compiled(self.policy, compile_mode)
         self.updates = 0
         self.greedy = False
@@ -157,7 +159,7 @@ class PPOAgent(Generic[ObservationT]):
         for chosen in minibatches:
             record, stopped = self._learn(learning.sequences.pick(chosen), stopped)
             records.append(record)
-        records[0] |= {"refused": torch.maximum(records[0]["refused"], refused)}
+        records[0] |= {Metric.REFUSED: torch.maximum(records[0][Metric.REFUSED], refused)}
         self._follow_kl(records)
         summary, first_refused = self._summary(records, self._overview(learning))
         self.refusal = None
@@ -175,8 +177,8 @@ class PPOAgent(Generic[ObservationT]):
         factor = 1.0 if self.adaptive is None else self.adaptive.factor
         rates = {"policy": schedules.policy_rate, "value": schedules.value_rate}
         self.optimizer.set_rates({name: rate.at(update) * factor for name, rate in rates.items()})
-        self.scalars["clip"].fill_(schedules.clip.at(update))
-        self.scalars["entropy"].fill_(schedules.entropy.at(update))
+        self.scalars[Metric.CLIP].fill_(schedules.clip.at(update))
+        self.scalars[Metric.ENTROPY_WEIGHT].fill_(schedules.entropy.at(update))
 
     def _learning(self, rollout: Rollout[ObservationT]) -> Learning[ObservationT]:
         """Advantages, returns and sequences."""
@@ -232,11 +234,11 @@ class PPOAgent(Generic[ObservationT]):
         finite = loss.isfinite() & norm.isfinite()
         overflowed = self._overflowed(loss, norm)
         refused = (~(finite | overflowed)).float()
-        passed = (record["approx_kl"] > 1.5 * self.config.target_kl).float()
+        passed = (record[Metric.APPROX_KL] > 1.5 * self.config.target_kl).float()
         stopped = torch.maximum(stopped, torch.maximum(refused, passed))
         self.optimizer.step_unless(torch.maximum(stopped, overflowed.float()))
-        flags = {"grad_norm": norm, "refused": refused, "stopped": stopped}
-        named = {f"head_grad_norms/{head}": value for head, value in heads.items()}
+        flags = {Metric.GRAD_NORM: norm, Metric.REFUSED: refused, Metric.STOPPED: stopped}
+        named = {part_metric(Metric.HEAD_GRAD_NORMS, head): v for head, v in heads.items()}
         return record | flags | named, stopped
 
     def _gradients(self, part: Sequences[ObservationT]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -252,7 +254,7 @@ class PPOAgent(Generic[ObservationT]):
 
     def _backward(self, part: Sequences[ObservationT]) -> tuple[Tensor, dict[str, Tensor]]:
         self.optimizer.zero_grad()
-        clip, entropy_weight = self.scalars["clip"], self.scalars["entropy"]
+        clip, entropy_weight = self.scalars[Metric.CLIP], self.scalars[Metric.ENTROPY_WEIGHT]
         loss, record = self.compiled.loss(part, clip, entropy_weight, self.config.value_weight)
         if self.scaler is None:
             loss.backward()
@@ -272,7 +274,7 @@ class PPOAgent(Generic[ObservationT]):
     def _follow_kl(self, records: list[Record]) -> None:
         if self.adaptive is not None:
             last = records[-len(records) // self.config.ppo_epochs :]
-            self.adaptive.follow(torch.stack([record["approx_kl"] for record in last]).mean())
+            self.adaptive.follow(torch.stack([record[Metric.APPROX_KL] for record in last]).mean())
 
     def _take_in(self, rollout: Rollout[ObservationT], targets: Tensor) -> None:
         """The round goes into the moments only now: rollout and update saw the same numbers."""
@@ -310,17 +312,16 @@ class PPOAgent(Generic[ObservationT]):
         overall, within = explained_variance(values, returns, weight)
         whole = weight is None  # episodes, whose return is that of their first step
         overview = {
-            "explained_variance": overall,
-            "explained_variance_within_step": within,
-            "return_mean": returns[0].mean() if whole else weighted_mean(returns, weight),
-            "value_mean": values[0].mean() if whole else weighted_mean(values, weight),
-            "clip": self.scalars["clip"],
-            "entropy_weight": self.scalars["entropy"],
-            "learning_rate": self.optimizer.rates["policy"],
-            **{f"learning_rate/{name}": rate for name, rate in self.optimizer.rates.items()},
+            Metric.EXPLAINED_VARIANCE: overall,
+            Metric.EXPLAINED_VARIANCE_WITHIN_STEP: within,
+            Metric.RETURN_MEAN: returns[0].mean() if whole else weighted_mean(returns, weight),
+            Metric.VALUE_MEAN: values[0].mean() if whole else weighted_mean(values, weight),
+            **self.scalars,
+            Metric.LEARNING_RATE: self.optimizer.rates["policy"],
+            **{part_metric(Metric.LEARNING_RATE, n): r for n, r in self.optimizer.rates.items()},
         }
         if self.scaler is not None:
-            overview["amp_scale"] = self.scaler.scale
+            overview[Metric.AMP_SCALE] = self.scaler.scale
         return overview
 
     def _summary(
@@ -336,13 +337,14 @@ class PPOAgent(Generic[ObservationT]):
         columns = {name: numbers[i : table.numel() : len(names)] for i, name in enumerate(names)}
         summary: dict[str, float | None] = dict.fromkeys(missing)
         summary |= {name: sum(column) / len(column) for name, column in columns.items()}
-        for name, reduce in (("ratio_max", max), ("ratio_min", min), ("refused", max)):
-            summary[name] = reduce(columns[name])
-        summary["stopped"] = columns["stopped"][-1]
-        summary["first_kl"] = columns["approx_kl"][0]
-        summary["first_ratio_max"] = columns["ratio_max"][0]
+        for name in (Metric.RATIO_MAX, Metric.REFUSED):
+            summary[name] = max(columns[name])
+        summary[Metric.RATIO_MIN] = min(columns[Metric.RATIO_MIN])
+        summary[Metric.STOPPED] = columns[Metric.STOPPED][-1]
+        summary[Metric.FIRST_KL] = columns[Metric.APPROX_KL][0]
+        summary[Metric.FIRST_RATIO_MAX] = columns[Metric.RATIO_MAX][0]
         summary |= dict(zip(overview, numbers[table.numel() :], strict=True))
-        refused = columns["refused"]
+        refused = columns[Metric.REFUSED]
         return summary, refused.index(1.0) if 1.0 in refused else None
 
     def _first_bad(self, rollout: Rollout[ObservationT], part: Sequences[ObservationT]) -> str:
@@ -419,7 +421,7 @@ def _flattened(record: Record, heads: tuple[str, ...]) -> Record:
     flat: Record = {}
     for name, value in record.items():
         if value is not None and value.ndim:
-            flat |= {f"{name}/{head}": value[i] for i, head in enumerate(heads)}
+            flat |= {part_metric(name, head): value[i] for i, head in enumerate(heads)}
         else:
             flat[name] = value
     return flat

@@ -16,8 +16,9 @@ from esper.karn.report.drawing import (
 from esper.karn.report.gather import RunData
 from esper.karn.report.intervals import blocks
 from esper.karn.report.learning_figures import colour_of, dashes_of, dot, name_of, whole_rounds
+from esper.leyline.metrics import Metric
 
-MAY_BE_UNDEFINED = "explained_variance"
+MAY_BE_UNDEFINED = Metric.EXPLAINED_VARIANCE
 """It has no value where returns do not vary."""
 
 NO_TIME = "No round was timed."
@@ -87,6 +88,6 @@ def _unnoticed(run: RunData) -> Counter[tuple[int, str]]:
         if not name.startswith(MAY_BE_UNDEFINED):
             for number in run.updates[~np.isfinite(values)]:
                 found[int(number), f"not finite: {name}"] += 1
-    for number in run.updates[run.metrics.get("refused", np.zeros(len(run.updates))) > 0]:
+    for number in run.updates[run.metrics.get(Metric.REFUSED, np.zeros(len(run.updates))) > 0]:
         found[int(number), "minibatches refused"] += 1
     return found
