@@ -21,14 +21,6 @@ from esper.leyline.actions import (
 )
 from esper.leyline.events import DecisionsMade, EpochCompleted
 
-COLUMNS = (
-    Column("step", 4, right=True),
-    Column("decision", 10),
-    Column("chance", 6, right=True),
-    Column("effect", 6),
-    Column("where and what", 46),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -54,6 +46,29 @@ class Decision:
     legal: dict[int, float | None]
     log_prob: float | None = None
     value: float | None = None
+
+
+def columns(palette: Palette) -> list[Column[Decision]]:
+    """The columns of a table of decisions."""
+
+    def quiet(decision: Decision, text: str) -> Text:
+        return Text(text, style=palette.muted if decision.op == "wait" else "")
+
+    def chance(decision: Decision) -> str:
+        return "-" if decision.probability is None else f"{100 * decision.probability:.0f} %"
+
+    def effect(decision: Decision) -> Text:
+        if decision.op == "wait":
+            return Text("")
+        return Text("✓", palette.good) if decision.success else Text("✗ none", palette.bad)
+
+    return [
+        Column("step", 4, lambda decision: str(decision.step), right=True),
+        Column("decision", 10, lambda decision: quiet(decision, decision.op)),
+        Column("chance", 6, chance, right=True),
+        Column("effect", 6, effect),
+        Column("where and what", 46, lambda decision: quiet(decision, decision.choice)),
+    ]
 
 
 def decisions(moment: Moment, steps: Sequence[EpochCompleted], environment: int) -> list[Decision]:

@@ -66,7 +66,7 @@ class Policy(View):
     title = "policy"
 
     def __init__(self) -> None:
-        super().__init__(id="policy")
+        super().__init__()
         self.heads, self.scalars = Lines(id="policy-heads"), Lines(id="policy-scalars")
         self.grid = Grid(id="policy-plots", classes="tall-only")
         self.plots = {name: Plot(title, id=f"policy-{name}") for name, title, _ in PLOTS}
@@ -77,7 +77,7 @@ class Policy(View):
         with self.grid:
             yield from self.plots.values()
 
-    def show(self, moment: Moment, palette: Palette) -> None:
+    def draw(self, moment: Moment, palette: Palette) -> None:
         updates = moment.updates
         if not updates:
             self.heads.show(Text("no update of a policy yet", style=palette.muted))
