@@ -116,7 +116,7 @@ class RunData:
 
 @dataclass(slots=True)
 class _Pass:
-    """What has been seen so far."""
+    """What was read so far. Rounds that were run again count as they came out the last time."""
 
     starts: list[TrainingStarted] = field(default_factory=list)
     outcomes: dict[int, Floats] = field(default_factory=dict)

@@ -5,18 +5,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from esper.karn.report.drawing import (
-    BAD,
-    MUTED,
-    Picture,
-    legend,
-    missing,
-    panels,
-    picture,
-)
+from esper.karn.report.drawing import BAD, MUTED, Picture, legend, missing, panels, picture
 from esper.karn.report.gather import RunData
 from esper.karn.report.intervals import Floats, blocks
-from esper.karn.report.learning_figures import colour_of, dashes_of, dot, name_of, whole_rounds
+from esper.karn.report.learning_figures import dot, look_of, whole_rounds
 from esper.leyline.metrics import Metric, part_metric, parts_of
 
 LEARNER = {
@@ -107,8 +99,7 @@ def _line(axes: Axes, runs: list[RunData], run: RunData, values: Floats, logarit
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=5))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(NullLocator())
-    label, dashes = name_of(runs, run), dashes_of(runs, run)
-    axes.plot(x, rows[:, 0], dashes, color=colour_of(runs, run), label=label, marker=dot(x))
+    axes.plot(x, rows[:, 0], marker=dot(x), **look_of(runs, run))
     whole_rounds(axes)
 
 

@@ -9,17 +9,11 @@ from esper.karn.sanctum.formatting import gauge, to_float, written
 from esper.karn.sanctum.palette import Palette, op_name
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.table import Column
-from esper.leyline.actions import (
-    ALPHA_SPEED_STEPS,
-    ALPHA_TARGETS,
-    HEADS,
-    RELEVANT_HEADS,
-    TEMPO_STEPS,
-    Curve,
-    Op,
-    Style,
-)
+from esper.leyline.actions import CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import DecisionsMade, EpochCompleted
+
+_BEFORE = {"tempo": "in ", "alpha_target": "to ", "alpha_speed": "within "}
+"""Words before the options of heads that are numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +106,12 @@ def _details(moment: Moment, made: DecisionsMade | None, environment: int) -> li
         return []
     chosen = dict(zip(HEADS, made.actions[environment], strict=True))
     relevant = RELEVANT_HEADS[Op(chosen["op"])]
-    said = {
-        "blueprint": lambda i: moment.blueprint_name(i),
-        "style": lambda i: Style(i).name.lower(),
-        "tempo": lambda i: f"in {TEMPO_STEPS[i]}",
-        "alpha_target": lambda i: f"to {ALPHA_TARGETS[i]}",
-        "alpha_speed": lambda i: f"within {ALPHA_SPEED_STEPS[i]}",
-        "alpha_curve": lambda i: Curve(i).name.lower(),
-    }
-    return [say(chosen[head]) for head, say in said.items() if head in relevant]
+    words = [moment.blueprint_name(chosen["blueprint"])] if "blueprint" in relevant else []
+    return words + [
+        f"{_BEFORE.get(head, '')}{options[chosen[head]]}".lower()
+        for head, options in CHOICES.items()
+        if head in relevant
+    ]
 
 
 def in_one_line(decision: Decision, palette: Palette) -> Text:
