@@ -16,7 +16,7 @@ import msgspec
 from esper.karn.queries import Store
 from esper.leyline.anomaly_kinds import KINDS, Thresholds
 from esper.leyline.events import EVENTS, LEVELS, SCHEMA_VERSION, Event
-from esper.leyline.metrics import METRICS, PER_HEAD
+from esper.leyline.metrics import METRICS, PER_HEAD, Metric
 
 TARGET = Path(__file__).parents[1] / "docs" / "events.md"
 
@@ -104,8 +104,8 @@ def _metrics() -> str:
     rows += ["| metric | |", "|---|---|"]
     rows += [f"| `{name}` | {text} |" for name, text in METRICS.items() if "/" not in name]
     rows += [f"| `{name}/HEAD` | {text} |" for name, text in PER_HEAD.items()]
-    rows.append(f"| `head_grad_norms/value` | {METRICS['head_grad_norms/value']} |")
-    rows.append("| `learning_rate/GROUP` | step size of one group of parameters |")
+    rows.append(f"| `{Metric.VALUE_GRAD_NORM}` | {METRICS[Metric.VALUE_GRAD_NORM]} |")
+    rows.append(f"| `{Metric.LEARNING_RATE}/GROUP` | step size of one group of parameters |")
     return "\n".join(rows) + "\n"
 
 

@@ -11,6 +11,7 @@ import pytest
 from esper.karn.report import write_report
 from esper.karn.report.drawing import new_figure, picture, styled
 from esper.karn.report.gather import gather
+from esper.karn.report.tables import seed_table
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
     AnomalyDetected,
@@ -83,6 +84,15 @@ def test_the_same_run_gives_the_same_report(tmp_path: Path) -> None:
     write_report([run], tmp_path / "one.html")
     write_report([run], tmp_path / "two.html")
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+
+
+def test_blueprints_that_germinated_equally_often_stand_by_name() -> None:
+    """An order taken from a set would differ from one process to the next."""
+    table = seed_table(gather(RECORDED / "healthy"), several=False)
+    assert table is not None
+    places = [(-int(row[1]), row[0]) for row in table.rows]
+    assert places == sorted(places)
+    assert len({times for times, _ in places}) < len(places)
 
 
 def test_what_a_run_says_is_no_markup(tmp_path: Path) -> None:

@@ -113,18 +113,6 @@ def test_gain_and_times_are_those_of_the_last_whole_round(tmp_path: Path) -> Non
     assert (info.started, info.last_sign) == (1000.0, 1003.0)
 
 
-def test_a_file_is_read_from_its_end_over_any_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events = [started(), *whole_round(1), *whole_round(2), *[step(3, t) for t in range(1, 9)]]
-    run = write_run(tmp_path / "run", events)
-    lines = (run / "events.jsonl").read_bytes().splitlines()
-    for block in (1, 7, 1000, 1 << 20):
-        monkeypatch.setattr(module, "_BLOCK", block)
-        assert list(module._lines_backwards(run / "events.jsonl")) == lines[::-1]
-    assert inspect(run).rounds_done == 2
-
-
 def test_what_was_interrupted_with_a_checkpoint_can_be_resumed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "my runs" / "run", [started(), *whole_round(1)], rounds=30)
     assert inspect(run).resume is None

@@ -1,5 +1,6 @@
 """Events survive the way to disk and back."""
 
+import ast
 import json
 import math
 import subprocess
@@ -25,7 +26,7 @@ from esper.leyline.events import (
     numbers,
     to_floats,
 )
-from esper.leyline.metrics import METRICS
+from esper.leyline.metrics import METRICS, PER_HEAD, Metric, part_metric
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "recorded"
@@ -111,6 +112,30 @@ def test_every_metric_that_is_reported_is_documented() -> None:
     for run in ("healthy", "anomalous"):
         for event in read_events(RECORDED / run, PPOUpdateCompleted):
             assert event.metrics.keys() <= METRICS.keys()
+
+
+HOMONYMS = {
+    "leyline/metrics.py": set(METRICS) | set(PER_HEAD),
+    "leyline/config": {"learning_rate", "entropy", "clip"},
+    "/native/": {"entropy", "loss"},
+    "karn/sanctum/policy_page.py": {"entropy", "loss", "clip"},
+    "scripts/console.py": {"entropy"},
+    "simic/training/replay.py": {"refused"},
+}
+"""Texts that are a setting, a field, a label or a folder; elsewhere they would name a metric."""
+
+
+def test_metrics_are_named_in_one_place() -> None:
+    roots = tuple(part_metric(name, "") for name in (*PER_HEAD, Metric.LEARNING_RATE))
+    for path in sorted((ROOT / "src" / "esper").rglob("*.py")):
+        allowed = {
+            word for place, words in HOMONYMS.items() if place in str(path) for word in words
+        }
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value
+                named = text in METRICS or text in PER_HEAD or text.startswith(roots)
+                assert not named or text in allowed, f"{path}:{node.lineno}: {text}"
 
 
 def test_the_page_on_events_is_what_the_code_says() -> None:

@@ -10,10 +10,10 @@ import duckdb
 import pyarrow
 
 from esper.karn.runs import find_runs, inspect, stored
-from esper.karn.store import EventFile
 from esper.karn.views import TASKS, VIEWS, WORDS, event_table, view_definitions
 from esper.leyline.errors import UsageError
-from esper.leyline.events import EVENTS, PPOUpdateCompleted, TrainingStarted
+from esper.leyline.events import EVENTS, PPOUpdateCompleted, TrainingStarted, event_type
+from esper.leyline.events.reader import EventReader
 
 CHUNK = 4096
 """Lines that are handed to the database at once."""
@@ -102,10 +102,10 @@ class Store:
 
     def _read(self, path: Path, name: str) -> dict[str, Any]:
         """Take in the lines of a run; its row in the view ``runs``."""
-        file, waiting = EventFile(path), defaultdict(list)
+        reader, waiting = EventReader(path), defaultdict(list)
         started: list[TrainingStarted] = []
-        for line, event in file:
-            kind = str(event.__struct_config__.tag)
+        for line, event in reader:
+            kind = event_type(type(event))
             waiting[kind].append(line)
             if len(waiting[kind]) == CHUNK:
                 self._hand_over(kind, name, waiting.pop(kind))
@@ -115,7 +115,7 @@ class Store:
                 self._metrics.update(event.metrics)
         for kind, lines in waiting.items():
             self._hand_over(kind, name, lines)
-        return _row(path, name, started, file.unreadable)
+        return _row(path, name, started, reader.unreadable)
 
     def _hand_over(self, kind: str, name: str, lines: list[bytes]) -> None:
         names = pyarrow.array([name] * len(lines), pyarrow.string())

@@ -12,25 +12,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-import msgspec
-
 from esper.leyline.errors import UsageError
-from esper.leyline.events import (
-    EpisodeOutcome,
-    Event,
-    TrainingFinished,
-    TrainingStarted,
-    decode,
-    to_floats,
-)
+from esper.leyline.events import EpisodeOutcome, TrainingFinished, TrainingStarted, to_floats
+from esper.leyline.events.reader import EventReader
 
 STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
 """``running``: a living process holds the run's lock. ``finished``: it did all its rounds.
 ``interrupted``: it ended before that, by a signal or without a word, and its whole rounds are kept.
 ``failed``: it said that it failed, or ended before its first round was whole. ``unknown``: nothing
 was recorded that would tell (``--telemetry-level off``)."""
-
-_BLOCK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +176,7 @@ def _tail(run: Path) -> _Tail:
     """Read events from the end until the last whole round is found."""
     tail = _Tail()
     ended = False
-    for event in _events_backwards(run / "events.jsonl"):
+    for event in EventReader(run).backwards():
         tail.recorded = True
         tail.time = event.time if tail.time is None else tail.time
         if isinstance(event, TrainingStarted | TrainingFinished) and not ended:
@@ -214,11 +204,10 @@ def _gain(event: EpisodeOutcome) -> float | None:
 
 
 def _first_start(run: Path) -> TrainingStarted | None:
-    """The first line, which says what begins."""
+    """The first event, which says what begins."""
     try:
-        with (run / "events.jsonl").open("rb") as lines:
-            event = decode(lines.readline())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        _, event = next(iter(EventReader(run)))
+    except (UsageError, StopIteration):
         return None
     return event if isinstance(event, TrainingStarted) else None
 
@@ -244,30 +233,3 @@ def _last_checkpoint(run: Path) -> tuple[int, float | None]:
 
 def _listed(task: Any) -> list[str]:
     return [str(name) for name in task] if isinstance(task, list) else [str(task)] if task else []
-
-
-def _events_backwards(path: Path) -> Iterator[Event]:
-    """The events of a file from the last to the first; what cannot be read is passed over."""
-    for line in _lines_backwards(path):
-        try:
-            yield decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-
-
-def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file from the last to the first, a block in memory at a time."""
-    try:
-        file = path.open("rb")
-    except OSError:
-        return
-    with file:
-        place, rest = file.seek(0, os.SEEK_END), b""
-        while place > 0:
-            size = min(_BLOCK, place)
-            place = file.seek(place - size)
-            first, *whole = (file.read(size) + rest).split(b"\n")
-            yield from (line for line in reversed(whole) if line)
-            rest = first
-        if rest:
-            yield rest

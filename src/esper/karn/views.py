@@ -9,17 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from esper.leyline.actions import (
-    ALPHA_SPEED_STEPS,
-    ALPHA_TARGETS,
-    BLUEPRINTS,
-    HEADS,
-    RELEVANT_HEADS,
-    TEMPO_STEPS,
-    Curve,
-    Op,
-    Style,
-)
+from esper.leyline.actions import BLUEPRINTS, CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import EVENTS, EpisodeOutcome, EpochCompleted, Event
 from esper.leyline.metrics import METRICS
 from esper.leyline.stages import Stage
@@ -167,14 +157,9 @@ def _head(head: str) -> str:
     """SQL of a head's choice as a value, NULL where it does not matter for the op."""
     ops = [op.value for op in Op if head in RELEVANT_HEADS[op]]
     index = f"actions[{HEADS.index(head) + 1}]"
-    value = {
-        "blueprint": f"names[{index} + 1]",
-        "style": _named(index, [style.name for style in Style]),
-        "tempo": _named(index, TEMPO_STEPS),
-        "alpha_target": _named(index, ALPHA_TARGETS) + "::DOUBLE",
-        "alpha_speed": _named(index, ALPHA_SPEED_STEPS),
-        "alpha_curve": _named(index, [curve.name for curve in Curve]),
-    }[head]
+    value = _named(index, CHOICES[head]) if head in CHOICES else f"names[{index} + 1]"
+    if head == "alpha_target":
+        value += "::DOUBLE"
     return f"CASE WHEN op IN ({', '.join(map(str, ops))}) THEN {value} END AS {head}"
 
 

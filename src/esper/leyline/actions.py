@@ -81,14 +81,19 @@ HEADS: Final = (
 CHOICE_HEADS: Final = HEADS[2:]
 """The heads drawn last, given the op and the chosen slot."""
 
+CHOICES: Final[dict[str, tuple[str, ...] | tuple[float, ...]]] = {
+    "style": tuple(style.name for style in Style),
+    "tempo": TEMPO_STEPS,
+    "alpha_target": ALPHA_TARGETS,
+    "alpha_speed": ALPHA_SPEED_STEPS,
+    "alpha_curve": tuple(curve.name for curve in Curve),
+}
+"""What the options of a head stand for, by index. Blueprints are in ``BLUEPRINTS``."""
+
 HEAD_WIDTHS: Final[dict[str, int]] = {
     "op": len(Op),
     "blueprint": len(BLUEPRINTS),
-    "style": len(Style),
-    "tempo": len(TEMPO_STEPS),
-    "alpha_target": len(ALPHA_TARGETS),
-    "alpha_speed": len(ALPHA_SPEED_STEPS),
-    "alpha_curve": len(Curve),
+    **{head: len(options) for head, options in CHOICES.items()},
 }
 """Number of options of each head; the slot head has as many as the host has slots."""
 

@@ -1,10 +1,12 @@
 """The events of a finished run as one Parquet file, for tools that read columns."""
 
-import json
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
+
+from esper.leyline.events import event_type
+from esper.leyline.events.reader import EventReader
 
 SCHEMA = pyarrow.schema(
     [
@@ -18,19 +20,14 @@ SCHEMA = pyarrow.schema(
 """``data`` is the event's JSON line; the other columns are what one filters by."""
 
 
-def write_parquet(events: Path, target: Path) -> None:
-    """Write the lines of ``events`` to ``target``; a line that cannot be read is left out."""
+def write_parquet(run: Path, target: Path) -> None:
+    """Write the events of ``run`` to ``target``; a line that cannot be read is left out."""
     columns: dict[str, list[object]] = {field.name: [] for field in SCHEMA}
-    with events.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                content = json.loads(line)
-            except ValueError:
-                continue
-            if not isinstance(content, dict):
-                continue
-            for name in columns:
-                columns[name].append(line.rstrip("\n") if name == "data" else content.get(name))
+    for line, event in EventReader(run):
+        columns["event_type"].append(event_type(type(event)))
+        for name in ("time", "round", "step"):
+            columns[name].append(getattr(event, name, None))
+        columns["data"].append(line.decode().rstrip("\n"))
     draft = target.with_suffix(".draft")
     with draft.open("wb") as file:
         # Given a path, pyarrow would read a name such as "s3:/x" as an address.

@@ -45,12 +45,11 @@ class ParquetAtEnd:
     """Turns the lines that another sink wrote into a Parquet file when the run ends.
 
     Args:
-        events: the lines; what writes them stands before this sink.
-        target: the Parquet file.
+        run: holds the lines; what writes them stands before this sink.
     """
 
-    def __init__(self, events: Path, target: Path):
-        self._events, self._target = events, target
+    def __init__(self, run: Path):
+        self._run = run
 
     def write(self, event: Event) -> None:
         """The lines are read at the end."""
@@ -59,7 +58,7 @@ class ParquetAtEnd:
         """The lines are read at the end."""
 
     def close(self) -> None:
-        write_parquet(self._events, self._target)
+        write_parquet(self._run, self._run / "events.parquet")
 
 
 def check_sinks(output: OutputConfig) -> None:
@@ -77,8 +76,7 @@ def run_sinks(run: Path, output: OutputConfig) -> list[Sink]:
     """The sinks of a run directory, none where nothing shall be written."""
     if output.telemetry_level == "off":
         return []
-    events = run / "events.jsonl"
-    sinks: list[Sink] = [JsonLines(events), ParquetAtEnd(events, run / "events.parquet")]
+    sinks: list[Sink] = [JsonLines(run / "events.jsonl"), ParquetAtEnd(run)]
     if output.tensorboard:
         sinks.append(TensorBoard(run / "tensorboard"))
     if output.wandb:

@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from esper.leyline.config import TrainConfig
+from esper.leyline.metrics import Metric
 from esper.simic.gym.collect import GymStep
 from esper.simic.training.gym_trainee import GymSummary
 from esper.simic.training.observer import AnySummary
@@ -113,8 +114,8 @@ class LiveProgress:
         """See ``Observer``."""
         self.done = summary.round
         if summary.metrics:
-            self.fields["entropy"] = f"{summary.metrics['entropy']:.3f}"
-            self.fields["rate"] = f"{summary.metrics['learning_rate']:g}"
+            self.fields["entropy"] = f"{summary.metrics[Metric.ENTROPY]:.3f}"
+            self.fields["rate"] = f"{summary.metrics[Metric.LEARNING_RATE]:g}"
         self.progress.update(self.bar, round=self._round(), **self.fields)
         if not self.console.is_terminal:
             self.console.print(

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.leyline.metrics import Metric
 from esper.simic.capture import Captured, CudaRecorder, Recorder, Tensors
 from esper.simic.ppo import PPOAgent
 from esper.simic.sequences import Sequences
@@ -53,7 +54,7 @@ class CapturedAgent(PPOAgent[ObservationT]):
     ) -> tuple[Metrics, Tensor]:
         self._kind = type(minibatch.observation)
         metrics: Metrics = dict(self._captured_step(minibatch.tensors() | {"before": stopped}))
-        stopped = metrics["stopped"]
+        stopped = metrics[Metric.STOPPED]
         return metrics | dict.fromkeys(self._missing), stopped
 
     def _minibatch_step_on(self, inputs: Tensors) -> Tensors:

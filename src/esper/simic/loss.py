@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.leyline.metrics import Metric
 from esper.tamiyo.policy.interface import Evaluation
 
 
@@ -67,17 +68,17 @@ def ppo_loss(
         chosen = choice.sum((0, 1))
         steps = float(ratio.numel()) if weight is None else weight.sum()
         metrics = {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "approx_kl": kl,
-            "clip_fraction": weighted_mean(outside, weight),
-            "ratio_max": ratio.max(),
-            "ratio_min": ratio.min(),
-            "ratio_variance": weighted_mean((ratio - 1.0).square(), weight),
-            "head_entropy": head_entropy.sum((0, 1)) / chosen.clamp(min=1.0),
-            "head_choice": chosen / steps,
+            Metric.LOSS: loss,
+            Metric.POLICY_LOSS: policy_loss,
+            Metric.VALUE_LOSS: value_loss,
+            Metric.ENTROPY: entropy,
+            Metric.APPROX_KL: kl,
+            Metric.CLIP_FRACTION: weighted_mean(outside, weight),
+            Metric.RATIO_MAX: ratio.max(),
+            Metric.RATIO_MIN: ratio.min(),
+            Metric.RATIO_VARIANCE: weighted_mean((ratio - 1.0).square(), weight),
+            Metric.HEAD_ENTROPY: head_entropy.sum((0, 1)) / chosen.clamp(min=1.0),
+            Metric.HEAD_CHOICE: chosen / steps,
         }
     return loss, {name: value.detach() for name, value in metrics.items()}
 

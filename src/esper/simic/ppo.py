@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.config import LearnerConfig
+from esper.leyline.metrics import Metric, part_metric
 from esper.simic.advantage import explained_variance, generalised_advantages
 from esper.simic.compiled import Compiled
 from esper.simic.gradients import GradientNorms
@@ -29,7 +30,7 @@ ADVANTAGE_FLOOR = 0.1
 """Advantages of growth, whose rewards are points of accuracy, are divided by at least this, so that
 noise is not blown up into a signal."""
 
-LOSSES = ("policy_loss", "value_loss", "entropy", "loss")
+LOSSES = (Metric.POLICY_LOSS, Metric.VALUE_LOSS, Metric.ENTROPY, Metric.LOSS)
 """Parts of the loss, in the order in which they are searched for numbers that are not finite."""
 
 
@@ -93,7 +94,8 @@ class PPOAgent(Generic[ObservationT]):
         half = self.policy.amp_dtype == torch.float16
         self.scaler = LossScaler(device) if half else None
         self.norms = GradientNorms(self.policy, device)
-        self.scalars = {name: torch.zeros((), device=device) for name in ("clip", "entropy")}
+        scheduled = (Metric.CLIP, Metric.ENTROPY_WEIGHT)
+        self.scalars = {name: torch.zeros((), device=device) for name in scheduled}
         self.compiled = Compiled(self.policy, compile_mode)
         self.updates = 0
         self.greedy = False
@@ -159,7 +161,7 @@ class PPOAgent(Generic[ObservationT]):
         for chosen in minibatches:
             step, stopped = self._minibatch_step(batch.sequences.pick(chosen), stopped)
             metrics.append(step)
-        metrics[0] |= {"refused": torch.maximum(metrics[0]["refused"], refused)}
+        metrics[0] |= {Metric.REFUSED: torch.maximum(metrics[0][Metric.REFUSED], refused)}
         self._adapt_learning_rate(metrics)
         summary, first_refused = summarise(metrics, self._update_metrics(batch), self.policy.heads)
         self.refusal = None
@@ -177,8 +179,8 @@ class PPOAgent(Generic[ObservationT]):
         factor = 1.0 if self.adaptive is None else self.adaptive.factor
         rates = {"policy": schedules.policy_rate, "value": schedules.value_rate}
         self.optimizer.set_rates({name: rate.at(update) * factor for name, rate in rates.items()})
-        self.scalars["clip"].fill_(schedules.clip.at(update))
-        self.scalars["entropy"].fill_(schedules.entropy.at(update))
+        self.scalars[Metric.CLIP].fill_(schedules.clip.at(update))
+        self.scalars[Metric.ENTROPY_WEIGHT].fill_(schedules.entropy.at(update))
 
     def _prepare_batch(self, rollout: Rollout[ObservationT]) -> LearningBatch[ObservationT]:
         """Estimate advantages and value targets, normalise them, and split into sequences."""
@@ -234,11 +236,13 @@ class PPOAgent(Generic[ObservationT]):
         finite = loss.isfinite() & norm.isfinite()
         overflowed = self._check_overflow(loss, norm)
         refused = (~(finite | overflowed)).float()
-        beyond_kl = (metrics["approx_kl"] > 1.5 * self.config.target_kl).float()
+        beyond_kl = (metrics[Metric.APPROX_KL] > 1.5 * self.config.target_kl).float()
         stopped = torch.maximum(stopped, torch.maximum(refused, beyond_kl))
         self.optimizer.step_unless(torch.maximum(stopped, overflowed.float()))
-        flags = {"grad_norm": norm, "refused": refused, "stopped": stopped}
-        head_norms = {f"head_grad_norms/{head}": value for head, value in heads.items()}
+        flags = {Metric.GRAD_NORM: norm, Metric.REFUSED: refused, Metric.STOPPED: stopped}
+        head_norms = {
+            part_metric(Metric.HEAD_GRAD_NORMS, head): value for head, value in heads.items()
+        }
         return metrics | flags | head_norms, stopped
 
     def _gradients(self, minibatch: Sequences[ObservationT]) -> tuple[Tensor, Metrics]:
@@ -254,7 +258,7 @@ class PPOAgent(Generic[ObservationT]):
 
     def _backward(self, minibatch: Sequences[ObservationT]) -> tuple[Tensor, Metrics]:
         self.optimizer.zero_grad()
-        clip, entropy_weight = self.scalars["clip"], self.scalars["entropy"]
+        clip, entropy_weight = self.scalars[Metric.CLIP], self.scalars[Metric.ENTROPY_WEIGHT]
         loss, metrics = self.compiled.loss(
             minibatch, clip, entropy_weight, self.config.value_weight
         )
@@ -276,7 +280,7 @@ class PPOAgent(Generic[ObservationT]):
     def _adapt_learning_rate(self, metrics: list[Metrics]) -> None:
         if self.adaptive is not None:
             last = metrics[-len(metrics) // self.config.ppo_epochs :]
-            self.adaptive.follow(torch.stack([step["approx_kl"] for step in last]).mean())
+            self.adaptive.follow(torch.stack([step[Metric.APPROX_KL] for step in last]).mean())
 
     def _update_moments(self, rollout: Rollout[ObservationT], targets: Tensor) -> None:
         """Only now, after the update: rollout and update used the same normalisation."""
@@ -314,17 +318,20 @@ class PPOAgent(Generic[ObservationT]):
         overall, within = explained_variance(values, returns, weight)
         whole = weight is None  # whole episodes: their return is that of the first step
         metrics = {
-            "explained_variance": overall,
-            "explained_variance_within_step": within,
-            "return_mean": returns[0].mean() if whole else weighted_mean(returns, weight),
-            "value_mean": values[0].mean() if whole else weighted_mean(values, weight),
-            "clip": self.scalars["clip"],
-            "entropy_weight": self.scalars["entropy"],
-            "learning_rate": self.optimizer.rates["policy"],
-            **{f"learning_rate/{name}": rate for name, rate in self.optimizer.rates.items()},
+            Metric.EXPLAINED_VARIANCE: overall,
+            Metric.EXPLAINED_VARIANCE_WITHIN_STEP: within,
+            Metric.RETURN_MEAN: returns[0].mean() if whole else weighted_mean(returns, weight),
+            Metric.VALUE_MEAN: values[0].mean() if whole else weighted_mean(values, weight),
+            Metric.CLIP: self.scalars[Metric.CLIP],
+            Metric.ENTROPY_WEIGHT: self.scalars[Metric.ENTROPY_WEIGHT],
+            Metric.LEARNING_RATE: self.optimizer.rates["policy"],
+            **{
+                part_metric(Metric.LEARNING_RATE, name): rate
+                for name, rate in self.optimizer.rates.items()
+            },
         }
         if self.scaler is not None:
-            metrics["amp_scale"] = self.scaler.scale
+            metrics[Metric.AMP_SCALE] = self.scaler.scale
         return metrics
 
     def _first_not_finite(

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.leyline.metrics import Metric, part_metric
+
 Metrics = dict[str, Any]
 """Tensors of a minibatch by name, scalars or ``[heads]``; None is a missing gradient."""
 
@@ -32,13 +34,13 @@ def summarise(
     columns = {name: numbers[i : table.numel() : len(names)] for i, name in enumerate(names)}
     summary: dict[str, float | None] = dict.fromkeys(missing)
     summary |= {name: sum(column) / len(column) for name, column in columns.items()}
-    for name, reduce in (("ratio_max", max), ("ratio_min", min), ("refused", max)):
+    for name, reduce in ((Metric.RATIO_MAX, max), (Metric.RATIO_MIN, min), (Metric.REFUSED, max)):
         summary[name] = reduce(columns[name])
-    summary["stopped"] = columns["stopped"][-1]
-    summary["first_kl"] = columns["approx_kl"][0]
-    summary["first_ratio_max"] = columns["ratio_max"][0]
+    summary[Metric.STOPPED] = columns[Metric.STOPPED][-1]
+    summary[Metric.FIRST_KL] = columns[Metric.APPROX_KL][0]
+    summary[Metric.FIRST_RATIO_MAX] = columns[Metric.RATIO_MAX][0]
     summary |= dict(zip(update, numbers[table.numel() :], strict=True))
-    refused = columns["refused"]
+    refused = columns[Metric.REFUSED]
     return summary, refused.index(1.0) if 1.0 in refused else None
 
 
@@ -47,7 +49,7 @@ def _flattened(metrics: Metrics, heads: tuple[str, ...]) -> Metrics:
     flat: Metrics = {}
     for name, value in metrics.items():
         if value is not None and value.ndim:
-            flat |= {f"{name}/{head}": value[i] for i, head in enumerate(heads)}
+            flat |= {part_metric(name, head): value[i] for i, head in enumerate(heads)}
         else:
             flat[name] = value
     return flat

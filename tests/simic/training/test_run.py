@@ -29,6 +29,7 @@ from esper.leyline.events import (
     TrainingFinished,
     TrainingStarted,
 )
+from esper.leyline.metrics import METRICS, Metric
 from esper.native.build import Unavailable
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines
@@ -105,6 +106,7 @@ def test_a_run_directory_holds_what_the_documentation_says(tmp_path: Path) -> No
 def test_every_update_reports_finite_gradient_norms_of_all_heads(tmp_path: Path) -> None:
     run = train_ppo_vectorized(tiny(tmp_path)).path
     for update in read_events(run, PPOUpdateCompleted):
+        assert update.metrics.keys() == METRICS.keys() - {Metric.AMP_SCALE}
         for head in HEADS:
             norm = update.metrics[f"head_grad_norms/{head}"]
             assert isinstance(norm, float | int), (head, norm)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from esper.karn.report.intervals import Floats
 from esper.karn.report.lives import LifeBook
 from esper.karn.runs import RunInfo, inspect, stored
-from esper.karn.store import EventFile
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
     AnalyticsSnapshot,
@@ -29,6 +28,7 @@ from esper.leyline.events import (
     TrainingStarted,
     to_floats,
 )
+from esper.leyline.events.reader import EventReader
 
 OUTCOMES = (
     "accuracy",
@@ -116,7 +116,7 @@ class RunData:
 
 @dataclass(slots=True)
 class _Pass:
-    """What has been seen so far."""
+    """What was read so far. Rounds that were run again count as they came out the last time."""
 
     starts: list[TrainingStarted] = field(default_factory=list)
     outcomes: dict[int, Floats] = field(default_factory=dict)
@@ -168,8 +168,8 @@ def gather(run: Path) -> RunData:
     Raises:
         UsageError: ``run`` holds no events, or none that says what was trained.
     """
-    seen, file = _Pass(), EventFile(run)
-    for _, event in file:
+    seen, reader = _Pass(), EventReader(run)
+    for _, event in reader:
         seen.take(event)
     if not seen.starts:
         raise UsageError(f"run: {run} does not say yet what it trains; wait for its first event")
@@ -203,7 +203,7 @@ def gather(run: Path) -> RunData:
         dropped=seen.dropped,
         failure=seen.failure,
         episode=seen.episode,
-        unreadable=file.unreadable,
+        unreadable=reader.unreadable,
     )
 
 

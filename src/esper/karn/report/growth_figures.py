@@ -25,14 +25,7 @@ from esper.karn.report.drawing import (
     picture,
 )
 from esper.karn.report.gather import RunData
-from esper.karn.report.learning_figures import (
-    INTERVAL,
-    band,
-    colour_of,
-    dashes_of,
-    final_rounds,
-    name_of,
-)
+from esper.karn.report.learning_figures import INTERVAL, band, final_rounds, look_of
 from esper.karn.report.lives import FATES, Birth, SeedLife
 
 MOST_LANES = 24
@@ -75,9 +68,7 @@ def _counts(runs: list[RunData]) -> Picture:
     for axes, name in zip(grid, names, strict=True):
         axes.set_title(name)
         for run in runs:
-            colour, label = colour_of(runs, run), name_of(runs, run)
-            dashes = dashes_of(runs, run)
-            band(axes, run.rounds, run.outcomes[name], colour, label, dashes)
+            band(axes, run.rounds, run.outcomes[name], **look_of(runs, run))
     grid[0].set_ylabel("seeds an episode")
     legend(figure)
     return picture(figure, "Seeds an episode", f"How many, by what became of them. {INTERVAL}.")

@@ -1,5 +1,7 @@
 """Pictures of what was learned: accuracy against the twin, gain, return, and what it cost."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
@@ -65,21 +67,14 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
     return [*pictures, _accuracy_against_parameters(whole)]
 
 
-def band(
-    axes: Axes,
-    rounds: Floats,
-    values: Floats,
-    colour: str,
-    label: str | None = None,
-    dashes: str = "-",
-) -> None:
-    """A mean over environments with its interval; ``values`` is ``[R, N]``."""
+def band(axes: Axes, rounds: Floats, values: Floats, **look: Any) -> None:
+    """A mean over environments with its interval; ``values`` is ``[R, N]``, ``look`` a line's."""
     x, rows = blocks(rounds, values)
     estimate = bootstrap(rows)
-    axes.plot(x, estimate.mean, dashes, color=colour, label=label, marker=dot(x))
+    axes.plot(x, estimate.mean, marker=dot(x), **look)
     whole_rounds(axes)
     if np.isfinite(estimate.low).any():
-        shade = axes.fill_between(x, estimate.low, estimate.high, color=colour, linewidth=0)
+        shade = axes.fill_between(x, estimate.low, estimate.high, color=look["color"], linewidth=0)
         shade.set_alpha(0.18)
 
 
@@ -93,30 +88,24 @@ def whole_rounds(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
 
-def colour_of(runs: list[RunData], run: RunData) -> str:
-    """The colour of a run among others."""
-    return SERIES[runs.index(run) % len(SERIES)]
-
-
-def dashes_of(runs: list[RunData], run: RunData) -> str:
-    """The dashes of a run among others."""
-    return DASHES[runs.index(run) % len(DASHES)]
-
-
-def name_of(runs: list[RunData], run: RunData) -> str | None:
-    """A run's label where there are several."""
-    return run.label if len(runs) > 1 else None
+def look_of(runs: list[RunData], run: RunData) -> dict[str, Any]:
+    """Colour and dashes of a run among others, and its label where there are several."""
+    place = runs.index(run)
+    return {
+        "color": SERIES[place % len(SERIES)],
+        "linestyle": DASHES[place % len(DASHES)],
+        "label": run.label if len(runs) > 1 else None,
+    }
 
 
 def _accuracy(runs: list[RunData]) -> Picture:
     figure = new_figure(height=3.0)
     axes = figure.add_subplot(xlabel="round", ylabel="accuracy, %")
     for run in runs:
-        colour = colour_of(runs, run)
+        colour, twin_colour, label, twin_label = _pair(runs, run)
         grown, never = (100 * run.outcomes[name] for name in ("accuracy", "twin_accuracy"))
-        band(axes, run.rounds, grown, colour, name_of(runs, run) or "grown")
-        shade = MUTED if len(runs) == 1 else colour
-        band(axes, run.rounds, never, shade, None if len(runs) > 1 else "never-grow twin", ":")
+        band(axes, run.rounds, grown, color=colour, label=label)
+        band(axes, run.rounds, never, color=twin_colour, label=twin_label, linestyle=":")
     legend(figure)
     text = (
         "Committed validation accuracy at the end of an episode (fossilised seeds alone), beside "
@@ -140,9 +129,7 @@ def _curve(
     if zero:
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
     for run in runs:
-        dashes = dashes_of(runs, run)
-        colour, label = colour_of(runs, run), name_of(runs, run)
-        band(axes, run.rounds, values[run.label], colour, label, dashes)
+        band(axes, run.rounds, values[run.label], **look_of(runs, run))
     legend(figure)
     return picture(figure, title, f"{text} {INTERVAL}." + left_out(list(values.values())))
 
@@ -156,9 +143,7 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
         for run in runs:
             here = np.where(run.tasks == task, 100 * run.gain, np.nan)
             played = np.isfinite(here).any(1)
-            colour, dashes = colour_of(runs, run), dashes_of(runs, run)
-            label = name_of(runs, run)
-            band(axes, run.rounds[played], here[played], colour, label, dashes)
+            band(axes, run.rounds[played], here[played], **look_of(runs, run))
     grid[0].set_ylabel("gain, points")
     legend(figure)
     more = len(_tasks(runs)) - len(tasks)
@@ -179,7 +164,7 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
         size = host + run.outcomes["added_parameters"][last]
         pick = slice(None, None, -(-size.size // MOST_DOTS))
         grown, twin = (100 * run.outcomes[n][last] for n in ("accuracy", "twin_accuracy"))
-        colour = colour_of(runs, run)
+        colour, twin_colour, label, twin_label = _pair(runs, run)
         axes.scatter(
             size.ravel()[pick],
             grown.ravel()[pick],
@@ -187,7 +172,7 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
             color=colour,
             alpha=0.5,
             linewidths=0,
-            label=name_of(runs, run) or "grown",
+            label=label,
         )
         axes.scatter(
             host.ravel()[pick],
@@ -195,10 +180,10 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
             s=16,
             marker="D",
             facecolors="none",
-            edgecolors=MUTED if len(runs) == 1 else colour,
+            edgecolors=twin_colour,
             alpha=0.6,
             linewidths=0.9,
-            label=None if len(runs) > 1 else "never-grow twin",
+            label=twin_label,
         )
     if len(_tasks(runs)) > 1:
         axes.set_xscale("log")
@@ -212,6 +197,14 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
         "Each dot is a network at the end of an episode of the last tenth of the rounds; a diamond "
         "is its twin. Fossilised seeds count.",
     )
+
+
+def _pair(runs: list[RunData], run: RunData) -> tuple[str, str, str, str | None]:
+    """Colours of a run's networks and of their twins, and their labels."""
+    colour = look_of(runs, run)["color"]
+    if len(runs) > 1:
+        return colour, colour, run.label, None
+    return colour, MUTED, "grown", "never-grow twin"
 
 
 def final_rounds(run: RunData) -> slice:

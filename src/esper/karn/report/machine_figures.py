@@ -4,20 +4,13 @@ from collections import Counter
 
 import numpy as np
 
-from esper.karn.report.drawing import (
-    BAD,
-    WIDE,
-    Picture,
-    legend,
-    missing,
-    new_figure,
-    picture,
-)
+from esper.karn.report.drawing import BAD, WIDE, Picture, legend, missing, new_figure, picture
 from esper.karn.report.gather import RunData
 from esper.karn.report.intervals import blocks
-from esper.karn.report.learning_figures import colour_of, dashes_of, dot, name_of, whole_rounds
+from esper.karn.report.learning_figures import dot, look_of, whole_rounds
+from esper.leyline.metrics import Metric
 
-MAY_BE_UNDEFINED = "explained_variance"
+MAY_BE_UNDEFINED = Metric.EXPLAINED_VARIANCE
 """It has no value where returns do not vary."""
 
 NO_TIME = "No round was timed."
@@ -32,12 +25,13 @@ def throughput_pictures(runs: list[RunData]) -> list[Picture]:
     axes = speed.add_subplot(xlabel="round", ylabel="environment steps a second")
     below = seconds.add_subplot(xlabel="round", ylabel="seconds a round")
     for run in timed:
-        colour, dashes, label = colour_of(timed, run), dashes_of(timed, run), name_of(timed, run)
+        look = look_of(timed, run)
         x, rows = blocks(run.timed, np.column_stack([run.speed, *run.seconds]))
-        axes.plot(x, rows[:, 0], dashes, color=colour, label=label, marker=dot(x))
+        axes.plot(x, rows[:, 0], marker=dot(x), **look)
         suffix = f" {run.label}" if len(timed) > 1 else ""
         for column, name, line in ((1, "rollout", "-"), (2, "update", ":")):
-            below.plot(x, rows[:, column], line, color=colour, marker=dot(x), label=name + suffix)
+            look |= {"linestyle": line, "label": name + suffix}
+            below.plot(x, rows[:, column], marker=dot(x), **look)
     for figure, each in ((speed, axes), (seconds, below)):
         each.set_ylim(bottom=0)
         whole_rounds(each)
@@ -62,10 +56,11 @@ def anomaly_pictures(runs: list[RunData]) -> list[Picture]:
     for run, kinds in found:
         rounds, places = np.array([(r, names.index(n)) for r, n in kinds], dtype=float).T
         counts = np.array(list(kinds.values()), dtype=float)
-        colour = BAD if len(runs) == 1 else colour_of(runs, run)
+        look = look_of(runs, run)
+        colour = BAD if len(runs) == 1 else look["color"]
         size = 20 + 60 * counts / counts.max()
         axes.scatter(rounds, places, s=size, marker="X", color=colour, alpha=0.7, linewidths=0,
-                     label=name_of(runs, run))  # fmt: skip
+                     label=look["label"])  # fmt: skip
     legend(figure)
     return [picture(figure, "Anomalies", "The larger the mark, the more of them in the round.")]
 
@@ -87,6 +82,6 @@ def _unnoticed(run: RunData) -> Counter[tuple[int, str]]:
         if not name.startswith(MAY_BE_UNDEFINED):
             for number in run.updates[~np.isfinite(values)]:
                 found[int(number), f"not finite: {name}"] += 1
-    for number in run.updates[run.metrics.get("refused", np.zeros(len(run.updates))) > 0]:
+    for number in run.updates[run.metrics.get(Metric.REFUSED, np.zeros(len(run.updates))) > 0]:
         found[int(number), "minibatches refused"] += 1
     return found

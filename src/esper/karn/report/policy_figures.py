@@ -5,34 +5,25 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from esper.karn.report.drawing import (
-    BAD,
-    MUTED,
-    Picture,
-    legend,
-    missing,
-    panels,
-    picture,
-)
+from esper.karn.report.drawing import BAD, MUTED, Picture, legend, missing, panels, picture
 from esper.karn.report.gather import RunData
 from esper.karn.report.intervals import Floats, blocks
-from esper.karn.report.learning_figures import colour_of, dashes_of, dot, name_of, whole_rounds
+from esper.karn.report.learning_figures import dot, look_of, whole_rounds
+from esper.leyline.metrics import Metric, part_metric, parts_of
 
 LEARNER = {
-    "policy_loss": "policy loss",
-    "value_loss": "value loss",
-    "explained_variance": "explained variance",
-    "explained_variance_within_step": "the same within a step",
-    "approx_kl": "approximate KL, nats",
-    "clip_fraction": "share of ratios clipped",
-    "ratio_max": "largest ratio",
-    "grad_norm": "gradient norm, unclipped",
+    Metric.POLICY_LOSS: "policy loss",
+    Metric.VALUE_LOSS: "value loss",
+    Metric.EXPLAINED_VARIANCE: "explained variance",
+    Metric.EXPLAINED_VARIANCE_WITHIN_STEP: "the same within a step",
+    Metric.APPROX_KL: "approximate KL, nats",
+    Metric.CLIP_FRACTION: "share of ratios clipped",
+    Metric.RATIO_MAX: "largest ratio",
+    Metric.GRAD_NORM: "gradient norm, unclipped",
 }
 """Metrics of an update, and what they are called."""
 
-ENTROPY, CHOICE, GRADIENT = "head_entropy/", "head_choice/", "head_grad_norms/"
-
-SCHEDULED = ("learning_rate", "entropy_weight", "clip")
+SCHEDULED = (Metric.LEARNING_RATE, Metric.ENTROPY_WEIGHT, Metric.CLIP)
 """Metrics that a schedule sets; also those that begin with one of them and a slash."""
 
 _NONE: Floats = np.empty(0)
@@ -52,7 +43,7 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
             "Entropy of each head",
             "Mean over the decisions in which the head had a choice, in nats; a ring at the bottom "
             "marks an update in which it never had one.",
-            _heads(learned, ENTROPY),
+            _heads(learned, Metric.HEAD_ENTROPY),
         ),
         _metrics(
             learned,
@@ -60,7 +51,7 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
             "Of the head's own parameters, logarithmic. At the bottom a cross marks an update in "
             "which a gradient was missing, which is never drawn as 0, and a ring one in which it "
             "was exactly 0, as in a head that had nothing to decide.",
-            _heads(learned, GRADIENT),
+            _heads(learned, Metric.HEAD_GRAD_NORMS),
             logarithmic=True,
         ),
         _metrics(
@@ -108,8 +99,7 @@ def _line(axes: Axes, runs: list[RunData], run: RunData, values: Floats, logarit
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=5))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(NullLocator())
-    label, dashes = name_of(runs, run), dashes_of(runs, run)
-    axes.plot(x, rows[:, 0], dashes, color=colour_of(runs, run), label=label, marker=dot(x))
+    axes.plot(x, rows[:, 0], marker=dot(x), **look_of(runs, run))
     whole_rounds(axes)
 
 
@@ -127,8 +117,9 @@ def _unplaced(
     """Updates whose value has no place on the curve: where, with which mark, and why."""
     values, missing = run.metrics[name], run.missing[name]
     undefined = "not a number" if run.started.schema >= 3 else "missing or not a number"
-    choice = run.metrics.get(name.replace(ENTROPY, CHOICE))
-    forced = (choice == 0) & name.startswith(ENTROPY) if choice is not None else missing & False
+    head = parts_of(Metric.HEAD_ENTROPY, [name]).get(name, "")
+    choice = run.metrics.get(part_metric(Metric.HEAD_CHOICE, head))
+    forced = choice == 0 if choice is not None else missing & False
     return [
         (missing, "x", "missing"),
         (np.isnan(values) & ~missing, "+", undefined),
@@ -148,15 +139,11 @@ def _told(runs: list[RunData], names: dict[str, str]) -> str:
     return f" Updates with a value missing or not finite: {', '.join(found)}." if found else ""
 
 
-def _heads(runs: list[RunData], prefix: str) -> dict[str, str]:
-    found = dict.fromkeys(n for run in runs for n in run.metrics if n.startswith(prefix))
-    return {name: name.removeprefix(prefix).replace("_", " ") for name in found}
+def _heads(runs: list[RunData], name: str) -> dict[str, str]:
+    found = parts_of(name, (metric for run in runs for metric in run.metrics))
+    return {metric: head.replace("_", " ") for metric, head in found.items()}
 
 
 def _scheduled(runs: list[RunData]) -> dict[str, str]:
     names = dict.fromkeys(name for run in runs for name in run.metrics)
-    return {
-        name: name.replace("_", " ")
-        for name in names
-        if name in SCHEDULED or name.startswith(tuple(f"{s}/" for s in SCHEDULED))
-    }
+    return {name: name.replace("_", " ") for name in names if name.split("/")[0] in SCHEDULED}

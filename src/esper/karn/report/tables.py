@@ -175,7 +175,7 @@ def seed_table(run: RunData, several: bool) -> Table | None:
             fates[birth.blueprint, birth.fate] += count
             fates[birth.blueprint, "germinated"] += count
     columns = ("germinated", "fossilised", "unfinished", "pruned", "rolled back")
-    names = sorted({name for name, _ in fates}, key=lambda name: -fates[name, "germinated"])
+    names = sorted({name for name, _ in fates}, key=lambda n: (-fates[n, "germinated"], n))
     rows = [[name, *(str(fates[name, column]) for column in columns)] for name in names]
     title = f"Blueprints of all rounds{': ' + run.label if several else ''}"
     text = "Seeds by what became of them; unfinished seeds lived when their episode ended."

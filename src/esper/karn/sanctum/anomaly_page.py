@@ -2,7 +2,6 @@
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.message import Message
 
 from esper.karn.sanctum.formatting import compact
 from esper.karn.sanctum.palette import Palette
@@ -12,24 +11,14 @@ from esper.karn.sanctum.troubles import Trouble, troubles
 from esper.karn.sanctum.view import WIDE, Lines, View
 from esper.leyline.events import TelemetryDropped
 
-PLACE = (Column("round", 5, right=True), Column("step", 4, right=True), Column("what", 21))
-MEASURED = (Column("value", 9, right=True), Column("bound", 9, right=True))
-
 
 class Anomalies(View):
     """See the module."""
 
     title = "anomalies"
 
-    class RoundChosen(Message):
-        """An anomaly was opened."""
-
-        def __init__(self, trouble: Trouble):
-            super().__init__()
-            self.trouble = trouble
-
     def __init__(self) -> None:
-        super().__init__(id="anomalies")
+        super().__init__()
         self.troubles: list[Trouble] = []
         self.summary = Lines(id="anomalies-summary")
         self.table = RowsTable("anomaly-table", "● nothing went out of its bounds")
@@ -38,20 +27,16 @@ class Anomalies(View):
         yield self.summary
         yield self.table
 
-    def show(self, moment: Moment, palette: Palette) -> None:
+    def draw(self, moment: Moment, palette: Palette) -> None:
         self.troubles = troubles(moment)
         self.summary.show(_summary(moment, palette))
         wide = self.app.screen.size.width >= WIDE
-        words = Column("in words", max(20, self.size.width - (54 if wide else 34)))
-        self.table.show(
-            [*PLACE, *(MEASURED if wide else ()), words],
-            len(self.troubles),
-            lambda i: _cells(self.troubles[i], wide, palette),
-            palette.cursor,
-        )
+        columns = _columns(wide, self.size.width, palette)
+        self.table.show(columns, self.troubles, palette.cursor)
 
     def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
-        self.post_message(self.RoundChosen(self.troubles[event.row]))
+        trouble = self.troubles[event.row]
+        self.post_message(self.Chosen(trouble.anomaly.round, trouble.environment))
 
 
 def _summary(moment: Moment, palette: Palette) -> Text:
@@ -70,15 +55,27 @@ def _summary(moment: Moment, palette: Palette) -> Text:
     return Text(" · ".join(parts), style=palette.muted, no_wrap=True, overflow="ellipsis")
 
 
-def _cells(trouble: Trouble, wide: bool, palette: Palette) -> list[Text | str]:
-    measured = [
-        compact(trouble.value) if trouble.value is not None or trouble.measured else "",
-        "" if trouble.threshold is None else compact(trouble.threshold),
+def _columns(wide: bool, width: int, palette: Palette) -> list[Column[Trouble]]:
+    found: list[Column[Trouble]] = [
+        Column("round", 5, lambda trouble: str(trouble.anomaly.round), right=True),
+        Column("step", 4, _step, right=True),
+        Column("what", 21, lambda trouble: Text(f"▲ {trouble.kind}", style=palette.bad)),
     ]
-    return [
-        str(trouble.round),
-        "" if trouble.step is None else str(trouble.step),
-        Text(f"▲ {trouble.kind}", style=palette.bad),
-        *(measured if wide else ()),
-        trouble.message,
-    ]
+    if wide:
+        found += [Column("value", 9, _value, right=True), Column("bound", 9, _bound, right=True)]
+    words = max(20, width - (54 if wide else 34))
+    return [*found, Column("in words", words, lambda trouble: trouble.anomaly.message)]
+
+
+def _step(trouble: Trouble) -> str:
+    return "" if trouble.anomaly.step is None else str(trouble.anomaly.step)
+
+
+def _value(trouble: Trouble) -> str:
+    """What was measured; ``missing`` where there was something to measure and nothing came."""
+    anomaly = trouble.anomaly
+    return "" if anomaly.metric is None and anomaly.value is None else compact(anomaly.value)
+
+
+def _bound(trouble: Trouble) -> str:
+    return "" if trouble.anomaly.threshold is None else compact(trouble.anomaly.threshold)

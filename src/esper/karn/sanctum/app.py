@@ -53,15 +53,15 @@ class Sanctum(App[None]):
             Binding(str(number), f"page('{page.title}')", page.title, show=False)
             for number, page in enumerate(PAGES, 1)
         ),
-        Binding("space", "pause", "pause"),
-        Binding("r", "replay", "replay"),
-        Binding("plus,equals_sign", "speed(1)", "faster", show=False),
-        Binding("minus", "speed(-1)", "slower", show=False),
-        Binding("comma", "step(-1)", "step back", show=False),
-        Binding("full_stop", "step(1)", "step", show=False),
-        Binding("less_than_sign", "round(-1)", "round back", show=False),
-        Binding("greater_than_sign", "round(1)", "round", show=False),
-        Binding("l", "follow", "live"),
+        Binding("space", "playhead('toggle')", "pause"),
+        Binding("r", "playhead('replay')", "replay"),
+        Binding("plus,equals_sign", "playhead('change_speed', 1)", "faster", show=False),
+        Binding("minus", "playhead('change_speed', -1)", "slower", show=False),
+        Binding("comma", "playhead('step', -1)", "step back", show=False),
+        Binding("full_stop", "playhead('step', 1)", "step", show=False),
+        Binding("less_than_sign", "playhead('move_rounds', -1)", "round back", show=False),
+        Binding("greater_than_sign", "playhead('move_rounds', 1)", "round", show=False),
+        Binding("l", "playhead('follow')", "live"),
         Binding("t", "toggle_theme", "theme", show=False),
         Binding("question_mark", "help", "help", key_display="?"),
         Binding("q,ctrl+c,ctrl+q", "quit", "close", key_display="q", priority=True),
@@ -187,35 +187,9 @@ class Sanctum(App[None]):
     def on_resize(self) -> None:
         self.call_after_refresh(self.draw)
 
-    def action_pause(self) -> None:
-        """Stop, or go on."""
-        self.playhead.toggle()
-        self.draw()
-
-    def action_replay(self) -> None:
-        """Play from the beginning."""
-        self.playhead.replay()
-        self.draw()
-
-    def action_follow(self) -> None:
-        """Back to the present."""
-        self.playhead.follow()
-        self.draw()
-
-    def action_speed(self, by: int) -> None:
-        """Play faster or slower."""
-        self.playhead.change_speed(by)
-        self.draw()
-
-    def action_step(self, by: int) -> None:
-        """One step on or back."""
-        self.playhead.playing = False
-        self.playhead.move(by)
-        self.draw()
-
-    def action_round(self, by: int) -> None:
-        """One round on or back."""
-        self.playhead.move_rounds(by)
+    def action_playhead(self, movement: str, *by: int) -> None:
+        """Move in time: call the method ``movement`` of the playhead."""
+        getattr(self.playhead, movement)(*by)
         self.draw()
 
     def action_toggle_theme(self) -> None:
@@ -227,24 +201,12 @@ class Sanctum(App[None]):
         """Explain the keys."""
         self.push_screen(Help(self.palette))
 
-    def on_overview_environment_chosen(self, event: Overview.EnvironmentChosen) -> None:
-        self._choose(event.environment)
-        self.action_page(Environment.title)
-
-    def on_scoreboard_episode_chosen(self, event: Scoreboard.EpisodeChosen) -> None:
-        self._go_to(event.score.round, event.score.environment)
-
-    def on_anomalies_round_chosen(self, event: Anomalies.RoundChosen) -> None:
-        self._go_to(event.trouble.round, event.trouble.environment)
-
-    def _choose(self, environment: int) -> None:
-        page = self.pages[Environment.title]
-        assert isinstance(page, Environment)
-        page.choose(environment)
-
-    def _go_to(self, round_number: int, environment: int | None) -> None:
-        """Show how things stood at the end of a round."""
-        self.playhead.show(round_number)
-        if environment is not None:
-            self._choose(environment)
-        self.action_page(Overview.title if environment is None else Environment.title)
+    def on_view_chosen(self, event: View.Chosen) -> None:
+        """Show an environment, or how things stood at the end of a round."""
+        if event.round is not None:
+            self.playhead.show(event.round)
+        if event.environment is not None:
+            page = self.pages[Environment.title]
+            assert isinstance(page, Environment)
+            page.environment = event.environment
+        self.action_page(Overview.title if event.environment is None else Environment.title)

@@ -9,25 +9,11 @@ from esper.karn.sanctum.formatting import gauge, to_float, written
 from esper.karn.sanctum.palette import Palette, op_name
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.table import Column
-from esper.leyline.actions import (
-    ALPHA_SPEED_STEPS,
-    ALPHA_TARGETS,
-    HEADS,
-    RELEVANT_HEADS,
-    TEMPO_STEPS,
-    Curve,
-    Op,
-    Style,
-)
+from esper.leyline.actions import CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import DecisionsMade, EpochCompleted
 
-COLUMNS = (
-    Column("step", 4, right=True),
-    Column("decision", 10),
-    Column("chance", 6, right=True),
-    Column("effect", 6),
-    Column("where and what", 46),
-)
+_BEFORE = {"tempo": "in ", "alpha_target": "to ", "alpha_speed": "within "}
+"""Words before the options of heads that are numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +40,29 @@ class Decision:
     legal: dict[int, float | None]
     log_prob: float | None = None
     value: float | None = None
+
+
+def columns(palette: Palette) -> list[Column[Decision]]:
+    """The columns of a table of decisions."""
+
+    def quiet(decision: Decision, text: str) -> Text:
+        return Text(text, style=palette.muted if decision.op == "wait" else "")
+
+    def chance(decision: Decision) -> str:
+        return "-" if decision.probability is None else f"{100 * decision.probability:.0f} %"
+
+    def effect(decision: Decision) -> Text:
+        if decision.op == "wait":
+            return Text("")
+        return Text("✓", palette.good) if decision.success else Text("✗ none", palette.bad)
+
+    return [
+        Column("step", 4, lambda decision: str(decision.step), right=True),
+        Column("decision", 10, lambda decision: quiet(decision, decision.op)),
+        Column("chance", 6, chance, right=True),
+        Column("effect", 6, effect),
+        Column("where and what", 46, lambda decision: quiet(decision, decision.choice)),
+    ]
 
 
 def decisions(moment: Moment, steps: Sequence[EpochCompleted], environment: int) -> list[Decision]:
@@ -97,15 +106,12 @@ def _details(moment: Moment, made: DecisionsMade | None, environment: int) -> li
         return []
     chosen = dict(zip(HEADS, made.actions[environment], strict=True))
     relevant = RELEVANT_HEADS[Op(chosen["op"])]
-    said = {
-        "blueprint": lambda i: moment.blueprint_name(i),
-        "style": lambda i: Style(i).name.lower(),
-        "tempo": lambda i: f"in {TEMPO_STEPS[i]}",
-        "alpha_target": lambda i: f"to {ALPHA_TARGETS[i]}",
-        "alpha_speed": lambda i: f"within {ALPHA_SPEED_STEPS[i]}",
-        "alpha_curve": lambda i: Curve(i).name.lower(),
-    }
-    return [say(chosen[head]) for head, say in said.items() if head in relevant]
+    words = [moment.blueprint_name(chosen["blueprint"])] if "blueprint" in relevant else []
+    return words + [
+        f"{_BEFORE.get(head, '')}{options[chosen[head]]}".lower()
+        for head, options in CHOICES.items()
+        if head in relevant
+    ]
 
 
 def in_one_line(decision: Decision, palette: Palette) -> Text:

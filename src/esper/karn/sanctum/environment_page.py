@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
-from esper.karn.sanctum.decision_log import COLUMNS, Decision, decisions, in_full, in_one_line
+from esper.karn.sanctum.decision_log import Decision, columns, decisions, in_full, in_one_line
 from esper.karn.sanctum.formatting import count, gauge, written
 from esper.karn.sanctum.palette import GLYPHS, Palette, op_name, stage_name
 from esper.karn.sanctum.plot import TICK_WIDTH, Curve, Frame, Plot
@@ -34,7 +34,7 @@ class Environment(View):
     ]
 
     def __init__(self) -> None:
-        super().__init__(id="environment")
+        super().__init__()
         self.environment, self.waits = 0, False
         self.heading = Lines(id="environment-title")
         self.plot = Plot("validation accuracy", id="environment-accuracy")
@@ -42,8 +42,6 @@ class Environment(View):
         self.table = RowsTable("decisions", "no decision but to wait yet")
         self.detail = Lines(id="decision")
         self.decisions: list[Decision] = []
-        self.moment: Moment | None = None
-        self.palette: Palette | None = None
 
     def compose(self) -> ComposeResult:
         yield self.heading
@@ -53,25 +51,19 @@ class Environment(View):
             with Vertical(id="environment-decisions"):
                 yield from (self.table, self.detail)
 
-    def choose(self, environment: int) -> None:
-        """Show another environment."""
-        self.environment = environment
-
     def action_other(self, by: int) -> None:
         """Go to a neighbour."""
-        if self.moment is None or self.palette is None or self.moment.step is None:
+        if self._shown is None or self._shown[0].step is None:
             return
-        self.environment = (self.environment + by) % len(self.moment.step.reward)
-        self.show(self.moment, self.palette)
+        self.environment = (self.environment + by) % len(self._shown[0].step.reward)
+        self.show_again()
 
     def action_waits(self) -> None:
         """Show the decisions to wait as well, or leave them out."""
         self.waits = not self.waits
-        if self.moment is not None and self.palette is not None:
-            self.show(self.moment, self.palette)
+        self.show_again()
 
-    def show(self, moment: Moment, palette: Palette) -> None:
-        self.moment, self.palette = moment, palette
+    def draw(self, moment: Moment, palette: Palette) -> None:
         if moment.step is None:
             self.heading.show(
                 Text("no environment steps; telemetry level normal writes them", palette.muted)
@@ -81,15 +73,12 @@ class Environment(View):
         steps = moment.episode(moment.round)
         self.heading.show(_title(moment, steps, self.environment, palette))
         self._show_accuracy(moment, steps, palette)
-        self._show_slots(moment, steps[-1], palette)
+        self.slots.show(slot_table(moment, steps[-1], self.environment, palette))
         found = decisions(moment, steps, self.environment)
         if not self.waits:
             found = [decision for decision in found if decision.op != op_name(Op.WAIT)]
         self.decisions = found
-        self.table.show(
-            COLUMNS, len(found), lambda i: _decision_cells(found[i], palette), palette.cursor
-        )
-
+        self.table.show(columns(palette), found, palette.cursor)
         self._show_decision(palette)
 
     def _show_decision(self, palette: Palette) -> None:
@@ -103,8 +92,8 @@ class Environment(View):
         self.detail.show(text)
 
     def on_rows_table_cursor_moved(self) -> None:
-        if self.palette is not None:
-            self._show_decision(self.palette)
+        if self._shown is not None:
+            self._show_decision(self._shown[1])
 
     def _show_accuracy(
         self, moment: Moment, steps: Sequence[EpochCompleted], palette: Palette
@@ -124,10 +113,6 @@ class Environment(View):
         )
         lanes = lives(moment, steps, i, max(8, self.plot.size.width - _AXIS), palette)
         self.lanes.show(lanes)
-
-    def _show_slots(self, moment: Moment, step: EpochCompleted, palette: Palette) -> None:
-        table = slot_table(moment, step, self.environment, palette)
-        self.slots.show(table)
 
 
 def _limits(values: list[float]) -> tuple[float, float]:
@@ -221,16 +206,3 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
             told = value is not None and stage in stages_of_it
             text.append(f"{written(value, form) if told else '-':>9}")
     return text
-
-
-def _decision_cells(decision: Decision, palette: Palette) -> list[Text | str]:
-    quiet = palette.muted if decision.op == "wait" else ""
-    chance = "-" if decision.probability is None else f"{100 * decision.probability:.0f} %"
-    effect = Text("✓", palette.good) if decision.success else Text("✗ none", palette.bad)
-    return [
-        str(decision.step),
-        Text(decision.op, style=quiet),
-        chance,
-        Text("") if decision.op == "wait" else effect,
-        Text(decision.choice, style=quiet),
-    ]

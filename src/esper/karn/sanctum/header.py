@@ -11,6 +11,7 @@ from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.playhead import Playhead
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.view import WIDE, Lines
+from esper.leyline.metrics import Metric
 
 QUIET_SECONDS = 10.0
 """Silence after which Sanctum says that no data come, unless the run is slower by nature."""
@@ -94,8 +95,9 @@ def _progress(moment: Moment, palette: Palette, width: int) -> Text:
 
 def learning_rate(moment: Moment) -> str | None:
     """That of the last update; None where nothing learns."""
-    if moment.updates and "learning_rate" in moment.updates[-1].metrics:
-        return written(moment.updates[-1].metrics["learning_rate"], ".3g")
+    metrics = moment.updates[-1].metrics if moment.updates else {}
+    if Metric.LEARNING_RATE in metrics:
+        return written(metrics[Metric.LEARNING_RATE], ".3g")
     if moment.snapshots and moment.snapshots[-1].learning_rate is not None:
         return written(moment.snapshots[-1].learning_rate, ".3g")
     return None

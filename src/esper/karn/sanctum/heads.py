@@ -9,6 +9,7 @@ from esper.karn.sanctum.formatting import to_float
 from esper.leyline.actions import HEADS
 from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.events import Number, PPOUpdateCompleted
+from esper.leyline.metrics import Metric, part_metric
 
 ROWS = (*HEADS, "value")
 """The heads that are shown: those of the action, and the critic's."""
@@ -89,9 +90,9 @@ def heads(updates: Sequence[PPOUpdateCompleted]) -> list[Head]:
     return [
         Head(
             name,
-            series(updates, f"head_grad_norms/{name}"),
-            series(updates, f"head_entropy/{name}") if name != "value" else (),
-            to_float(last.get(f"head_choice/{name}")),
+            series(updates, part_metric(Metric.HEAD_GRAD_NORMS, name)),
+            series(updates, part_metric(Metric.HEAD_ENTROPY, name)) if name != "value" else (),
+            to_float(last.get(part_metric(Metric.HEAD_CHOICE, name))),
         )
         for name in ROWS
     ]

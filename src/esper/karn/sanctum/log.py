@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypeVar, Union
+from typing import TypeVar, Union
 
 import msgspec
 
@@ -20,17 +20,15 @@ from esper.leyline.events import (
     Event,
     SeedSignalsMeasured,
     StepEvent,
-    decode,
     event_type,
 )
+from esper.leyline.events.reader import CHUNK, EventReader, try_decode
 
 E = TypeVar("E", bound=Event)
 
 LOCATED: tuple[type[StepEvent], ...] = (EpochCompleted, DecisionsMade, SeedSignalsMeasured)
 """Kinds that are read again when they are wanted."""
 
-CHUNK = 16 * 2**20
-"""Bytes taken in at a time, so that a large file shows its first part early."""
 CACHED = 2048
 """Decoded step events kept; an episode and its neighbours."""
 
@@ -44,9 +42,6 @@ _OUTLINES = {
 _outline = msgspec.json.Decoder(
     Union[tuple(kind for kind in EVENTS.values() if kind not in LOCATED) + tuple(_OUTLINES)]  # noqa: UP007
 )
-_MARK = 256
-"""Bytes at the end of the last line that must still be there when the file has grown; the time is
-among them, so that a round that is run again with the same bits is told from the first."""
 
 
 @dataclass(slots=True)
@@ -87,15 +82,10 @@ class Index:
     places: dict[type[Event], list[Place]] = field(
         default_factory=lambda: {kind: [] for kind in LOCATED}
     )
-    last_time: float | None = None
-    mark: bytes = b""
-    mark_offset: int = 0
 
     def add(self, line: bytes) -> None:
         """Take in one line, its newline left out."""
         offset, self.length, self.lines = self.length, self.length + len(line) + 1, self.lines + 1
-        self.mark = line[-_MARK:]
-        self.mark_offset = offset + len(line) - len(self.mark)
         try:
             event = _outline.decode(line)
         except msgspec.ValidationError:
@@ -104,7 +94,6 @@ class Index:
         except (msgspec.DecodeError, UnicodeDecodeError):
             self.corrupt += 1
             return
-        self.last_time = event.time
         kind = type(event)
         if kind in _OUTLINES:
             place = Place(self.lines, offset, len(line), event.round, event.step)
@@ -122,7 +111,7 @@ class Index:
         return kept.events[:end]  # type: ignore[return-value]
 
 
-class EventLog:
+class EventLog(EventReader):
     """``events.jsonl`` of a run directory, followed while it is written.
 
     Args:
@@ -130,14 +119,8 @@ class EventLog:
     """
 
     def __init__(self, run: Path):
-        self.path = run / "events.jsonl"
+        super().__init__(run)
         self.index = Index()
-        self.size = 0
-        """Bytes of the file when it was last looked at."""
-        self.behind = True
-        """Whether there may be complete lines left to read."""
-        self.resets = 0
-        """How often the file was found cut, as it is when a run is resumed."""
         self._decoded: OrderedDict[tuple[int, int], Event] = OrderedDict()
 
     @property
@@ -155,38 +138,22 @@ class EventLog:
     def poll(self, limit: int = CHUNK) -> bool:
         """Take in what was appended, ``limit`` bytes at most; whether anything changed.
 
-        A file that was cut, even if it has grown past its old length since, is read anew.
+        A file that was cut gets a new index.
         """
+        resets = self.resets
         try:
-            file = self.path.open("rb")
+            lines = self.appended(limit)
         except OSError:
             self.behind = False
             return False
-        with file:
-            self.size = file.seek(0, 2)
-            cut = self._was_cut(file)
-            index = Index() if cut else self.index
-            file.seek(index.length)
-            data = file.read(limit)
-            end = data.rfind(b"\n") + 1
-            # A line may be longer than the limit.
-            while not end and len(data) == limit:
-                limit *= 2
-                file.seek(index.length)
-                data = file.read(limit)
-                end = data.rfind(b"\n") + 1
-        for line in data[:end].split(b"\n")[:-1]:
+        reset = self.resets > resets
+        index = Index() if reset else self.index
+        for line in lines:
             index.add(line)
-        self.behind = len(data) == limit
-        if cut:
-            self.resets += 1
+        if reset:
             self._decoded.clear()
         self.index = index
-        return bool(end) or cut
-
-    def _was_cut(self, file: BinaryIO) -> bool:
-        file.seek(self.index.mark_offset)
-        return file.read(len(self.index.mark)) != self.index.mark
+        return bool(lines) or reset
 
     def read(self, place: Place) -> Event | None:
         """The event at ``place``; None where the file has been cut since."""
@@ -196,8 +163,10 @@ class EventLog:
             try:
                 with self.path.open("rb") as file:
                     file.seek(place.offset)
-                    found = decode(file.read(place.length))
-            except (OSError, msgspec.DecodeError):
+                    found = try_decode(file.read(place.length))
+            except OSError:
+                return None
+            if found is None:
                 return None
             self._decoded[key] = found
             while len(self._decoded) > CACHED:

@@ -9,7 +9,6 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.message import Message
 from textual.widgets import Input
 
 from esper.karn.sanctum.feed import feed
@@ -19,7 +18,7 @@ from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
 from esper.karn.sanctum.plot import Curve, Plot
 from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arranged, rows
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.table import Cell, Column, RowsTable
+from esper.karn.sanctum.table import Column, RowsTable
 from esper.karn.sanctum.view import WIDE, Lines, View
 from esper.leyline.events import EpisodeOutcome, EpochCompleted, to_floats
 
@@ -36,15 +35,8 @@ class Overview(View):
         Binding("escape", "clear_search", "clear", show=False),
     ]
 
-    class EnvironmentChosen(Message):
-        """A row was opened."""
-
-        def __init__(self, environment: int):
-            super().__init__()
-            self.environment = environment
-
     def __init__(self) -> None:
-        super().__init__(id="overview")
+        super().__init__()
         self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
         self.rows: list[Row] = []
         self._means = OfEach(_accuracies)
@@ -55,8 +47,6 @@ class Overview(View):
         self.plot = Plot("accuracy of each round", id="overview-accuracy")
         self.feed = Lines(id="overview-feed")
         self.search = Input(placeholder="words: growing, conv_heavy, a number", id="search")
-        self.moment: Moment | None = None
-        self.palette: Palette | None = None
 
     def compose(self) -> ComposeResult:
         yield self.summary
@@ -67,8 +57,7 @@ class Overview(View):
                 yield self.feed
         yield self.search
 
-    def show(self, moment: Moment, palette: Palette) -> None:
-        self.moment, self.palette = moment, palette
+    def draw(self, moment: Moment, palette: Palette) -> None:
         every = rows(moment)
         self.rows = arranged(every, self.sort, self.reversed, self.keep, self.words)
         gains = [grown - twin for grown, twin in map(self._means, moment.outcomes[-12:])]
@@ -91,25 +80,26 @@ class Overview(View):
         slots = max((len(row.stages) for row in self.rows), default=0)
         wide = self.table.size.width >= 92
         several = moment.started is not None and len(moment.started.tasks) > 1
-        columns = [
-            Column("env", 4, right=True),
-            Column("accuracy", 8, right=True),
-            Column("gain", 7, right=True),
-            Column("slots", max(5, min(2 * slots - 1, 39))),
-            Column("last op", 12),
-            Column("reward", 8, right=True),
-            Column("added", 7, right=True),
-            Column("status", 13),
-            *([Column("task", 20)] if several else []),
-            *([Column("this episode", 24)] if wide else []),
+        columns: list[Column[Row]] = [
+            Column("env", 4, lambda row: str(row.environment), right=True),
+            Column("accuracy", 8, lambda row: written(row.accuracy), right=True),
+            Column("gain", 7, lambda row: gain_text(row.gain, palette), right=True),
+            Column(
+                "slots",
+                max(5, min(2 * slots - 1, 39)),
+                lambda row: slot_glyphs(row.stages, palette),
+            ),
+            Column("last op", 12, lambda row: _last_op(row, palette)),
+            Column("reward", 8, lambda row: written(row.reward, "+.3f"), right=True),
+            Column("added", 7, lambda row: count(row.added), right=True),
+            Column("status", 13, lambda row: _status(row, palette)),
         ]
-        steps = moment.episode(moment.round) if wide else []
-        self.table.show(
-            columns,
-            len(self.rows),
-            lambda i: _cells(self.rows[i], several, steps, palette),
-            palette.cursor,
-        )
+        if several:
+            columns.append(Column("task", 20, lambda row: row.task or "?"))
+        if wide:
+            steps = moment.episode(moment.round)[-24:]
+            columns.append(Column("this episode", 24, lambda row: _curve(row, steps, palette)))
+        self.table.show(columns, self.rows, palette.cursor)
 
     def _show_side(self, moment: Moment, palette: Palette) -> None:
         outcomes = moment.outcomes
@@ -133,18 +123,18 @@ class Overview(View):
         """Sort by a column; by the same once more, turn it round."""
         self.reversed = name == self.sort and not self.reversed
         self.sort = name
-        self._again()
+        self.show_again()
 
     def action_reverse(self) -> None:
         """Turn the order round."""
         self.reversed = not self.reversed
-        self._again()
+        self.show_again()
 
     def action_filter(self) -> None:
         """Go to the next filter."""
         names = list(FILTERS)
         self.keep = names[(names.index(self.keep) + 1) % len(names)]
-        self._again()
+        self.show_again()
 
     def action_search(self) -> None:
         """Type words that a row must hold."""
@@ -156,11 +146,11 @@ class Overview(View):
         self.search.value, self.words, self.keep = "", "", "all"
         self.search.display = False
         self.table.focus()
-        self._again()
+        self.show_again()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.words = event.value
-        self._again()
+        self.show_again()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.input.display = False
@@ -171,11 +161,7 @@ class Overview(View):
             self.sort_by(event.title)
 
     def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
-        self.post_message(self.EnvironmentChosen(self.rows[event.row].environment))
-
-    def _again(self) -> None:
-        if self.moment is not None and self.palette is not None:
-            self.show(self.moment, self.palette)
+        self.post_message(self.Chosen(None, self.rows[event.row].environment))
 
 
 def _totals(every: list[Row], gains: list[float], palette: Palette, words: bool) -> Text:
@@ -188,7 +174,7 @@ def _totals(every: list[Row], gains: list[float], palette: Palette, words: bool)
     text.append("  twin ", style=palette.muted)
     text.append(written(fmean(row.twin for row in every)), style=palette.twin)
     text.append("  gain ", style=palette.muted)
-    text.append_text(_gain(fmean(row.gain for row in every), palette))
+    text.append_text(gain_text(fmean(row.gain for row in every), palette))
     text.append(f" {sparkline(gains, 12)}", style=palette.grown)
     stages = Counter(stage for row in every for stage in row.stages)
     for stage in GLYPHS:
@@ -205,7 +191,8 @@ def _accuracies(outcome: EpisodeOutcome) -> tuple[float, float]:
     return fmean(to_floats(outcome.accuracy)), fmean(to_floats(outcome.twin_accuracy))
 
 
-def _gain(gain: float, palette: Palette) -> Text:
+def gain_text(gain: float, palette: Palette) -> Text:
+    """Accuracy above the twin's."""
     return Text(written(gain, "+.3f"), style=palette.good if gain >= 0 else palette.bad)
 
 
@@ -217,23 +204,16 @@ def slot_glyphs(stages: list[int], palette: Palette) -> Text:
     return text
 
 
-def _cells(
-    row: Row, several: bool, steps: Sequence[EpochCompleted], palette: Palette
-) -> list[Cell]:
-    accuracies = [step.validation_accuracy[row.environment] for step in steps[-24:]]
+def _last_op(row: Row, palette: Palette) -> Text:
     done = "" if not row.op or row.op == "wait" else (" ✓" if row.success else " ✗")
+    return Text(row.op + done, style=palette.muted if row.op == "wait" else "")
+
+
+def _status(row: Row, palette: Palette) -> Text:
     style = palette.bad if row.status in TROUBLE else ""
-    if row.status is Status.PLAIN:
-        style = palette.muted
-    return [
-        str(row.environment),
-        written(row.accuracy),
-        _gain(row.gain, palette),
-        slot_glyphs(row.stages, palette),
-        Text(row.op + done, style=palette.muted if row.op == "wait" else ""),
-        written(row.reward, "+.3f"),
-        count(row.added),
-        Text(row.status.value, style=style),
-        *([row.task or "?"] if several else []),
-        Text(sparkline(accuracies, 24), style=palette.grown),
-    ]
+    return Text(row.status.value, style=palette.muted if row.status is Status.PLAIN else style)
+
+
+def _curve(row: Row, steps: Sequence[EpochCompleted], palette: Palette) -> Text:
+    accuracies = [step.validation_accuracy[row.environment] for step in steps]
+    return Text(sparkline(accuracies, 24), style=palette.grown)

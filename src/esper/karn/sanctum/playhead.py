@@ -65,6 +65,11 @@ class Playhead:
         target = (last if self.place is None else self.place) + marks
         self._go(max(0, target), last)
 
+    def step(self, by: int) -> None:
+        """Stop, and go ``by`` marks on or back."""
+        self.playing = False
+        self.move(by)
+
     def move_rounds(self, rounds: int) -> None:
         """Go to the beginning of another round."""
         places = self.log.index.places[EpochCompleted]

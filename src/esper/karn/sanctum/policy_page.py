@@ -14,36 +14,38 @@ from esper.karn.sanctum.plot import Curve, Plot
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.view import Lines, View
 from esper.leyline.events import Number, PPOUpdateCompleted
+from esper.leyline.metrics import Metric, parts_of
 
 RECENT = 200
 """Updates that trends and small curves look at."""
 
 SCALARS = (
-    ("policy loss", "policy_loss"),
-    ("value loss", "value_loss"),
-    ("approximate KL", "approx_kl"),
-    ("clip fraction", "clip_fraction"),
-    ("ratio max", "ratio_max"),
-    ("ratio min", "ratio_min"),
-    ("explained var.", "explained_variance"),
-    ("  within a step", "explained_variance_within_step"),
-    ("entropy", "entropy"),
-    ("gradient norm", "grad_norm"),
-    ("return mean", "return_mean"),
-    ("value mean", "value_mean"),
-    ("refused updates", "refused"),
-    ("KL stop", "stopped"),
+    ("policy loss", Metric.POLICY_LOSS),
+    ("value loss", Metric.VALUE_LOSS),
+    ("approximate KL", Metric.APPROX_KL),
+    ("clip fraction", Metric.CLIP_FRACTION),
+    ("ratio max", Metric.RATIO_MAX),
+    ("ratio min", Metric.RATIO_MIN),
+    ("explained var.", Metric.EXPLAINED_VARIANCE),
+    ("  within a step", Metric.EXPLAINED_VARIANCE_WITHIN_STEP),
+    ("entropy", Metric.ENTROPY),
+    ("gradient norm", Metric.GRAD_NORM),
+    ("return mean", Metric.RETURN_MEAN),
+    ("value mean", Metric.VALUE_MEAN),
+    ("refused updates", Metric.REFUSED),
+    ("KL stop", Metric.STOPPED),
 )
 """What is shown of an update besides its heads, two a line."""
 
 PLOTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
-    ("loss", "loss", (("policy", "policy_loss"), ("value", "value_loss"))),
-    ("kl", "trust region", (("KL", "approx_kl"), ("clip fraction", "clip_fraction"))),
+    ("loss", "loss", (("policy", Metric.POLICY_LOSS), ("value", Metric.VALUE_LOSS))),
+    ("kl", "trust region", (("KL", Metric.APPROX_KL), ("clip fraction", Metric.CLIP_FRACTION))),
     ("variance", "explained variance",
-     (("overall", "explained_variance"), ("in a step", "explained_variance_within_step"))),
-    ("entropy", "entropy, nats", (("entropy", "entropy"),)),
-    ("gradient", "gradient norm before clipping", (("norm", "grad_norm"),)),
-    ("rate", "learning rate", (("LR", "learning_rate"),)),
+     (("overall", Metric.EXPLAINED_VARIANCE),
+      ("in a step", Metric.EXPLAINED_VARIANCE_WITHIN_STEP))),
+    ("entropy", "entropy, nats", (("entropy", Metric.ENTROPY),)),
+    ("gradient", "gradient norm before clipping", (("norm", Metric.GRAD_NORM),)),
+    ("rate", "learning rate", (("LR", Metric.LEARNING_RATE),)),
 )  # fmt: skip
 """Identity, title and curves of each plot."""
 
@@ -64,7 +66,7 @@ class Policy(View):
     title = "policy"
 
     def __init__(self) -> None:
-        super().__init__(id="policy")
+        super().__init__()
         self.heads, self.scalars = Lines(id="policy-heads"), Lines(id="policy-scalars")
         self.grid = Grid(id="policy-plots", classes="tall-only")
         self.plots = {name: Plot(title, id=f"policy-{name}") for name, title, _ in PLOTS}
@@ -75,7 +77,7 @@ class Policy(View):
         with self.grid:
             yield from self.plots.values()
 
-    def show(self, moment: Moment, palette: Palette) -> None:
+    def draw(self, moment: Moment, palette: Palette) -> None:
         updates = moment.updates
         if not updates:
             self.heads.show(Text("no update of a policy yet", style=palette.muted))
@@ -104,13 +106,12 @@ def _schedule(moment: Moment) -> str:
     """Other things that follow a schedule, where the run tells them."""
     metrics = moment.updates[-1].metrics
     rates = [
-        f"{name.removeprefix('learning_rate/')} {written(value, '.3g')}"
-        for name, value in metrics.items()
-        if name.startswith("learning_rate/")
+        f"{group} {written(metrics[name], '.3g')}"
+        for name, group in parts_of(Metric.LEARNING_RATE, metrics).items()
     ]
     others = [
         f"{label} {written(metrics[name], '.3g')}"
-        for label, name in (("entropy weight", "entropy_weight"), ("clip", "clip"))
+        for label, name in (("entropy weight", Metric.ENTROPY_WEIGHT), ("clip", Metric.CLIP))
         if name in metrics
     ]
     return "".join(f"  {part}" for part in rates + others)

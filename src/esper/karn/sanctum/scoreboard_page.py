@@ -5,16 +5,15 @@ from heapq import nlargest
 from math import isfinite
 from statistics import fmean
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Horizontal
-from textual.message import Message
 
 from esper.karn.sanctum.formatting import count, written
 from esper.karn.sanctum.memo import OfEach
+from esper.karn.sanctum.overview_page import gain_text
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.table import Cell, Column, RowsTable
+from esper.karn.sanctum.table import Column, RowsTable
 from esper.karn.sanctum.view import View
 from esper.leyline.events import EpisodeOutcome, to_floats
 
@@ -78,15 +77,8 @@ class Scoreboard(View):
 
     title = "scoreboard"
 
-    class EpisodeChosen(Message):
-        """An episode was opened."""
-
-        def __init__(self, score: Score):
-            super().__init__()
-            self.score = score
-
     def __init__(self) -> None:
-        super().__init__(id="scoreboard")
+        super().__init__()
         self._episodes = OfEach(episodes)
         self._mean = OfEach(mean)
         self.best: list[Score] = []
@@ -99,48 +91,37 @@ class Scoreboard(View):
             yield self.episode_table
             yield self.round_table
 
-    def show(self, moment: Moment, palette: Palette) -> None:
+    def draw(self, moment: Moment, palette: Palette) -> None:
         every = (score for outcome in moment.outcomes for score in self._episodes(outcome))
         self.best = nlargest(SHOWN, every, key=lambda s: s.gain)
         means = [
             score for outcome in moment.outcomes if isfinite((score := self._mean(outcome)).gain)
         ]
         self.rounds = nlargest(SHOWN, means, key=lambda s: s.gain)
-        for table, scores, extra in (
-            (self.episode_table, self.best, [Column("env", 4, True), Column("task", 14)]),
-            (self.round_table, self.rounds, []),
-        ):
-            table.show(
-                [
-                    Column("gain", 7, True),
-                    Column("round", 6, True),
-                    *extra,
-                    Column("accuracy", 8, True),
-                    Column("twin", 6, True),
-                    Column("added", 7, True),
-                    Column("kept", 5, True),
-                    Column("return", 8, True),
-                ],
-                len(scores),
-                lambda i, scores=scores: _cells(scores[i], palette),  # type: ignore[misc]
-                palette.cursor,
-            )
+        front: list[Column[Score]] = [
+            Column("gain", 7, lambda score: gain_text(score.gain, palette), True),
+            Column("round", 6, lambda score: str(score.round), True),
+        ]
+        self.episode_table.show([*front, *_EPISODE, *_back(".0f")], self.best, palette.cursor)
+        self.round_table.show([*front, *_back(".2f")], self.rounds, palette.cursor)
 
     def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
-        scores = self.best if event.table is self.episode_table else self.rounds
-        self.post_message(self.EpisodeChosen(scores[event.row]))
+        score = (self.best if event.table is self.episode_table else self.rounds)[event.row]
+        self.post_message(self.Chosen(score.round, score.environment))
 
 
-def _cells(score: Score, palette: Palette) -> list[Cell]:
-    one = score.environment is not None
-    style = palette.good if score.gain >= 0 else palette.bad
-    return [
-        Text(written(score.gain, "+.3f"), style=style),
-        str(score.round),
-        *([str(score.environment), score.task] if one else []),
-        written(score.accuracy),
-        written(score.twin),
-        count(score.added),
-        f"{score.fossilised:.0f}" if one else f"{score.fossilised:.2f}",
-        written(score.episode_return, "+.3f"),
-    ]
+_EPISODE: tuple[Column[Score], ...] = (
+    Column("env", 4, lambda score: str(score.environment), True),
+    Column("task", 14, lambda score: score.task),
+)
+
+
+def _back(kept: str) -> tuple[Column[Score], ...]:
+    """The columns that both tables end with; seeds are counted in the form ``kept``."""
+    return (
+        Column("accuracy", 8, lambda score: written(score.accuracy), True),
+        Column("twin", 6, lambda score: written(score.twin), True),
+        Column("added", 7, lambda score: count(score.added), True),
+        Column("kept", 5, lambda score: format(score.fossilised, kept), True),
+        Column("return", 8, lambda score: written(score.episode_return, "+.3f"), True),
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -18,21 +18,30 @@ from textual.strip import Strip
 from esper.karn.sanctum.formatting import harmless
 
 Cell = Text | str
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column; its width is in characters, a blank beside it not counted."""
+class Column(Generic[T]):
+    """A column of rows of type ``T``.
+
+    Attributes:
+        title: its heading.
+        width: in characters, a blank beside it not counted.
+        cell: what it shows of a row.
+        right: whether that stands at the right.
+    """
 
     title: str
     width: int
+    cell: Callable[[T], Cell]
     right: bool = False
 
 
 class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
     """Rows under a heading that stays.
 
-    Rows are made by a function when they come into sight, so a thousand cost what thirty do.
+    Cells are made when they come into sight, so a thousand rows cost what thirty do.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -79,26 +88,18 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         """
         super().__init__(id=id)
         self.nothing = nothing
-        self.columns: Sequence[Column] = ()
-        self.rows = 0
-        self.cells: Callable[[int], Sequence[Cell]] = lambda row: ()
+        self.columns: Sequence[Column[Any]] = ()
+        self.rows: Sequence[Any] = ()
         self.cursor_style = "reverse"
 
-    def show(
-        self,
-        columns: Sequence[Column],
-        rows: int,
-        cells: Callable[[int], Sequence[Cell]],
-        cursor_style: str,
-    ) -> None:
+    def show(self, columns: Sequence[Column[T]], rows: Sequence[T], cursor_style: str) -> None:
         """Draw other rows; the cursor stays where it is."""
-        self.columns, self.rows, self.cells = columns, rows, cells
-        self.cursor_style = cursor_style
+        self.columns, self.rows, self.cursor_style = columns, rows, cursor_style
         width = sum(column.width + 1 for column in columns)
-        size = Size(width, rows + 1)
+        size = Size(width, len(rows) + 1)
         if size != self.virtual_size:
             self.virtual_size = size
-        self.cursor = max(0, min(self.cursor, rows - 1))
+        self.cursor = max(0, min(self.cursor, len(rows) - 1))
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
@@ -107,11 +108,11 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         base = self.rich_style
         if y == 0:
             strip = self._line([c.title for c in self.columns], base + Style(bold=True, dim=True))
-        elif row < self.rows:
+        elif row < len(self.rows):
             style = base
             if row == self.cursor:
                 style = base + Style.parse(self.cursor_style)
-            strip = self._line(self.cells(row), style)
+            strip = self._line([c.cell(self.rows[row]) for c in self.columns], style)
         elif y == 1 and not self.rows:
             strip = Strip([Segment(self.nothing, base + Style(dim=True))])
         else:
@@ -143,7 +144,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
 
     def action_move(self, by: int) -> None:
         """Move the cursor."""
-        self.cursor = max(0, min(self.rows - 1, self.cursor + by))
+        self.cursor = max(0, min(len(self.rows) - 1, self.cursor + by))
 
     def action_page(self, pages: int) -> None:
         """Move the cursor by what is in sight."""
@@ -159,7 +160,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
             self._click_heading(event.x + round(self.scroll_x))
             return
         row = event.y - 1 + round(self.scroll_y)
-        if 0 <= row < self.rows:
+        if 0 <= row < len(self.rows):
             self.cursor = row
             if event.chain == 2:
                 self.action_choose()

@@ -7,68 +7,37 @@ from rich.text import Text
 
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
-from esper.leyline.events import AnomalyDetected, GovernorRollback, Number
+from esper.leyline.events import AnomalyDetected, GovernorRollback
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One thing that went wrong.
+    """One thing that went wrong; a rollback counts as an anomaly of its environment."""
 
-    Attributes:
-        time: seconds since 1970.
-        round: in which round.
-        step: in which environment step, where it belongs to one.
-        kind: in a word or two.
-        message: in a sentence.
-        value: what was measured.
-        threshold: the bound.
-        measured: whether there was something to measure; a value of None is missing then.
-        environment: where it belongs to one.
-    """
-
-    time: float
-    round: int
-    step: int | None
-    kind: str
-    message: str
-    value: Number | None = None
-    threshold: Number | None = None
-    measured: bool = False
+    anomaly: AnomalyDetected
     environment: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """In a word or two."""
+        return _words(self.anomaly.kind)
 
 
 def troubles(moment: Moment) -> list[Trouble]:
     """All that went wrong until ``moment``, newest first."""
-    found = [_of_anomaly(event) for event in moment.anomalies]
+    found = [Trouble(event) for event in moment.anomalies]
     found += [
-        _of_rollback(event, environment, reason)
+        Trouble(_as_anomaly(event, environment, reason), environment)
         for event in moment.events(GovernorRollback)
         for environment, reason in zip(event.environment, event.reason, strict=True)
     ]
-    return sorted(found, key=lambda trouble: -trouble.time)
+    return sorted(found, key=lambda trouble: -trouble.anomaly.time)
 
 
-def _of_anomaly(event: AnomalyDetected) -> Trouble:
-    return Trouble(
-        time=event.time,
-        round=event.round,
-        step=event.step,
-        kind=_words(event.kind),
-        message=event.message,
-        value=event.value,
-        threshold=event.threshold,
-        measured=event.metric is not None,
-    )
-
-
-def _of_rollback(event: GovernorRollback, environment: int, reason: str) -> Trouble:
-    return Trouble(
-        time=event.time,
-        round=event.round,
-        step=event.step,
-        kind="rollback",
-        message=f"environment {environment} was put back: {_words(reason)}",
-        environment=environment,
+def _as_anomaly(event: GovernorRollback, environment: int, reason: str) -> AnomalyDetected:
+    message = f"environment {environment} was put back: {_words(reason)}"
+    return AnomalyDetected(
+        time=event.time, round=event.round, step=event.step, kind="rollback", message=message
     )
 
 

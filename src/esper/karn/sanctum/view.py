@@ -2,6 +2,7 @@
 
 from rich.text import Text
 from textual.containers import Vertical
+from textual.message import Message
 from textual.widgets import Static
 
 from esper.karn.sanctum.formatting import harmless
@@ -13,12 +14,38 @@ WIDE = 140
 
 
 class View(Vertical):
-    """One of Sanctum's pages. It is shown moments; it keeps nothing of a run itself."""
+    """One of Sanctum's pages. It is shown moments; of a run it keeps nothing but the last one."""
 
     title = ""
 
+    class Chosen(Message):
+        """A round, an environment or an environment's episode was opened.
+
+        Attributes:
+            round: None for the moment that is shown.
+            environment: None for all of them.
+        """
+
+        def __init__(self, round_number: int | None, environment: int | None):
+            super().__init__()
+            self.round, self.environment = round_number, environment
+
+    def __init__(self) -> None:
+        super().__init__(id=self.title)
+        self._shown: tuple[Moment, Palette] | None = None
+
     def show(self, moment: Moment, palette: Palette) -> None:
         """Draw a moment."""
+        self._shown = moment, palette
+        self.draw(moment, palette)
+
+    def show_again(self) -> None:
+        """Draw the same moment, after something was chosen on the page."""
+        if self._shown is not None:
+            self.draw(*self._shown)
+
+    def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw a moment; what a page does."""
         raise NotImplementedError
 
 

@@ -19,6 +19,7 @@ from esper.leyline.events import (
     PPOUpdateCompleted,
     number,
 )
+from esper.leyline.metrics import Metric, part_metric, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +79,29 @@ class AnomalyDetector:
 
     def _ratio(self, known: dict[str, float]) -> Iterator[_Finding]:
         most, least = self.thresholds.ratio_explosion, self.thresholds.ratio_collapse
-        high, low = known.get("ratio_max", 1.0), known.get("ratio_min", 1.0)
+        high, low = known.get(Metric.RATIO_MAX, 1.0), known.get(Metric.RATIO_MIN, 1.0)
         if high > most:
             message = f"an action became {high:.3g} times as probable within one update"
-            yield _Finding("ratio_explosion", "ratio_max", high, most, message)
+            yield _Finding("ratio_explosion", Metric.RATIO_MAX, high, most, message)
         if low < least:
             message = f"an action fell to {low:.3g} of its probability within one update"
-            yield _Finding("ratio_collapse", "ratio_min", low, least, message)
+            yield _Finding("ratio_collapse", Metric.RATIO_MIN, low, least, message)
 
     def _value(self, known: dict[str, float]) -> Iterator[_Finding]:
-        bounds, loss = self.thresholds, known.get("value_loss", 0.0)
+        bounds, loss = self.thresholds, known.get(Metric.VALUE_LOSS, 0.0)
         if loss > bounds.value_collapse:
             message = (
                 f"value loss {loss:.3g} for {bounds.patience} updates; the mean alone costs 0.5"
             )
             yield _Finding(
-                "value_collapse", "value_loss", loss, bounds.value_collapse, message,
+                "value_collapse", Metric.VALUE_LOSS, loss, bounds.value_collapse, message,
                 bounds.patience,
             )  # fmt: skip
 
     def _entropy(self, known: dict[str, float]) -> Iterator[_Finding]:
         bounds = self.thresholds
         for head in HEADS:
-            metric = f"head_entropy/{head}"
+            metric = part_metric(Metric.HEAD_ENTROPY, head)
             entropy = known.get(metric, math.inf)
             if entropy < bounds.entropy_collapse and self._is_free(head, entropy, known):
                 message = f"head {head} no longer chooses: {entropy:.2g} nats a free decision"
@@ -111,16 +112,16 @@ class AnomalyDetector:
 
     def _is_free(self, head: str, entropy: float, known: dict[str, float]) -> bool:
         """Whether the head had a choice often enough to be judged."""
-        share = known.get(f"head_choice/{head}")
+        share = known.get(part_metric(Metric.HEAD_CHOICE, head))
         return entropy > 0.0 if share is None else share >= self.thresholds.entropy_choice
 
     def _vanishing(self, known: dict[str, float]) -> Iterator[_Finding]:
         bounds = self.thresholds
-        judged = ["grad_norm"]
+        judged = [Metric.GRAD_NORM]
         judged += [
-            f"head_grad_norms/{head}"
+            part_metric(Metric.HEAD_GRAD_NORMS, head)
             for head in HEADS
-            if known.get(f"head_choice/{head}", 0.0) >= bounds.entropy_choice
+            if known.get(part_metric(Metric.HEAD_CHOICE, head), 0.0) >= bounds.entropy_choice
         ]
         for metric in judged:
             norm = known.get(metric, math.inf)
@@ -132,7 +133,7 @@ class AnomalyDetector:
                 )  # fmt: skip
 
     def _drift(self, known: dict[str, float]) -> Iterator[_Finding]:
-        bounds, norm = self.thresholds, known.get("grad_norm", math.nan)
+        bounds, norm = self.thresholds, known.get(Metric.GRAD_NORM, math.nan)
         if not (math.isfinite(norm) and norm > 0.0):
             return
         level = math.log(norm)
@@ -146,7 +147,8 @@ class AnomalyDetector:
             way = "above" if gap > 0 else "below"
             factor = math.exp(abs(gap))
             message = f"the gradient norm is {factor:.3g} times {way} its habit"
-            yield _Finding("gradient_drift", "grad_norm", factor, bounds.gradient_drift, message)
+            most = bounds.gradient_drift
+            yield _Finding("gradient_drift", Metric.GRAD_NORM, factor, most, message)
 
     def _throughput(self, speed: float) -> Iterator[_Finding]:
         bounds, habit = self.thresholds, self._speed
@@ -165,21 +167,21 @@ class AnomalyDetector:
 
 
 def _missing(metrics: dict[str, Number | None]) -> Iterator[_Finding]:
-    for metric, value in metrics.items():
-        if value is None and metric.startswith("head_grad_norms/"):
-            message = f"head {metric.partition('/')[2]} has no gradient"
+    for metric, head in parts_of(Metric.HEAD_GRAD_NORMS, metrics).items():
+        if metrics[metric] is None:
+            message = f"head {head} has no gradient"
             yield _Finding("missing_gradient", metric, None, None, message)
 
 
 def _not_finite(known: dict[str, float]) -> Iterator[_Finding]:
     """Explained variance is left out: it has no value where returns do not vary."""
     for metric, value in known.items():
-        if not math.isfinite(value) and not metric.startswith("explained_variance"):
+        if not math.isfinite(value) and not metric.startswith(Metric.EXPLAINED_VARIANCE):
             yield _Finding("not_finite", metric, value, None, f"{metric} is {number(value)}")
-    refused = known.get("refused", 0.0)
+    refused = known.get(Metric.REFUSED, 0.0)
     if refused > 0.0:
         message = "learning ended before its round did: a number was not finite"
-        yield _Finding("not_finite", "refused", refused, 0.0, message)
+        yield _Finding("not_finite", Metric.REFUSED, refused, 0.0, message)
 
 
 def _told(finding: _Finding, snapshot: AnalyticsSnapshot) -> AnomalyDetected:

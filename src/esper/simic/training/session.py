@@ -14,6 +14,7 @@ from esper.leyline.events import (
     UpdateRefused,
     number,
 )
+from esper.leyline.metrics import Metric, part_metric
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
 from esper.simic.optimiser import GROUPS
@@ -179,15 +180,15 @@ class Session:
             round=index,
             amp_enabled=precision.enabled,
             amp_dtype=precision.dtype_name,
-            learning_rate=metrics.get("learning_rate"),
+            learning_rate=metrics.get(Metric.LEARNING_RATE),
             learning_rates={
                 group: rate
                 for group in GROUPS
-                if (rate := metrics.get(f"learning_rate/{group}")) is not None
+                if (rate := metrics.get(part_metric(Metric.LEARNING_RATE, group))) is not None
             },
             amp_policy=agent is not None and agent.policy.amp_dtype is not None,
             amp_scale=self.trainee.amp_scale(),
-            amp_policy_scale=metrics.get("amp_scale"),
+            amp_policy_scale=metrics.get(Metric.AMP_SCALE),
             environment_steps_per_second=speed,
             rollout_seconds=rollout_seconds,
             update_seconds=update_seconds,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -10,7 +11,6 @@ from esper.leyline.actions import BLUEPRINTS, HEADS
 from esper.leyline.events import (
     EpochCompleted,
     Event,
-    Number,
     SeedFossilized,
     SeedGerminated,
     SeedPruned,
@@ -22,17 +22,16 @@ from esper.leyline.events import (
 from esper.leyline.stages import Stage
 from esper.simic.growth.step import StepReport
 
-_FLOATS = (
-    "train_loss",
-    "train_accuracy",
-    "validation_loss",
-    "validation_accuracy",
-    "expected_accuracy",
-    "twin_validation_accuracy",
-    "twin_expected_accuracy",
-    "reward",
-)
-
+_FLOATS = {
+    "train_loss": attrgetter("train_loss"),
+    "train_accuracy": attrgetter("train_accuracy"),
+    "validation_loss": attrgetter("scores.loss"),
+    "validation_accuracy": attrgetter("scores.accuracy"),
+    "expected_accuracy": attrgetter("scores.expected"),
+    "twin_validation_accuracy": attrgetter("twin_scores.accuracy"),
+    "twin_expected_accuracy": attrgetter("twin_scores.expected"),
+}
+"""Fields of ``EpochCompleted``, and where a report has them."""
 
 _DIGITS = 6
 """Decimals of these that are told: what float32 holds of them, in half of the bytes."""
@@ -47,7 +46,7 @@ class StepRecord:
         round: from 1.
         step: from 1.
         environments: identities, int64 ``[N]``.
-        floats: ``[len(_FLOATS), N]``.
+        floats: those of ``_FLOATS`` and the reward, ``[F + 1, N]``.
         integers: added parameters, op, slot, success, int64 ``[4, N]``.
         stages: before the action, after it, after the tick, int64 ``[3, N, S]``.
         seeds: blueprint before, blueprint after, parameters, int64 ``[3, N, S]``.
@@ -76,16 +75,7 @@ class StepRecord:
         report: StepReport,
     ) -> "StepRecord":
         """Gather the step's tensors in one transfer a kind; nothing here depends on N."""
-        floats = [
-            report.train_loss,
-            report.train_accuracy,
-            report.scores.loss,
-            report.scores.accuracy,
-            report.scores.expected,
-            report.twin_scores.accuracy,
-            report.twin_scores.expected,
-            reward,
-        ]
+        floats = [*(of(report) for of in _FLOATS.values()), reward]
         integers = [
             report.added,
             actions[:, HEADS.index("op")],
@@ -123,10 +113,8 @@ class StepRecord:
 
     def _epoch(self) -> EpochCompleted:
         added, op, slot, success = self.integers.tolist()
-        named: dict[str, list[Number]] = {
-            name: numbers(row)
-            for name, row in zip(_FLOATS, self.floats.round(decimals=_DIGITS).tolist(), strict=True)
-        }
+        rows = map(numbers, self.floats.round(decimals=_DIGITS).tolist())
+        named = dict(zip((*_FLOATS, "reward"), rows, strict=True))
         stage = self.stages[2]
         blueprint = torch.where(stage <= Stage.DORMANT, 0, self.seeds[1])
         return EpochCompleted(
