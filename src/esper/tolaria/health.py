@@ -109,7 +109,8 @@ def _smoothed_ratio(
     previous: SeedSignals, epoch: EpochResult, seed_parameters: Tensor, host_parameters: int
 ) -> Tensor:
     """Root-mean-square gradient of a seed over that of its host, smoothed, ``[N, S]``."""
-    seed = epoch.seed_gradient_norm / seed_parameters.clamp(min=1).sqrt()
+    # MKL's float32 root is off by a bit on some processors; rounded from float64 it never is.
+    seed = epoch.seed_gradient_norm / seed_parameters.clamp(min=1).double().sqrt().float()
     host = epoch.host_gradient_norm[:, None] / host_parameters**0.5
     ratio = (seed / (host + RATIO_FLOOR)).float()
     smoothed = RATIO_KEPT * previous.gradient_ratio + (1.0 - RATIO_KEPT) * ratio
