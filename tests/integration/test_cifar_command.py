@@ -63,7 +63,7 @@ def assert_learned(run: Path) -> None:
 @pytest.mark.parametrize("sanctum", [True, False])
 def test_it_trains_and_every_head_has_a_finite_gradient_norm(place: Path, sanctum: bool) -> None:
     command = [word for word in COMMAND if sanctum or word != "--sanctum"]
-    done = ran([*TRAIN, *command], place, 300)
+    done = ran([*TRAIN, *command], place)
     assert done.returncode == 0, done.stderr
     said = done.stderr.count("sanctum: needs a terminal; training without it")
     assert said == int(sanctum)
