@@ -47,7 +47,6 @@ def called(
         try:
             code = guarded(command, arguments)
         except SystemExit as exit:
-            assert isinstance(exit.code, int | None), exit.code
-            code = exit.code or 0
+            code = int(exit.code or 0)
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
     return subprocess.CompletedProcess(arguments, code, *texts)

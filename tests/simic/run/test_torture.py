@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_run import assert_same, timeless
 from torture import TINY, Training, flags, pause, rounds_told
 
 from esper.karn.store import read_events
 from esper.leyline.events import CheckpointSaved, TrainingFinished
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training.vectorized import resume_ppo
+from small_runs import assert_same, timeless
 
 
 class Uninterrupted:
