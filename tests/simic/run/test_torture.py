@@ -227,7 +227,7 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path: Path, number: signal.Signa
     training.proceed()
     assert training.wait_for("save begins")
     training.send(number)
-    time.sleep(0.5)  # two at once would be one
+    assert training.wait_for("listens otherwise")  # two at once would be one
     training.send(number)
     assert training.end() == {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}[number]
     assert "Traceback" not in training.printed()
