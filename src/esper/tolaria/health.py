@@ -109,8 +109,9 @@ def _smoothed_ratio(
     previous: SeedSignals, epoch: EpochResult, seed_parameters: Tensor, host_parameters: int
 ) -> Tensor:
     """Root-mean-square gradient of a seed over that of its host, smoothed, ``[N, S]``."""
-    # MKL's float32 root is off by a bit on some processors; rounded from float64 it never is.
-    seed = epoch.seed_gradient_norm / seed_parameters.clamp(min=1).double().sqrt().float()
+    # Through float64: MKL rounds the root of a float32 otherwise on some processors.
+    root = seed_parameters.clamp(min=1).double().sqrt().to(epoch.seed_gradient_norm.dtype)
+    seed = epoch.seed_gradient_norm / root
     host = epoch.host_gradient_norm[:, None] / host_parameters**0.5
     ratio = (seed / (host + RATIO_FLOOR)).float()
     smoothed = RATIO_KEPT * previous.gradient_ratio + (1.0 - RATIO_KEPT) * ratio

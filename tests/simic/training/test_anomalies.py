@@ -20,7 +20,7 @@ from esper.simic.ppo import PPOAgent
 from esper.simic.training.anomaly_detector import AnomalyDetector
 from esper.simic.training.vectorized import train_ppo_vectorized
 
-RECORDED = Path(__file__).parents[1] / "recorded"
+RECORDED = Path(__file__).parents[2] / "recorded"
 BOUNDS = Thresholds()
 CALM: dict[str, float | None] = {
     "ratio_max": 1.4, "ratio_min": 0.6, "value_loss": 0.5, "grad_norm": 1.0, "refused": 0.0,
