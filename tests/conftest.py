@@ -1,8 +1,15 @@
 """Settings of the whole suite. Its presence also puts this folder on the import path."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# On some processors (AMD's) MKL picks its routine by how many matrices there are and where they
+# lie. Tests that compare bits with the torch backend compare Esper's sums, not MKL's choice; it
+# reads this when torch is imported.
+os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
+
 import torch
 
 from esper.runtime.tasks import SUITES, TASKS

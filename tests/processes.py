@@ -1,12 +1,20 @@
-"""Commands in processes of their own, with the Esper of this repository."""
+"""Commands: in processes of their own with the Esper of this repository, or called in this one."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from esper.scripts.entry import guarded
+from esper.scripts.main import esper
 
 ROOT = Path(__file__).parents[1]
 ESPER = [sys.executable, "-m", "esper.scripts.main"]
+WATCHDOG = 1200.0
+"""Seconds after which a test gives up on what hangs. No test depends on how fast anything is."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -14,9 +22,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **more}
 
 
-def ran(
-    command: list[str], where: Path | None = None, timeout: float = 120
-) -> subprocess.CompletedProcess[str]:
+def ran(command: list[str], where: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A command that has ended, in whatever way, with what it said."""
     return subprocess.run(
         command,
@@ -24,6 +30,23 @@ def ran(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=WATCHDOG,
         check=False,
     )
+
+
+def called(
+    arguments: list[str], where: Path, command: Callable[[list[str]], int] = esper
+) -> subprocess.CompletedProcess[str]:
+    """The same without a process, which saves the seconds in which one imports torch."""
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+    )
+    streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    with contextlib.chdir(where), streams[0], streams[1]:
+        try:
+            code = guarded(command, arguments)
+        except SystemExit as exit:
+            code = int(exit.code or 0)
+    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    return subprocess.CompletedProcess(arguments, code, *texts)

@@ -11,8 +11,9 @@ from cifar_files import write_binary
 from esper.karn.store import read_events
 from esper.leyline.actions import HEADS
 from esper.leyline.events import EpisodeOutcome, PPOUpdateCompleted, TrainingStarted
+from esper.scripts.train import train
 from karn.sanctum.test_acceptance import gradients
-from processes import ran
+from processes import called, ran
 from scripts.pseudo_terminal import OnTerminal
 
 COMMAND = [
@@ -63,7 +64,7 @@ def assert_learned(run: Path) -> None:
 @pytest.mark.parametrize("sanctum", [True, False])
 def test_it_trains_and_every_head_has_a_finite_gradient_norm(place: Path, sanctum: bool) -> None:
     command = [word for word in COMMAND if sanctum or word != "--sanctum"]
-    done = ran([*TRAIN, *command], place, 300)
+    done = called(command, place, train)
     assert done.returncode == 0, done.stderr
     said = done.stderr.count("sanctum: needs a terminal; training without it")
     assert said == int(sanctum)
@@ -75,7 +76,7 @@ def test_on_a_terminal_sanctum_shows_it(place: Path, terminal: list[OnTerminal])
     script = f"import os, sys; os.chdir({str(place)!r}); os.execv({words[0]!r}, {words!r})"
     one = OnTerminal(command=[sys.executable, "-c", script])
     terminal.append(one)
-    one.until(lambda out: "■ finished".encode() in out, 240)
+    one.until(lambda out: "■ finished".encode() in out)
     one.type("2")
     one.until(lambda out: b"gradient norm" in out)
     one.type("q")

@@ -12,6 +12,7 @@ from matplotlib.image import imread
 from numpy.typing import NDArray
 
 from esper.karn.report import write_report
+from processes import WATCHDOG
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -47,7 +48,7 @@ def browse(place: Path, page: Path, *arguments: str) -> str:
     usual = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
     command = [program, *usual, f"--user-data-dir={place / 'profile'}", *arguments]
     done = subprocess.run(
-        [*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [*command, page.as_uri()], capture_output=True, text=True, timeout=WATCHDOG, check=True
     )
     return done.stdout
 

@@ -15,6 +15,7 @@ from esper.nissa.trackers import TensorBoard, WandB, scalars
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
 from esper.simic.training.vectorized import train_ppo_vectorized
+from processes import WATCHDOG
 
 RUN = Path(__file__).parents[1] / "recorded" / "anomalous"
 TINY = {
@@ -78,7 +79,7 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
     sink.close()
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     # A process of its own writes, and may still be at it.
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WATCHDOG
     while b"anomaly/missing_gradient" not in file.read_bytes() and time.monotonic() < deadline:
         time.sleep(0.1)
     content = file.read_bytes()

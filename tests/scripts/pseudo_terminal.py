@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from processes import ESPER, environment
+from processes import ESPER, WATCHDOG, environment
 
 
 class OnTerminal:
@@ -55,9 +55,9 @@ class OnTerminal:
                 return False
         return True
 
-    def until(self, holds: Callable[[bytes], object], seconds: float = 90.0) -> None:
+    def until(self, holds: Callable[[bytes], object]) -> None:
         """Read until the output is as wanted."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + WATCHDOG
         while not holds(self.output):
             if not self.read() or time.monotonic() > end:
                 raise TimeoutError(self.text()[-2000:])
@@ -70,9 +70,9 @@ class OnTerminal:
         """Send the command a signal."""
         os.kill(self.pid, number)
 
-    def exit_status(self, seconds: float = 90.0) -> int:
+    def exit_status(self) -> int:
         """Wait for the end; minus the signal where one ended it."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + WATCHDOG
         while True:
             self.read()
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -13,16 +13,15 @@ from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.scripts.flags import read_flags
 from esper.scripts.settings_file import settings_file
-from processes import ran
+from esper.scripts.train import train
+from processes import ESPER, called, ran
 
 ROOT = Path(__file__).parents[2]
 SMOKE = "--episodes 1 --n-envs 2 --max-epochs 2 --max-batches 2 --slots mid --device cpu --use-amp"
 
 
-def esper(
-    arguments: str, where: Path, module: str = "esper.scripts.main"
-) -> subprocess.CompletedProcess:
-    return ran([sys.executable, "-m", module, *arguments.split()], where)
+def esper(arguments: str, where: Path) -> subprocess.CompletedProcess:
+    return called(arguments.split(), where)
 
 
 def files(where: Path) -> list[Path]:
@@ -34,7 +33,7 @@ def test_the_users_smoke_command_runs_in_mixed_precision_on_torch(
     dtype: str, tmp_path: Path
 ) -> None:
     arguments = f"ppo {SMOKE} --backend torch --amp-dtype {dtype}"
-    done = esper(arguments, tmp_path, "esper.scripts.train")
+    done = called(arguments.split(), tmp_path, train)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
     (events,) = (tmp_path / "runs").glob("*/events.jsonl")
@@ -44,7 +43,7 @@ def test_the_users_smoke_command_runs_in_mixed_precision_on_torch(
 
 
 def test_the_users_smoke_command_runs_as_written(tmp_path: Path) -> None:
-    done = esper(f"ppo {SMOKE}", tmp_path, "esper.scripts.train")
+    done = ran([sys.executable, "-m", "esper.scripts.train", "ppo", *SMOKE.split()], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning") == 1
     assert "use_amp" in done.stderr
@@ -147,6 +146,12 @@ def test_a_mistake_is_one_short_message_and_exit_status_2(
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", ["trian", "train ppo --roundz 3"])
+def test_another_process_says_the_same_of_a_mistake(tmp_path: Path, command: str) -> None:
+    here, there = esper(command, tmp_path), ran([*ESPER, *command.split()], tmp_path)
+    assert (there.returncode, there.stdout, there.stderr) == (2, "", here.stderr)
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,14 @@ from esper.runtime.tasks import SUITES, TASKS
 from esper.scripts import watched
 from esper.scripts.entry import LONGEST_MESSAGE, guarded
 from esper.scripts.main import esper
+from processes import WATCHDOG
 from support import own_blueprints
 
 ROOT = Path(__file__).parents[2]
 SIMPLE = [f"{fuzzing.flag(name)}={value}" for name, value in fuzzing.SMALL.items()]
 LOCKS = {f"{run}/lock" for run in fuzzing.RUNS}
 """A directory is locked before its checkpoints are read; that may leave an empty file."""
-EVERY_REPORT = 16
+EVERY_REPORT = 64
 """One report in so many is really drawn: drawing takes longer than such a run."""
 
 
@@ -245,7 +246,7 @@ def test_another_process_does_the_same(
         process = subprocess.Popen(command, cwd=place, stdout=pipe, stderr=pipe, env=os.environ)
         started.append((case, place, before, process))
     for case, place, before, process in started:
-        out, err = (stream.decode() for stream in process.communicate(timeout=120))
+        out, err = (stream.decode() for stream in process.communicate(timeout=WATCHDOG))
         assert judge(case, Outcome(process.returncode, out, err), place, before) == (
             case.expected == 0
         )

@@ -137,7 +137,6 @@ def test_seeds_of_slots_with_one_channel_or_pixel_train_like_their_modules(
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert run.returncode == 0, run.stderr

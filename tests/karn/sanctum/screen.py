@@ -2,13 +2,17 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 from textual.pilot import Pilot
+from textual.widgets import Footer
+from textual.widgets._footer import FooterKey
 
 from esper.karn.sanctum.app import Sanctum
+from processes import WATCHDOG
 
 RECORDED = Path(__file__).parents[2] / "recorded"
 KINDS = ("healthy", "anomalous", "interrupted", "old_schema")
@@ -45,28 +49,52 @@ def drive(
         app = Sanctum(run, light)
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.loaded)
-            await pilot.pause()
+            await settle(pilot)
             await session(app, pilot)
 
     asyncio.run(body())
 
 
-async def until(pilot: Pilot[None], holds: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait until something holds."""
-    for _ in range(int(seconds / 0.02)):
-        if holds():
-            return
+async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
+    """Wait until something holds, however slow this machine may be."""
+    end = time.monotonic() + WATCHDOG
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError
         await pilot.pause(0.02)
-    raise TimeoutError
+
+
+async def settle(pilot: Pilot[None]) -> None:
+    """Wait until the screen shows the same three times in a row, and the footer its present keys.
+
+    What is drawn may depend on a size that is known after the next layout; the footer is put
+    together anew some messages after the keys have changed.
+    """
+    shows: list[str] = []
+
+    def settled() -> bool:
+        strips = pilot.app.screen._compositor.render_strips()
+        shows.append("\n".join(strip.text for strip in strips))
+        return len(shows) >= 3 and len(set(shows[-3:])) == 1 and footer_is_right(pilot)
+
+    while not settled():
+        await pilot.wait_for_animation()
+        await pilot.pause(0.0)
+
+
+def footer_is_right(pilot: Pilot[None]) -> bool:
+    """Whether the footer, where there is one, has the keys that do something now."""
+    active = [active.binding for active in pilot.app.screen.active_bindings.values()]
+    wanted = {binding.action for binding in active if binding.show}
+    footers = pilot.app.screen.query(Footer)
+    return all({key.action for key in footer.query(FooterKey)} == wanted for footer in footers)
 
 
 async def press(pilot: Pilot[None], *keys: str) -> None:
     """Press keys, and let the screen follow."""
     for key in keys:
         await pilot.press(key)
-        # What is drawn may depend on a size that is known after the next layout.
-        await pilot.pause()
-        await pilot.pause(0.02)
+        await settle(pilot)
 
 
 def shown(

@@ -159,7 +159,8 @@ def test_a_run_is_followed_and_its_silence_told(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [started(), *a_round(1)])
 
     async def session(app: Sanctum, pilot: Pilot[None]) -> None:
-        assert "● live" in screen(app)
+        app._last_data = time.monotonic()
+        await until(pilot, lambda: "● live" in screen(app))
         assert "round 1/3 step 4/4" in screen(app)
         assert "2 s left" in screen(app)
         with (run / "events.jsonl").open("ab") as file:
@@ -173,7 +174,7 @@ def test_a_run_is_followed_and_its_silence_told(tmp_path: Path) -> None:
         assert "+7.500" in screen(app)
         app._last_data = time.monotonic() - 12
         await until(pilot, lambda: "▲ no new data for 1" in screen(app))
-        assert "its process has ended" in screen(app)
+        await until(pilot, lambda: "its process has ended" in screen(app))
         with (run / "events.jsonl").open("ab") as file:
             file.write(encode(finished(2)) + b"\n")
         await until(pilot, lambda: "■ finished" in screen(app))

@@ -16,16 +16,16 @@ from esper.runtime import data
 from esper.runtime.tasks import Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step
-from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
+from esper.tamiyo.policy.features import HOST_FEATURES, Observation
 from esper.tolaria.plan import CHUNK
 from esper.tolaria.precision import Precision
 from oracles.lifecycle import seed_parameters
 from support import needs_native
 from synthetic import CPU, canonical_action
+from wishes import Wish, Wishes, wished_actions
 
 LENGTH = 16
 CHANNELS = (3, 4)
-STAGE_FEATURES = [SLOT_FEATURES.index(f"stage_{stage.name.lower()}") for stage in Stage]
 HOST_PARAMETERS = (9 * 1 * 3 + 2 * 3) + (9 * 3 * 4 + 2 * 4) + (4 * 10 + 10)
 
 
@@ -54,19 +54,6 @@ def growth_env(environments: Tensor | int, **settings) -> GrowthEnv:
 # --- gardeners: who grows what ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Wish:
-    """A seed that an environment should grow, and how far."""
-
-    blueprint: str
-    slot: int = 0
-    style: Style = Style.LINEAR_ADD
-    until: Stage = Stage.FOSSILISED
-    start: int = 0
-
-
-Wishes = dict[int, list[Wish]]
-
 GARDEN: Wishes = {
     1: [Wish("conv_light")],
     2: [Wish("conv_heavy", style=Style.GATED_GATE, slot=1, until=Stage.HOLDING)],
@@ -76,33 +63,6 @@ GARDEN: Wishes = {
     7: [Wish("conv_light", slot=1), Wish("norm", start=3, until=Stage.BLENDING)],
 }
 """For eight environments: fossils, unfinished seeds, two at once; 0 and 4 never grow."""
-
-
-def wished_actions(
-    wishes: Wishes, environments: Tensor, observation: Observation, t: int
-) -> Tensor:
-    """The next step of every wish that the masks allow, else WAIT."""
-    actions = torch.stack([canonical_action(op=Op.WAIT) for _ in environments])
-    for row, identity in enumerate(environments.tolist()):
-        legal = observation.masks.slots[row]
-        for wish in reversed(wishes.get(identity, [])):
-            stage = stage_in(observation, row, wish.slot)
-            if stage == Stage.DORMANT and legal[Op.GERMINATE, wish.slot] and t >= wish.start:
-                kind = BLUEPRINTS.index(wish.blueprint)
-                actions[row] = canonical_action(
-                    op=Op.GERMINATE, slot=wish.slot, blueprint=kind, style=wish.style, tempo=0
-                )
-            for op in (Op.ADVANCE, Op.FOSSILISE):
-                if stage != wish.until and legal[op, wish.slot]:
-                    actions[row] = canonical_action(op=op, slot=wish.slot)
-    return actions
-
-
-def stage_in(observation: Observation, row: int, slot: int) -> Stage:
-    """The stage that the observation tells of."""
-    told = [observation.slots[row, slot, place].item() for place in STAGE_FEATURES]
-    assert sorted(told) == [0.0] * (len(Stage) - 1) + [1.0]
-    return list(Stage)[told.index(1.0)]
 
 
 @dataclass

@@ -23,7 +23,6 @@ from faults import (
     in_seed_output,
     together,
 )
-from test_environment import Wish, wished_actions
 from torch import Tensor
 
 from esper.karn.store import read_events
@@ -53,6 +52,7 @@ from support import (
     small_host,
     small_task,
 )
+from wishes import Wish, wished_actions
 
 HOST = small_host()
 COUNT, GROUPS, LENGTH, FAULTY, WHEN = 16, 2, 16, 5, 11

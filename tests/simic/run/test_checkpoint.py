@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_run import assert_same
 
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.simic.run import checkpoint
 from esper.simic.run.checkpoint import load_latest, save
+from small_runs import assert_same
 
 FILES = ("policy.pt", "counters.pt", "manifest.json")
 

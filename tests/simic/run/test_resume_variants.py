@@ -7,18 +7,8 @@ from esper.karn.store import read_events
 from esper.leyline.events import PPOUpdateCompleted
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training.vectorized import resume_ppo, train_ppo_vectorized
+from small_runs import SMALL, tensors
 
-SMALL = {
-    "envs": 4,
-    "group_size": 2,
-    "episode_length": 3,
-    "max_batches": 1,
-    "batch_size": 8,
-    "lstm_hidden": 8,
-    "minibatches": 2,
-    "threads": 1,
-    "telemetry_level": "minimal",
-}
 VARIANTS = {
     "plain": {},
     "schedules": {
@@ -34,16 +24,6 @@ VARIANTS = {
     "half policy": {"amp_policy": True},
     "several tasks": {"task": ["digits", "digits_mlp"], "backend": "torch"},
 }
-
-
-def tensors(parts) -> dict[str, torch.Tensor]:
-    found = {}
-    for name, value in parts.items():
-        if isinstance(value, dict):
-            found |= {f"{name}/{inner}": x for inner, x in tensors(value).items()}
-        else:
-            found[name] = value
-    return found
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_run import assert_same, timeless
 from torture import TINY, Training, flags, pause, rounds_told
 
 from esper.karn.store import read_events
 from esper.leyline.events import CheckpointSaved, TrainingFinished
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training.vectorized import resume_ppo
+from small_runs import assert_same, timeless
 
 
 class Uninterrupted:
@@ -227,7 +227,7 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path: Path, number: signal.Signa
     training.proceed()
     assert training.wait_for("save begins")
     training.send(number)
-    time.sleep(0.5)  # two at once would be one
+    assert training.wait_for("listens otherwise")  # two at once would be one
     training.send(number)
     assert training.end() == {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}[number]
     assert "Traceback" not in training.printed()

@@ -28,6 +28,7 @@ from esper.simic.growth import environment
 from esper.simic.ppo import PPOAgent
 from esper.simic.training import growth_trainee as growth
 from esper.simic.training import session, vectorized
+from processes import WATCHDOG
 
 TINY = {
     "task": "digits",
@@ -55,7 +56,6 @@ STEPS_OF_A_SAVE = (
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["esper.scripts.train", "sklearn.datasets", "torch._dynamo"])
-_PATIENCE = 60.0
 
 
 def flags(**settings: object) -> list[str]:
@@ -94,7 +94,7 @@ class Training:
 
     def hear(self) -> str | None:
         """The next thing it says, None once it has ended."""
-        word = self._words.get(timeout=_PATIENCE)
+        word = self._words.get(timeout=WATCHDOG)
         if word is None:
             self._words.put(None)
         else:
@@ -127,7 +127,7 @@ class Training:
 
     def end(self) -> int:
         """Wait for its end; the exit status, or minus the signal that ended it."""
-        self.process.join(_PATIENCE)
+        self.process.join(WATCHDOG)
         assert self.process.exitcode is not None, self.printed()
         return self.process.exitcode
 
@@ -157,6 +157,7 @@ def _train(arguments: list[str], log: Path, pipe: Connection, halts: tuple[str, 
     _tell_of_saves(say)
     for point, (owner, name) in POINTS.items():
         _before(owner, name, lambda point=point: say(point))
+    _tell_of_handlers(say)
     say("started")
     sys.exit(guarded(train, ["ppo", *arguments]))
 
@@ -186,6 +187,19 @@ def _tell_of_saves(say: Callable[[str], None]) -> None:
     session.save = save
     for owner, name in STEPS_OF_A_SAVE:
         _before(owner, name, lambda name=name: say(name) if inside[0] else None)
+
+
+def _tell_of_handlers(say: Callable[[str], None]) -> None:
+    """Say so whenever another function listens for SIGTERM."""
+    original = signal.signal
+
+    def listen(number: int, handler: Any) -> Any:
+        before = original(number, handler)
+        if number == signal.SIGTERM:
+            say("listens otherwise")
+        return before
+
+    signal.signal = listen
 
 
 def _before(owner: Any, name: str, act: Callable[[], None]) -> None:

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from test_resume_variants import SMALL, tensors
 
 from esper.karn.store import read_events
 from esper.leyline.events import TrainingFinished, UpdateRefused
@@ -13,6 +12,7 @@ from esper.scripts.main import esper
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training import growth_trainee as growth
 from esper.simic.training.vectorized import train_ppo_vectorized
+from small_runs import SMALL, tensors
 
 
 def spoiling(monkeypatch, bad_rounds: set[int]) -> None:

@@ -40,6 +40,7 @@ from esper.simic.run.run_directory import RunDirectory, stored_config
 from esper.simic.training.setup import build_environment, resolve_tasks
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 from esper.tolaria.backends import choice
+from small_runs import assert_same, timeless
 
 TINY = {
     "envs": 4,
@@ -54,27 +55,6 @@ TINY = {
 
 def tiny(directory: Path, **settings: object) -> TrainConfig:
     return unflatten({**TINY, "rounds": 2, "telemetry_dir": str(directory), **settings})
-
-
-def timeless(run: Path) -> list[dict]:
-    """What training told of steps and updates, without the time it told it."""
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    wanted = ("EPOCH_COMPLETED", "PPO_UPDATE_COMPLETED", "EPISODE_OUTCOME")
-    return [
-        {k: v for k, v in line.items() if k != "time"}
-        for line in lines
-        if line["event_type"] in wanted
-    ]
-
-
-def assert_same(a: object, b: object) -> None:
-    if isinstance(a, dict):
-        assert isinstance(b, dict)
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_same(a[key], b[key])
-    else:
-        assert torch.equal(a, b)
 
 
 def test_a_run_directory_holds_what_the_documentation_says(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Small runs and what is left of them: what the tests of simic's rooms share."""
+
+import json
+from pathlib import Path
+
+import torch
+
+SMALL = {
+    "envs": 4,
+    "group_size": 2,
+    "episode_length": 3,
+    "max_batches": 1,
+    "batch_size": 8,
+    "lstm_hidden": 8,
+    "minibatches": 2,
+    "threads": 1,
+    "telemetry_level": "minimal",
+}
+
+
+def timeless(run: Path) -> list[dict]:
+    """What training told of steps and updates, without the time it told it."""
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    wanted = ("EPOCH_COMPLETED", "PPO_UPDATE_COMPLETED", "EPISODE_OUTCOME")
+    return [
+        {k: v for k, v in line.items() if k != "time"}
+        for line in lines
+        if line["event_type"] in wanted
+    ]
+
+
+def assert_same(a: object, b: object) -> None:
+    if isinstance(a, dict):
+        assert isinstance(b, dict)
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    else:
+        assert torch.equal(a, b)
+
+
+def tensors(parts) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, value in parts.items():
+        if isinstance(value, dict):
+            found |= {f"{name}/{inner}": x for inner, x in tensors(value).items()}
+        else:
+            found[name] = value
+    return found
