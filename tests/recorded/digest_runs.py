@@ -1,7 +1,7 @@
 """Digests of short runs in every mode: the proof that a refactoring changes no number.
 
-    python scripts/digest_runs.py --write       record tests/recorded/digests.json
-    python scripts/digest_runs.py [MODE ...]    compare with it; exit status 1 where one differs
+    python tests/recorded/digest_runs.py --write       record digests.json
+    python tests/recorded/digest_runs.py [MODE ...]    compare; exit status 1 where one differs
 
 A digest covers the events without times and throughput, every tensor of the last checkpoint by
 name, and every action of the run. The last bits of float arithmetic belong to a processor and a
@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-RECORD = ROOT / "tests" / "recorded" / "digests.json"
+HERE = Path(__file__).resolve().parent
+ROOT, RECORD = HERE.parents[1], HERE / "digests.json"
 
 SMALL = (
     "--group-size 2 --rounds 2 --episode-length 24 --max-batches 2 --batch-size 16 "
