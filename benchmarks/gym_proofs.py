@@ -275,7 +275,8 @@ def main() -> int:
         "last evaluation, median",
         "sb3-contrib: median (seeds)",
     )
-    versions = [f"{library} {version(library)}" for library in ("gymnasium", "sb3-contrib")]
+    libraries = ("gymnasium", *(["sb3-contrib"] if "sb3" in arguments.who else []))
+    versions = [f"{library} {version(library)}" for library in libraries]
     parts = (
         f"Environment steps up to the first evaluation (every {BETWEEN} rounds, {EPISODES} fresh "
         "episodes, the most probable action) whose mean return reaches the threshold; medians over "

@@ -11,7 +11,6 @@ version of torch: compare only on the machine that recorded.
 import argparse
 import hashlib
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from esper.simic.run.run_directory import processor_name
 
 HERE = Path(__file__).resolve().parent
 ROOT, RECORD = HERE.parents[1], HERE / "digests.json"
@@ -76,10 +77,10 @@ def main() -> int:
             failures += 1
             parts = [p for p, digest in found.items() if digest != recorded["digests"][mode].get(p)]
             print(f"DIFFERS  {mode}: {', '.join(parts)}", flush=True)
+    machine = {"processor": processor_name(), "torch": str(torch.__version__)}
     if options.write:
-        recorded |= {"processor": processor(), "torch": str(torch.__version__)}
-        RECORD.write_text(json.dumps(recorded, indent=2) + "\n")
-    elif recorded["processor"] != processor() or recorded["torch"] != str(torch.__version__):
+        RECORD.write_text(json.dumps(recorded | machine, indent=2) + "\n")
+    elif recorded | machine != recorded:
         print(f"recorded on {recorded['processor']} with torch {recorded['torch']}; not this one")
     return 1 if failures else 0
 
@@ -172,13 +173,6 @@ def digest(chunks: Iterable[bytes]) -> str:
     for chunk in chunks:
         sum_.update(chunk)
     return sum_.hexdigest()[:16]
-
-
-def processor() -> str:
-    """The name of the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":
