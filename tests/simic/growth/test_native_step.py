@@ -21,7 +21,7 @@ from esper.runtime import data
 from esper.runtime.tasks import Task
 from esper.simic.growth import shard as shards
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.native_blocks import AMOUNTS, FLAGS, NUMBERS, SIGNAL_FLAGS, SIGNALS
+from esper.simic.growth.native_blocks import SignalsInBlocks, StateInBlocks
 from esper.simic.growth.native_step import NativeStep, step_functions
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig
@@ -436,5 +436,5 @@ def test_the_library_is_told_everything(shard: Shard) -> None:
     assert all(
         getattr(spec, name) for name in spec.names if not hasattr(getattr(spec, name), "_fields_")
     )
-    assert {field.name for field in fields(SeedState)} == {*NUMBERS, *AMOUNTS, *FLAGS}
-    assert {field.name for field in fields(SeedSignals)} == {*SIGNALS, *SIGNAL_FLAGS}
+    assert {field.name for field in fields(SeedState)} == set(StateInBlocks.places)
+    assert {field.name for field in fields(SeedSignals)} == set(SignalsInBlocks.places)

@@ -1,38 +1,43 @@
 """Seeds and signals as blocks of fields, which the library reads and writes."""
 
-from collections.abc import Sequence
+from collections import deque
 from ctypes import c_bool, c_float, c_int64
-from typing import ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from esper.kasmina.seeds import SeedSignals, SeedState
-from esper.native.structures import definitions
+from esper.native.structures import Struct, definitions
 
 CALLS = definitions("step")
-NUMBERS, AMOUNTS, FLAGS = (CALLS.Seed.names_of(kind) for kind in (c_int64, c_float, c_bool))
-"""Fields of ``SeedState`` in the order of their int64, float32 and bool blocks."""
-SIGNALS, SIGNAL_FLAGS = (CALLS.Signals.names_of(kind) for kind in (c_float, c_bool))
-"""Fields of ``SeedSignals`` in the order of their float32 and bool blocks."""
-
-Blocks = tuple[Tensor, ...]
-"""Blocks of fields, ``[fields, N, S]`` each."""
+_TYPES = {c_int64: torch.int64, c_float: torch.float32, c_bool: torch.bool}
+_R = TypeVar("_R")
 
 
-def _places(*blocks: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """The block of each field and its place there."""
-    return {name: (b, i) for b, names in enumerate(blocks) for i, name in enumerate(names)}
+class _InBlocks:
+    """A record in blocks, ``[fields, N, S]`` each. A field becomes a tensor when it is first asked
+    for: most never are."""
 
-
-class _Cut:
-    """A record in blocks. A field is cut out when it is first asked for: most never are."""
-
+    fields: ClassVar[dict[torch.dtype, tuple[str, ...]]]
+    """Those of each block, in the order of the blocks."""
+    addresses: ClassVar[type[Struct]]
+    """The blocks' addresses for the library."""
     places: ClassVar[dict[str, tuple[int, int]]]
-    blocks: Blocks
+    """The block of each field and its place there."""
+    blocks: list[Tensor]
     count: int | None
 
+    def __init_subclass__(cls, record: type[Struct], addresses: type[Struct]):
+        names = {dtype: record.names_of(kind) for kind, dtype in _TYPES.items()}
+        cls.fields = {dtype: fields for dtype, fields in names.items() if fields}
+        cls.addresses = addresses
+        blocks = enumerate(cls.fields.values())
+        cls.places = {name: (b, i) for b, names in blocks for i, name in enumerate(names)}
+
     @classmethod
-    def of(cls, blocks: Blocks, count: int | None = None) -> Self:
+    def of(cls, blocks: list[Tensor], count: int | None = None) -> Self:
         """What the first ``count`` rows hold, all when None."""
         record = cls.__new__(cls)
         record.blocks, record.count = blocks, count
@@ -48,13 +53,61 @@ class _Cut:
         return field
 
 
-class CutState(_Cut, SeedState):
+class StateInBlocks(_InBlocks, SeedState, record=CALLS.Seed, addresses=CALLS.SeedBlocks):
     """Seeds in blocks."""
 
-    places = _places(NUMBERS, AMOUNTS, FLAGS)
 
-
-class CutSignals(_Cut, SeedSignals):
+class SignalsInBlocks(_InBlocks, SeedSignals, record=CALLS.Signals, addresses=CALLS.SignalBlocks):
     """What was measured of them, likewise."""
 
-    places = _places(SIGNALS, SIGNAL_FLAGS)
+
+@dataclass(frozen=True, slots=True)
+class Held(Generic[_R]):
+    """A record of all rows, the environments' own part, its blocks and their addresses."""
+
+    record: _R
+    own: _R
+    blocks: list[Tensor]
+    at: Struct
+
+
+class Records(Generic[_R]):
+    """Makes records in blocks and remembers the last few.
+
+    Args:
+        kind: ``StateInBlocks`` or ``SignalsInBlocks``.
+        shape: rows and slots.
+        count: environments among the rows.
+    """
+
+    def __init__(self, kind: type[_R], shape: tuple[int, int], count: int):
+        self.kind: Any = kind
+        self.shape, self.count = shape, count
+        # What was answered last is asked about next: after a step, before it and in between.
+        self.recent: deque[Held[_R]] = deque(maxlen=3)
+
+    def empty(self) -> Held[_R]:
+        """A record that the library is to fill."""
+        fields = self.kind.fields.items()
+        held = self._held([torch.empty(len(n), *self.shape, dtype=dtype) for dtype, n in fields])
+        self.recent.append(held)
+        return held
+
+    def of(self, record: _R) -> Held[_R]:
+        """The blocks of ``record``, put together where they were made elsewhere.
+
+        The caller holds them for as long as the library reads them.
+        """
+        for known in self.recent:
+            if known.record is record:
+                return known
+        names = self.kind.fields.values()
+        blocks = [torch.stack([getattr(record, name) for name in block]) for block in names]
+        self.recent.append(replace(self._held(blocks), record=record))
+        return self.recent[-1]
+
+    def _held(self, blocks: list[Tensor]) -> Held[_R]:
+        names, kind = self.kind.addresses.names, self.kind
+        pairs = zip(names, blocks, strict=True)
+        at = kind.addresses(**{name: block.data_ptr() for name, block in pairs})
+        return Held(kind.of(blocks), kind.of(blocks, self.count), blocks, at)

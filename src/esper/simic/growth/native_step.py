@@ -1,7 +1,5 @@
 """Hands the rows of a shard over to the native library, in blocks of fields."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,18 +10,7 @@ from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import HEADS, Op
 from esper.native import library as native
 from esper.native.pointers import Pointers, address
-from esper.native.structures import Struct
-from esper.simic.growth.native_blocks import (
-    AMOUNTS,
-    CALLS,
-    FLAGS,
-    NUMBERS,
-    SIGNAL_FLAGS,
-    SIGNALS,
-    Blocks,
-    CutSignals,
-    CutState,
-)
+from esper.simic.growth.native_blocks import CALLS, Records, SignalsInBlocks, StateInBlocks
 from esper.simic.growth.native_spec import governor_limits, step_spec
 from esper.simic.growth.step_functions import Acted, Features, Passed, StepFunctions, TorchStep
 from esper.tamiyo.policy import features
@@ -44,26 +31,6 @@ def step_functions(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> S
     known = beside and engine.device.type == "cpu" and engine.optimisation.scales is None
     made = NativeStep if known and native.available() else TorchStep
     return made(engine, count, rules, kinds)
-
-
-@dataclass(frozen=True, slots=True)
-class _Seeds:
-    """A state and the blocks it is made of."""
-
-    state: SeedState
-    own: SeedState
-    blocks: Blocks
-    at: Struct
-
-
-@dataclass(frozen=True, slots=True)
-class _Signals:
-    """Signals and the blocks they are made of."""
-
-    signals: SeedSignals
-    own: SeedSignals
-    blocks: Blocks
-    at: Struct
 
 
 class NativeStep(TorchStep):
@@ -90,16 +57,13 @@ class NativeStep(TorchStep):
         self.size = self.shape[0] * self.shape[1]
         self.spec = step_spec(engine, count, rules, kinds)
         self.norms = [slot.segment_count for slot in engine.slots]
-        # What was answered last is asked about next; its blocks need not be put together anew.
-        self.acted: _Seeds | None = None
-        self.passed: _Seeds | None = None
-        self.given: _Seeds | None = None
-        self.measured: _Signals | None = None
+        self.states: Records[SeedState] = Records(StateInBlocks, self.shape, count)
+        self.signals: Records[SeedSignals] = Records(SignalsInBlocks, self.shape, count)
         self.watch: tuple[Governor, dict[str, Any]] | None = None
 
     def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
         """See ``StepFunctions``."""
-        rows, before, after = self.shape[0], self._seeds(state), self._empty_seeds()
+        rows, before, after = self.shape[0], self.states.of(state), self.states.empty()
         success = torch.empty(rows, dtype=_BOOL)
         call = CALLS.ActCall(
             before=before.at,
@@ -111,9 +75,8 @@ class NativeStep(TorchStep):
             fossilised=0,
         )
         self._act(self.spec, call)
-        self.acted = after
         germinates, fossilises = call.germinated > 0, call.fossilised > 0
-        return Acted(after.state, after.own, success, germinates, fossilises)
+        return Acted(after.record, after.own, success, germinates, fossilises)
 
     def check(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
@@ -151,15 +114,15 @@ class NativeStep(TorchStep):
         """See ``StepFunctions``."""
         rows, size = self.shape[0], self.size
         tensors = zip(epoch.seed_tensor_norms, self.norms, strict=True)
-        assert all(part.shape == (rows, width) for part, width in tensors)
+        assert all(x.shape == (rows, width) and x.dtype is _FLOAT32 for x, width in tensors)
         at = Pointers()
         numbers = torch.empty(2, *self.shape, dtype=_INT64)
         birth_accuracy = torch.empty(self.shape, dtype=_FLOAT32)
         legal = torch.empty(rows, len(Op), self.shape[1], dtype=_BOOL)
         parameters, ever = numbers.unbind()
-        before, seeds = self._seeds(then.state), self._seeds(acted)
-        previous = self._signals(then.signals)
-        after, signals = self._empty_seeds(), self._empty_signals()
+        before, seeds = self.states.of(then.state), self.states.of(acted)
+        previous = self.signals.of(then.signals)
+        after, signals = self.states.empty(), self.signals.empty()
         call = CALLS.PassCall(
             before=before.at,
             acted=seeds.at,
@@ -181,11 +144,10 @@ class NativeStep(TorchStep):
             ever=ever.data_ptr(),
         )
         self._pass_time(self.spec, call)
-        self.passed, self.measured = after, signals
         return Passed(
-            after.state,
+            after.record,
             after.own,
-            signals.signals,
+            signals.record,
             signals.own,
             legal,
             parameters,
@@ -200,7 +162,7 @@ class NativeStep(TorchStep):
         rows, count, slots = self.shape[0], self.count, self.shape[1]
         history = rows * (features.HISTORY + 1)
         part = progress.step / progress.episode_length
-        seeds, signals = self._seeds(now.state), self._signals(now.signals)
+        seeds, signals = self.states.of(now.state), self.signals.of(now.signals)
         seen = Features(
             host=torch.empty(count, len(HOST_FEATURES), dtype=_FLOAT32),
             slots=torch.empty(count, slots, len(SLOT_FEATURES), dtype=_FLOAT32),
@@ -229,51 +191,3 @@ class NativeStep(TorchStep):
         )
         self._observe(self.spec, call)
         return seen
-
-    def _seeds(self, state: SeedState) -> _Seeds:
-        """The blocks of ``state``, put together where they were made elsewhere.
-
-        The caller holds them for as long as the library reads them.
-        """
-        for known in (self.passed, self.acted, self.given):
-            if known is not None and known.state is state:
-                return known
-        blocks = (_together(state, names) for names in (NUMBERS, AMOUNTS, FLAGS))
-        self.given = replace(self._cut(*blocks), state=state)
-        return self.given
-
-    def _signals(self, signals: SeedSignals) -> _Signals:
-        """Likewise of ``signals``."""
-        if self.measured is not None and self.measured.signals is signals:
-            return self.measured
-        blocks = (_together(signals, names) for names in (SIGNALS, SIGNAL_FLAGS))
-        self.measured = replace(self._cut_signals(*blocks), signals=signals)
-        return self.measured
-
-    def _empty_seeds(self) -> _Seeds:
-        return self._cut(
-            torch.empty(len(NUMBERS), *self.shape, dtype=_INT64),
-            torch.empty(len(AMOUNTS), *self.shape, dtype=_FLOAT32),
-            torch.empty(len(FLAGS), *self.shape, dtype=_BOOL),
-        )
-
-    def _empty_signals(self) -> _Signals:
-        return self._cut_signals(
-            torch.empty(len(SIGNALS), *self.shape, dtype=_FLOAT32),
-            torch.empty(len(SIGNAL_FLAGS), *self.shape, dtype=_BOOL),
-        )
-
-    def _cut(self, *blocks: Tensor) -> _Seeds:
-        numbers, amounts, flags = (block.data_ptr() for block in blocks)
-        at = CALLS.SeedBlocks(numbers=numbers, amounts=amounts, flags=flags)
-        return _Seeds(CutState.of(blocks), CutState.of(blocks, self.count), blocks, at)
-
-    def _cut_signals(self, *blocks: Tensor) -> _Signals:
-        amounts, flags = (block.data_ptr() for block in blocks)
-        at = CALLS.SignalBlocks(amounts=amounts, flags=flags)
-        return _Signals(CutSignals.of(blocks), CutSignals.of(blocks, self.count), blocks, at)
-
-
-def _together(record: SeedState | SeedSignals, names: Sequence[str]) -> Tensor:
-    """A block of some fields."""
-    return torch.stack([getattr(record, name) for name in names])

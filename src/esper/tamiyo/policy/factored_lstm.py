@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -240,7 +241,7 @@ class FactoredLSTM(Policy[Observation]):
 
     def _native_sizes(self) -> native.Sizes:
         kinds, ops = self.blueprint_embedding, self.op_embedding
-        return native.Sizes(
+        sizes: dict[str, Any] = dict(
             host_features=len(HOST_FEATURES),
             slot_features=len(SLOT_FEATURES),
             critic_features=len(CRITIC_FEATURES),
@@ -256,6 +257,7 @@ class FactoredLSTM(Policy[Observation]):
             value_hidden=self.value_head.hidden.out_features,
             widths=tuple(layer.out_features for layer in self._choice_layers()),
         )
+        return tuple(sizes.items())
 
     def _native_parameters(self) -> list[Tensor]:
         """In the order of ``native/src/policy/calls.h``."""

@@ -22,24 +22,8 @@ CALLS = definitions("policy")
 CHOOSE = CALLS.enums["Choose"]
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Widths of the network's layers, by the names of ``PolicySpec``."""
-
-    host_features: int
-    slot_features: int
-    critic_features: int
-    blueprints: int
-    kind_width: int
-    slot_width: int
-    hidden: int
-    ops: int
-    op_width: int
-    op_hidden: int
-    slot_hidden: int
-    trunk: int
-    value_hidden: int
-    widths: tuple[int, ...]
+Sizes = tuple[tuple[str, Any], ...]
+"""Widths of the network's layers by the names of ``PolicySpec``."""
 
 
 @cache
@@ -47,11 +31,12 @@ def _spec(sizes: Sizes) -> tuple[Struct, Pointers]:
     """Sizes and causal table as the library reads them."""
     at = Pointers()
     relevant = [head in RELEVANT_HEADS[op] for op in Op for head in HEADS]
-    numbers = {name: getattr(sizes, name) for name in Sizes.__slots__ if name != "widths"}
+    numbers = dict(sizes)
+    widths = numbers.pop("widths")
     spec = CALLS.PolicySpec(
-        choices=len(sizes.widths),
         **numbers,
-        widths=at.of(sizes.widths),
+        choices=len(widths),
+        widths=at.of(widths),
         relevant=at.of(relevant, torch.uint8),
         canonical=at.of([CANONICAL_CHOICE.get(head, 0) for head in HEADS]),
     )
@@ -133,8 +118,7 @@ def act(
     held: PackedWeights | None,
 ) -> tuple[Tensor, Tensor, Tensor, RecurrentState]:
     """See ``FactoredLSTM.act``."""
-    heads = 2 + len(sizes.widths)
-    actions = torch.empty(len(observation.host), heads, dtype=torch.long)
+    actions = torch.empty(len(observation.host), len(HEADS), dtype=torch.long)
     call, result, at = _call(sizes, observation, actions, hidden)
     call.choose = CHOOSE.index("most_probable" if noise is None else "sampled")
     if noise is not None:
@@ -223,7 +207,7 @@ def _call(
         hidden=(torch.empty_like(hidden[0]), torch.empty_like(hidden[1])),
     )
     masks, at = observation.masks, Pointers()
-    assert masks.kinds.shape[-1] == sizes.blueprints
+    assert masks.kinds.shape[-1] == dict(sizes)["blueprints"]
     call = CALLS.PolicyCall(
         steps=steps,
         environments=leading[-1],
