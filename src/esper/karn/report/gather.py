@@ -65,7 +65,8 @@ class RunData:
         started: the last process that began to train.
         processes: how many processes began to train.
         rounds: numbers of the whole rounds, ``[R]``.
-        outcomes: by name in ``OUTCOMES``, ``[R, N]``.
+        outcomes: by name in ``OUTCOMES``, ``[R, N]``; also gain and utility_gain, what is above
+            the twin's.
         tasks: the task of each environment, ``[R, N]``.
         updates: rounds of the updates, ``[U]``.
         metrics: of the updates by name, ``[U]``; NaN where missing or not a number.
@@ -103,11 +104,6 @@ class RunData:
     failure: str | None
     episode: Episode | None
     unreadable: int
-
-    @property
-    def gain(self) -> Floats:
-        """Committed accuracy above the twin's, ``[R, N]``."""
-        return self.outcomes["accuracy"] - self.outcomes["twin_accuracy"]
 
     @property
     def task_names(self) -> list[str]:
@@ -175,7 +171,10 @@ def gather(run: Path) -> RunData:
         raise UsageError(f"run: {run} does not say yet what it trains; wait for its first event")
     rounds = sorted(seen.outcomes)
     nothing = np.empty((0, len(OUTCOMES), seen.starts[-1].envs))
-    outcomes = np.stack([seen.outcomes[number] for number in rounds]) if rounds else nothing
+    table = np.stack([seen.outcomes[number] for number in rounds]) if rounds else nothing
+    outcomes = dict(zip(OUTCOMES, table.transpose(1, 0, 2), strict=True))
+    outcomes["gain"] = outcomes["accuracy"] - outcomes["twin_accuracy"]
+    outcomes["utility_gain"] = outcomes["utility"] - outcomes["twin_utility"]
     updates = [seen.updates[number] for number in sorted(seen.updates)]
     snapshots = [seen.snapshots[number] for number in sorted(seen.snapshots)]
     names = dict.fromkeys(name for update in updates for name in update.metrics)
@@ -186,7 +185,7 @@ def gather(run: Path) -> RunData:
         started=seen.starts[-1],
         processes=len(seen.starts),
         rounds=np.array(rounds, dtype=float),
-        outcomes=dict(zip(OUTCOMES, outcomes.transpose(1, 0, 2), strict=True)),
+        outcomes=outcomes,
         tasks=np.array([seen.tasks[number] for number in rounds], dtype=str),
         updates=np.array([float(u.round) for u in updates]),
         metrics={name: _column([u.metrics.get(name) for u in updates]) for name in names},
