@@ -58,7 +58,7 @@ FINAL = (
     Figure("seeds pruned", "pruned", ".2f"),
     Figure("rollbacks", "rolled_back", ".2f"),
 )
-"""What is told of the last tenth of the rounds."""
+"""Rows of the table on the last tenth of the rounds."""
 
 
 def tiles(run: RunData) -> list[tuple[str, str, str]]:

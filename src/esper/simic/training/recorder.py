@@ -68,13 +68,13 @@ class RoundSummary:
 
 
 class Recorder:
-    """Follows one round of ``environment`` and tells the hub.
+    """Follows one round of ``environment`` and emits its events.
 
     Args:
         hub: where events go.
         environment: whose steps these are.
         round_number: from 1.
-        actor: whose decisions these are; None leaves them untold.
+        actor: whose decisions these are; None leaves them out.
     """
 
     def __init__(
@@ -94,18 +94,18 @@ class Recorder:
     def step(self, t: int, actions: Tensor, step: Step) -> None:
         """Take in step ``t`` (from 0)."""
         if self.last is None:
-            self._tell_start()
+            self._emit_start()
         self.last = step
         report = step.report
         self._rewards.append(step.reward)
         self._rollbacks.append(report.rollback)
         self._stages.append((report.before.stage, report.acted.stage, report.after.stage))
         if self.hub.wants(GovernorRollback):
-            self._tell_rollbacks(t, report)
+            self._emit_rollbacks(t, report)
         if self.hub.wants(EpochCompleted):
-            self._tell_step(t, actions, step)
+            self._emit_step(t, actions, step)
 
-    def _tell_step(self, t: int, actions: Tensor, step: Step) -> None:
+    def _emit_step(self, t: int, actions: Tensor, step: Step) -> None:
         decision = self.actor.last if self.actor and self.hub.wants(DecisionsMade) else None
         gather = partial(
             self._gathered, time.time(), t, actions, step.reward, step.report, decision
@@ -126,12 +126,12 @@ class Recorder:
         report: StepReport,
         decision: Decision | None,
     ) -> "list[StepRecord | DecisionRecord]":
-        """What there is to tell of a step, in the order in which it is told."""
+        """The records of a step, in the order of their events."""
         identities = self.environment.environments
         record = StepRecord.take(now, self.round, t, identities, actions, reward, report)
         return [record] if decision is None else [decision.record(now, self.round, t), record]
 
-    def _tell_start(self) -> None:
+    def _emit_start(self) -> None:
         tasks = [self.environment.tasks[i] for i in self.environment.task_of.tolist()]
         self.hub.emit(
             EpisodeStarted(
@@ -142,7 +142,7 @@ class Recorder:
             )
         )
 
-    def _tell_rollbacks(self, t: int, report: StepReport) -> None:
+    def _emit_rollbacks(self, t: int, report: StepReport) -> None:
         rows = report.rollback.nonzero()[:, 0]
         if len(rows) == 0:
             return
@@ -204,8 +204,8 @@ class Recorder:
                     interactions=[nested_numbers(rows) for rows in report.interactions.tolist()],
                 )
             )
-        told = shared | {"utility_gain": worth - report.twin_score}
-        means = {name: values.double().mean().item() for name, values in told.items()}
+        summarised = shared | {"utility_gain": worth - report.twin_score}
+        means = {name: values.double().mean().item() for name, values in summarised.items()}
         return RoundSummary(
             round=self.round, steps_per_second=steps_per_second, metrics=metrics, **means
         )
