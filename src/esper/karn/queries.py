@@ -53,7 +53,7 @@ class Store:
         places: run directories, or directories that hold some at any depth.
 
     Attributes:
-        unreadable: lines that were passed over, of all runs; said on stderr where there are any.
+        unreadable: lines that were passed over, of all runs; a warning counts them on stderr.
 
     Raises:
         UsageError: a place holds no run.
@@ -169,11 +169,11 @@ def _text(name: str) -> str:
 
 def _row(path: Path, name: str, started: list[TrainingStarted], unreadable: int) -> dict[str, Any]:
     info, first = inspect(path), started[0] if started else None
-    told = {
+    first_values = {
         field: getattr(first, field, None)
         for field in ("envs", "episode_length", "device", "amp_enabled", "amp_dtype", "schema")
     }
-    return told | {
+    return first_values | {
         "run": name,
         "path": _text(str(path)),
         "resumed": max(0, len(started) - 1),

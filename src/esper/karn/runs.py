@@ -1,4 +1,4 @@
-"""What run directories there are and how they stand, told from their files alone."""
+"""What run directories there are and how they stand, read from their files alone."""
 
 import fcntl
 import json
@@ -18,9 +18,9 @@ from esper.leyline.events.reader import EventReader
 
 STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
 """``running``: a living process holds the run's lock. ``finished``: it did all its rounds.
-``interrupted``: it ended before that, by a signal or without a word, and its whole rounds are kept.
-``failed``: it said that it failed, or ended before its first round was whole. ``unknown``: nothing
-was recorded that would tell (``--telemetry-level off``)."""
+``interrupted``: it ended before that, by a signal or without an event, and its whole rounds are
+kept. ``failed``: its last event is a failure, or it ended before its first round was whole.
+``unknown``: too little was recorded (``--telemetry-level off``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class RunInfo:
     Attributes:
         path: its directory.
         status: one of ``STATUSES``.
-        policy: ``ppo``, ``heuristic`` and so on, None where nothing tells.
+        policy: ``ppo``, ``heuristic`` and so on, None where it is not known.
         tasks: what is trained.
         rounds_done: whole rounds.
         rounds_total: as configured.
         gain: committed accuracy above the twin's in the last whole round, mean over environments.
-        started: seconds since 1970, None where nothing tells.
+        started: seconds since 1970, None where it is not known.
         last_sign: time of the last event, or of the last checkpoint.
         bytes: of all its files.
         resume: the command that goes on with it, None where nothing can be resumed.
@@ -155,18 +155,18 @@ def remove(run: Path) -> None:
 
 @dataclass(slots=True)
 class _Tail:
-    """What the end of an event file tells.
+    """The end of an event file.
 
     Attributes:
         recorded: whether there are events at all.
-        said: the status with which the last process ended, None where it said nothing.
+        end: the status with which the last process ended, None where it wrote none.
         done: the last whole round.
         gain: of that round.
         time: of the last event.
     """
 
     recorded: bool = False
-    said: str | None = None
+    end: str | None = None
     done: int = 0
     gain: float | None = None
     time: float | None = None
@@ -181,7 +181,7 @@ def _tail(run: Path) -> _Tail:
         tail.time = event.time if tail.time is None else tail.time
         if isinstance(event, TrainingStarted | TrainingFinished) and not ended:
             ended = True
-            tail.said = event.status if isinstance(event, TrainingFinished) else None
+            tail.end = event.status if isinstance(event, TrainingFinished) else None
         if isinstance(event, EpisodeOutcome):
             tail.done, tail.gain = event.round, _gain(event)
             break
@@ -191,8 +191,8 @@ def _tail(run: Path) -> _Tail:
 def _status(run: Path, tail: _Tail, done: int, total: int | None) -> str:
     if is_running(run):
         return "running"
-    if tail.said in STATUSES:
-        return tail.said
+    if tail.end in STATUSES:
+        return tail.end
     if done == 0:
         return "failed" if tail.recorded else "unknown"
     return "finished" if not tail.recorded and done == total else "interrupted"

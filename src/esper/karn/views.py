@@ -57,7 +57,7 @@ def event_table(name: str) -> str:
     kind = EVENTS[name]
     spec = msgspec.json.encode(structure(kind)).decode()
     return (
-        f"SELECT run, told.* FROM (SELECT run, from_json(line, '{spec}') AS told "
+        f"SELECT run, event.* FROM (SELECT run, from_json(line, '{spec}') AS event "
         f"FROM lines_{name.lower()})"
     )
 

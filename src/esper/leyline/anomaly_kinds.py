@@ -1,6 +1,6 @@
 """What counts as an anomaly of learning: the kinds, and the bounds of their numbers.
 
-Whoever looks for anomalies and whoever shows the numbers judge by the same bounds.
+The detector of anomalies and the views of the numbers use the same bounds.
 """
 
 from dataclasses import dataclass

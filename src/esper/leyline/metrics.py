@@ -7,7 +7,7 @@ from esper.leyline.actions import HEADS
 
 METRICS: Final[dict[str, str]] = {}
 """What an update of a growth policy may report and what it means: means over its minibatches where
-nothing else is said. One that an update does not report is missing, which is not 0."""
+nothing else is stated. One that an update does not report is missing, which is not 0."""
 
 PER_HEAD: Final[dict[str, str]] = {}
 """The metrics that exist once for each head, as ``NAME/HEAD``."""

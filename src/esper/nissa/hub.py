@@ -26,8 +26,8 @@ class Hub:
     """Passes events to sinks on a thread of its own.
 
     A sink that fails is dropped with one message on stderr; training goes on. Where sinks are too
-    slow, whole steps are left out: their number is said once on stderr and told as
-    ``TelemetryDropped``. What tells of a round is never left out.
+    slow, whole steps are left out: one message says so on stderr and
+    ``TelemetryDropped`` counts them. Events of a round are never left out.
 
     Args:
         sinks: where events go.
@@ -38,7 +38,7 @@ class Hub:
     def __init__(self, sinks: Sequence[Sink], level: str, capacity: int = CAPACITY):
         self.wanted = LEVELS[level] if sinks else ()
         self.dropped = 0
-        self._told = self._round = 0
+        self._reported = self._round = 0
         self._sinks = list(sinks)
         self._queue: Queue[Making | threading.Event | None] = Queue(capacity)
         self._hurry = threading.Event()
@@ -114,15 +114,15 @@ class Hub:
         self._each(partial(_hand_over, event))
 
     def _flush(self) -> None:
-        """Tell of what was left out, and see that sinks keep what they have."""
+        """Count what was left out in an event, and see that sinks keep what they have."""
         total = self.dropped
-        if total > self._told:
+        if total > self._reported:
             self._write(
                 TelemetryDropped(
-                    time=time.time(), round=self._round, steps=total - self._told, total=total
+                    time=time.time(), round=self._round, steps=total - self._reported, total=total
                 )
             )
-            self._told = total
+            self._reported = total
         self._each(lambda sink: sink.flush())
 
     def _each(self, action: Callable[[Sink], None]) -> None:

@@ -63,7 +63,7 @@ class TensorBoard:
         if isinstance(event, TrainingStarted):
             from torch.utils.tensorboard import SummaryWriter
 
-            # Rounds that a resumed run repeats replace what was said of them before.
+            # Rounds that a resumed run repeats replace their earlier scalars.
             self._writer = SummaryWriter(str(self._folder), purge_step=event.round + 1)
         for name, value in scalars(event).items():
             self._writer.add_scalar(name, value, event.round)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import matplotlib
@@ -240,15 +241,11 @@ def _svg(figure: Figure, title: str, description: str) -> str:
     drawing = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}--", drawing)
     labels = f"{prefix}--title {prefix}--description"
     head = (
-        f'<title id="{prefix}--title">{_escaped(title)}</title>'
-        f'<desc id="{prefix}--description">{_escaped(description)}</desc>'
+        f'<title id="{prefix}--title">{escape(title, quote=False)}</title>'
+        f'<desc id="{prefix}--description">{escape(description, quote=False)}</desc>'
     )
     opening, rest = drawing.split(">", 1)
     return f'{_themed(opening)} role="img" aria-labelledby="{labels}">{head}{_themed(rest)}'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _themed(drawing: str) -> str:

@@ -65,7 +65,8 @@ class RunData:
         started: the last process that began to train.
         processes: how many processes began to train.
         rounds: numbers of the whole rounds, ``[R]``.
-        outcomes: by name in ``OUTCOMES``, ``[R, N]``.
+        outcomes: by name in ``OUTCOMES``, ``[R, N]``; also gain and utility_gain, what is above
+            the twin's.
         tasks: the task of each environment, ``[R, N]``.
         updates: rounds of the updates, ``[U]``.
         metrics: of the updates by name, ``[U]``; NaN where missing or not a number.
@@ -76,8 +77,8 @@ class RunData:
         lives: of the seeds.
         rollbacks: how often a round had a rollback for a reason.
         anomalies: what training itself found wrong.
-        dropped: steps of which nothing was told, for the disk could not keep up.
-        failure: why the last process failed, None where it did not say.
+        dropped: steps without events, for the disk could not keep up.
+        failure: why the last process failed, None where it recorded no reason.
         episode: the last whole round step by step, None where steps were not recorded.
         unreadable: lines that could not be read.
     """
@@ -103,11 +104,6 @@ class RunData:
     failure: str | None
     episode: Episode | None
     unreadable: int
-
-    @property
-    def gain(self) -> Floats:
-        """Committed accuracy above the twin's, ``[R, N]``."""
-        return self.outcomes["accuracy"] - self.outcomes["twin_accuracy"]
 
     @property
     def task_names(self) -> list[str]:
@@ -168,26 +164,29 @@ def gather(run: Path) -> RunData:
     Raises:
         UsageError: ``run`` holds no events, or none that says what was trained.
     """
-    seen, reader = _Pass(), EventReader(run)
+    found, reader = _Pass(), EventReader(run)
     for _, event in reader:
-        seen.take(event)
-    if not seen.starts:
+        found.take(event)
+    if not found.starts:
         raise UsageError(f"run: {run} does not say yet what it trains; wait for its first event")
-    rounds = sorted(seen.outcomes)
-    nothing = np.empty((0, len(OUTCOMES), seen.starts[-1].envs))
-    outcomes = np.stack([seen.outcomes[number] for number in rounds]) if rounds else nothing
-    updates = [seen.updates[number] for number in sorted(seen.updates)]
-    snapshots = [seen.snapshots[number] for number in sorted(seen.snapshots)]
+    rounds = sorted(found.outcomes)
+    nothing = np.empty((0, len(OUTCOMES), found.starts[-1].envs))
+    table = np.stack([found.outcomes[number] for number in rounds]) if rounds else nothing
+    outcomes = dict(zip(OUTCOMES, table.transpose(1, 0, 2), strict=True))
+    outcomes["gain"] = outcomes["accuracy"] - outcomes["twin_accuracy"]
+    outcomes["utility_gain"] = outcomes["utility"] - outcomes["twin_utility"]
+    updates = [found.updates[number] for number in sorted(found.updates)]
+    snapshots = [found.snapshots[number] for number in sorted(found.snapshots)]
     names = dict.fromkeys(name for update in updates for name in update.metrics)
     return RunData(
         label=_label(run),
         info=inspect(run),
         config=stored(run),
-        started=seen.starts[-1],
-        processes=len(seen.starts),
+        started=found.starts[-1],
+        processes=len(found.starts),
         rounds=np.array(rounds, dtype=float),
-        outcomes=dict(zip(OUTCOMES, outcomes.transpose(1, 0, 2), strict=True)),
-        tasks=np.array([seen.tasks[number] for number in rounds], dtype=str),
+        outcomes=outcomes,
+        tasks=np.array([found.tasks[number] for number in rounds], dtype=str),
         updates=np.array([float(u.round) for u in updates]),
         metrics={name: _column([u.metrics.get(name) for u in updates]) for name in names},
         missing={n: np.array([u.metrics.get(n) is None for u in updates]) for n in names},
@@ -197,12 +196,12 @@ def gather(run: Path) -> RunData:
             _column([s.rollout_seconds for s in snapshots]),
             _column([s.update_seconds for s in snapshots]),
         ),
-        lives=seen.lives,
-        rollbacks=seen.rollbacks,
-        anomalies=seen.anomalies,
-        dropped=seen.dropped,
-        failure=seen.failure,
-        episode=seen.episode,
+        lives=found.lives,
+        rollbacks=found.rollbacks,
+        anomalies=found.anomalies,
+        dropped=found.dropped,
+        failure=found.failure,
+        episode=found.episode,
         unreadable=reader.unreadable,
     )
 

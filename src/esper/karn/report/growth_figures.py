@@ -46,6 +46,9 @@ THICKNESS = {
 FATE_COLOURS = dict(zip(FATES, (GOOD, SERIES[0], BAD, MUTED), strict=True))
 FATE_MARKS = dict(zip(FATES, ("D", "o", "X", "v"), strict=True))
 
+Shown = list[tuple[int, Birth, int]]
+"""Births with the row in which they stand and their number."""
+
 NOT_RECORDED = "Lives of seeds are recorded from --telemetry-level normal on; this was less."
 NO_SEED = "No seed germinated in a whole round."
 
@@ -85,14 +88,21 @@ def _births(runs: list[RunData], run: RunData) -> list[Picture]:
     for birth, count in births.items():
         kinds[_kind(run, birth)] += count
     rows = [kind for kind, _ in kinds.most_common(MOST_KINDS)][::-1]
+    shown = [
+        (rows.index(kind), birth, count)
+        for birth, count in births.items()
+        if (kind := _kind(run, birth)) in rows
+    ]
     span = f"Rounds {last[0]:.0f} to {last[-1]:.0f}." if len(last) > 1 else f"Round {last[0]:.0f}."
     return [
-        _fates(title, span, run, births, rows),
-        _times(f"When they germinated{_of(runs, run)}", span, run, births, rows),
+        _fates(title, span, shown, rows),
+        _times(
+            f"When they germinated{_of(runs, run)}", span, run, shown, max(births.values()), rows
+        ),
     ]
 
 
-def _fates(title: str, span: str, run: RunData, births: Counter[Birth], rows: list[str]) -> Picture:
+def _fates(title: str, span: str, shown: Shown, rows: list[str]) -> Picture:
     figure = new_figure(height=_height(rows), left=_room(rows))
     axes = figure.add_subplot(xlabel="seeds", yticks=range(len(rows)), yticklabels=rows)
     axes.grid(axis="y", visible=False)
@@ -100,9 +110,8 @@ def _fates(title: str, span: str, run: RunData, births: Counter[Birth], rows: li
     before = np.zeros(len(rows))
     for fate in FATES:
         counts = np.zeros(len(rows))
-        for birth, count in births.items():
-            if birth.fate == fate and _kind(run, birth) in rows:
-                counts[rows.index(_kind(run, birth))] += count
+        for place, birth, count in shown:
+            counts[place] += count * (birth.fate == fate)
         some = np.flatnonzero(counts)
         if len(some):
             axes.barh(
@@ -120,19 +129,17 @@ def _fates(title: str, span: str, run: RunData, births: Counter[Birth], rows: li
     return picture(figure, title, text)
 
 
-def _times(title: str, span: str, run: RunData, births: Counter[Birth], rows: list[str]) -> Picture:
+def _times(
+    title: str, span: str, run: RunData, shown: Shown, most: int, rows: list[str]
+) -> Picture:
+    """When they germinated; the largest mark stands for ``most`` seeds."""
     figure = new_figure(height=_height(rows), left=_room(rows))
     axes = figure.add_subplot(
         xlabel="step of the episode", yticks=range(len(rows)), yticklabels=rows
     )
     axes.set(xlim=(0, run.started.episode_length + 1), ylim=(-0.6, len(rows) - 0.4))
-    most = max(births.values())
     for fate in FATES:
-        found = [
-            (birth.step, rows.index(_kind(run, birth)), count)
-            for birth, count in births.items()
-            if birth.fate == fate and _kind(run, birth) in rows
-        ]
+        found = [(birth.step, place, count) for place, birth, count in shown if birth.fate == fate]
         if not found:
             continue
         steps, places, counts = np.array(found, dtype=float).T
@@ -175,7 +182,7 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
     return picture(
         figure,
         title,
-        f"Round {run.rounds[-1]:.0f}: {some} of {run.gain.shape[1]} environments, a lane a slot. "
+        f"Round {run.rounds[-1]:.0f}: {some} of {run.tasks.shape[1]} environments, a lane a slot. "
         "Bars grow with the stage; a diamond is a seed that was fossilised, a cross one that was "
         "pruned."
         + (
@@ -202,7 +209,7 @@ def _lanes(run: RunData) -> list[tuple[int, int]]:
 def _middle(run: RunData) -> int:
     """The environment of median gain among those in which seeds lived."""
     lived = sorted({life.environment for life in run.lives.last})
-    gains = np.nan_to_num(run.gain[-1][lived], nan=-np.inf)
+    gains = np.nan_to_num(run.outcomes["gain"][-1][lived], nan=-np.inf)
     return lived[int(np.argsort(gains, kind="stable")[len(lived) // 2])]
 
 

@@ -1,4 +1,4 @@
-"""What can be said of a mean: percentile bootstrap intervals (Efron, 1979)."""
+"""Intervals of a mean: percentile bootstrap intervals (Efron, 1979)."""
 
 from dataclasses import dataclass
 

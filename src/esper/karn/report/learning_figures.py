@@ -43,7 +43,8 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
             "Gain over the twin",
             "Committed accuracy above that of the never-grow twin, in percentage points.",
             "points",
-            {run.label: 100 * run.gain for run in whole},
+            "gain",
+            scale=100,
             zero=True,
         ),
         _curve(
@@ -51,16 +52,10 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
             "Utility above the twin's",
             "Expected accuracy less the rent for parameters, above the twin's; what is optimised.",
             "utility",
-            {r.label: r.outcomes["utility"] - r.outcomes["twin_utility"] for r in whole},
+            "utility_gain",
             zero=True,
         ),
-        _curve(
-            whole,
-            "Return",
-            "Sum of the rewards of an episode.",
-            "return",
-            {run.label: run.outcomes["episode_return"] for run in whole},
-        ),
+        _curve(whole, "Return", "Sum of the rewards of an episode.", "return", "episode_return"),
     ]
     if len(_tasks(whole)) > 1:
         pictures.append(_gain_by_task(whole))
@@ -113,7 +108,8 @@ def _accuracy(runs: list[RunData]) -> Picture:
     )
     if len(_tasks(runs)) > 1:
         text += " Here they include the differences between tasks."
-    return picture(figure, "Accuracy", text + _unfinished(runs) + _blocked(runs))
+    missing_values = _left_out(runs, "accuracy", "twin_accuracy")
+    return picture(figure, "Accuracy", text + missing_values + _blocked(runs))
 
 
 def _curve(
@@ -121,7 +117,8 @@ def _curve(
     title: str,
     text: str,
     unit: str,
-    values: dict[str, Floats],
+    outcome: str,
+    scale: float = 1,
     zero: bool = False,
 ) -> Picture:
     figure = new_figure(height=3.0)
@@ -129,9 +126,9 @@ def _curve(
     if zero:
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
     for run in runs:
-        band(axes, run.rounds, values[run.label], **look_of(runs, run))
+        band(axes, run.rounds, scale * run.outcomes[outcome], **look_of(runs, run))
     legend(figure)
-    return picture(figure, title, f"{text} {INTERVAL}." + left_out(list(values.values())))
+    return picture(figure, title, f"{text} {INTERVAL}." + _left_out(runs, outcome))
 
 
 def _gain_by_task(runs: list[RunData]) -> Picture:
@@ -141,7 +138,7 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
         axes.set_title(task)
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
         for run in runs:
-            here = np.where(run.tasks == task, 100 * run.gain, np.nan)
+            here = np.where(run.tasks == task, 100 * run.outcomes["gain"], np.nan)
             played = np.isfinite(here).any(1)
             band(axes, run.rounds[played], here[played], **look_of(runs, run))
     grid[0].set_ylabel("gain, points")
@@ -212,12 +209,10 @@ def final_rounds(run: RunData) -> slice:
     return slice(-max(1, -(-len(run.rounds) // 10)), None)
 
 
-def left_out(tables: list[Floats]) -> str:
+def _left_out(runs: list[RunData], *outcomes: str) -> str:
     """A sentence on values that are not finite, empty where there is none."""
-    count = sum(int((~np.isfinite(table)).sum()) for table in tables)
-    if count == 0:
-        return ""
-    return f" Values that are not finite are left out: {count}."
+    count = sum(int((~np.isfinite(run.outcomes[n])).sum()) for run in runs for n in outcomes)
+    return f" Values that are not finite are left out: {count}." if count else ""
 
 
 def _host_parameters(run: RunData) -> Floats:
@@ -228,10 +223,6 @@ def _host_parameters(run: RunData) -> Floats:
 
 def _tasks(runs: list[RunData]) -> list[str]:
     return list(dict.fromkeys(task for run in runs for task in run.task_names))
-
-
-def _unfinished(runs: list[RunData]) -> str:
-    return left_out([run.outcomes[name] for run in runs for name in ("accuracy", "twin_accuracy")])
 
 
 def _blocked(runs: list[RunData]) -> str:

@@ -86,5 +86,5 @@ class LifeBook:
         self.begin_round()
 
     def begin_round(self) -> None:
-        """Forget a round that was cut off."""
+        """Forget a round that did not end."""
         self._lives, self._living = [], {}

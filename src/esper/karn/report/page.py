@@ -62,7 +62,7 @@ def write_report(runs: Sequence[Path], target: Path) -> Path:
 
 def render(runs: list[RunData]) -> str:
     """The page's HTML."""
-    _tell_apart(runs)
+    _number_labels(runs)
     with styled():
         sections = _sections(runs)
     template = files("esper.karn.report").joinpath("page.html.j2").read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ def _sections(runs: list[RunData]) -> list[Section]:
     ]
 
 
-def _tell_apart(runs: list[RunData]) -> None:
+def _number_labels(runs: list[RunData]) -> None:
     """Runs of one name get numbers."""
     names = [run.label for run in runs]
     for number, run in enumerate(runs, 1):

@@ -89,7 +89,7 @@ def _metrics(
                     _mark(axes, run.updates[where], mark, why)
         axes.set_ylim(bottom=bottom)
     legend(figure)
-    return picture(figure, title, text + _told(runs, present))
+    return picture(figure, title, text + _count_undefined(runs, present))
 
 
 def _line(axes: Axes, runs: list[RunData], run: RunData, values: Floats, logarithmic: bool) -> None:
@@ -129,7 +129,7 @@ def _unplaced(
     ]
 
 
-def _told(runs: list[RunData], names: dict[str, str]) -> str:
+def _count_undefined(runs: list[RunData], names: dict[str, str]) -> str:
     """Which metrics were missing or not finite, in words."""
     bad = {
         label: sum(int((~np.isfinite(run.metrics.get(name, _NONE))).sum()) for run in runs)

@@ -3,7 +3,6 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,35 +38,27 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A mean of the final rounds: what it is called, what of a run it is, how it is written."""
+    """A mean of the final rounds: what it is called, of which outcome, how it is written."""
 
     name: str
-    values: Callable[[RunData], Floats]
+    outcome: str
     form: str
     scale: float = 1.0
 
 
-def _outcome(name: str) -> Callable[[RunData], Floats]:
-    return lambda run: run.outcomes[name]
-
-
 FINAL = (
-    Figure("accuracy grown (committed), %", _outcome("accuracy"), ".1f", 100),
-    Figure("accuracy of the twin, %", _outcome("twin_accuracy"), ".1f", 100),
-    Figure("gain over the twin, points", lambda run: run.gain, "+.1f", 100),
-    Figure(
-        "utility above the twin's",
-        lambda run: run.outcomes["utility"] - run.outcomes["twin_utility"],
-        "+.3f",
-    ),
-    Figure("return", _outcome("episode_return"), "+.3f"),
-    Figure("parameters added", _outcome("added_parameters"), ".0f"),
-    Figure("seeds germinated", _outcome("germinated"), ".2f"),
-    Figure("seeds fossilised", _outcome("fossilised"), ".2f"),
-    Figure("seeds pruned", _outcome("pruned"), ".2f"),
-    Figure("rollbacks", _outcome("rolled_back"), ".2f"),
+    Figure("accuracy grown (committed), %", "accuracy", ".1f", 100),
+    Figure("accuracy of the twin, %", "twin_accuracy", ".1f", 100),
+    Figure("gain over the twin, points", "gain", "+.1f", 100),
+    Figure("utility above the twin's", "utility_gain", "+.3f"),
+    Figure("return", "episode_return", "+.3f"),
+    Figure("parameters added", "added_parameters", ".0f"),
+    Figure("seeds germinated", "germinated", ".2f"),
+    Figure("seeds fossilised", "fossilised", ".2f"),
+    Figure("seeds pruned", "pruned", ".2f"),
+    Figure("rollbacks", "rolled_back", ".2f"),
 )
-"""What is told of the last tenth of the rounds."""
+"""Rows of the table on the last tenth of the rounds."""
 
 
 def tiles(run: RunData) -> list[tuple[str, str, str]]:
@@ -123,7 +114,7 @@ def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> s
         figure: which.
         where: bool ``[R, N]``, the environments that count; all when not given.
     """
-    values = figure.values(run)
+    values = run.outcomes[figure.outcome]
     if where is not None:
         values = np.where(where, values, np.nan)
     values = values[final_rounds(run)] * figure.scale

@@ -40,7 +40,7 @@ class Anomalies(View):
 
 
 def _summary(moment: Moment, palette: Palette) -> Text:
-    """How much of the run is told, and how much of it could be read."""
+    """How much of the run was recorded, and how much of it could be read."""
     index = moment.index
     dropped = moment.latest(TelemetryDropped)
     parts = [f"{len(moment.anomalies)} anomalies"]

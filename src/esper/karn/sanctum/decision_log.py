@@ -23,12 +23,12 @@ class Decision:
     Attributes:
         step: from 1.
         op: in words.
-        choice: where, and what the other heads said that mattered.
-        probability: of the op; None where it is not told.
+        choice: where, and the choices of the other heads that mattered.
+        probability: of the op; None where it was not recorded.
         success: whether it took effect.
         legal: every legal op with its probability, None where the policy has none; nothing before
             schema 3.
-        log_prob: of the whole action, None where that is not told.
+        log_prob: of the whole action, None where that was not recorded.
         value: what the critic expected, likewise.
     """
 
@@ -101,7 +101,7 @@ def _chances(made: DecisionsMade | None, environment: int) -> dict[int, float | 
 
 
 def _details(moment: Moment, made: DecisionsMade | None, environment: int) -> list[str]:
-    """What the heads behind op and slot said, where they mattered."""
+    """The choices of the heads behind op and slot, where they mattered."""
     if made is None:
         return []
     chosen = dict(zip(HEADS, made.actions[environment], strict=True))
@@ -120,8 +120,8 @@ def in_one_line(decision: Decision, palette: Palette) -> Text:
         op_name(op) + ("" if chance is None else f" {100 * chance:.0f} %")
         for op, chance in decision.legal.items()
     ]
-    told = f"legal: {' · '.join(parts)}" if parts else "what was legal is not told"
-    return Text(f"step {decision.step}  {told}", style=palette.muted)
+    legal = f"legal: {' · '.join(parts)}" if parts else "what was legal is not told"
+    return Text(f"step {decision.step}  {legal}", style=palette.muted)
 
 
 def in_full(decision: Decision, width: int, palette: Palette) -> Text:

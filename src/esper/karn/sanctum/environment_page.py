@@ -203,6 +203,6 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
             (gradient, ".3g", COMPUTING),
             (shapley, "+.3f", ACTING),
         ):
-            told = value is not None and stage in stages_of_it
-            text.append(f"{written(value, form) if told else '-':>9}")
+            known = value is not None and stage in stages_of_it
+            text.append(f"{written(value, form) if known else '-':>9}")
     return text

@@ -40,7 +40,7 @@ class Head:
         name: its name.
         gradients: gradient norm of every update, None where it is missing.
         entropies: nats a decision, likewise; empty for the critic.
-        choice: decisions in which it could choose, as a share; None where that is not told.
+        choice: decisions in which it could choose, as a share; None where that was not recorded.
     """
 
     name: str

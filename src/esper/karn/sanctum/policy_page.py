@@ -103,7 +103,7 @@ class Policy(View):
 
 
 def _schedule(moment: Moment) -> str:
-    """Other things that follow a schedule, where the run tells them."""
+    """Other things that follow a schedule, where the run reports them."""
     metrics = moment.updates[-1].metrics
     rates = [
         f"{group} {written(metrics[name], '.3g')}"

@@ -160,15 +160,15 @@ class Moment:
     def task(self, environment: int) -> str | None:
         """What an environment's host learns in this round.
 
-        With several tasks each group draws one for every round. Schema 2 tells which when the round
+        With several tasks each group draws one for every round. Schema 2 has them when the round
         is over; None until then.
         """
         if self.started is None:
             return None
         if len(self.started.tasks) == 1:
             return self.started.tasks[0]
-        told = self._tasks_of_round
-        return told[environment] if environment < len(told) else None
+        tasks = self._tasks_of_round
+        return tasks[environment] if environment < len(tasks) else None
 
     @cached_property
     def _tasks_of_round(self) -> list[str]:

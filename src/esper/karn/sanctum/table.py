@@ -84,7 +84,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         """
         Args:
             id: of the widget.
-            nothing: what is said when there are no rows.
+            nothing: the text that is shown when there are no rows.
         """
         super().__init__(id=id)
         self.nothing = nothing

@@ -110,7 +110,7 @@ _LEAST: dict[type[Event], str] = {
     CheckpointSaved: "minimal",
     TrainingFinished: "minimal",
 }
-"""Every kind of event in the order in which a round tells them, with the least level at which it is
+"""Every kind of event in the order in which a round emits them, with the least level at which it is
 written."""
 
 LEVELS: dict[str, tuple[type[Event], ...]] = {
@@ -126,7 +126,7 @@ def event_type(kind: type[Event]) -> str:
 
 
 EVENTS: dict[str, type[Event]] = {event_type(kind): kind for kind in _LEAST}
-"""Every kind of event by its name, in the order in which a round tells them."""
+"""Every kind of event by its name, in the order in which a round emits them."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Union[tuple(EVENTS.values())])  # noqa: UP007

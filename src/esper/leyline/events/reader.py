@@ -15,7 +15,7 @@ CHUNK = 16 * 2**20
 _TAG = b'{"event_type":"'
 _MARK = 256
 """Bytes at the end of the last line that must still be there when the file has grown; the time is
-among them, so that a round that is run again with the same bits is told from the first."""
+among them, so that a round that is run again with the same bits is not taken for the first."""
 
 
 def try_decode(line: bytes) -> Event | None:

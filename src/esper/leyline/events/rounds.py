@@ -156,7 +156,7 @@ class AnalyticsSnapshot(RoundEvent, tag="ANALYTICS_SNAPSHOT"):
 
 
 class AnomalyDetected(RoundEvent, tag="ANOMALY_DETECTED"):
-    """Something went out of its bounds in this round; told once, until it is within them again."""
+    """Something went out of its bounds in this round; one event until it is back."""
 
     kind: str
     """Which bound, see the table of anomalies."""
@@ -179,10 +179,10 @@ class AnomalyDetected(RoundEvent, tag="ANOMALY_DETECTED"):
 
 
 class TelemetryDropped(RoundEvent, tag="TELEMETRY_DROPPED"):
-    """Steps of which nothing is told, because the sinks could not keep up."""
+    """Steps without events, because the sinks could not keep up."""
 
     steps: int
-    """How many since this was told last."""
+    """How many since the last such event."""
     total: int
     """How many in this process."""
 

@@ -62,7 +62,7 @@ class AnomalyDetector:
         before = self._in_a_row
         self._in_a_row = Counter({(f.kind, f.metric): before[f.kind, f.metric] + 1 for f in found})
         return [
-            _told(finding, snapshot)
+            _as_event(finding, snapshot)
             for finding in found
             if self._in_a_row[finding.kind, finding.metric] == finding.patience
         ]
@@ -111,19 +111,19 @@ class AnomalyDetector:
                 )  # fmt: skip
 
     def _is_free(self, head: str, entropy: float, known: dict[str, float]) -> bool:
-        """Whether the head had a choice often enough to be judged."""
+        """Whether the head had a choice often enough for its entropy to count."""
         share = known.get(part_metric(Metric.HEAD_CHOICE, head))
         return entropy > 0.0 if share is None else share >= self.thresholds.entropy_choice
 
     def _vanishing(self, known: dict[str, float]) -> Iterator[_Finding]:
         bounds = self.thresholds
-        judged = [Metric.GRAD_NORM]
-        judged += [
+        watched = [Metric.GRAD_NORM]
+        watched += [
             part_metric(Metric.HEAD_GRAD_NORMS, head)
             for head in HEADS
             if known.get(part_metric(Metric.HEAD_CHOICE, head), 0.0) >= bounds.entropy_choice
         ]
-        for metric in judged:
+        for metric in watched:
             norm = known.get(metric, math.inf)
             if norm < bounds.gradient_vanishing:
                 message = f"{metric} is {norm:.2g} for {bounds.patience} updates"
@@ -184,7 +184,7 @@ def _not_finite(known: dict[str, float]) -> Iterator[_Finding]:
         yield _Finding("not_finite", Metric.REFUSED, refused, 0.0, message)
 
 
-def _told(finding: _Finding, snapshot: AnalyticsSnapshot) -> AnomalyDetected:
+def _as_event(finding: _Finding, snapshot: AnalyticsSnapshot) -> AnomalyDetected:
     return AnomalyDetected(
         time=snapshot.time,
         round=snapshot.round,

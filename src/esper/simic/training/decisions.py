@@ -16,7 +16,7 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.interface import RecurrentState
 
 DIGITS = 5
-"""Digits of a probability that are told."""
+"""Digits of a recorded probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Decision:
     Attributes:
         masks: what was legal.
         actions, log_prob, value: see ``Actor.act``.
-        ops: tells the probability of each op; None where it is not known.
+        ops: computes the probability of each op; None where it is not known.
     """
 
     masks: ActionMasks
@@ -87,7 +87,7 @@ class Decision:
 
 
 class WatchedActor:
-    """An actor whose last decision can be told. It decides as ``actor`` does.
+    """An actor whose last decision can be recorded. It decides as ``actor`` does.
 
     Attributes:
         last: the last decision, None before the first.
@@ -99,7 +99,7 @@ class WatchedActor:
         self._ops: Callable[[RecurrentState, ActionMasks], Tensor] | None = None
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``Actor.begin``. Decisions are told by the policy as it is now."""
+        """See ``Actor.begin``. Probabilities are those of the policy as it is now."""
         self.actor.begin(environments, episode)
         if isinstance(self.actor, PPOAgent) and isinstance(self.actor.policy, FactoredLSTM):
             self._ops = self.actor.policy.op_teller()

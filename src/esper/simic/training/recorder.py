@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,13 +68,13 @@ class RoundSummary:
 
 
 class Recorder:
-    """Follows one round of ``environment`` and tells the hub.
+    """Follows one round of ``environment`` and emits its events.
 
     Args:
         hub: where events go.
         environment: whose steps these are.
         round_number: from 1.
-        actor: whose decisions these are; None leaves them untold.
+        actor: whose decisions these are; None leaves them out.
     """
 
     def __init__(
@@ -93,18 +94,18 @@ class Recorder:
     def step(self, t: int, actions: Tensor, step: Step) -> None:
         """Take in step ``t`` (from 0)."""
         if self.last is None:
-            self._tell_start()
+            self._emit_start()
         self.last = step
         report = step.report
         self._rewards.append(step.reward)
         self._rollbacks.append(report.rollback)
         self._stages.append((report.before.stage, report.acted.stage, report.after.stage))
         if self.hub.wants(GovernorRollback):
-            self._tell_rollbacks(t, report)
+            self._emit_rollbacks(t, report)
         if self.hub.wants(EpochCompleted):
-            self._tell_step(t, actions, step)
+            self._emit_step(t, actions, step)
 
-    def _tell_step(self, t: int, actions: Tensor, step: Step) -> None:
+    def _emit_step(self, t: int, actions: Tensor, step: Step) -> None:
         decision = self.actor.last if self.actor and self.hub.wants(DecisionsMade) else None
         gather = partial(
             self._gathered, time.time(), t, actions, step.reward, step.report, decision
@@ -125,12 +126,12 @@ class Recorder:
         report: StepReport,
         decision: Decision | None,
     ) -> "list[StepRecord | DecisionRecord]":
-        """What there is to tell of a step, in the order in which it is told."""
+        """The records of a step, in the order of their events."""
         identities = self.environment.environments
         record = StepRecord.take(now, self.round, t, identities, actions, reward, report)
         return [record] if decision is None else [decision.record(now, self.round, t), record]
 
-    def _tell_start(self) -> None:
+    def _emit_start(self) -> None:
         tasks = [self.environment.tasks[i] for i in self.environment.task_of.tolist()]
         self.hub.emit(
             EpisodeStarted(
@@ -141,7 +142,7 @@ class Recorder:
             )
         )
 
-    def _tell_rollbacks(self, t: int, report: StepReport) -> None:
+    def _emit_rollbacks(self, t: int, report: StepReport) -> None:
         rows = report.rollback.nonzero()[:, 0]
         if len(rows) == 0:
             return
@@ -170,25 +171,28 @@ class Recorder:
         ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
         stages = [torch.stack(parts) for parts in zip(*self._stages, strict=True)]
         germinated, fossilised, pruned = (seeds_entering(stage, *stages).sum(0) for stage in ends)
-        returns = torch.stack(self._rewards).sum(0)
-        rolled_back = (torch.stack(self._rollbacks) > 0).sum(0)
+        shared = {
+            "accuracy": committed.accuracy,
+            "twin_accuracy": twins.accuracy,
+            "episode_return": torch.stack(self._rewards).sum(0),
+            "added_parameters": report.added,
+            "germinated": germinated,
+            "fossilised": fossilised,
+            "pruned": pruned,
+            "rolled_back": (torch.stack(self._rollbacks) > 0).sum(0),
+        }
+        outcome = shared | {
+            "utility": worth,
+            "twin_utility": report.twin_score,
+            "expected_accuracy": committed.expected,
+            "twin_expected_accuracy": twins.expected,
+        }
         self.hub.emit(
             EpisodeOutcome(
                 time=time.time(),
                 round=self.round,
                 task=[names[task] for task in tasks],
-                utility=numbers(worth.tolist()),
-                twin_utility=numbers(report.twin_score.tolist()),
-                accuracy=numbers(committed.accuracy.tolist()),
-                twin_accuracy=numbers(twins.accuracy.tolist()),
-                expected_accuracy=numbers(committed.expected.tolist()),
-                twin_expected_accuracy=numbers(twins.expected.tolist()),
-                episode_return=numbers(returns.tolist()),
-                added_parameters=report.added.tolist(),
-                germinated=germinated.tolist(),
-                fossilised=fossilised.tolist(),
-                pruned=pruned.tolist(),
-                rolled_back=rolled_back.tolist(),
+                **{name: _listed(values) for name, values in outcome.items()},
             )
         )
         if report.shapley is not None and report.interactions is not None:
@@ -200,24 +204,17 @@ class Recorder:
                     interactions=[nested_numbers(rows) for rows in report.interactions.tolist()],
                 )
             )
-
-        def mean(x: Tensor) -> float:
-            return x.double().mean().item()
-
+        summarised = shared | {"utility_gain": worth - report.twin_score}
+        means = {name: values.double().mean().item() for name, values in summarised.items()}
         return RoundSummary(
-            round=self.round,
-            accuracy=mean(committed.accuracy),
-            twin_accuracy=mean(twins.accuracy),
-            utility_gain=mean(worth - report.twin_score),
-            episode_return=mean(returns),
-            added_parameters=mean(report.added),
-            germinated=mean(germinated),
-            fossilised=mean(fossilised),
-            pruned=mean(pruned),
-            rolled_back=mean(rolled_back),
-            steps_per_second=steps_per_second,
-            metrics=metrics,
+            round=self.round, steps_per_second=steps_per_second, metrics=metrics, **means
         )
+
+
+def _listed(values: Tensor) -> list[Any]:
+    """Floats as numbers of JSON, integers as they are."""
+    listed: list[Any] = values.tolist()
+    return numbers(listed) if values.is_floating_point() else listed
 
 
 def _events(records: "Iterable[StepRecord | DecisionRecord]") -> Iterator[Event]:

@@ -51,9 +51,9 @@ class Session:
     """One process of a run.
 
     Attributes:
-        directory: of the run, held by this process.
+        directory: of the run, locked by this process.
         trainee: what is trained.
-        observer: is told of every step and round.
+        observer: is notified of every step and round.
         stop: whether a signal came.
         saved: the round of the latest checkpoint, None before there is one.
         events_bytes: length of the event file when the last round was over.
@@ -96,14 +96,14 @@ class Session:
                     summaries.append(self._round(hub, number))
                     if number % self.config.output.checkpoint_every == 0 or number == total:
                         self._save(hub, number)
-                    # Only now: what was told of is not lost when the process dies.
+                    # Only now: a round that was announced is not lost when the process dies.
                     self.observer.round_done(summaries[-1])
                     if self.refusals == MOST_REFUSALS:
                         raise _Refused
             except _Stopped:
                 assert self.stop.number is not None
                 status, code = "interrupted", 128 + self.stop.number
-                # Only a rollout was cut short: the weights are those of the last whole round.
+                # Only a rollout ended early: the weights are those of the last whole round.
                 self._save(hub, done + len(summaries))
             except _Refused as error:
                 print(f"esper: {error}", file=sys.stderr)
@@ -111,16 +111,16 @@ class Session:
                 self._save(hub, done + len(summaries))
             if self.agent is not None and self.saved != done + len(summaries):
                 code = 1
-            self._tell_end(hub, done + len(summaries), status)
+            self._emit_end(hub, done + len(summaries), status)
         except Exception as error:
-            self._tell_end(hub, done + len(summaries), "failed", repr(error))
+            self._emit_end(hub, done + len(summaries), "failed", repr(error))
             raise
         finally:
             hub.close()
         return status, code, summaries
 
     @staticmethod
-    def _tell_end(hub: Hub, done: int, status: str, message: str | None = None) -> None:
+    def _emit_end(hub: Hub, done: int, status: str, message: str | None = None) -> None:
         hub.emit(TrainingFinished(time=time.time(), round=done, status=status, message=message))
 
     def _announce(self, hub: Hub, done: int) -> None:
@@ -129,7 +129,7 @@ class Session:
         self.observer.started(self.directory.path, self.config, done, self.trainee.steps)
 
     def _note_events(self, hub: Hub) -> None:
-        """Remember how long the event file is now that a whole number of rounds is told."""
+        """Remember how long the event file is now that it ends with a whole round."""
         hub.flush()
         events = self.directory.events
         self.events_bytes = events.stat().st_size if events.exists() else 0
@@ -148,12 +148,12 @@ class Session:
 
         speed = self.trainee.count * self.trainee.steps / (end - begin)
         update = self._update_completed(index, metrics) if self.agent else None
-        told = self._snapshot(index, metrics, speed, collected - begin, end - collected)
+        snapshot = self._snapshot(index, metrics, speed, collected - begin, end - collected)
         if update is not None:
             hub.emit(update)
             self._note_refusal(hub, index)
-        hub.emit(told)
-        for anomaly in self.detector.observe(update, told):
+        hub.emit(snapshot)
+        for anomaly in self.detector.observe(update, snapshot):
             hub.emit(anomaly)
         summary = self.trainee.finish(hub, index, speed, metrics)
         self._note_events(hub)
@@ -161,9 +161,9 @@ class Session:
 
     def _update_completed(self, index: int, metrics: dict[str, float | None]) -> PPOUpdateCompleted:
         assert self.agent is not None, "nobody learns"
-        told = {name: None if v is None else number(v) for name, v in metrics.items()}
+        numbers = {name: None if v is None else number(v) for name, v in metrics.items()}
         return PPOUpdateCompleted(
-            time=time.time(), round=index, update=self.agent.updates, metrics=told
+            time=time.time(), round=index, update=self.agent.updates, metrics=numbers
         )
 
     def _snapshot(

@@ -34,12 +34,12 @@ _FLOATS = {
 """Fields of ``EpochCompleted``, and where a report has them."""
 
 _DIGITS = 6
-"""Decimals of these that are told: what float32 holds of them, in half of the bytes."""
+"""Decimals of these in events: what float32 holds of them, in half of the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What there is to tell of one step, on the host.
+    """What is recorded of one step, on the host.
 
     Attributes:
         time: seconds since 1970.

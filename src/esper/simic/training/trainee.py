@@ -1,4 +1,4 @@
-"""What a run trains, seen from the training loop."""
+"""What a run trains, for the training loop."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -51,7 +51,7 @@ class Trainee(Protocol):
         ...
 
     def started(self, time: float, done: int) -> TrainingStarted:
-        """What there is to tell of it, ``done`` rounds having been trained before."""
+        """The event of its start, ``done`` rounds having been trained before."""
         ...
 
     def amp_scale(self) -> float | None:
@@ -59,13 +59,13 @@ class Trainee(Protocol):
         ...
 
     def collect(self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]) -> Rollout[Any]:
-        """Act for one round, told to the hub; ``on_step`` may raise to cut it short."""
+        """Act for one round, events to the hub; ``on_step`` may raise to end it early."""
         ...
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
     ) -> Summary:
-        """The round is over and learned: tell the hub what came of it."""
+        """The round is over and learned: emit its outcome."""
         ...
 
     def parts(self) -> dict[str, dict[str, Any]]:
@@ -81,5 +81,5 @@ class Trainee(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release its resources."""
         ...
