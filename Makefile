@@ -1,4 +1,5 @@
 # Two commands are all one needs: `make demo` and `make test`. Both set up .venv first.
+# While one works: `make quick`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,16 +7,40 @@ READY := $(VENV)/.ready
 # What only the comparisons with other libraries need.
 BENCH := $(VENV)/.ready-bench
 
-.PHONY: demo test test-all test-gpu wheel screenshots clean bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu wheel screenshots clean bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
 
-test: $(READY)
+lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks scripts examples
 	$(BIN)/ruff format --check src tests benchmarks scripts examples
+
+types: $(READY)
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+
+# The fastest tests of every package: the rest of a package comes with `make test`.
+QUICK := test_layers.py leyline runtime/test_tasks.py runtime/test_loaders.py runtime/test_plugins.py \
+  kasmina/test_rng.py kasmina/test_stack_layout.py kasmina/test_hosts.py kasmina/test_lifecycle.py \
+  tolaria/test_optim.py tolaria/test_health.py tolaria/test_bank.py tolaria/test_minibatches.py \
+  tolaria/test_measure_oracle.py tamiyo/policy/test_features.py tamiyo/policy/test_factored_lstm.py \
+  simic/test_advantage.py simic/test_loss.py simic/test_optimiser.py simic/test_rollout.py \
+  simic/growth/test_host_families.py simic/gym/test_gym_acting.py simic/run/test_checkpoint.py \
+  simic/training/test_decisions.py simic/tools/test_diagnosis.py nissa/test_trackers.py \
+  karn/test_runs.py karn/sanctum/test_log.py karn/sanctum/test_signs.py scripts/test_runs_command.py
+
+quick-tests: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" $(addprefix tests/,$(QUICK))
+
+quick: $(READY)
+	$(MAKE) --jobs=2 --output-sync lint types quick-tests
+
+test: lint types
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
+# Ten green runs beside two busy loops: no test may depend on how fast anything is.
+steady: $(READY)
+	scripts/steady.sh 10
 
 test-all: test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow

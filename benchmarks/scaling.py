@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py --write
 
-Whole training loops (see ``scripts/hot_path_workload.py``) without the naive one, both backends.
+Whole training loops (see ``hot_path_workload.py``) without the naive one, both backends.
 Writes a table and plots. The exponent is the slope of log time against log size between the two
 largest sizes: 1 is linear in the number of environments, slots and seeds, and in the operations of
 a wider host; above it a term would be superlinear.

@@ -4,12 +4,16 @@ A garden says what grows where: for each environment a dict from slot index to `
 """
 
 import copy
+import fcntl
 import itertools
+import os
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,10 +207,13 @@ def optimisation(
 
 def _has_compiler() -> bool:
     """A compiler that is there and fails is no reason to skip anything."""
-    try:
-        library()
-    except NoCompiler:
-        return False
+    # Of several workers in a fresh clone one compiles, and the others wait for it.
+    with (Path(tempfile.gettempdir()) / f"esper-tests-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            library()
+        except NoCompiler:
+            return False
     return True
 
 

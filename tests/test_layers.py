@@ -10,6 +10,7 @@ import pytest
 import esper
 
 ROOT = Path(esper.__file__).parent
+TESTS = Path(__file__).parent
 LAYERS = ("leyline", "native", "kasmina", "runtime", "tolaria", "tamiyo", "simic", "scripts")
 ALLOWED = {
     **{layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)},
@@ -159,3 +160,20 @@ def test_the_learner_does_not_know_the_growth_environment() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_quick_tests_exist_and_touch_every_package() -> None:
+    makefile = (TESTS.parent / "Makefile").read_text().replace("\\\n", " ")
+    (line,) = [line for line in makefile.splitlines() if line.startswith("QUICK := ")]
+    quick = line.removeprefix("QUICK := ").split()
+    assert [name for name in quick if not (TESTS / name).exists()] == []
+    packages = {path.parent.relative_to(ROOT) for path in MODULES if path.parent != ROOT}
+    outermost = {str(path) for path in packages if len(path.parts) == 1}
+    rooms = {f"simic/{room}" for room in ROOMS} - {"simic/learner"}
+    untouched = {
+        package
+        for package in outermost | rooms
+        if not any(name.startswith(package) for name in quick)
+    }
+    # What is compiled for all packages is tested by what calls it.
+    assert untouched <= {"native"}

@@ -13,7 +13,7 @@ from esper.leyline.actions import HEADS
 from esper.leyline.events import EpisodeOutcome, PPOUpdateCompleted, TrainingStarted
 from esper.scripts.train import train
 from karn.sanctum.test_acceptance import gradients
-from processes import called, ran
+from processes import called
 from scripts.pseudo_terminal import OnTerminal
 
 COMMAND = [
@@ -86,7 +86,7 @@ def test_on_a_terminal_sanctum_shows_it(place: Path, terminal: list[OnTerminal])
 
 def test_without_data_it_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    done = ran([*TRAIN, *COMMAND], tmp_path)
+    done = called(COMMAND, tmp_path, train)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "esper tasks fetch cifar10" in done.stderr

@@ -27,6 +27,8 @@ from support import own_blueprints
 
 ROOT = Path(__file__).parents[2]
 SIMPLE = [f"{fuzzing.flag(name)}={value}" for name, value in fuzzing.SMALL.items()]
+CACHE = os.environ.get("ESPER_CACHE_DIR") or str(Path.home() / ".cache" / "esper")
+"""Of compiled libraries: under a home of its own each case would compile them anew."""
 LOCKS = {f"{run}/lock" for run in fuzzing.RUNS}
 """A directory is locked before its checkpoints are read; that may leave an empty file."""
 EVERY_REPORT = 64
@@ -134,6 +136,7 @@ def results(
         before = contents(place)
         monkeypatch.chdir(place)
         monkeypatch.setenv("HOME", str(place))
+        monkeypatch.setenv("ESPER_CACHE_DIR", CACHE)
         real = index % EVERY_REPORT == 0
         monkeypatch.setattr(watched, "write_report", draw_report if real else undrawn)
         with own_blueprints(), patch.dict(TASKS), patch.dict(SUITES):

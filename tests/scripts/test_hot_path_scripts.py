@@ -1,15 +1,20 @@
 """The three profiling scripts run without arguments, here on little work."""
 
+import importlib
 import json
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from processes import called
 from support import needs_native
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
+SMALL = ("--envs", "2", "--episode-length", "6", "--episodes", "1", "--max-batches", "1")
 KEYS = {
     *("task", "envs", "episode_length", "max_batches", "batch_size", "backend", "device", "amp"),
     *("compile", "telemetry", "lstm_hidden", "ppo_epochs", "threads", "eps", "step_ms_p50"),
@@ -18,20 +23,30 @@ KEYS = {
 }
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess:
-    return run_python(str(SCRIPTS / script), *arguments)
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess]:
+    """Call a script with arguments as a process would."""
+    for folder in (SCRIPTS.parent / "benchmarks", SCRIPTS):
+        monkeypatch.syspath_prepend(folder)
 
+    def script(name: str, *arguments: str) -> subprocess.CompletedProcess:
+        path = str(SCRIPTS / name)
 
-def run_python(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+        def command(given: list[str]) -> int:
+            monkeypatch.setattr(sys, "argv", [path, *given])
+            runpy.run_path(path, run_name="__main__")
+            return 0
+
+        return called(list(arguments), Path.cwd(), command)
+
+    return script
 
 
 @needs_native
-def test_the_hot_path_is_measured_beside_the_naive_loop(tmp_path: Path):
+def test_the_hot_path_is_measured_beside_the_naive_loop(tmp_path: Path, run):
     """After it was checked that both compute the same numbers."""
     file = tmp_path / "rows.json"
-    small = ("--envs", "4", "--episode-length", "6", "--episodes", "1", "--max-batches", "2")
-    done = run("benchmark_hot_path.py", *small, "--json", str(file))
+    done = run("benchmark_hot_path.py", *SMALL, "--json", str(file))
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())
     assert [row["backend"] for row in rows] == ["NativeBackend", "TorchBackend"]
@@ -41,53 +56,46 @@ def test_the_hot_path_is_measured_beside_the_naive_loop(tmp_path: Path):
         shares = [row[f"share_{part}"] for part in ("host", "policy", "update", "rest")]
         assert sum(shares) == pytest.approx(1.0)
         assert min(shares) > 0
-    assert "| digits_shift | 4 | TorchBackend |" in file.with_suffix(".md").read_text()
+    assert "| digits_shift | 2 | TorchBackend |" in file.with_suffix(".md").read_text()
     compared = run("benchmark_hot_path.py", "--compare", str(file), str(file))
     assert compared.returncode == 0
     assert "NativeBackend" in compared.stdout
 
 
-def test_a_backend_that_computes_something_else_is_not_timed(tmp_path: Path):
+def test_a_backend_that_computes_something_else_is_not_timed(monkeypatch, run):
     """Broken on purpose: the naive loop gets another learning rate."""
-    broken = (
-        "import sys; sys.path.insert(0, {scripts!r})\n"
-        "import benchmark_hot_path as script, hot_path_naive as naive\n"
-        "original = naive.NaiveBackend._optimizers\n"
-        "def slower(self, *given):\n"
-        "    own = original(self, *given)\n"
-        "    own[''].param_groups[0]['lr'] = 0.0\n"
-        "    return own\n"
-        "naive.NaiveBackend._optimizers = slower\n"
-        "sys.argv = ['x', '--envs', '4', '--episode-length', '6', '--episodes', '1']\n"
-        "script.main()\n"
-    )
-    done = run_python("-c", broken.format(scripts=str(SCRIPTS)))
-    assert done.returncode != 0
-    assert "Tensor-likes are not close" in done.stderr
+    naive = importlib.import_module("hot_path_naive").NaiveBackend
+    original = naive._optimizers
+
+    def slower(self, *given):
+        own = original(self, *given)
+        own[""].param_groups[0]["lr"] = 0.0
+        return own
+
+    monkeypatch.setattr(naive, "_optimizers", slower)
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        run("benchmark_hot_path.py", *SMALL)
 
 
-def test_every_synchronisation_is_documented():
+def test_every_synchronisation_is_documented(run):
     done = run("profile_gpu_sync.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "NOT DOCUMENTED" not in done.stdout
     assert "simic/ppo.py:_summary" in done.stdout
 
 
-def test_a_synchronisation_that_is_not_documented_fails():
-    undocumented = (
-        "import sys; sys.path.insert(0, {scripts!r})\n"
-        "import profile_gpu_sync as script\n"
-        "del script.DOCUMENTED['simic/ppo.py:_summary']\n"
-        "sys.argv = ['x']\n"
-        "sys.exit(script.main())\n"
-    )
-    done = run_python("-c", undocumented.format(scripts=str(SCRIPTS)))
-    assert done.returncode == 1
-    assert "NOT DOCUMENTED" in done.stdout
+def test_a_synchronisation_that_is_not_documented_fails(monkeypatch, capsys):
+    for folder in (SCRIPTS.parent / "benchmarks", SCRIPTS):
+        monkeypatch.syspath_prepend(folder)
+    script = importlib.import_module("profile_gpu_sync")
+    monkeypatch.delitem(script.DOCUMENTED, "simic/ppo.py:_summary")
+    monkeypatch.setattr(sys, "argv", ["x"])
+    assert script.main() == 1
+    assert "NOT DOCUMENTED" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "torch"])
-def test_operations_are_told_by_stage(backend: str):
+def test_operations_are_told_by_stage(backend: str, run):
     done = run(
         "profile_hot_path_operations.py",
         *("--envs", "4", "--episode-length", "6", "--backend", backend),

@@ -17,7 +17,7 @@ import pytest
 from esper.scripts.entry import guarded
 from esper.scripts.main import COMMANDS
 from esper.scripts.sanctum import find_run, sanctum
-from processes import ESPER, ROOT, WATCHDOG, environment, ran
+from processes import ESPER, ROOT, WATCHDOG, called, environment
 from scripts.pseudo_terminal import OnTerminal
 
 RECORDED = ROOT / "tests" / "recorded"
@@ -106,8 +106,7 @@ def test_the_latest_of_several_runs_is_shown(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_it_is_said_and_training_goes_on(tmp_path: Path) -> None:
-    train = [sys.executable, "-m", "esper.scripts.train"]
-    done = ran([*train, *training(tmp_path, 1, "--sanctum")[1:]])
+    done = called(training(tmp_path, 1, "--sanctum"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("sanctum: needs a terminal; training without it") == 1
     assert "finished after" in done.stdout
