@@ -44,11 +44,12 @@ DOCUMENTED = {
     "simic/growth/shard.py:_restore": "rows that were rolled back; only then",
     "simic/training/step_events.py:take": "telemetry: all of a step in a few transfers",
     "simic/training/decisions.py:record": "telemetry: what was decided, in two transfers",
-    "simic/training/recorder.py:_tell_start": "telemetry: which tasks a round trains",
-    "simic/training/recorder.py:_tell_rollbacks": "telemetry: whom to tell of",
+    "simic/training/recorder.py:_emit_start": "telemetry: which tasks a round trains",
+    "simic/training/recorder.py:_emit_rollbacks": "telemetry: which hosts were rolled back",
     "simic/training/recorder.py:finish": "telemetry: the outcome of a round",
+    "simic/training/recorder.py:_listed": "telemetry: the outcome of a round",
     "simic/training/recorder.py:mean": "telemetry: the summary of a round",
-    "simic/ppo.py:_summary": "the one transfer of an update: what happened in it",
+    "simic/update_metrics.py:summarise": "the one transfer of an update: what happened in it",
     "simic/growth/environment.py:reset": "whether the tasks were dealt anew; once an episode",
 }
 """Places that may wait, and why; see docs/performance.md."""
