@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # What only the comparisons with other libraries need.
 BENCH := $(VENV)/.ready-bench
 
-.PHONY: demo test test-all test-gpu screenshots clean bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo test test-all test-gpu screenshots clean bench-step bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text bench-bookkeeping
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -55,6 +55,9 @@ bench-sanctum: $(READY)
 
 bench-text: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/text.py --write
+
+bench-bookkeeping: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bookkeeping.py --write
 
 screenshots: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/make_screenshots.py
