@@ -16,7 +16,7 @@ from esper.native.structures import check_layout
 
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 """What the names of functions for a dtype end with."""
-_OUT_OF_MEMORY, _FAILED = 1, 2
+_OUT_OF_MEMORY, _FAILED, _OTHER_FEATURES = 1, 2, 3
 _log = logging.getLogger(__name__)
 Function = Callable[..., int]
 
@@ -104,6 +104,10 @@ def _check(result: int, _: Any, __: Any) -> int:
         raise MemoryError("the native backend ran out of memory")
     if result == _FAILED:
         raise RuntimeError("the native backend failed")
+    if result == _OTHER_FEATURES:
+        raise RuntimeError(
+            "step/observe.h writes other features than tamiyo/policy/features.py names"
+        )
     return result
 
 

@@ -19,6 +19,7 @@ from esper.native import library
 from esper.native.build import Unavailable
 from esper.runtime import data
 from esper.runtime.tasks import Task
+from esper.simic.growth import native_spec, native_step
 from esper.simic.growth import shard as shards
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.native_blocks import SignalsInBlocks, StateInBlocks
@@ -438,3 +439,11 @@ def test_the_library_is_told_everything(shard: Shard) -> None:
     )
     assert {field.name for field in fields(SeedState)} == set(StateInBlocks.places)
     assert {field.name for field in fields(SeedSignals)} == set(SignalsInBlocks.places)
+
+
+def test_a_feature_that_one_side_alone_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for names in (HOST_FEATURES[:-1], (*HOST_FEATURES, "another")):
+        for module in (native_step, native_spec):
+            monkeypatch.setattr(module, "HOST_FEATURES", names)
+        with pytest.raises(RuntimeError, match=r"observe\.h writes other features"):
+            shard_of()

@@ -3,6 +3,7 @@
 // This part is compiled without contraction of floating point, so that sums and products are torch's to
 // the bit.
 
+#include "guarded.h"
 #include "observe.h"
 #include "governor.h"
 #include "pass.h"
@@ -25,8 +26,12 @@ int esper_step_pass(const esper::step::StepSpec* spec, const esper::step::PassCa
 }
 
 int esper_step_observe(const esper::step::StepSpec* spec, const esper::step::ObserveCall* call) {
-  esper::step::observe(*spec, *call);
-  return 0;
+  try {
+    esper::step::observe(*spec, *call);
+  } catch (const esper::step::OtherFeatures&) {
+    return esper::kOtherFeatures;
+  }
+  return esper::kDone;
 }
 
 }  // extern "C"

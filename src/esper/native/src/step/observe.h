@@ -10,12 +10,22 @@
 
 namespace esper::step {
 
-// Writes features one after another.
-struct Writer {
-  float* at;
+// Features of one row that Python has no room for, or room that no feature fills.
+struct OtherFeatures {};
 
-  void put(float value) { *at++ = value; }
-  void put(const float* values, int64_t count) { at = std::copy(values, values + count, at); }
+// Writes the features of one row, one after another.
+struct Writer {
+  float *at, *end;
+
+  Writer(float* begin, int64_t width) : at(begin), end(begin + width) {}
+  void put(float value) { put(&value, 1); }
+  void put(const float* values, int64_t count) {
+    if (count > end - at) throw OtherFeatures();
+    at = std::copy(values, values + count, at);
+  }
+  void close() const {
+    if (at != end) throw OtherFeatures();
+  }
 };
 
 // Twin of tamiyo.policy.features.symlog.
@@ -63,6 +73,7 @@ inline void host_features(const StepSpec& spec, const ObserveCall& call, int64_t
   out.put(std::log1p(float(parameters) / spec.host_parameters));
   out.put(1.0f - float(living) / spec.most_seeds);
   out.put(call.rolled_back[n]);
+  out.close();
 }
 
 // What belongs to a seed.
@@ -106,11 +117,12 @@ inline void slot_features(const StepSpec& spec, const ObserveCall& call, int64_t
   seed_features(spec, seed, load(call.signals, size, place), call.seed_parameters[place], out);
   if (!living) std::fill(begin, out.at, 0.0f);
   out.put(spec.place + 2 * s, 2);
+  out.close();
 }
 
 // Twin of tamiyo.policy.features.critic_features.
 inline void critic_features(const StepSpec& spec, const ObserveCall& call, int64_t n) {
-  Writer critic = {call.critic + 3 * n};
+  Writer critic(call.critic + 3 * n, 3);
   critic.put(call.twin_score[n]);
   critic.put(spec.points * (call.score[n] - call.twin_score[n]));
   critic.put(1.0f);
@@ -119,9 +131,10 @@ inline void critic_features(const StepSpec& spec, const ObserveCall& call, int64
 // Twin of simic.growth.step_functions.TorchStep.observe.
 inline void observe(const StepSpec& spec, const ObserveCall& call) {
   for (int64_t n = 0; n < spec.environments; ++n) {
-    host_features(spec, call, n, {call.host + n * spec.host_width});
+    host_features(spec, call, n, {call.host + n * spec.host_width, spec.host_width});
     for (int64_t s = 0; s < spec.slots; ++s)
-      slot_features(spec, call, n, s, {call.slot + (n * spec.slots + s) * spec.slot_width});
+      slot_features(spec, call, n, s,
+                    {call.slot + (n * spec.slots + s) * spec.slot_width, spec.slot_width});
     critic_features(spec, call, n);
   }
 }
