@@ -2,6 +2,7 @@
 
 from rich.text import Text
 from textual.containers import Vertical
+from textual.message import Message
 from textual.widgets import Static
 
 from esper.karn.sanctum.formatting import harmless
@@ -16,6 +17,12 @@ class View(Vertical):
     """One of Sanctum's pages. It is shown moments; it keeps nothing of a run itself."""
 
     title = ""
+
+    class Resized(Message):
+        """A page and all in it have another size: what it draws depends on that."""
+
+    def on_resize(self) -> None:
+        self.post_message(self.Resized())
 
     def show(self, moment: Moment, palette: Palette) -> None:
         """Draw a moment."""
