@@ -200,20 +200,11 @@ def rollbacks(trace: Trace) -> dict[tuple[int, int], Reason]:
 
 
 def assert_untouched(trace: Trace, clean: Trace, rows: list[int]) -> None:
-    """As without the fault: what is trained and scored to the last bit.
-
-    Contributions come from a pass over fewer rows once the faulty environment has lost its seeds,
-    and on some processors MKL and oneDNN round by the number of rows.
-    """
+    """To the last bit, as without the fault."""
     environments = [n for n in rows if n < COUNT]
     for t in range(LENGTH):
         assert_identical(numbers(trace.stack(t), rows), numbers(clean.stack(t), rows))
-        found, expected = trace.told(t, environments), clean.told(t, environments)
-        for name in ("SeedSignals contribution", "SeedSignals contribution_velocity", "slots"):
-            torch.testing.assert_close(
-                found.pop(name), expected.pop(name), rtol=0.0, atol=1e-5, msg=name
-            )
-        assert_identical(found, expected)
+        assert_identical(trace.told(t, environments), clean.told(t, environments))
 
 
 def numbers(stack: Stack, rows: list[int]) -> dict[str, Tensor]:

@@ -181,11 +181,14 @@ class Sanctum(App[None]):
         else:
             self.page.focus()
         self._draw_tabs()
-        # A page gets its size when it is shown; what it draws depends on that.
         self.call_after_refresh(self.draw)
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.draw)
+
+    def on_view_resized(self) -> None:
+        """A page gets its size after it is shown, at times later than the next refresh."""
+        self.draw()
 
     def action_playhead(self, movement: str, *by: int) -> None:
         """Move in time: call the method ``movement`` of the playhead."""

@@ -18,6 +18,9 @@ class View(Vertical):
 
     title = ""
 
+    class Resized(Message):
+        """A page and all in it have another size: what it draws depends on that."""
+
     class Chosen(Message):
         """A round, an environment or an environment's episode was opened.
 
@@ -33,6 +36,9 @@ class View(Vertical):
     def __init__(self) -> None:
         super().__init__(id=self.title)
         self._shown: tuple[Moment, Palette] | None = None
+
+    def on_resize(self) -> None:
+        self.post_message(self.Resized())
 
     def show(self, moment: Moment, palette: Palette) -> None:
         """Draw a moment."""
