@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esper.simic import ppo
 from esper.simic.gradients import GradientNorms
 from esper.simic.growth import shard
 from esper.simic.growth.native_step import NativeStep
@@ -60,14 +61,14 @@ STEP_STAGES: Stages = (
 )
 UPDATE_STAGES: Stages = (
     (Loop, "end", "the rest of an update"),
-    (PPOAgent, "_learning", "advantages and sequences"),
+    (PPOAgent, "_prepare_batch", "advantages and sequences"),
     (PPOAgent, "_backward", "forward and loss"),
     (torch.Tensor, "backward", "backward"),
     (GradientNorms, "measure", "gradient norms"),
     (GradientNorms, "clip", "clipping"),
     (PolicyOptimizer, "step_unless", "optimizer"),
-    (PPOAgent, "_take_in", "normalisers"),
-    (PPOAgent, "_summary", "summary"),
+    (PPOAgent, "_update_moments", "normalisers"),
+    (ppo, "summarise", "summary"),
     (Recorder, "finish", "telemetry of the round"),
 )
 

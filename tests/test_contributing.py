@@ -1,5 +1,6 @@
 """What CONTRIBUTING.md says of files is true."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -53,7 +54,7 @@ def test_an_observation_feature_is_added_in_one_file_and_its_native_twin(tmp_pat
     done = subprocess.run(
         [sys.executable, "-m", "esper.scripts.main", *arguments.split()],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,

@@ -208,6 +208,16 @@ def test_listings_of_tasks(tmp_path: Path, run: Path, monkeypatch: pytest.Monkey
             assert all(f"\n  {n}\n" in outcome.out for n in SUITES.get(name, (name,))), name
 
 
+def test_wrong_values_are_refused(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in five; between them every setting and every kind of wrong value."""
+    cases = fuzzing.every_wrong_value(seed=22)[::5]
+    assert {case.field for case in cases} >= fuzzing.KINDS.keys()
+    results(cases, tmp_path, run, monkeypatch)
+
+
+@pytest.mark.slow
 def test_every_wrong_value_is_refused(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

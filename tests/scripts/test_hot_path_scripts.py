@@ -81,14 +81,14 @@ def test_every_synchronisation_is_documented(run):
     done = run("profile_gpu_sync.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "NOT DOCUMENTED" not in done.stdout
-    assert "simic/ppo.py:_summary" in done.stdout
+    assert "simic/update_metrics.py:summarise" in done.stdout
 
 
 def test_a_synchronisation_that_is_not_documented_fails(monkeypatch, capsys):
     for folder in (SCRIPTS.parent / "benchmarks", SCRIPTS):
         monkeypatch.syspath_prepend(folder)
     script = importlib.import_module("profile_gpu_sync")
-    monkeypatch.delitem(script.DOCUMENTED, "simic/ppo.py:_summary")
+    monkeypatch.delitem(script.DOCUMENTED, "simic/update_metrics.py:summarise")
     monkeypatch.setattr(sys, "argv", ["x"])
     assert script.main() == 1
     assert "NOT DOCUMENTED" in capsys.readouterr().out
