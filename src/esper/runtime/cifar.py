@@ -96,10 +96,12 @@ def _read_binary(path: Path) -> Rows:
 
 def _read_pickled(path: Path) -> Rows:
     try:
-        held = read_pickle(_content(path))
-        if not isinstance(held, dict):
+        content = read_pickle(_content(path))
+        if not isinstance(content, dict):
             raise ValueError("it holds no dictionary")
-        data, labels = (held.get(name, held.get(name.encode())) for name in ("data", "labels"))
+        data, labels = (
+            content.get(name, content.get(name.encode())) for name in ("data", "labels")
+        )
         if not isinstance(data, ByteArray):
             raise ValueError("it has no array 'data'")
         pixels = data.numpy()

@@ -62,7 +62,7 @@ class SignalsInBlocks(_InBlocks, SeedSignals, record=CALLS.Signals, addresses=CA
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Generic[_R]):
+class RecordBlocks(Generic[_R]):
     """A record of all rows, the environments' own part, its blocks and their addresses."""
 
     record: _R
@@ -84,16 +84,18 @@ class Records(Generic[_R]):
         self.kind: Any = kind
         self.shape, self.count = shape, count
         # What was answered last is asked about next: after a step, before it and in between.
-        self.recent: deque[Held[_R]] = deque(maxlen=3)
+        self.recent: deque[RecordBlocks[_R]] = deque(maxlen=3)
 
-    def empty(self) -> Held[_R]:
+    def empty(self) -> RecordBlocks[_R]:
         """A record that the library is to fill."""
         fields = self.kind.fields.items()
-        held = self._held([torch.empty(len(n), *self.shape, dtype=dtype) for dtype, n in fields])
-        self.recent.append(held)
-        return held
+        packed = self._record_blocks(
+            [torch.empty(len(n), *self.shape, dtype=dtype) for dtype, n in fields]
+        )
+        self.recent.append(packed)
+        return packed
 
-    def of(self, record: _R) -> Held[_R]:
+    def of(self, record: _R) -> RecordBlocks[_R]:
         """The blocks of ``record``, put together where they were made elsewhere.
 
         The caller holds them for as long as the library reads them.
@@ -103,11 +105,11 @@ class Records(Generic[_R]):
                 return known
         names = self.kind.fields.values()
         blocks = [torch.stack([getattr(record, name) for name in block]) for block in names]
-        self.recent.append(replace(self._held(blocks), record=record))
+        self.recent.append(replace(self._record_blocks(blocks), record=record))
         return self.recent[-1]
 
-    def _held(self, blocks: list[Tensor]) -> Held[_R]:
+    def _record_blocks(self, blocks: list[Tensor]) -> RecordBlocks[_R]:
         names, kind = self.kind.addresses.names, self.kind
         pairs = zip(names, blocks, strict=True)
         at = kind.addresses(**{name: block.data_ptr() for name, block in pairs})
-        return Held(kind.of(blocks), kind.of(blocks, self.count), blocks, at)
+        return RecordBlocks(kind.of(blocks), kind.of(blocks, self.count), blocks, at)

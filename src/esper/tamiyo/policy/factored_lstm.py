@@ -114,7 +114,7 @@ class FactoredLSTM(Policy[Observation]):
         self.register_buffer("choice_places", places, persistent=False)
         self._initialise()
         self._for_native = self._native_sizes(), self._native_parameters()
-        self._held: native.PackedWeights | None = None
+        self._packed: native.PackedWeights | None = None
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
@@ -163,7 +163,7 @@ class FactoredLSTM(Policy[Observation]):
         if self._computes_natively(observation, hidden):
             sizes, parameters = self._for_native
             inputs = observation, hidden, noise
-            return native.act(sizes, parameters, *inputs, self.threads, self._held)
+            return native.act(sizes, parameters, *inputs, self.threads, self._packed)
         features, slots = self.encode(observation)
         memory, hidden = self.remember(features[None], hidden)
         with full_precision(memory.device):
@@ -202,11 +202,11 @@ class FactoredLSTM(Policy[Observation]):
     @contextmanager
     def frozen_weights(self) -> Iterator[None]:
         """See ``Policy.frozen_weights``."""
-        self._held = native.PackedWeights()
+        self._packed = native.PackedWeights()
         try:
             yield
         finally:
-            self._held = None
+            self._packed = None
 
     def op_teller(self) -> Callable[[RecurrentState, ActionMasks], Tensor]:
         """Tells the probability of each op in a step, ``[N, ops]``, by the weights as they are now.

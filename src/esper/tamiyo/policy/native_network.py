@@ -115,7 +115,7 @@ def act(
     hidden: RecurrentState,
     noise: Tensor | None,
     threads: int,
-    held: PackedWeights | None,
+    packed: PackedWeights | None,
 ) -> tuple[Tensor, Tensor, Tensor, RecurrentState]:
     """See ``FactoredLSTM.act``."""
     actions = torch.empty(len(observation.host), len(HEADS), dtype=torch.long)
@@ -124,7 +124,7 @@ def act(
     if noise is not None:
         call.uniform, call.widest = at.to(noise, torch.float32), noise.shape[-1]
     library, shape = library_for(parameters[0].dtype), observation.slots.shape
-    (held or PackedWeights()).forward(library, sizes, parameters, call, shape, threads)
+    (packed or PackedWeights()).forward(library, sizes, parameters, call, shape, threads)
     return result.actions, result.log_prob, result.value, result.hidden
 
 
@@ -137,10 +137,10 @@ def evaluate(
     threads: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What ``Evaluation`` holds, in its order; see ``FactoredLSTM.evaluate_actions``."""
-    said: tuple[Tensor, Tensor, Tensor, Tensor] = _Evaluate.apply(
+    evaluation: tuple[Tensor, Tensor, Tensor, Tensor] = _Evaluate.apply(
         sizes, observation, actions, hidden, threads, *parameters
     )
-    return said
+    return evaluation
 
 
 class _Evaluate(torch.autograd.Function):

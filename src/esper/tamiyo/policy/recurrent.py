@@ -255,9 +255,9 @@ class RecurrentPolicy(Policy[FlatObservation]):
 
     def _distribution(self, memory: Tensor, observation: FlatObservation) -> MaskedCategorical:
         """Over the options of every head ``[..., heads, widest]``; the linear maps are one."""
-        held = None if torch.is_grad_enabled() else self._options
+        packed = None if torch.is_grad_enabled() else self._options
         mine = memory.chunk(len(self.trunks), -1)[0]
-        logits = nn.functional.linear(self.actor(mine), *(held or self._option_weights()))
+        logits = nn.functional.linear(self.actor(mine), *(packed or self._option_weights()))
         return MaskedCategorical(
             logits[..., self.get_buffer("places")], observation.masks, validate=False
         )
