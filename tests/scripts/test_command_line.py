@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import esper as package
 from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.scripts.flags import read_flags
 from esper.scripts.settings_file import settings_file
 from esper.scripts.train import train
-from processes import ESPER, called, ran
+from processes import ESPER, called, environment, ran
 
 ROOT = Path(__file__).parents[2]
 SMOKE = "--episodes 1 --n-envs 2 --max-epochs 2 --max-batches 2 --slots mid --device cpu --use-amp"
@@ -91,6 +92,26 @@ def test_help_is_grouped_and_gives_every_setting_with_its_default(tmp_path: Path
             described[next(reversed(described))] += " " + word
     assert described.keys() == flags
     assert [flag for flag, words in described.items() if "(default:" not in words] == []
+
+
+def test_version_is_printed_and_stands_in_the_help(tmp_path: Path) -> None:
+    done = esper("--version", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"esper {package.__version__}\n"
+    assert "--version" in esper("--help", tmp_path).stdout
+    assert files(tmp_path) == []
+
+
+def test_version_is_printed_by_the_module_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('the version needs no torch')")
+    done = subprocess.run(
+        [*ESPER, "--version"],
+        env=environment(PYTHONPATH=f"{tmp_path}:{ROOT / 'src'}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"esper {package.__version__}\n"), done.stderr
 
 
 MISTAKES = [

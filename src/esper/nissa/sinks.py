@@ -32,12 +32,15 @@ class JsonLines:
         self._file = path.open("ab")
 
     def write(self, event: Event) -> None:
+        """Append the event's JSON line."""
         self._file.write(encode(event) + b"\n")
 
     def flush(self) -> None:
+        """Hand buffered lines to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
+        """Write buffered lines and close the file."""
         self._file.close()
 
 
@@ -58,6 +61,7 @@ class ParquetAtEnd:
         """The lines are read at the end."""
 
     def close(self) -> None:
+        """Write ``events.parquet`` from the lines of the run."""
         write_parquet(self._run, self._run / "events.parquet")
 
 

@@ -60,6 +60,10 @@ class TensorBoard:
         self._writer: Any = None
 
     def write(self, event: Event) -> None:
+        """Write the event's scalars at its round, and an anomaly as text.
+
+        The files are opened by ``TrainingStarted``, which must be the first event.
+        """
         if isinstance(event, TrainingStarted):
             from torch.utils.tensorboard import SummaryWriter
 
@@ -71,10 +75,12 @@ class TensorBoard:
             self._writer.add_text(f"anomaly/{event.kind}", event.message, event.round)
 
     def flush(self) -> None:
+        """Write what is buffered to the files."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
+        """Write what is buffered and close the files."""
         if self._writer is not None:
             self._writer.close()
 
@@ -91,6 +97,10 @@ class WandB:
         self._run: Any = None
 
     def write(self, event: Event) -> None:
+        """Log the event's scalars with its round, and the message of an anomaly.
+
+        The run is opened by ``TrainingStarted``, which must be the first event.
+        """
         if isinstance(event, TrainingStarted):
             import wandb
 
@@ -114,5 +124,6 @@ class WandB:
         """Its own process writes."""
 
     def close(self) -> None:
+        """Finish the run, so that ``wandb sync`` can send it."""
         if self._run is not None:
             self._run.finish()

@@ -3,6 +3,7 @@
 import sys
 from importlib import import_module
 
+from esper import __version__
 from esper.scripts.entry import Command, dispatch, guarded
 
 
@@ -33,8 +34,14 @@ COMMANDS = {
 
 
 def esper(arguments: list[str]) -> int:
-    """``esper``."""
-    return dispatch("esper", COMMANDS, arguments)
+    """Run one of ``COMMANDS``, or print the version."""
+    if arguments[:1] == ["--version"]:
+        print(f"esper {__version__}")
+        return 0
+    status = dispatch("esper", COMMANDS, arguments)
+    if arguments[0] in ("-h", "--help"):
+        print("\noptions:\n  --version   Print the version and exit.")
+    return status
 
 
 def main() -> None:
