@@ -20,7 +20,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 # The fastest tests of every package: the rest of a package comes with `make test`.
-QUICK := test_layers.py leyline runtime/test_tasks.py runtime/test_loaders.py runtime/test_plugins.py \
+QUICK := test_layers.py test_release.py test_docstrings.py leyline runtime/test_tasks.py runtime/test_loaders.py runtime/test_plugins.py \
   kasmina/test_rng.py kasmina/test_stack_layout.py kasmina/test_hosts.py kasmina/test_lifecycle.py \
   tolaria/test_optim.py tolaria/test_health.py tolaria/test_bank.py tolaria/test_minibatches.py \
   tolaria/test_measure_oracle.py tamiyo/policy/test_features.py tamiyo/policy/test_factored_lstm.py \

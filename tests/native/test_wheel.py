@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -93,6 +94,12 @@ def test_ten_steps_without_a_compiler(installed: Path, instructions: str, tmp_pa
 def test_the_wheel_is_for_this_kind_of_machine_and_any_python(wheel: Path) -> None:
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+
+
+def test_the_wheel_ships_its_types_and_its_licence(wheel: Path) -> None:
+    names = ZipFile(wheel).namelist()
+    assert "esper/py.typed" in names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
 def test_its_machine_code_is_that_of_a_local_build(installed: Path) -> None:
