@@ -45,7 +45,8 @@ def _expanded(entries: list[Any], pages: list[str]) -> list[Any]:
     found: list[Any] = []
     for entry in entries:
         if isinstance(entry, str) and "*" in entry:
-            found += [page for page in pages if fnmatch(page, entry)]
+            matching = [page for page in pages if fnmatch(page, entry)]
+            found += sorted(matching, key=lambda page: not page.endswith("README.md"))
         elif isinstance(entry, dict) and isinstance(next(iter(entry.values())), list):
             ((title, children),) = entry.items()
             if kept := _expanded(children, pages):
