@@ -344,6 +344,23 @@ def test_reference_pages_name_modules_that_exist() -> None:
         resolve(name)
 
 
+def test_documented_parameters_are_those_of_the_function() -> None:
+    checked = 0
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef) or not (text := ast.get_docstring(node)):
+                continue
+            section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+            own = node.args
+            arguments = [*own.posonlyargs, *own.args, *own.kwonlyargs, own.vararg, own.kwarg]
+            known = {argument.arg for argument in arguments if argument}
+            for names in re.findall(r"^    (\w[\w*, ]*):", section[1] if section else "", re.M):
+                for name in names.split(","):
+                    assert name.strip(" *") in known, f"{path}: {node.name}: {name}"
+                    checked += 1
+    assert checked > 200
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings")

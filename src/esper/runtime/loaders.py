@@ -22,11 +22,9 @@ def read_dataset(train: Source, validation: Source, test: Source, classes: int) 
     """A data set that lives on the device, from what a training script has.
 
     Args:
-        train: a pair of arrays or tensors (images, labels), a torch ``Dataset`` of such pairs, or a
-            ``DataLoader`` over one, which is read once. An image is ``[C, H, W]`` as in torch, or
-            a vector ``[F]``, which becomes one pixel.
-        validation: likewise.
-        test: likewise.
+        train, validation, test: each a pair of arrays or tensors (images, labels), a torch
+            ``Dataset`` of such pairs, or a ``DataLoader`` over one, gone through once. An image is
+            ``[C, H, W]`` as torch has it, or a vector ``[F]``, which becomes one pixel.
         classes: number of classes, numbered from 0.
 
     Raises:

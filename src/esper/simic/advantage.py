@@ -52,8 +52,7 @@ def explained_variance(
     learns, which contain its own opinion. NaN where the returns do not vary.
 
     Args:
-        values: ``[T, N]``.
-        returns: ``[T, N]``.
+        values, returns: ``[T, N]``.
         weight: 1 for steps that count, 0 for others, ``[T, N]``; None when all count.
 
     Returns:

@@ -35,8 +35,7 @@ def ppo_loss(
     Args:
         evaluation: of the actions by the current policy, ``[L, M]``.
         old_log_prob: of the actions by the policy that took them, ``[L, M]``.
-        advantages: normalised, ``[L, M]``.
-        targets: of the critic, normalised, ``[L, M]``.
+        advantages, targets: normalised, ``[L, M]``.
         weight: 1 for steps that count, 0 for padding; None when all count.
         clip: bound of the importance ratio, a scalar on the device.
         entropy_weight: likewise.

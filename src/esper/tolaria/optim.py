@@ -73,10 +73,7 @@ def sgd_(
     """One update of SGD with momentum in place, as ``torch.optim.SGD`` makes it.
 
     Args:
-        parameters: as for ``adamw_``.
-        gradient: as for ``adamw_``.
-        learning_rate: as for ``adamw_``.
-        active: as for ``adamw_``.
+        parameters, gradient, learning_rate, active: as for ``adamw_``.
         state: the momentum is in ``first``.
         weight_decay: added to the gradient as this much of the parameters.
         momentum: how much of it is kept.
