@@ -109,7 +109,7 @@ def commands(page: Path) -> Iterator[str]:
     for block in blocks(page, "(?!python|text)[^\n]*"):
         for line in block.splitlines():
             if re.match(r"(\.venv/bin/)?(esper|make|python) [\w-]", line):
-                yield line.removeprefix(".venv/bin/").partition("  #")[0].strip()
+                yield re.split(r"\s+# ", line.removeprefix(".venv/bin/"))[0].strip()
 
 
 def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
