@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # What only the comparisons with other libraries need.
 BENCH := $(VENV)/.ready-bench
+# What only the site of the docs needs.
+DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu wheel screenshots clean bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-learning bench-suite bench-tasks bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -51,6 +53,10 @@ test-gpu: $(READY)
 # With the compiled library in it, for this kind of processor: who installs it needs no compiler.
 wheel: $(READY)
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m build --wheel --no-isolation
+
+# The site, in site/; a warning is an error.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 bench-learning: $(READY)
 	$(BIN)/python benchmarks/learning.py --write
@@ -104,5 +110,9 @@ $(BENCH): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@
 
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

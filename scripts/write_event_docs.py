@@ -45,7 +45,7 @@ def page() -> str:
 def _event(kind: type[Event]) -> str:
     name = str(kind.__struct_config__.tag)
     level = next(level for level, kinds in LEVELS.items() if kind in kinds)
-    notes = _notes(kind)
+    notes = field_notes(kind)
     rows = ["| field | type | |", "|---|---|---|"]
     for field in msgspec.structs.fields(kind):
         rows.append(f"| `{field.name}` | {_type(field)} | {notes[field.name]} |")
@@ -80,7 +80,7 @@ def _words(info: msgspec.inspect.Type) -> str:
     return (names | {"None": "null"})[type(info).__name__.removesuffix("Type")]
 
 
-def _notes(kind: type) -> dict[str, str]:
+def field_notes(kind: type) -> dict[str, str]:
     """The docstring under each field, those of base classes included."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
@@ -111,7 +111,7 @@ def _metrics() -> str:
 
 def _anomalies() -> str:
     rows = ["| kind | |", "|---|---|", *(f"| `{kind}` | {text} |" for kind, text in KINDS.items())]
-    notes = _notes(Thresholds)
+    notes = field_notes(Thresholds)
     rows += ["", "The bounds:", "", "| bound | value | for |", "|---|---|---|"]
     for field in fields(Thresholds):
         rows.append(f"| `{field.name}` | {field.default:g} | {notes[field.name]} |")
