@@ -234,7 +234,10 @@ def test_the_oracle_and_the_program_agree_on_a_branch_at_64_channels(family: str
 
 @pytest.mark.parametrize("name", ["", "my seed", "7th", "größer", "a-b", "x\n"])
 def test_a_blueprint_needs_a_name(name: str):
-    with own_blueprints(), pytest.raises(UsageError, match=r"^blueprint: .* is no name; "):
+    with (
+        own_blueprints(),
+        pytest.raises(UsageError, match=r"^blueprint: .* is not an identifier; "),
+    ):
         register(name, conv_small)
 
 

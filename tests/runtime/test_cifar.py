@@ -104,7 +104,7 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
 
     folder = write_binary(tmp_path / "cut")
     (folder / "data_batch_2.bin").write_bytes(bytes(3073 + 5))
-    refused(folder, r"data_batch_2.bin has 3078 bytes, which is no multiple .* 3073")
+    refused(folder, r"data_batch_2.bin has 3078 bytes, which is not a multiple .* 3073")
     folder = write_binary(tmp_path / "label")
     (folder / "test_batch.bin").write_bytes(bytes(3073) + bytes([10]) + bytes(3072))
     refused(folder, r"test_batch.bin has the label 10 in row 1, .*\[0, 9\]")
@@ -153,7 +153,7 @@ def test_a_pickle_that_is_no_batch_is_refused_and_runs_nothing(
     monkeypatch.setattr(os, "system", ran.append)
     folder = write_pickled(tmp_path)
     (folder / "data_batch_3").write_bytes(BAD_PICKLES[name])
-    with pytest.raises(UsageError, match="data_batch_3 is no batch of CIFAR-10") as error:
+    with pytest.raises(UsageError, match="data_batch_3 is not a batch of CIFAR-10") as error:
         cifar10(folder)
     assert "\n" not in str(error.value)
     assert not ran

@@ -281,7 +281,7 @@ def test_arguments_out_of_range_are_refused(settings: dict):
     [
         (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1, 2]), r"labels .* \[0, 2\]"),
         (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1, -1]), r"labels .* \[-1, 1\]"),
-        (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1]), "one label an image"),
+        (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1]), "one label per image"),
         (torch.zeros(0, 8, 8, 1), torch.tensor([], dtype=torch.long), "at least one image"),
     ],
 )

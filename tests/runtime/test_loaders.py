@@ -48,7 +48,7 @@ def test_vectors_are_images_of_one_pixel() -> None:
     [
         ((IMAGES[:, 0], LABELS), r"images of the test split are \[5, 3, 4\]"),
         ((IMAGES, LABELS.float()), "labels of the test split are torch.float32"),
-        ((IMAGES, LABELS[:3]), "give one label an image"),
+        ((IMAGES, LABELS[:3]), "give one label per image"),
         ([("no", 1)], "the test split cannot be read"),
         (7, "the test split cannot be read"),
     ],

@@ -138,7 +138,7 @@ def test_several_names_keep_their_order_and_a_suite_stands_for_its_tasks():
     ],
 )
 def test_a_task_that_would_be_there_twice_is_refused(wanted: list[str], double: str):
-    with pytest.raises(UsageError, match=rf"task: '{double}' is there twice"):
+    with pytest.raises(UsageError, match=rf"task: '{double}' is given twice"):
         find_all(wanted)
 
 
