@@ -378,7 +378,7 @@ def test_ages_scale_with_the_horizon(episode_length, training_age, prune_age, em
 
 
 @pytest.mark.parametrize(("episode_length", "age"), [(150, 10), (40, 3)])
-def test_training_ends_only_at_its_age(episode_length, age) -> None:
+def test_training_ends_only_at_training_age(episode_length, age) -> None:
     walk = Walk(episode_length=episode_length).to(Stage.TRAINING)
     for _ in range(age):
         assert not walk.do(Op.ADVANCE)
@@ -388,7 +388,7 @@ def test_training_ends_only_at_its_age(episode_length, age) -> None:
 
 
 @pytest.mark.parametrize(("episode_length", "age"), [(150, 5), (40, 1)])
-def test_a_seed_may_be_pruned_only_at_its_age(episode_length, age) -> None:
+def test_seed_may_be_pruned_only_at_prune_age(episode_length, age) -> None:
     walk = Walk(episode_length=episode_length).to(Stage.GERMINATED)
     for _ in range(age):
         assert not walk.do(Op.PRUNE)
@@ -398,7 +398,7 @@ def test_a_seed_may_be_pruned_only_at_its_age(episode_length, age) -> None:
 
 
 @pytest.mark.parametrize(("episode_length", "embargo"), [(150, 5), (40, 1)])
-def test_a_pruned_slot_stays_closed_for_the_embargo_and_two_steps(episode_length, embargo) -> None:
+def test_pruned_slot_stays_closed_for_the_embargo_and_two_steps(episode_length, embargo) -> None:
     walk = Walk(slots=2, episode_length=episode_length).to(Stage.GERMINATED)
     walk.ticks(walk.rules.prune_age)
     assert walk.do(Op.PRUNE)
@@ -421,17 +421,17 @@ def test_no_seed_germinates_while_another_develops(blocked_by) -> None:
 
 
 @pytest.mark.parametrize("beside", [Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED])
-def test_a_seed_germinates_beside_one_that_is_past_training(beside) -> None:
+def test_seed_may_germinate_beside_a_seed_past_training(beside) -> None:
     walk = Walk(slots=2).to(beside)
     assert walk.do(Op.GERMINATE, 1)
 
 
-def test_a_fossil_counts_towards_the_most_seeds() -> None:
+def test_fossilised_seed_counts_towards_max_seeds() -> None:
     walk = Walk(slots=2, max_seeds=1).to(Stage.FOSSILISED)
     assert not walk.do(Op.GERMINATE, 1)
 
 
-def test_no_seed_germinates_where_its_blueprint_cannot_live() -> None:
+def test_no_seed_germinates_in_a_slot_of_another_family() -> None:
     walk = Walk(slots=2)
     walk.kinds[0, 3] = False
     assert not walk.do(Op.GERMINATE, 0, blueprint=0)
@@ -442,7 +442,7 @@ def test_no_seed_germinates_where_its_blueprint_cannot_live() -> None:
 @pytest.mark.parametrize("tempo", TEMPO)
 @pytest.mark.parametrize("style", Style)
 @pytest.mark.parametrize("target", TARGET)
-def test_the_first_blend_takes_its_tempo_and_stops_at_its_target(tempo, style, target) -> None:
+def test_first_blend_takes_tempo_steps_and_stops_at_its_target(tempo, style, target) -> None:
     choices = {"tempo": tempo, "style": style, "alpha_target": target}
     walk = Walk().to(Stage.BLENDING, **choices)
     curve = Curve.SIGMOID if style == Style.SIGMOID_ADD else Curve.LINEAR
@@ -459,7 +459,7 @@ def test_the_first_blend_takes_its_tempo_and_stops_at_its_target(tempo, style, t
 
 @pytest.mark.parametrize("speed", SPEED)
 @pytest.mark.parametrize("curve", Curve)
-def test_a_retargeting_takes_its_speed(speed, curve) -> None:
+def test_retargeting_takes_alpha_speed_steps(speed, curve) -> None:
     walk = Walk().to(Stage.HOLDING)
     assert walk.do(Op.SET_ALPHA_TARGET, alpha_target=0, alpha_speed=speed, alpha_curve=curve)
     for step in range(SPEED[speed]):
@@ -475,7 +475,7 @@ def test_a_retargeting_takes_its_speed(speed, curve) -> None:
 
 @pytest.mark.parametrize("speed", SPEED)
 @pytest.mark.parametrize("stage", [Stage.BLENDING, Stage.HOLDING])
-def test_a_prune_takes_its_speed(speed, stage) -> None:
+def test_prune_takes_alpha_speed_steps(speed, stage) -> None:
     walk = Walk().to(stage)
     while not walk.resting():
         walk.ticks()
@@ -490,14 +490,14 @@ def test_a_prune_takes_its_speed(speed, stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING])
-def test_a_seed_without_alpha_is_pruned_at_once(stage) -> None:
+def test_seed_with_alpha_0_is_pruned_at_once(stage) -> None:
     walk = Walk().to(stage)
     walk.ticks(walk.rules.prune_age)
     assert walk.do(Op.PRUNE, alpha_speed=3)
     assert walk.stage() == Stage.PRUNED
 
 
-def test_blending_ends_only_at_alpha_target_one_and_at_rest() -> None:
+def test_blending_ends_only_with_alpha_target_1_and_no_ramp() -> None:
     walk = Walk().to(Stage.BLENDING, alpha_target=1, tempo=0)
     walk.ticks(3)
     assert walk.resting()
@@ -519,7 +519,7 @@ def test_blending_ends_only_at_alpha_target_one_and_at_rest() -> None:
         (0.99, 1.0, AlphaMode.HOLD, False),
     ],
 )
-def test_each_condition_of_gate_three_is_needed(alpha, target, mode, ready) -> None:
+def test_every_condition_of_gate_g3_is_required(alpha, target, mode, ready) -> None:
     """Also where actions cannot lead."""
     walk = Walk().to(Stage.BLENDING)
     walk.state.alpha[:], walk.state.ramp_target[:] = alpha, target
@@ -527,7 +527,7 @@ def test_each_condition_of_gate_three_is_needed(alpha, target, mode, ready) -> N
     assert walk.legal(Op.ADVANCE) == ready
 
 
-def test_a_held_seed_whose_target_falls_blends_again() -> None:
+def test_held_seed_with_a_lower_target_blends_again() -> None:
     walk = Walk().to(Stage.HOLDING)
     assert walk.do(Op.SET_ALPHA_TARGET, alpha_target=2, alpha_speed=3)
     assert walk.stage() == Stage.HOLDING
@@ -538,14 +538,14 @@ def test_a_held_seed_whose_target_falls_blends_again() -> None:
 
 
 @pytest.mark.parametrize("style", Style)
-def test_setting_the_alpha_target_leaves_the_style(style) -> None:
+def test_setting_the_alpha_target_keeps_the_style(style) -> None:
     walk = Walk().to(Stage.HOLDING, style=style)
     for other in Style:
         assert walk.do(Op.SET_ALPHA_TARGET, style=other, alpha_target=1, alpha_speed=0)
         assert walk.state.style.item() == style
 
 
-def test_nothing_happens_to_a_fossil() -> None:
+def test_no_action_changes_a_fossilised_seed() -> None:
     walk = Walk().to(Stage.FOSSILISED)
     before = walk.state.map(Tensor.clone)
     for op in Op:
@@ -561,7 +561,7 @@ def test_nothing_happens_to_a_fossil() -> None:
     [(1.0, False, True), (0.7, False, True), (0.69, False, False), (1.0, True, False),
      (math.nan, False, False)],
 )  # fmt: skip
-def test_gates_want_measured_healthy_gradients(health, exploding, passes) -> None:
+def test_gates_require_measured_healthy_gradients(health, exploding, passes) -> None:
     for stage, op in ((Stage.TRAINING, Op.ADVANCE), (Stage.HOLDING, Op.FOSSILISE)):
         walk = Walk().to(stage)
         walk.ticks(walk.rules.training_age)
@@ -573,7 +573,7 @@ def test_gates_want_measured_healthy_gradients(health, exploding, passes) -> Non
         assert walk.legal(op) == passes
 
 
-def test_a_seed_fossilises_only_once_its_contribution_was_measured() -> None:
+def test_seed_fossilises_only_after_its_contribution_was_measured() -> None:
     walk = Walk().to(Stage.HOLDING)
     walk.signals = replace(walk.signals, contribution=torch.tensor([[math.nan]]))
     assert not walk.do(Op.FOSSILISE)
@@ -583,7 +583,7 @@ def test_a_seed_fossilises_only_once_its_contribution_was_measured() -> None:
 
 @pytest.mark.parametrize("head", range(len(HEADS)))
 @pytest.mark.parametrize("beyond", ["below", "above", "far above"])
-def test_an_action_out_of_range_changes_nothing(head, beyond) -> None:
+def test_action_out_of_range_changes_nothing(head, beyond) -> None:
     """Even in a head that the op has no use for."""
     walk = Walk(slots=2)
     widths = [2 if width is None else width for width in WIDTHS]
@@ -599,7 +599,7 @@ def test_an_action_out_of_range_changes_nothing(head, beyond) -> None:
 
 
 @pytest.mark.parametrize("curve", Curve)
-def test_curves_rise_from_zero_to_one(curve) -> None:
+def test_curves_rise_from_0_to_1(curve) -> None:
     time = torch.linspace(0.0, 1.0, 1001)
     risen = progress(torch.full((1001,), int(curve)), time)
     assert risen[0].item() == 0.0
@@ -619,7 +619,7 @@ def test_sharper_sigmoids_start_later() -> None:
 # --- signals and parameters -------------------------------------------------------------------
 
 
-def test_forgotten_signals_are_unknown_and_others_stay() -> None:
+def test_forget_resets_only_the_given_slots() -> None:
     known = SeedSignals.unknown((2, 3), CPU).map(lambda x: torch.full_like(x, 1))
     where = torch.tensor([[True, False, False], [False, False, True]])
     forgotten, unknown = known.forget(where), SeedSignals.unknown((2, 3), CPU)
@@ -631,7 +631,7 @@ def test_forgotten_signals_are_unknown_and_others_stay() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 8, 16, 64])
-def test_parameters_are_those_of_the_described_layers(channels) -> None:
+def test_parameter_tables_match_the_described_layers(channels) -> None:
     slot = CnnHost(channels=(channels,), classes=10, image=(8, 8, 1)).slots[0]
     counted = slot.parameter_table.tolist()
     for kind, name in enumerate(BLUEPRINTS):
@@ -642,5 +642,5 @@ def test_parameters_are_those_of_the_described_layers(channels) -> None:
             assert counted[kind][style] == expected
 
 
-def test_the_oracle_rests_where_alpha_does() -> None:
+def test_oracle_ramp_rests_when_alpha_is_constant() -> None:
     assert HOLD == AlphaMode.HOLD

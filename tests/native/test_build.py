@@ -22,7 +22,7 @@ F32 = torch.float32
 # --- the cache --------------------------------------------------------------------------------
 
 
-def test_a_library_that_was_compiled_is_found_again(tmp_path: Path, monkeypatch):
+def test_compiled_library_is_found_again(tmp_path: Path, monkeypatch):
     original, compiled = Path(library.library()._name), []
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
 
@@ -66,7 +66,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library._found.cache_clear()
 
 
-def test_what_came_with_the_package_is_used(shipped: Path, monkeypatch) -> None:
+def test_shipped_library_is_used(shipped: Path, monkeypatch) -> None:
     assert library.library()._name == str(shipped)
     better = shutil.copy(shipped, shipped.parent / build._shipped_name("avx2"))
     monkeypatch.setattr(build, "cpu_features", lambda: frozenset({"avx2", "fma", "avx512f"}))
@@ -76,13 +76,13 @@ def test_what_came_with_the_package_is_used(shipped: Path, monkeypatch) -> None:
     assert build.shipped_libraries() == []
 
 
-def test_what_came_with_other_sources_is_not_used(shipped: Path, monkeypatch) -> None:
+def test_shipped_library_of_other_sources_is_not_used(shipped: Path, monkeypatch) -> None:
     monkeypatch.setattr(build, "_texts", lambda: ["changed"])
     with pytest.raises(build.NoCompiler):
         library.library()
 
 
-def test_what_cannot_be_loaded_is_named(shipped: Path, caplog) -> None:
+def test_shipped_library_that_cannot_be_loaded_is_named(shipped: Path, caplog) -> None:
     shipped.write_bytes(b"no library at all")
     with pytest.raises(build.NoCompiler):
         library.library()
@@ -127,13 +127,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
         ("hosts", "conv_light,\n  attention,", "attention,\n  conv_light,", "Kind.conv_light is 1"),
     ],
 )
-def test_a_library_of_other_structures_is_refused(compiled, part, before, after, named) -> None:
+def test_library_with_another_layout_is_refused(compiled, part, before, after, named) -> None:
     check_layout(compiled(part, "#pragma once", "#pragma once\n"))
     with pytest.raises(LayoutError, match=named.replace(".", r"\.")):
         check_layout(compiled(part, before, after))
 
 
-def test_a_call_is_given_every_field_and_no_other() -> None:
+def test_call_needs_exactly_its_fields() -> None:
     calls = definitions("step")
     assert calls.Modes(hold=1, up=2, down=3).down == 3
     with pytest.raises(TypeError, match="Modes: missing or unknown: down"):
@@ -143,7 +143,7 @@ def test_a_call_is_given_every_field_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("odd", ["std::vector<int> x;", "unsigned x;", "float x[3];"])
-def test_a_declaration_that_is_not_understood_is_an_error(tmp_path: Path, odd: str) -> None:
+def test_unsupported_declaration_is_an_error(tmp_path: Path, odd: str) -> None:
     (tmp_path / "step").mkdir()
     (tmp_path / "step" / "calls.h").write_text(f"struct Odd {{\n  int64_t rows;\n  {odd}\n}};\n")
     with pytest.raises(ValueError, match=r"calls\.h"):
@@ -196,7 +196,7 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so(
 
 
 @pytest.mark.slow
-def test_the_library_is_clean_under_sanitisers(tmp_path: Path):
+def test_library_is_clean_under_sanitisers(tmp_path: Path):
     """The oracle tests once more, with every access and every operation checked."""
     runtimes = [
         subprocess.run(

@@ -55,7 +55,7 @@ def named_in_python() -> set[Pair]:
     return found
 
 
-def test_every_twin_is_named_by_its_other() -> None:
+def test_twin_comments_in_cpp_and_python_agree() -> None:
     cpp, python = named_in_cpp(), named_in_python()
     assert cpp - python == set(), "Python does not name these"
     assert python - cpp == set(), "C++ does not name these, or has them no more"
@@ -65,7 +65,7 @@ def test_every_twin_is_named_by_its_other() -> None:
     assert len(python) > 50
 
 
-def test_no_comment_about_twins_is_missed() -> None:
+def test_every_twin_comment_has_the_parsed_form() -> None:
     """One in another form would not be compared."""
     for path in [*SOURCE.rglob("*.h"), *ROOT.rglob("*.py")]:
         for line in path.read_text().splitlines():

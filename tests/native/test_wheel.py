@@ -90,12 +90,12 @@ def test_ten_steps_without_a_compiler(installed: Path, instructions: str, tmp_pa
     assert not (tmp_path / "empty").exists()
 
 
-def test_the_wheel_is_for_this_kind_of_machine_and_any_python(wheel: Path) -> None:
+def test_wheel_is_platform_specific_but_works_with_any_python(wheel: Path) -> None:
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert wheel.name.endswith(f"-py3-none-{platform}.whl")
 
 
-def test_its_machine_code_is_that_of_a_local_build(installed: Path) -> None:
+def test_shipped_machine_code_equals_a_local_build(installed: Path) -> None:
     """So it is exactly as fast."""
     best = build.instruction_sets()[0]
     (shipped,) = installed.rglob(f"esper/native/lib/{best}-*.so")

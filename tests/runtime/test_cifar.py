@@ -34,7 +34,7 @@ def assert_same(a: Dataset, b: Dataset) -> None:
 
 
 @pytest.mark.parametrize("rows", [8, (1, 2, 3, 4, 5, 6)])
-def test_all_rows_are_there_once_as_published(tmp_path: Path, rows: int | tuple[int, ...]) -> None:
+def test_every_row_appears_once_as_published(tmp_path: Path, rows: int | tuple[int, ...]) -> None:
     write_binary(tmp_path, rows)
     found = cifar10(tmp_path)
     held = batches(rows)
@@ -50,9 +50,7 @@ def test_all_rows_are_there_once_as_published(tmp_path: Path, rows: int | tuple[
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_both_formats_hold_the_same_in_their_folder_or_named_themselves(
-    tmp_path: Path, protocol: int
-) -> None:
+def test_both_formats_agree_from_either_directory(tmp_path: Path, protocol: int) -> None:
     binary = write_binary(tmp_path / "a")
     pickled = write_pickled(tmp_path / "b", protocol=protocol)
     found = cifar10(tmp_path / "a")
@@ -87,7 +85,7 @@ def python_2_pickle(pixels: np.ndarray, labels: np.ndarray) -> bytes:
     return b"\x80\x02}(" + text(b"data") + array + text(b"labels") + listed + b"u."
 
 
-def test_absent_data_are_one_line_that_says_what_to_put_where(tmp_path: Path) -> None:
+def test_missing_data_error_says_what_to_put_where(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere", tmp_path / ("x" * 5000), tmp_path / "a\x00b"):
         with pytest.raises(UsageError) as error:
             find("cifar_impaired").in_directory(place).datasets()
@@ -97,7 +95,7 @@ def test_absent_data_are_one_line_that_says_what_to_put_where(tmp_path: Path) ->
         find("cifar_impaired").in_directory(tmp_path).datasets()
 
 
-def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
+def test_error_names_the_fault_of_a_file(tmp_path: Path) -> None:
     def refused(folder: Path, words: str) -> None:
         with pytest.raises(UsageError, match=words):
             cifar10(folder)
@@ -146,7 +144,7 @@ BAD_PICKLES = {
 
 
 @pytest.mark.parametrize("name", BAD_PICKLES)
-def test_a_pickle_that_is_no_batch_is_refused_and_runs_nothing(
+def test_invalid_pickle_is_refused_and_runs_no_code(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[object] = []
@@ -168,7 +166,7 @@ def test_a_pickle_that_is_no_batch_is_refused_and_runs_nothing(
         ("scale", 99922, "r0c0 r1c0 r0c1 r1c1 r0c2 r1c2 r0c3 r1c3 r0c4 r1c4"),
     ],
 )
-def test_the_hosts_have_their_parameters_and_slots(
+def test_cifar_hosts_have_documented_parameters_and_slots(
     tmp_path: Path, name: str, parameters: int, slots: str
 ) -> None:
     task = find(f"cifar_{name}")
