@@ -1,4 +1,4 @@
-"""A newborn seed changes nothing, learns at once, and lets its host learn; the registry."""
+"""Newborn seeds do not change the output, but they and their host learn; and the registry."""
 
 import pytest
 import torch
@@ -61,12 +61,12 @@ every_branch = pytest.mark.parametrize(
 
 
 def of_first_family(name: str) -> Blueprint:
-    """As it is in images, or on a linear map."""
+    """The blueprint in the first of its families."""
     return build(BLUEPRINTS.index(name), 64, "conv" if name in CONV_BRANCHES else "mlp")
 
 
 def newborn(host: Host, life: str, births: int = 1) -> tuple[Engine, Garden]:
-    """Every blueprint in every style in the first slot, as it is born, in float32."""
+    """Newborn seeds of every blueprint and style in the first slot, in float32."""
     kinds = [(name, style) for name in names_of(host) for style in Style]
     garden: Garden = [{0: Plant(name, style, **LIVES[life])} for name, style in kinds] * births
     engine = small_engine(host, len(garden), torch.float32)
@@ -185,7 +185,7 @@ def test_newborn_seed_has_a_gradient(host: Host, life: str):
 @pytest.mark.parametrize("life", ["blending", "fossilised"])
 @every_host
 def test_every_tensor_of_a_seed_changes_after_two_steps(host: Host, life: str):
-    """Only what the zero map hides has no gradient at first.
+    """Only tensors behind the zero map have no gradient at first.
 
     Of several births one must do: narrow ReLU layers without bias, as in attention, may be born
     closed to every image.
@@ -216,7 +216,7 @@ def test_every_host_tensor_has_a_gradient_with_a_newborn_seed_at_alpha_1(host: H
 
 @every_branch
 def test_branch_of_64_channels_agrees_with_the_oracle(family: str, name: str):
-    """Many norm groups, the widest hidden layers."""
+    """64 channels give several norm groups and the widest hidden layers."""
     generator = torch.Generator().manual_seed(1)
     module = FAMILIES[family][name](64).to(F64)
     blueprint = build(BLUEPRINTS.index(name), 64, family)

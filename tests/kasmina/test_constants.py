@@ -1,4 +1,4 @@
-"""Constant tensors are made once, and are what ``torch.tensor`` makes of their values."""
+"""Cached tensors are created once and equal ``torch.tensor`` of their values."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Gates: which clause decides, and that seeds pass them on what is measured in every step."""
+"""Gates: every clause matters, and seeds pass them with the measurements of a real step."""
 
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -28,7 +28,7 @@ PERMISSIVE = replace(RULES, strict=False)
 
 @dataclass(frozen=True)
 class Case:
-    """A seed that passes a strict gate, and the op for which the gate is there."""
+    """A seed that passes a strict gate, and the operation that the gate guards."""
 
     gate: Gate
     op: Op
@@ -74,7 +74,7 @@ ALWAYS = [
     ("G5", {"health": NAN}),
     ("G5", {"exploding": True}),
 ]
-"""What closes a gate under any rules."""
+"""Changes that close a gate under any rules."""
 STRICT = [
     ("G2", {"improvement": 0.0049}),
     ("G2", {"improvement": NAN}),
@@ -84,11 +84,11 @@ STRICT = [
     ("G5", {"contribution": 0.0099}),
     ("G5", {"contribution": -0.2}),
 ]
-"""What closes it under strict rules alone."""
+"""Changes that close a gate only under strict rules."""
 
 
 def seed_of(case: Case, changes: dict[str, float]) -> tuple[SeedState, SeedSignals]:
-    """One environment with one slot."""
+    """State and signals of one environment with one slot."""
     state, signals = SeedState.dormant((1, 1), CPU), SeedSignals.unknown((1, 1), CPU)
     known = {f.name for f in fields(SeedState)} | {f.name for f in fields(SeedSignals)}
     wanted = case.seed | case.signals | changes
@@ -134,7 +134,7 @@ def test_each_failed_strict_clause_closes_the_strict_gate(name: str, change: dic
 
 
 def test_fields_without_a_clause_do_not_affect_the_gate():
-    """Every number of a seed but the ones named above, made as bad as it can be."""
+    """Sets every field of a seed except those of a clause to its worst value."""
     worst = {"health": NAN, "exploding": True, "contribution": NAN, "improvement": NAN}
     worst |= {"gradient_ratio": NAN, "contribution_velocity": -1.0, "previous_health": NAN}
     worst |= {"gradient_norm": NAN, "birth_accuracy": NAN, "baseline": NAN}
@@ -143,7 +143,7 @@ def test_fields_without_a_clause_do_not_affect_the_gate():
         assert passes(case, RULES, **{k: v for k, v in worst.items() if k not in named})
 
 
-# --- room for seeds ---------------------------------------------------------------------------
+# --- limits on the number of seeds ------------------------------------------------------------
 
 
 def garden(*stages: Stage) -> SeedState:
@@ -153,7 +153,7 @@ def garden(*stages: Stage) -> SeedState:
 
 
 def germination(rules: Rules, *stages: Stage) -> list[bool]:
-    """Where GERMINATE is legal."""
+    """The slots in which GERMINATE is legal."""
     state = garden(*stages)
     signals = SeedSignals.unknown((1, len(stages)), CPU)
     return legal_slots(state, signals, rules)[0, Op.GERMINATE].tolist()
@@ -196,7 +196,7 @@ def test_max_seeds_applies_per_environment():
 
 
 def test_blueprint_germinates_only_in_slots_of_its_family():
-    """G0 leaves that to ``apply``, for it depends on the action."""
+    """``apply`` checks this instead of gate G0, because it depends on the action."""
     kinds = torch.zeros(2, len(BLUEPRINTS), dtype=torch.bool)
     kinds[0, BLUEPRINTS.index("norm")] = kinds[1, BLUEPRINTS.index("mlp")] = True
     state, signals = garden(Stage.DORMANT, Stage.DORMANT), SeedSignals.unknown((1, 2), CPU)
@@ -230,7 +230,7 @@ def test_ungated_operations_require_stage_rest_and_age(stage: Stage):
 
 
 class Gardener:
-    """One environment with three slots, driven by name."""
+    """One environment with three slots, driven by names of operations and heads."""
 
     def __init__(self, **settings):
         config = GrowthConfig(
@@ -242,7 +242,7 @@ class Gardener:
         self.observation = self.env.reset(0)
 
     def do(self, op: Op = Op.WAIT, slot: int = 0, **choices: int) -> Step:
-        """One step; the action is legal."""
+        """Perform one step, whose action must be legal."""
         action = canonical_action(op=op, slot=0 if op is Op.WAIT else slot, **choices)
         step = self.env.step(action[None])
         self.observation = step.observation
@@ -253,12 +253,12 @@ class Gardener:
         return bool(self.observation.masks.slots[0, op, slot])
 
     def until_legal(self, op: Op, slot: int = 0) -> None:
-        """Wait, but not for ever."""
+        """Wait until the operation is legal, for a limited number of steps."""
         while not self.legal(op, slot):
             self.do()
 
     def grow(self, stage: Stage, slot: int = 0, blueprint: str = "conv_light") -> Step:
-        """A seed by the shortest way."""
+        """Grow a seed to ``stage`` by the shortest path."""
         kind = BLUEPRINTS.index(blueprint)
         step = self.do(Op.GERMINATE, slot, blueprint=kind, tempo=0)
         while step.report.after.stage[0, slot] != stage:
@@ -268,12 +268,12 @@ class Gardener:
         return step
 
     def seed(self, slot: int = 0) -> Tensor:
-        """Its parameters as they are now."""
+        """The current parameters of the seed in ``slot``."""
         return self.env.shards[0].engine.stack.seeds[slot][0].clone()
 
 
 def test_held_seed_can_be_lowered_raised_and_fossilised():
-    """HOLDING, BLENDING, HOLDING, FOSSILISED: and it learns on the way up, not on the way down."""
+    """HOLDING, BLENDING, HOLDING, FOSSILISED: it learns while alpha rises, not while it falls."""
     world = Gardener()
     world.grow(Stage.HOLDING)
     alphas, moved = [], []
@@ -348,7 +348,7 @@ def test_strict_gates_use_the_measurements_of_the_step():
 
 
 def test_seeds_advance_at_every_telemetry_level(tmp_path: Path):
-    """Health and contribution are measured in every step, also when nobody writes them down."""
+    """Health and contribution are measured in every step, whether or not they are written."""
     settings = {
         "task": "digits",
         "envs": 8,

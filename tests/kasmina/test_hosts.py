@@ -1,4 +1,4 @@
-"""What a host is made of: sizes in closed form, slots, and how images enter."""
+"""Hosts: parameter counts in closed form, slots, and the format of inputs."""
 
 import pytest
 import torch

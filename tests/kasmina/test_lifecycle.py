@@ -1,4 +1,4 @@
-"""The tensor lifecycle against the oracle, one slot at a time, and its laws by themselves."""
+"""The tensor lifecycle agrees with the oracle, and obeys each rule by itself."""
 
 import math
 from collections import Counter
@@ -44,11 +44,11 @@ WIDTHS = (len(Op), None, len(BLUEPRINTS), 4, 3, 3, 4, 5)
 FIELDS = tuple(f.name for f in fields(SeedState))
 
 
-# --- the oracle's world beside the tensors' ---------------------------------------------------
+# --- oracles and tensors side by side ---------------------------------------------------------
 
 
 class World:
-    """A batch of environments as tensors and as oracles, driven by the same actions."""
+    """A batch of environments, as tensors and as oracles, driven by the same actions."""
 
     def __init__(
         self, seed: int, slots: int, episode_length: int, max_seeds: int, everything: bool
@@ -78,13 +78,13 @@ class World:
         self.guided = self.random.random(ENVIRONMENTS) ** 0.2
 
     def measure(self) -> SeedSignals:
-        """New signals everywhere, a quarter of them not measured."""
+        """Draw new signals everywhere, a quarter of them not measured."""
         shape = (ENVIRONMENTS, self.slots)
         draw = self.random.random
         health = np.where(draw(shape) < 0.25, np.nan, 0.4 + 0.6 * draw(shape)).astype(np.float32)
         contribution = np.where(draw(shape) < 0.25, np.nan, draw(shape) - 0.5).astype(np.float32)
         exploding = draw(shape) < 0.1
-        # The bounds of strict gates lie among what is drawn, and some is not measured.
+        # The ranges include the thresholds of strict gates; some signals are not measured.
         improvement = np.where(draw(shape) < 0.1, np.nan, 0.02 * draw(shape)).astype(np.float32)
         ratio = np.where(draw(shape) < 0.1, np.nan, 0.4 * draw(shape)).astype(np.float32)
         for n, oracle in enumerate(self.oracles):
@@ -108,7 +108,7 @@ class World:
         )
 
     def actions(self) -> Tensor:
-        """Anything: legal by the oracle's book, at random, and out of range."""
+        """Draw actions: some legal according to the oracle, some random, some out of range."""
         widths = np.array([self.slots if width is None else width for width in WIDTHS])
         drawn = self.random.integers(0, widths, (ENVIRONMENTS, len(HEADS)))
         for n, oracle in enumerate(self.oracles):
@@ -142,7 +142,7 @@ def table(oracles: list[Environment], value) -> np.ndarray:
 
 
 def assert_state_is(state: SeedState, oracles: list[Environment], moment: str) -> None:
-    """Every field has the oracle's value wherever the field means something."""
+    """Every field equals that of the oracle wherever the field has a meaning."""
     everywhere = np.ones(state.stage.shape, dtype=bool)
     alive = table(oracles, lambda slot: slot.stage in WITH_SEED)
     ramped = table(oracles, lambda slot: slot.ramp is not None)
@@ -176,7 +176,7 @@ def assert_state_is(state: SeedState, oracles: list[Environment], moment: str) -
 
 
 def assert_lawful(state: SeedState, max_seeds: int) -> None:
-    """What holds at every moment."""
+    """Check the invariants that hold at all times."""
     assert bool(((state.alpha >= 0.0) & (state.alpha <= 1.0)).all())
     assert int(state.living.sum(1).max()) <= max_seeds
     empty = state.stage == Stage.DORMANT
@@ -189,7 +189,7 @@ def assert_lawful(state: SeedState, max_seeds: int) -> None:
 
 
 def transitions(before: SeedState, after: SeedState) -> Counter:
-    """How often each change of stage happened; each is checked to be legal."""
+    """Count each change of stage, and check that it is legal."""
     changed = before.stage != after.stage
     pairs = Counter(zip(before.stage[changed].tolist(), after.stage[changed].tolist(), strict=True))
     for old, new in pairs:
@@ -206,7 +206,7 @@ def assert_rows_identical(before: SeedState, after: SeedState, rows: Tensor) -> 
 
 
 def counting_engine(slots: int) -> Engine:
-    """An engine whose host has slots of the first ``slots`` of ``CHANNELS``."""
+    """An engine whose host has slots with the first ``slots`` of ``CHANNELS``."""
     host = CnnHost(channels=CHANNELS[:slots], classes=10, image=(8, 8, 1))
     task = Task("counting", "for its parameter counts", host, data.digits)
     one, backend = torch.zeros(1, dtype=torch.long), TorchBackend(host, Precision("cpu"))
@@ -223,7 +223,7 @@ def engine_of(slots: int) -> Engine:
 
 
 def assert_counts(engine: Engine, state: SeedState, oracles: list[Environment]) -> None:
-    """Parameters of living seeds, by the engine and by the layers' description."""
+    """Compare the engine's parameter counts of living seeds with those of the described layers."""
     expected = [
         sum(
             seed_parameters(BLUEPRINTS[slot.blueprint], channels, slot.style == Style.GATED_GATE)
@@ -239,7 +239,7 @@ def assert_counts(engine: Engine, state: SeedState, oracles: list[Environment]) 
 
 
 def test_random_action_sequences_agree_with_the_oracle() -> None:
-    """Over 2,000 sequences of 20 steps and more, of every kind of action, after every change."""
+    """Compares after every change, in over 2,000 sequences of at least 20 steps."""
     assert ENVIRONMENTS * EXAMPLES >= 2000
     seen: Counter = Counter()
     succeeded: Counter = Counter()
@@ -250,7 +250,7 @@ def test_random_action_sequences_agree_with_the_oracle() -> None:
         deadline=None,
         derandomize=True,
         database=None,
-        phases=[Phase.generate],  # a smaller seed is no simpler
+        phases=[Phase.generate],  # a smaller random seed is not simpler
         suppress_health_check=list(HealthCheck),
     )
     @given(
@@ -306,7 +306,7 @@ def test_random_action_sequences_agree_with_the_oracle() -> None:
 
 
 class Walk:
-    """One environment, driven by name."""
+    """One environment, driven by names of operations and heads."""
 
     def __init__(self, slots: int = 1, episode_length: int = 150, max_seeds: int = 1 << 30):
         self.rules = Rules.for_horizon(episode_length, max_seeds)
@@ -324,7 +324,7 @@ class Walk:
         return bool(legal_slots(self.state, self.signals, self.rules)[0, op, slot])
 
     def do(self, op: Op, slot: int = 0, **choices: int) -> bool:
-        """Act without a tick. Heads that are not named take option 1."""
+        """Act without a tick. Heads that are not given take option 1."""
         return self.act({"op": op, "slot": slot} | choices)
 
     def act(self, choices: dict[str, int]) -> bool:
@@ -348,7 +348,7 @@ class Walk:
         return self.state.ramp_mode[0, slot].item() == AlphaMode.HOLD
 
     def to(self, stage: Stage, slot: int = 0, **germination: int) -> "Walk":
-        """Up to ``stage`` by the shortest way."""
+        """Bring the slot to ``stage`` by the shortest path."""
         assert self.do(Op.GERMINATE, slot, **({"alpha_target": 2} | germination))
         if stage == Stage.GERMINATED:
             return self
@@ -501,10 +501,10 @@ def test_blending_ends_only_with_alpha_target_1_and_no_ramp() -> None:
     walk = Walk().to(Stage.BLENDING, alpha_target=1, tempo=0)
     walk.ticks(3)
     assert walk.resting()
-    assert not walk.do(Op.ADVANCE)  # at rest, at 0.7
+    assert not walk.do(Op.ADVANCE)  # at rest, but at alpha 0.7
     assert walk.do(Op.SET_ALPHA_TARGET, alpha_target=2, alpha_speed=1)
     for _ in range(3):
-        assert not walk.do(Op.ADVANCE)  # on the way to 1
+        assert not walk.do(Op.ADVANCE)  # still rising to 1
         walk.ticks()
     assert walk.do(Op.ADVANCE)
     assert walk.stage() == Stage.HOLDING
@@ -520,7 +520,7 @@ def test_blending_ends_only_with_alpha_target_1_and_no_ramp() -> None:
     ],
 )
 def test_every_condition_of_gate_g3_is_required(alpha, target, mode, ready) -> None:
-    """Also where actions cannot lead."""
+    """Includes states that no sequence of actions reaches."""
     walk = Walk().to(Stage.BLENDING)
     walk.state.alpha[:], walk.state.ramp_target[:] = alpha, target
     walk.state.ramp_mode[:] = mode
@@ -584,7 +584,7 @@ def test_seed_fossilises_only_after_its_contribution_was_measured() -> None:
 @pytest.mark.parametrize("head", range(len(HEADS)))
 @pytest.mark.parametrize("beyond", ["below", "above", "far above"])
 def test_action_out_of_range_changes_nothing(head, beyond) -> None:
-    """Even in a head that the op has no use for."""
+    """Also in heads that the operation does not use."""
     walk = Walk(slots=2)
     widths = [2 if width is None else width for width in WIDTHS]
     value = {"below": -1, "above": widths[head], "far above": 2**62}[beyond]
@@ -642,5 +642,5 @@ def test_parameter_tables_match_the_described_layers(channels) -> None:
             assert counted[kind][style] == expected
 
 
-def test_oracle_ramp_rests_when_alpha_is_constant() -> None:
+def test_oracle_and_alpha_mode_agree_on_hold() -> None:
     assert HOLD == AlphaMode.HOLD

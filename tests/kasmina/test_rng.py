@@ -1,4 +1,4 @@
-"""The counter-based generator: known answers, independence of streams, distributions."""
+"""The counter-based generator: published vectors, independent streams and distributions."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from esper.kasmina import rng
 from esper.kasmina.rng import Purpose, integers, philox, random_bits, uniform
 
 KNOWN_ANSWERS = {
-    # counter, key and answer of philox4x32-10 in Random123's kat_vectors
+    # counter, key and result of philox4x32-10 in kat_vectors of Random123
     "zeros": (
         (0, 0, 0, 0),
         (0, 0),
@@ -78,7 +78,7 @@ def test_longer_draw_starts_with_the_shorter_one():
         {"episode": 6},
         {"step": 3},
         {"streams": (4,)},
-        # Neighbouring coordinates must not be mixed up with one another.
+        # Adjacent coordinates must not be interchangeable.
         {"episode": 2, "step": 5},
         {"seed": 3, "streams": (11,)},
     ],
@@ -151,7 +151,7 @@ def test_high_out_of_range_is_refused(high: int):
 
 
 def test_step_bits_equal_the_words_of_each_step(monkeypatch):
-    """In whatever blocks they are drawn, and in whatever order they are asked for."""
+    """For any block size and any order of steps."""
     streams = torch.tensor([3, 1 << 40, 7])
     monkeypatch.setattr(rng, "_MOST_WORDS", 4 * len(streams) * 10)
     bits = rng.StepBits(5, streams, Purpose.MINIBATCH, 2, 10)

@@ -1,4 +1,4 @@
-"""Where parameters lie in a row of the store, and how they are born."""
+"""Positions of parameters in a row of the store, and their initial values."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_initial_hosts_differ_by_episode_and_group_but_not_within_a_group():
 
 
 def test_initial_seeds_depend_on_environment_slot_and_step():
-    """Rows of a group share host and data, never the initial numbers of a seed."""
+    """Environments of a group share host and data, but not the initial values of a seed."""
     engine = small_engine(small_host(pools=0, channels=(4, 4)), 2, groups=[0, 0])
     everywhere = torch.ones(2, 2, dtype=torch.bool)
     kinds = torch.full((2, 2), 7)  # conv_heavy: its first convolution is random at birth

@@ -1,4 +1,4 @@
-"""Events survive the way to disk and back."""
+"""Events: encoding, decoding, levels, old schemas and documentation."""
 
 import ast
 import json
@@ -65,7 +65,7 @@ def test_each_level_writes_a_superset_of_the_level_below() -> None:
 
 
 def test_reading_events_needs_no_torch() -> None:
-    """Whoever looks at a run should not have to load the training stack."""
+    """Tools that only read runs should not have to load the training stack."""
     code = "import esper.karn.store, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -100,7 +100,7 @@ def test_lines_of_an_old_schema_are_read_with_defaults() -> None:
 
 @pytest.mark.parametrize("kind", EVENTS.values(), ids=EVENTS)
 def test_only_fields_of_schema_2_are_required(kind: type[msgspec.Struct]) -> None:
-    """What schema 2 had must be there; what came later may be absent."""
+    """Fields of schema 2 are required; later fields have defaults."""
     lines = (RECORDED / "old_schema" / "events.jsonl").read_text().splitlines()
     old = [json.loads(line) for line in lines]
     told = [event for event in old if event["event_type"] == kind.__struct_config__.tag]
@@ -122,7 +122,7 @@ HOMONYMS = {
     "scripts/console.py": {"entropy"},
     "simic/training/replay.py": {"refused"},
 }
-"""Texts that are a setting, a field, a label or a folder; elsewhere they would name a metric."""
+"""Strings that name a setting, field, label or folder there, but would name a metric elsewhere."""
 
 
 def test_metric_names_are_spelt_only_in_metrics_py() -> None:

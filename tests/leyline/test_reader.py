@@ -1,4 +1,4 @@
-"""One reader of event files serves whoever looks at a run."""
+"""The reader of event files: forwards, backwards and incrementally."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ KINDS = ("healthy", "anomalous", "interrupted", "old_schema")
 
 
 def events_of(run: str) -> list[Event]:
-    """The whole lines of a recorded run, decoded."""
+    """The events of the complete lines of a recorded run."""
     lines = (RECORDED / run / "events.jsonl").read_bytes().splitlines(keepends=True)
     return [decode(line) for line in lines if line.endswith(b"\n")]
 

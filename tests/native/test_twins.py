@@ -1,4 +1,4 @@
-"""Each rule that also exists in C++ names its twin there, and the twin names the rule."""
+"""Functions that exist in both Python and C++ name each other in comments."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ Pair = tuple[str, str, str]
 
 
 def named_in_cpp() -> set[Pair]:
-    """What the comments in C++ say."""
+    """The pairs named by comments in C++."""
     found = set()
     for path in SOURCE.rglob("*.h"):
         lines = path.read_text().splitlines()
@@ -30,7 +30,7 @@ def named_in_cpp() -> set[Pair]:
 
 
 def definitions(tree: ast.AST, within: str) -> dict[int, str]:
-    """The names of functions and classes, by the line above them."""
+    """The names of functions and classes by the number of the line above them."""
     found = {}
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -41,7 +41,7 @@ def definitions(tree: ast.AST, within: str) -> dict[int, str]:
 
 
 def named_in_python() -> set[Pair]:
-    """What the comments in Python say."""
+    """The pairs named by comments in Python."""
     found = set()
     for path in ROOT.rglob("*.py"):
         text = path.read_text()
@@ -66,7 +66,7 @@ def test_twin_comments_in_cpp_and_python_agree() -> None:
 
 
 def test_every_twin_comment_has_the_parsed_form() -> None:
-    """One in another form would not be compared."""
+    """A comment in another form would not be compared."""
     for path in [*SOURCE.rglob("*.h"), *ROOT.rglob("*.py")]:
         for line in path.read_text().splitlines():
             if re.search(r"// Twin|# Native twin", line):

@@ -1,4 +1,4 @@
-"""`make wheel`: who installs it computes natively, with no compiler on the machine."""
+"""A wheel built by `make wheel` runs the native backend without a compiler."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ print(library.library()._name)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make wheel` makes."""
+    """The wheel built by `make wheel`."""
     place = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(place)]
     environment = os.environ | {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true"}
@@ -57,7 +57,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel; torch and the like are those of this one."""
+    """An environment with the wheel installed and the other packages of this environment."""
     place = tmp_path_factory.mktemp("machine")
     venv.create(place, with_pip=False)
     paths = sysconfig.get_paths(vars={"base": str(place), "platbase": str(place)})
@@ -75,7 +75,7 @@ def test_ten_steps_without_a_compiler(installed: Path, instructions: str, tmp_pa
     features = build.INSTRUCTION_SETS[instructions]
     run = subprocess.run(
         [str(installed / "bin" / "python"), "-c", TEN_STEPS, *features],
-        # A PATH on which there is no g++.
+        # A PATH without g++.
         env={"PATH": str(installed / "bin"), build.CACHE_VARIABLE: str(tmp_path / "empty")},
         cwd=tmp_path,
         capture_output=True,
@@ -96,7 +96,7 @@ def test_wheel_is_platform_specific_but_works_with_any_python(wheel: Path) -> No
 
 
 def test_shipped_machine_code_equals_a_local_build(installed: Path) -> None:
-    """So it is exactly as fast."""
+    """Equal code has equal speed."""
     best = build.instruction_sets()[0]
     (shipped,) = installed.rglob(f"esper/native/lib/{best}-*.so")
     assert not build.shipped_libraries()

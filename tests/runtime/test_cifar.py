@@ -1,4 +1,4 @@
-"""CIFAR-10 from files: both formats, disjoint splits, and what is refused by name."""
+"""CIFAR-10 from files: both formats, disjoint splits, and errors that name the file."""
 
 import os
 import pickle
@@ -19,7 +19,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def by_hand(pixels: np.ndarray) -> np.ndarray:
-    """Records to normalised images, number by number."""
+    """Normalise the images of records, value by value."""
     out = np.empty((len(pixels), 32, 32, 3))
     for channel in range(3):
         plane = pixels[:, channel * 1024 : (channel + 1) * 1024].reshape(-1, 32, 32)
@@ -66,7 +66,7 @@ def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
 
 
 def python_2_pickle(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    """The dictionary as Python 2 writes it: texts are 8-bit strings (opcode T)."""
+    """The dictionary as pickled by Python 2, with 8-bit strings (opcode T)."""
 
     def text(raw: bytes) -> bytes:
         return b"T" + len(raw).to_bytes(4, "little") + raw

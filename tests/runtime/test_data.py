@@ -1,4 +1,4 @@
-"""The embedded data: disjoint splits, a fixed validation set, shifts by whole pixels."""
+"""The digits: disjoint splits, a fixed validation set, and shifts by whole pixels."""
 
 import hashlib
 
@@ -89,7 +89,7 @@ def test_validation_and_test_are_drawn_at_many_shifts():
 
 @pytest.mark.parametrize("settings", [{}, {"shift": 2, "noise": 0.1}], ids=str)
 def test_data_are_reproducible(settings: dict):
-    """Reward sees validation, so it must be a fixed set; ``__wrapped__`` goes past the cache."""
+    """Rewards depend on validation, so it must be a fixed set; ``__wrapped__`` skips the cache."""
     first, again = (digits.__wrapped__(**settings) for _ in range(2))
     for split in SPLITS:
         for part in ("images", "labels"):
@@ -133,8 +133,8 @@ FINGERPRINTS = [
         "20e470667c60 85ba21081594 607f78bc3eaf 794d87ba24d0 28228e490b29 7f36fc4c505d",
     ),
 ]
-"""Beginnings of the SHA-256 of images and labels of train, validation and test, as they were when
-the first results were measured. Results of old and new runs compare only while these hold."""
+"""First digits of the SHA-256 of the images and labels of all splits when the first results were
+measured. Old and new results are comparable only while these are unchanged."""
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_label_fraction_keeps_images_at_every_shift_and_other_splits():
     base = digits(label_fraction=0.3)
     assert classes_of(fewer.train_labels) == [9 * n for n in classes_of(base.train_labels)]
     assert torch.equal(fewer.train_labels, base.train_labels.repeat(9))
-    # Noise is an image's own: what stays has the bits that it has in the whole set.
+    # Noise belongs to the image, so the images that remain are bitwise the same as in the full set.
     assert images_of(fewer, "train") < images_of(whole, "train")
     clean = digits(shift=1, label_fraction=0.3).train_images[..., 0].numpy()
     kept = digits(label_fraction=0.3).train_images[..., 0].numpy()
@@ -191,7 +191,7 @@ def test_classes_keeps_the_first_digits_of_every_split():
 
 
 def turned_by_hand(image: np.ndarray) -> np.ndarray:
-    """A quarter turn: what was the last column becomes the first row."""
+    """Rotate by a quarter turn: the last column becomes the first row."""
     size = len(image)
     return np.array([[image[y, size - 1 - x] for y in range(size)] for x in range(size)])
 
@@ -237,7 +237,7 @@ VARIATIONS = [
 
 @pytest.mark.parametrize("settings", VARIATIONS, ids=str)
 def test_no_variation_mixes_the_splits(settings: dict):
-    """Every pose of every base image of one split, against the other splits of the variation."""
+    """Compares every pose of the base images of a split with the other splits of the variation."""
     plain, varied = digits(), digits(**settings)
     reach = settings.get("shift", 0)
     poses = {}

@@ -1,4 +1,4 @@
-"""What a training script has becomes a data set, whatever shape it is in."""
+"""Arrays, torch data sets and loaders are converted to a ``Dataset``."""
 
 import numpy as np
 import pytest

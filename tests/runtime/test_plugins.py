@@ -1,4 +1,4 @@
-"""A user's own file: read once, and its mistakes told in one line."""
+"""Plugins: run once, with errors reported in one line."""
 
 import pickle
 import sys
@@ -151,7 +151,7 @@ def test_failed_plugin_leaves_nothing_registered(tmp_path: Path) -> None:
         "SUITES['half'] = ('digits',)\n"
         "raise OSError('enough')\n"
     )
-    for _ in range(2):  # a name that stayed would be taken the second time
+    for _ in range(2):  # a name left registered would be refused the second time
         with pytest.raises(UsageError, match="line 6: OSError: enough"):
             load(str(path))
     assert (list(BLUEPRINTS), BUILDERS, HEAD_WIDTHS, TASKS, SUITES) == before

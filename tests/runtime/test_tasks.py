@@ -1,4 +1,4 @@
-"""Tasks by name, what they hold, and what the user is told of a name that is not there."""
+"""Tasks: lookup by name, contents, and the errors for unknown names."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from esper.runtime import data
 from esper.runtime.tasks import SUITES, TASKS, Drift, Task, agree, find, find_all, task
 
 REGISTERED = sorted(set(TASKS) - set(SUITES["cifar"]))
-"""Tasks whose data come with Esper."""
+"""Tasks whose data are shipped with Esper."""
 
 
 @pytest.mark.parametrize("name", REGISTERED)
@@ -34,7 +34,7 @@ def test_suites_are_disjoint_and_contain_only_known_tasks():
 
 
 def content(name: str) -> tuple:
-    """All that an environment can see of a task, by value."""
+    """Everything that an environment can observe of a task, by value."""
     found = find(name)
     bits = tuple(
         getattr(dataset, part).numpy().tobytes()
@@ -194,7 +194,7 @@ def test_drift_accepts_the_ends_of_its_ranges(window: tuple):
 
 
 def coloured() -> data.Dataset:
-    """Digits of three colour channels."""
+    """Digits with three colour channels."""
     plain = data.digits()
     splits = ("train_images", "validation_images", "test_images")
     return replace(plain, **{name: getattr(plain, name).repeat(1, 1, 1, 3) for name in splits})

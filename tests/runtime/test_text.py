@@ -1,4 +1,4 @@
-"""Text as data: windows of bytes, disjoint spans, one line for what is no text."""
+"""Text as data: windows of bytes, disjoint splits, and one-line errors."""
 
 import os
 from dataclasses import replace
@@ -20,7 +20,7 @@ CONTEXT = 5
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A text in which every pair of neighbouring bytes is there once."""
+    """A text in which every pair of adjacent bytes occurs once."""
     pairs = bytes(b for i in range(25) for b in (i, *(x for j in range(i + 1, 25) for x in (j, i))))
     path = tmp_path / "text"
     path.write_bytes(pairs)
@@ -75,7 +75,7 @@ def test_longer_windows_take_no_more_memory(dtype: torch.dtype, preload: bool):
 
 
 def test_memory_of_a_text_decides_whether_it_is_preloaded(monkeypatch: pytest.MonkeyPatch):
-    """Not how often its bytes are seen."""
+    """The memory counts each byte once, however many windows contain it."""
     task = find("text_bytes")
     data = task.datasets()
     least = len(data[0].train_images) * 4

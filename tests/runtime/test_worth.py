@@ -1,4 +1,4 @@
-"""What growing is worth, as the benchmark wrote it down."""
+"""Reading the benchmark's table of the gain from growing."""
 
 import json
 from pathlib import Path

@@ -49,13 +49,13 @@ def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gat
     """
     living, developing, dormant, germinated, training, blending, holding = _GATED.of(state.stage)
     healthy = (signals.health >= HEALTHY) & ~signals.exploding
-    full = (state.alpha - 1.0).abs() <= ALPHA_TOLERANCE
-    aimed = state.ramp_target >= 1.0 - ALPHA_TOLERANCE
+    is_full = (state.alpha - 1.0).abs() <= ALPHA_TOLERANCE
+    target_is_full = state.ramp_target >= 1.0 - ALPHA_TOLERANCE
     germinates = dormant & (living.sum(1, keepdim=True) < rules.max_seeds)
     if rules.one_at_a_time:
         germinates &= ~developing.any(1, keepdim=True)
     blends = training & (state.stage_age >= rules.training_age) & healthy
-    holds = blending & full & aimed & (state.ramp_mode == AlphaMode.HOLD)
+    holds = blending & is_full & target_is_full & (state.ramp_mode == AlphaMode.HOLD)
     keeps = holding & signals.contribution.isfinite() & healthy
     if rules.strict:
         blends &= signals.improvement >= LEAST_IMPROVEMENT

@@ -141,9 +141,9 @@ def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedSta
     )
     training, blending, holding = _DEVELOPMENT.of(state.stage)
     target, steps = TARGETS[choice["alpha_target"]], SPEEDS[choice["alpha_speed"]]
-    slowly = prunes & (steps > 0) & (state.alpha > 0)
-    lowered = holding & (slowly | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
-    moved = torch.where(slowly, state.stage, MOVED[doing, state.stage])
+    fading = prunes & (steps > 0) & (state.alpha > 0)
+    lowered = holding & (fading | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
+    moved = torch.where(fading, state.stage, MOVED[doing, state.stage])
 
     blends = advances & training
     state = replace(
@@ -156,18 +156,18 @@ def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedSta
     )
     state = _ramp(
         state,
-        blends | retargets | slowly,
-        target=torch.where(blends, state.goal, target).masked_fill(slowly, 0.0),
+        blends | retargets | fading,
+        target=torch.where(blends, state.goal, target).masked_fill(fading, 0.0),
         steps=torch.where(blends, state.tempo, steps),
         curve=torch.where(blends, FIRST_CURVE[state.style], choice["alpha_curve"]),
     )
     state = replace(
         state,
         alpha=state.alpha.masked_fill(advances & blending, 1.0),
-        pruning=state.pruning | slowly,
+        pruning=state.pruning | fading,
     )
     state = _in_stage(state, moved.masked_fill(lowered, Stage.BLENDING))
-    return _stopped(state, prunes & ~slowly)
+    return _stopped(state, prunes & ~fading)
 
 
 # Native twin: step/lifecycle.h, roll_back.
@@ -185,12 +185,12 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
     ramp_done = state.ramp_done + ramping
     finished = ramping & (ramp_done >= state.ramp_steps)
     part = progress(state.ramp_curve, ramp_done / state.ramp_steps.clamp(min=1))
-    on_the_way = state.ramp_start + (state.ramp_target - state.ramp_start) * part
-    alpha = torch.where(ramping, torch.where(finished, state.ramp_target, on_the_way), state.alpha)
+    between = state.ramp_start + (state.ramp_target - state.ramp_start) * part
+    alpha = torch.where(ramping, torch.where(finished, state.ramp_target, between), state.alpha)
     stage_age = state.stage_age + (state.stage != Stage.DORMANT)
-    over = embargoed & (stage_age >= rules.embargo)
-    faded = finished & state.pruning
-    stage = state.stage.masked_fill(pruned, Stage.EMBARGOED).masked_fill(over, Stage.RESETTING)
+    expired = embargoed & (stage_age >= rules.embargo)
+    faded_out = finished & state.pruning
+    stage = state.stage.masked_fill(pruned, Stage.EMBARGOED).masked_fill(expired, Stage.RESETTING)
     ticked = replace(
         state,
         alpha=alpha,
@@ -200,8 +200,8 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
         age=state.age + state.living,
         stage_age=stage_age,
     )
-    ticked = _in_stage(ticked, stage.masked_fill(faded, Stage.PRUNED))
-    return _stopped(ticked, faded).emptied(resetting)
+    ticked = _in_stage(ticked, stage.masked_fill(faded_out, Stage.PRUNED))
+    return _stopped(ticked, faded_out).emptied(resetting)
 
 
 # Native twin: step/lifecycle.h, progress.

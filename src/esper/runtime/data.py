@@ -148,18 +148,18 @@ def digits(
         )
 
     # Draw noise for images that are then left out too, so that the others do not depend on them.
-    everywhere = noisy(np.concatenate([posed(images[train], pose) for pose in poses]))
+    all_posed = noisy(np.concatenate([posed(images[train], pose) for pose in poses]))
     validation_images, test_images = posed_once(validation), posed_once(test)
-    learned = (labels[train] < classes) & _part_of_each_class(labels[train], label_fraction)
-    taken = np.tile(learned, len(poses))
-    validated, tested = labels[validation] < classes, labels[test] < classes
+    kept = (labels[train] < classes) & _part_of_each_class(labels[train], label_fraction)
+    kept_rows = np.tile(kept, len(poses))
+    kept_validation, kept_test = labels[validation] < classes, labels[test] < classes
     return Dataset(
-        train_images=everywhere[taken],
-        train_labels=torch.from_numpy(np.tile(labels[train], len(poses))[taken]).long(),
-        validation_images=validation_images[validated],
-        validation_labels=torch.from_numpy(labels[validation][validated]).long(),
-        test_images=test_images[tested],
-        test_labels=torch.from_numpy(labels[test][tested]).long(),
+        train_images=all_posed[kept_rows],
+        train_labels=torch.from_numpy(np.tile(labels[train], len(poses))[kept_rows]).long(),
+        validation_images=validation_images[kept_validation],
+        validation_labels=torch.from_numpy(labels[validation][kept_validation]).long(),
+        test_images=test_images[kept_test],
+        test_labels=torch.from_numpy(labels[test][kept_test]).long(),
         classes=classes,
     )
 

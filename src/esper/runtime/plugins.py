@@ -69,9 +69,9 @@ def _registered() -> tuple[list[str], list[dict[str, Any]]]:
 def _restore(before: tuple[list[str], list[dict[str, Any]]]) -> None:
     names, registers = before
     BLUEPRINTS[:] = names
-    for register, then in zip(_REGISTERS, registers, strict=True):
+    for register, entries in zip(_REGISTERS, registers, strict=True):
         register.clear()
-        register.update(then)
+        register.update(entries)
 
 
 def _digest(file: Path) -> str:

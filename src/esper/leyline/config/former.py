@@ -16,7 +16,7 @@ _SCHEDULE = (
 _SHAPING = "--reward selects the reward; terminal and paired have no shaping (docs/rewards.md)"
 _PRICE = "rent is the price of parameters; basic and sparse charge 0.1 per 500000 (docs/rewards.md)"
 _ADVANCE = "a seed advances when the policy chooses ADVANCE"
-_PLATEAU = "the policy observes the accuracy curve itself"
+_PLATEAU = "the policy sees the curve of the accuracy itself"
 
 FORMER: dict[str, tuple[tuple[Any, ...], str]] = {
     "ppo_updates_per_batch": ((1,), "ppo_epochs is the number of passes over each round"),
