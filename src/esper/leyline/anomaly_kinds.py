@@ -10,7 +10,7 @@ KINDS: Final[dict[str, str]] = {
     "ratio_explosion": "an action became far more probable than when it was chosen",
     "ratio_collapse": "an action became far less probable than when it was chosen",
     "value_collapse": "the critic is far worse than predicting the mean return",
-    "entropy_collapse": "a head that has a choice always makes the same one",
+    "entropy_collapse": "a head that has a choice almost always makes the same one",
     "gradient_drift": "the gradient norm of the policy is far from its running mean",
     "gradient_vanishing": "the gradient is almost zero",
     "not_finite": "a number is NaN or infinite, or an update was refused because of one",

@@ -14,7 +14,7 @@ _SCHEDULE = (
     "entropy_end_factor times its initial value"
 )
 _SHAPING = "--reward selects the reward; terminal and paired have no shaping (docs/rewards.md)"
-_PRICE = "rent is the price of parameters; basic and sparse charge 0.1 per 500000 (docs/rewards.md)"
+_PRICE = "parameters are priced by rent; basic and sparse charge 0.1 per 500000 (docs/rewards.md)"
 _ADVANCE = "a seed advances when the policy chooses ADVANCE"
 _PLATEAU = "the policy sees the curve of the accuracy itself"
 
@@ -30,7 +30,7 @@ FORMER: dict[str, tuple[tuple[Any, ...], str]] = {
     "value_coef_start": ((None,), "value_weight is constant"),
     "use_telemetry": ((), "must be true or false; telemetry_level sets how much is written"),
     "chunk_length": ((), "policies learn from whole episodes of max_epochs steps"),
-    "reward_family": (("contribution",), "no reward is based on the loss (docs/rewards.md)"),
+    "reward_family": (("contribution",), "no reward pays for a loss (docs/rewards.md)"),
     "param_budget": ((500_000,), f"there is no parameter budget; {_PRICE}"),
     "param_penalty_weight": ((0.1,), _PRICE),
     "sparse_reward_scale": ((1,), "sparse rewards lie in [-1, 1] (docs/rewards.md)"),
@@ -46,7 +46,10 @@ FORMER: dict[str, tuple[tuple[Any, ...], str]] = {
     "disable_pbrs": ((False,), _SHAPING),
     "disable_terminal_reward": ((False,), _SHAPING),
     "disable_anti_gaming": ((False,), _SHAPING),
-    "max_grad_norm": ((1,), "hosts and seeds clip at 1; max_gradient_norm is that of the policy"),
+    "max_grad_norm": (
+        (1,),
+        "hosts and seeds clip at 1; max_gradient_norm is the policy's clipping norm",
+    ),
 }
 """By name: the values that can be ignored, and what replaces the field for all others."""
 

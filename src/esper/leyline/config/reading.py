@@ -66,7 +66,7 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{key}: there is no such setting; {hint}")
         name = names[word]
         if name in given and given[name] != value:
-            raise UsageError(f"{key}: {name} already has another value; keep one of them")
+            raise UsageError(f"{key}: {name} was already given another value; keep one of them")
         given[name] = value
     return _with_devices({name: typed(name, v, fields[name].type) for name, v in given.items()})
 
