@@ -1,4 +1,4 @@
-"""A newborn seed changes nothing, learns at once, and lets its host learn; the registry."""
+"""Newborn seeds do not change the output, but they and their host learn; and the registry."""
 
 import pytest
 import torch
@@ -61,12 +61,12 @@ every_branch = pytest.mark.parametrize(
 
 
 def of_first_family(name: str) -> Blueprint:
-    """As it is in images, or on a linear map."""
+    """The blueprint in the first of its families."""
     return build(BLUEPRINTS.index(name), 64, "conv" if name in CONV_BRANCHES else "mlp")
 
 
 def newborn(host: Host, life: str, births: int = 1) -> tuple[Engine, Garden]:
-    """Every blueprint in every style in the first slot, as it is born, in float32."""
+    """Newborn seeds of every blueprint and style in the first slot, in float32."""
     kinds = [(name, style) for name in names_of(host) for style in Style]
     garden: Garden = [{0: Plant(name, style, **LIVES[life])} for name, style in kinds] * births
     engine = small_engine(host, len(garden), torch.float32)
@@ -76,18 +76,18 @@ def newborn(host: Host, life: str, births: int = 1) -> tuple[Engine, Garden]:
 
 
 @pytest.mark.parametrize(("name", "count"), COUNTS_AT_64.items(), ids=COUNTS_AT_64)
-def test_a_blueprint_has_its_documented_number_of_parameters(name: str, count: int):
+def test_blueprint_has_documented_parameter_count(name: str, count: int):
     assert of_first_family(name).layout.size == count
 
 
 @pytest.mark.parametrize(("name", "count"), SEQUENCE_COUNTS_AT_64.items())
-def test_a_blueprint_for_sequences_has_its_documented_number_of_parameters(name: str, count: int):
+def test_sequence_blueprint_has_documented_parameter_count(name: str, count: int):
     assert build(BLUEPRINTS.index(name), 64, "sequence").layout.size == count
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 36, 64])
 @every_branch
-def test_a_blueprint_has_the_parameters_of_its_module(family: str, name: str, channels: int):
+def test_blueprint_has_the_parameters_of_its_oracle_module(family: str, name: str, channels: int):
     layout = build(BLUEPRINTS.index(name), channels, family).layout
     module = FAMILIES[family][name](channels)
     expected = {n: tuple(p.shape) for n, p in module.named_parameters()}
@@ -100,7 +100,7 @@ def test_every_blueprint_has_an_oracle():
 
 
 @pytest.mark.parametrize(("family", "branches"), FAMILIES.items())
-def test_a_slot_takes_the_blueprints_of_its_family(family: str, branches: dict):
+def test_slot_accepts_the_blueprints_of_its_family(family: str, branches: dict):
     slot = SlotSpec("r0c0", 4, (1, 1), 1.0, family)
     assert {BLUEPRINTS[kind] for kind in slot.kinds} == set(branches)
     assert set(slot.layouts) == set(slot.kinds)
@@ -109,7 +109,7 @@ def test_a_slot_takes_the_blueprints_of_its_family(family: str, branches: dict):
 
 @pytest.mark.parametrize("channels", [3, 64])
 @pytest.mark.parametrize(("family", "branches"), FAMILIES.items())
-def test_a_slots_tables_count_what_the_modules_have(channels: int, family: str, branches: dict):
+def test_tables_of_a_slot_match_the_oracle_modules(channels: int, family: str, branches: dict):
     slot = SlotSpec("r0c0", channels, (6, 6), 1.0, family)
     gate = sum(p.numel() for p in Gate(channels).parameters())
     for kind, name in enumerate(BLUEPRINTS):
@@ -122,7 +122,7 @@ def test_a_slots_tables_count_what_the_modules_have(channels: int, family: str, 
         assert slot.tensor_counts[kind] == max(1, len(parameters))
 
 
-def test_an_engine_counts_the_parameters_of_living_seeds_alone():
+def test_engine_counts_only_parameters_of_living_seeds():
     garden: Garden = [
         {0: Plant("conv_light"), 2: Plant("norm", Style.GATED_GATE, **LIVES["training"])},
         {},
@@ -136,7 +136,7 @@ def test_an_engine_counts_the_parameters_of_living_seeds_alone():
 
 
 @every_host
-def test_a_newborn_seed_leaves_the_activation_as_it_is(host: Host):
+def test_newborn_seed_does_not_change_the_activation(host: Host):
     engine, garden = newborn(host, "fossilised")
     state = seed_state(garden, 3)
     calls = plan(Seeds.acting(state))[0]
@@ -150,7 +150,7 @@ def test_a_newborn_seed_leaves_the_activation_as_it_is(host: Host):
 
 
 @every_host
-def test_a_newborn_seed_leaves_the_scores_as_they_are(host: Host):
+def test_newborn_seed_does_not_change_the_scores(host: Host):
     engine, garden = newborn(host, "fossilised")
     with_seeds = engine.measure(seed_state(garden, 3), 0, committed=False)
     without = engine.measure(seed_state([{}] * len(garden), 3), 0, committed=False)
@@ -161,7 +161,7 @@ def test_a_newborn_seed_leaves_the_scores_as_they_are(host: Host):
 
 
 @every_host
-def test_a_seed_is_born_as_its_layout_says(host: Host):
+def test_seed_is_initialised_as_its_layout_specifies(host: Host):
     engine, garden = newborn(host, "training")
     slot = host.slots[0]
     for n, plants in enumerate(garden):
@@ -175,7 +175,7 @@ def test_a_seed_is_born_as_its_layout_says(host: Host):
 
 @pytest.mark.parametrize("life", ["training", "about to blend", "fossilised"])
 @every_host
-def test_a_newborn_seed_has_a_gradient(host: Host, life: str):
+def test_newborn_seed_has_a_gradient(host: Host, life: str):
     engine, garden = newborn(host, life)
     result = engine.train(seed_state(garden, 3), step=0)
     assert (result.seed_gradient_norm[:, 0] > 1e-4).all()
@@ -184,8 +184,8 @@ def test_a_newborn_seed_has_a_gradient(host: Host, life: str):
 
 @pytest.mark.parametrize("life", ["blending", "fossilised"])
 @every_host
-def test_every_tensor_of_a_seed_learns_after_two_steps(host: Host, life: str):
-    """Only what the zero map hides has no gradient at first.
+def test_every_tensor_of_a_seed_changes_after_two_steps(host: Host, life: str):
+    """Only tensors behind the zero map have no gradient at first.
 
     Of several births one must do: narrow ReLU layers without bias, as in attention, may be born
     closed to every image.
@@ -205,7 +205,7 @@ def test_every_tensor_of_a_seed_learns_after_two_steps(host: Host, life: str):
 
 
 @every_host
-def test_the_host_has_a_gradient_in_every_tensor_with_a_newborn_seed_at_alpha_1(host: Host):
+def test_every_host_tensor_has_a_gradient_with_a_newborn_seed_at_alpha_1(host: Host):
     engine, garden = newborn(host, "fossilised")
     batches = random_batches(host, len(garden), count=1, dtype=torch.float32)
     train(host, engine.stack, seed_state(garden, 3), batches)
@@ -215,8 +215,8 @@ def test_the_host_has_a_gradient_in_every_tensor_with_a_newborn_seed_at_alpha_1(
 
 
 @every_branch
-def test_the_oracle_and_the_program_agree_on_a_branch_at_64_channels(family: str, name: str):
-    """Many norm groups, the widest hidden layers."""
+def test_branch_of_64_channels_agrees_with_the_oracle(family: str, name: str):
+    """64 channels give several norm groups and the widest hidden layers."""
     generator = torch.Generator().manual_seed(1)
     module = FAMILIES[family][name](64).to(F64)
     blueprint = build(BLUEPRINTS.index(name), 64, family)
@@ -233,13 +233,16 @@ def test_the_oracle_and_the_program_agree_on_a_branch_at_64_channels(family: str
 
 
 @pytest.mark.parametrize("name", ["", "my seed", "7th", "größer", "a-b", "x\n"])
-def test_a_blueprint_needs_a_name(name: str):
-    with own_blueprints(), pytest.raises(UsageError, match=r"^blueprint: .* is no name; "):
+def test_blueprint_name_must_be_an_identifier(name: str):
+    with (
+        own_blueprints(),
+        pytest.raises(UsageError, match=r"^blueprint: .* is not an identifier; "),
+    ):
         register(name, conv_small)
 
 
 @pytest.mark.parametrize("name", ["conv_light", "mlp", "noop", "new"])
-def test_a_name_is_given_once(name: str):
+def test_taken_blueprint_name_is_refused(name: str):
     with own_blueprints():
         register("new", conv_small)
         with pytest.raises(UsageError, match=f"^blueprint: '{name}' is taken"):
@@ -247,7 +250,7 @@ def test_a_name_is_given_once(name: str):
 
 
 @pytest.mark.parametrize("families", [(), ("linear",), ("conv", "linear"), "conv"])
-def test_a_blueprint_needs_known_families(families):
+def test_unknown_families_are_refused(families):
     with own_blueprints():
         with pytest.raises(UsageError, match=r"^families: got .*; give a tuple out of conv, mlp"):
             register("new", conv_small, families)
@@ -255,7 +258,7 @@ def test_a_blueprint_needs_known_families(families):
         assert "new" not in BUILDERS
 
 
-def test_a_reserved_name_keeps_its_place_and_a_blueprint_may_live_in_both_families():
+def test_reserved_name_keeps_its_index_and_may_have_two_families():
     with own_blueprints():
         before = list(BLUEPRINTS)
         register("flex_attention", conv_small, families=("conv", "mlp"))

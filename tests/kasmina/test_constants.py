@@ -1,4 +1,4 @@
-"""Constant tensors are made once, and are what ``torch.tensor`` makes of their values."""
+"""Cached tensors are created once and equal ``torch.tensor`` of their values."""
 
 from typing import Any
 
@@ -19,14 +19,16 @@ CPU = torch.device("cpu")
     ],
     ids=["flat", "nested", "mixed"],
 )
-def test_equal_values_of_other_types_are_other_tensors(equal: tuple[tuple[Any, ...], ...]) -> None:
+def test_equal_values_of_different_types_give_different_tensors(
+    equal: tuple[tuple[Any, ...], ...],
+) -> None:
     for values in (*equal, *reversed(equal)):
         found, expected = cached_tensor(values, CPU), torch.tensor(values)
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
 
 
-def test_a_constant_is_made_once_for_each_device() -> None:
+def test_constant_is_created_once_per_device() -> None:
     first = cached_tensor(((4, 5),), CPU)
     assert cached_tensor((tuple([4, 5]),), CPU) is first
     assert cached_tensor(((4, 5),), torch.device("meta")).is_meta

@@ -1,4 +1,4 @@
-"""Gates: which clause decides, and that seeds pass them on what is measured in every step."""
+"""Gates: every clause matters, and seeds pass them with the measurements of a real step."""
 
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -28,7 +28,7 @@ PERMISSIVE = replace(RULES, strict=False)
 
 @dataclass(frozen=True)
 class Case:
-    """A seed that passes a strict gate, and the op for which the gate is there."""
+    """A seed that passes a strict gate, and the operation that the gate guards."""
 
     gate: Gate
     op: Op
@@ -74,7 +74,7 @@ ALWAYS = [
     ("G5", {"health": NAN}),
     ("G5", {"exploding": True}),
 ]
-"""What closes a gate under any rules."""
+"""Changes that close a gate under any rules."""
 STRICT = [
     ("G2", {"improvement": 0.0049}),
     ("G2", {"improvement": NAN}),
@@ -84,11 +84,11 @@ STRICT = [
     ("G5", {"contribution": 0.0099}),
     ("G5", {"contribution": -0.2}),
 ]
-"""What closes it under strict rules alone."""
+"""Changes that close a gate only under strict rules."""
 
 
 def seed_of(case: Case, changes: dict[str, float]) -> tuple[SeedState, SeedSignals]:
-    """One environment with one slot."""
+    """State and signals of one environment with one slot."""
     state, signals = SeedState.dormant((1, 1), CPU), SeedSignals.unknown((1, 1), CPU)
     known = {f.name for f in fields(SeedState)} | {f.name for f in fields(SeedSignals)}
     wanted = case.seed | case.signals | changes
@@ -112,7 +112,7 @@ def passes(case: Case, rules: Rules, **changes: float) -> bool:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("rules", [RULES, PERMISSIVE], ids=["strict", "permissive"])
-def test_a_gate_is_open_in_its_own_stage_alone(name: str, rules: Rules):
+def test_gate_passes_only_in_its_own_stage(name: str, rules: Rules):
     case = CASES[name]
     assert passes(case, rules)
     for stage in Stage:
@@ -122,19 +122,19 @@ def test_a_gate_is_open_in_its_own_stage_alone(name: str, rules: Rules):
 
 
 @pytest.mark.parametrize(("name", "change"), ALWAYS)
-def test_each_clause_alone_closes_a_gate(name: str, change: dict[str, float]):
+def test_each_failed_clause_closes_the_gate(name: str, change: dict[str, float]):
     assert not passes(CASES[name], RULES, **change)
     assert not passes(CASES[name], PERMISSIVE, **change)
 
 
 @pytest.mark.parametrize(("name", "change"), STRICT)
-def test_each_strict_clause_alone_closes_a_strict_gate(name: str, change: dict[str, float]):
+def test_each_failed_strict_clause_closes_the_strict_gate(name: str, change: dict[str, float]):
     assert not passes(CASES[name], RULES, **change)
     assert passes(CASES[name], PERMISSIVE, **change)
 
 
-def test_what_belongs_to_no_clause_of_a_gate_does_not_matter():
-    """Every number of a seed but the ones named above, made as bad as it can be."""
+def test_fields_without_a_clause_do_not_affect_the_gate():
+    """Sets every field of a seed except those of a clause to its worst value."""
     worst = {"health": NAN, "exploding": True, "contribution": NAN, "improvement": NAN}
     worst |= {"gradient_ratio": NAN, "contribution_velocity": -1.0, "previous_health": NAN}
     worst |= {"gradient_norm": NAN, "birth_accuracy": NAN, "baseline": NAN}
@@ -143,7 +143,7 @@ def test_what_belongs_to_no_clause_of_a_gate_does_not_matter():
         assert passes(case, RULES, **{k: v for k, v in worst.items() if k not in named})
 
 
-# --- room for seeds ---------------------------------------------------------------------------
+# --- limits on the number of seeds ------------------------------------------------------------
 
 
 def garden(*stages: Stage) -> SeedState:
@@ -153,14 +153,14 @@ def garden(*stages: Stage) -> SeedState:
 
 
 def germination(rules: Rules, *stages: Stage) -> list[bool]:
-    """Where GERMINATE is legal."""
+    """The slots in which GERMINATE is legal."""
     state = garden(*stages)
     signals = SeedSignals.unknown((1, len(stages)), CPU)
     return legal_slots(state, signals, rules)[0, Op.GERMINATE].tolist()
 
 
 @pytest.mark.parametrize("beside", Stage)
-def test_one_at_a_time_is_a_rule_that_can_be_lifted(beside: Stage):
+def test_one_at_a_time_can_be_disabled(beside: Stage):
     rules = replace(RULES, max_seeds=9)
     develops = beside in (
         Stage.GERMINATED,
@@ -177,7 +177,7 @@ def test_one_at_a_time_is_a_rule_that_can_be_lifted(beside: Stage):
 
 @pytest.mark.parametrize("beside", Stage)
 @pytest.mark.parametrize("one_at_a_time", [True, False])
-def test_every_living_seed_counts_towards_the_limit(beside: Stage, one_at_a_time: bool):
+def test_every_living_seed_counts_towards_max_seeds(beside: Stage, one_at_a_time: bool):
     for limit in (1, 2, 3):
         rules = replace(RULES, max_seeds=limit, one_at_a_time=one_at_a_time)
         found = germination(rules, Stage.FOSSILISED, beside, Stage.DORMANT)
@@ -187,7 +187,7 @@ def test_every_living_seed_counts_towards_the_limit(beside: Stage, one_at_a_time
         assert found[2] == (living < limit and not closed)
 
 
-def test_the_limit_is_of_each_environment_by_itself():
+def test_max_seeds_applies_per_environment():
     state = SeedState.dormant((2, 2), CPU)
     state.stage[0, 0] = Stage.FOSSILISED
     signals = SeedSignals.unknown((2, 2), CPU)
@@ -195,8 +195,8 @@ def test_the_limit_is_of_each_environment_by_itself():
     assert found.tolist() == [[False, False], [True, True]]
 
 
-def test_a_blueprint_germinates_only_where_it_can_live():
-    """G0 leaves that to ``apply``, for it depends on the action."""
+def test_blueprint_germinates_only_in_slots_of_its_family():
+    """``apply`` checks this instead of gate G0, because it depends on the action."""
     kinds = torch.zeros(2, len(BLUEPRINTS), dtype=torch.bool)
     kinds[0, BLUEPRINTS.index("norm")] = kinds[1, BLUEPRINTS.index("mlp")] = True
     state, signals = garden(Stage.DORMANT, Stage.DORMANT), SeedSignals.unknown((1, 2), CPU)
@@ -213,7 +213,7 @@ def test_a_blueprint_germinates_only_where_it_can_live():
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_what_has_no_gate_asks_for_stage_rest_and_age(stage: Stage):
+def test_ungated_operations_require_stage_rest_and_age(stage: Stage):
     state, signals = garden(stage), SeedSignals.unknown((1, 1), CPU)
     for age, mode in ((2, AlphaMode.HOLD), (1, AlphaMode.HOLD), (2, AlphaMode.UP)):
         state.age.fill_(age)
@@ -230,7 +230,7 @@ def test_what_has_no_gate_asks_for_stage_rest_and_age(stage: Stage):
 
 
 class Gardener:
-    """One environment with three slots, driven by name."""
+    """One environment with three slots, driven by names of operations and heads."""
 
     def __init__(self, **settings):
         config = GrowthConfig(
@@ -242,7 +242,7 @@ class Gardener:
         self.observation = self.env.reset(0)
 
     def do(self, op: Op = Op.WAIT, slot: int = 0, **choices: int) -> Step:
-        """One step; the action is legal."""
+        """Perform one step, whose action must be legal."""
         action = canonical_action(op=op, slot=0 if op is Op.WAIT else slot, **choices)
         step = self.env.step(action[None])
         self.observation = step.observation
@@ -253,12 +253,12 @@ class Gardener:
         return bool(self.observation.masks.slots[0, op, slot])
 
     def until_legal(self, op: Op, slot: int = 0) -> None:
-        """Wait, but not for ever."""
+        """Wait until the operation is legal, for a limited number of steps."""
         while not self.legal(op, slot):
             self.do()
 
     def grow(self, stage: Stage, slot: int = 0, blueprint: str = "conv_light") -> Step:
-        """A seed by the shortest way."""
+        """Grow a seed to ``stage`` by the shortest path."""
         kind = BLUEPRINTS.index(blueprint)
         step = self.do(Op.GERMINATE, slot, blueprint=kind, tempo=0)
         while step.report.after.stage[0, slot] != stage:
@@ -268,12 +268,12 @@ class Gardener:
         return step
 
     def seed(self, slot: int = 0) -> Tensor:
-        """Its parameters as they are now."""
+        """The current parameters of the seed in ``slot``."""
         return self.env.shards[0].engine.stack.seeds[slot][0].clone()
 
 
-def test_a_held_seed_goes_down_and_up_again_and_can_still_be_kept():
-    """HOLDING, BLENDING, HOLDING, FOSSILISED: and it learns on the way up, not on the way down."""
+def test_held_seed_can_be_lowered_raised_and_fossilised():
+    """HOLDING, BLENDING, HOLDING, FOSSILISED: it learns while alpha rises, not while it falls."""
     world = Gardener()
     world.grow(Stage.HOLDING)
     alphas, moved = [], []
@@ -299,7 +299,7 @@ def test_a_held_seed_goes_down_and_up_again_and_can_still_be_kept():
     assert world.do(Op.FOSSILISE).report.after.stage[0, 0] == Stage.FOSSILISED
 
 
-def test_fossils_go_on_learning():
+def test_fossilised_seeds_continue_to_learn():
     world = Gardener()
     world.grow(Stage.FOSSILISED)
     for _ in range(3):
@@ -311,7 +311,7 @@ def test_fossils_go_on_learning():
         assert report.signals.gradient_norm[0, 0] > 0
 
 
-def test_two_germinated_seeds_may_stand_side_by_side_where_that_is_allowed():
+def test_two_germinated_seeds_coexist_without_one_at_a_time():
     world = Gardener(one_at_a_time=False)
     for slot in range(2):
         kind = BLUEPRINTS.index("norm")
@@ -322,7 +322,7 @@ def test_two_germinated_seeds_may_stand_side_by_side_where_that_is_allowed():
     assert not any(lonely.legal(Op.GERMINATE, slot) for slot in range(3))
 
 
-def test_no_more_seeds_grow_than_the_limit():
+def test_no_more_than_max_seeds_grow():
     world = Gardener(max_seeds=2, one_at_a_time=False)
     for slot in range(2):
         world.do(Op.GERMINATE, slot, blueprint=1)
@@ -332,7 +332,7 @@ def test_no_more_seeds_grow_than_the_limit():
     assert world.legal(Op.GERMINATE, 2)
 
 
-def test_strict_gates_ask_for_what_the_step_has_measured():
+def test_strict_gates_use_the_measurements_of_the_step():
     offered: dict[bool, list[bool]] = {False: [], True: []}
     for strict, seed in product((False, True), range(1, 4)):
         world = Gardener(strict_gates=strict, seed=seed)
@@ -347,8 +347,8 @@ def test_strict_gates_ask_for_what_the_step_has_measured():
     assert sum(offered[False]) > sum(offered[True]) > 0
 
 
-def test_seeds_get_on_whatever_is_written_to_telemetry(tmp_path: Path):
-    """Health and contribution are measured in every step, also when nobody writes them down."""
+def test_seeds_advance_at_every_telemetry_level(tmp_path: Path):
+    """Health and contribution are measured in every step, whether or not they are written."""
     settings = {
         "task": "digits",
         "envs": 8,

@@ -1,4 +1,4 @@
-"""What a host is made of: sizes in closed form, slots, and how images enter."""
+"""Hosts: parameter counts in closed form, slots, and the format of inputs."""
 
 import pytest
 import torch
@@ -19,14 +19,14 @@ HOSTS = [
 ]
 
 
-def test_an_mlp_has_as_many_parameters_as_the_formula_says():
+def test_mlp_parameter_count_matches_the_formula():
     first, second = MlpHost((32,), 10, (8, 8, 1)), MlpHost((20, 12), 3, (4, 5, 3))
     assert first.parameter_count == 64 * 32 + 2 * 32 + (32 + 1) * 10
     assert second.parameter_count == 60 * 20 + 2 * 20 + 20 * 12 + 2 * 12 + (12 + 1) * 3
     assert second.buffers.size == 2 * (20 + 12)
 
 
-def test_a_transformer_has_as_many_parameters_as_the_formula_says():
+def test_transformer_parameter_count_matches_the_formula():
     host = TransformerHost(layers=2, width=32, heads=4, context=24)
     layer = 4 * 32 * 32 + 8 * 32 * 32 + 2 * 2 * 32
     assert host.parameter_count == (256 + 24) * 32 + 2 * layer + 2 * 32
@@ -38,29 +38,29 @@ def test_a_transformer_has_as_many_parameters_as_the_formula_says():
 
 
 @pytest.mark.parametrize("name", ["layers", "width", "context"])
-def test_a_transformer_needs_something_of_everything(name: str):
+def test_transformer_sizes_must_be_positive(name: str):
     with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0"):
         small_gpt(**{name: 0})
 
 
 @pytest.mark.parametrize("heads", [3, -2])
-def test_the_heads_of_a_transformer_share_its_width(heads: int):
+def test_transformer_heads_must_divide_its_width(heads: int):
     with pytest.raises(ValueError, match=f"^heads must be 0 or divide width 4, got {heads}"):
         small_gpt(heads=heads)
 
 
-def test_a_transformer_without_heads_has_no_attention():
+def test_transformer_without_heads_has_no_attention():
     host = small_gpt(layers=2, width=6, heads=0)
     assert host.parameter_count == small_gpt(layers=2, width=6).parameter_count - 2 * (4 * 36 + 12)
 
 
-def test_a_cnn_has_as_many_parameters_as_the_formula_says():
+def test_cnn_parameter_count_matches_the_formula():
     host = CnnHost((4, 8), 10, (8, 8, 1), pools=1)
     assert host.parameter_count == 9 * 4 + 2 * 4 + 9 * 4 * 8 + 2 * 8 + (8 + 1) * 10
 
 
 @pytest.mark.parametrize("host", HOSTS, ids=str)
-def test_a_host_has_the_parameters_of_its_module(host: Host):
+def test_host_has_the_parameters_of_its_oracle_module(host: Host):
     module = naive_host(host)
     expected = {name: tuple(p.shape) for name, p in module.named_parameters()}
     assert {field.name: field.shape for field in host.layout.fields} == expected
@@ -68,7 +68,7 @@ def test_a_host_has_the_parameters_of_its_module(host: Host):
     assert {field.name: field.shape for field in host.buffers.fields} == statistics
 
 
-def test_an_mlp_has_a_slot_of_one_pixel_behind_every_block():
+def test_mlp_has_a_one_pixel_slot_after_every_block():
     slots = MlpHost((32, 16, 8, 4), 10, (8, 8, 1)).slots
     assert [slot.name for slot in slots] == ["r0c0", "r0c1", "r0c2", "r0c3"]
     assert [slot.channels for slot in slots] == [32, 16, 8, 4]
@@ -77,14 +77,14 @@ def test_an_mlp_has_a_slot_of_one_pixel_behind_every_block():
 
 
 @pytest.mark.parametrize("host", HOSTS, ids=str)
-def test_every_slot_in_use_has_its_place_in_the_program(host: Host):
+def test_program_contains_every_slot_in_use(host: Host):
     assert [n for kind, n in host.program if kind == "slot"] == list(range(len(host.slots)))
     kinds = [kind for kind, _ in host.program]
     assert (kinds[0], kinds[1], kinds[-1]) == ("input", "block", "head")
     assert (kinds.count("input"), kinds.count("head")) == (1, 1)
 
 
-def test_an_mlp_uses_the_slots_that_are_named():
+def test_mlp_uses_only_the_named_slots():
     host = small_mlp(slot_names=("r0c2", "r0c0"))
     assert [slot.name for slot in host.slots] == ["r0c0", "r0c2"]
     assert [step for step in host.program if step.kind in ("slot", "block")] == [
@@ -96,7 +96,7 @@ def test_an_mlp_uses_the_slots_that_are_named():
     ]
 
 
-def test_slots_are_found_by_name_and_by_place():
+def test_slots_are_resolved_by_name_and_by_position():
     host = small_mlp()
     assert resolve_slots(host, ("early", "mid", "late", "r0c1")) == ("r0c0", "r0c1", "r0c2", "r0c1")
     with pytest.raises(UsageError, match="slots: the host has no slot 'r1c0'"):
@@ -106,13 +106,13 @@ def test_slots_are_found_by_name_and_by_place():
 @pytest.mark.parametrize(
     "changes", [{"widths": ()}, {"widths": (3, 0)}, {"image": (3, 0, 2)}], ids=str
 )
-def test_an_impossible_mlp_is_refused(changes: dict):
+def test_invalid_mlp_is_refused(changes: dict):
     with pytest.raises(ValueError, match=next(iter(changes))):
         small_mlp(**changes)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_images_enter_an_mlp_row_by_row(rows: int):
+def test_mlp_flattens_images_row_by_row(rows: int):
     images = torch.randn(5, 3, 2, rows, 2)
     features = small_mlp().enter(images)
     assert features.shape == (5, 1, 1, rows, 12)
@@ -122,7 +122,7 @@ def test_images_enter_an_mlp_row_by_row(rows: int):
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("shared", "rows"), [(False, 3), (True, 3), (False, 1)])
-def test_dense_is_every_environments_own_linear_map(shared: bool, rows: int, biased: bool):
+def test_dense_applies_the_linear_map_of_each_environment(shared: bool, rows: int, biased: bool):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 2, 3, 1 if shared else rows, 4, generator=generator, dtype=F64)
     weight = torch.randn(rows, 6, 4, generator=generator, dtype=F64)

@@ -1,4 +1,4 @@
-"""The tensor lifecycle against the oracle, one slot at a time, and its laws by themselves."""
+"""The tensor lifecycle agrees with the oracle, and obeys each rule by itself."""
 
 import math
 from collections import Counter
@@ -44,11 +44,11 @@ WIDTHS = (len(Op), None, len(BLUEPRINTS), 4, 3, 3, 4, 5)
 FIELDS = tuple(f.name for f in fields(SeedState))
 
 
-# --- the oracle's world beside the tensors' ---------------------------------------------------
+# --- oracles and tensors side by side ---------------------------------------------------------
 
 
 class World:
-    """A batch of environments as tensors and as oracles, driven by the same actions."""
+    """A batch of environments, as tensors and as oracles, driven by the same actions."""
 
     def __init__(
         self, seed: int, slots: int, episode_length: int, max_seeds: int, everything: bool
@@ -78,13 +78,13 @@ class World:
         self.guided = self.random.random(ENVIRONMENTS) ** 0.2
 
     def measure(self) -> SeedSignals:
-        """New signals everywhere, a quarter of them not measured."""
+        """Draw new signals everywhere, a quarter of them not measured."""
         shape = (ENVIRONMENTS, self.slots)
         draw = self.random.random
         health = np.where(draw(shape) < 0.25, np.nan, 0.4 + 0.6 * draw(shape)).astype(np.float32)
         contribution = np.where(draw(shape) < 0.25, np.nan, draw(shape) - 0.5).astype(np.float32)
         exploding = draw(shape) < 0.1
-        # The bounds of strict gates lie among what is drawn, and some is not measured.
+        # The ranges include the thresholds of strict gates; some signals are not measured.
         improvement = np.where(draw(shape) < 0.1, np.nan, 0.02 * draw(shape)).astype(np.float32)
         ratio = np.where(draw(shape) < 0.1, np.nan, 0.4 * draw(shape)).astype(np.float32)
         for n, oracle in enumerate(self.oracles):
@@ -108,7 +108,7 @@ class World:
         )
 
     def actions(self) -> Tensor:
-        """Anything: legal by the oracle's book, at random, and out of range."""
+        """Draw actions: some legal according to the oracle, some random, some out of range."""
         widths = np.array([self.slots if width is None else width for width in WIDTHS])
         drawn = self.random.integers(0, widths, (ENVIRONMENTS, len(HEADS)))
         for n, oracle in enumerate(self.oracles):
@@ -142,7 +142,7 @@ def table(oracles: list[Environment], value) -> np.ndarray:
 
 
 def assert_state_is(state: SeedState, oracles: list[Environment], moment: str) -> None:
-    """Every field has the oracle's value wherever the field means something."""
+    """Every field equals that of the oracle wherever the field has a meaning."""
     everywhere = np.ones(state.stage.shape, dtype=bool)
     alive = table(oracles, lambda slot: slot.stage in WITH_SEED)
     ramped = table(oracles, lambda slot: slot.ramp is not None)
@@ -176,7 +176,7 @@ def assert_state_is(state: SeedState, oracles: list[Environment], moment: str) -
 
 
 def assert_lawful(state: SeedState, max_seeds: int) -> None:
-    """What holds at every moment."""
+    """Check the invariants that hold at all times."""
     assert bool(((state.alpha >= 0.0) & (state.alpha <= 1.0)).all())
     assert int(state.living.sum(1).max()) <= max_seeds
     empty = state.stage == Stage.DORMANT
@@ -189,7 +189,7 @@ def assert_lawful(state: SeedState, max_seeds: int) -> None:
 
 
 def transitions(before: SeedState, after: SeedState) -> Counter:
-    """How often each change of stage happened; each is checked to be legal."""
+    """Count each change of stage, and check that it is legal."""
     changed = before.stage != after.stage
     pairs = Counter(zip(before.stage[changed].tolist(), after.stage[changed].tolist(), strict=True))
     for old, new in pairs:
@@ -206,7 +206,7 @@ def assert_rows_identical(before: SeedState, after: SeedState, rows: Tensor) -> 
 
 
 def counting_engine(slots: int) -> Engine:
-    """An engine whose host has slots of the first ``slots`` of ``CHANNELS``."""
+    """An engine whose host has slots with the first ``slots`` of ``CHANNELS``."""
     host = CnnHost(channels=CHANNELS[:slots], classes=10, image=(8, 8, 1))
     task = Task("counting", "for its parameter counts", host, data.digits)
     one, backend = torch.zeros(1, dtype=torch.long), TorchBackend(host, Precision("cpu"))
@@ -223,7 +223,7 @@ def engine_of(slots: int) -> Engine:
 
 
 def assert_counts(engine: Engine, state: SeedState, oracles: list[Environment]) -> None:
-    """Parameters of living seeds, by the engine and by the layers' description."""
+    """Compare the engine's parameter counts of living seeds with those of the described layers."""
     expected = [
         sum(
             seed_parameters(BLUEPRINTS[slot.blueprint], channels, slot.style == Style.GATED_GATE)
@@ -239,7 +239,7 @@ def assert_counts(engine: Engine, state: SeedState, oracles: list[Environment]) 
 
 
 def test_random_action_sequences_agree_with_the_oracle() -> None:
-    """Over 2,000 sequences of 20 steps and more, of every kind of action, after every change."""
+    """Compares after every change, in over 2,000 sequences of at least 20 steps."""
     assert ENVIRONMENTS * EXAMPLES >= 2000
     seen: Counter = Counter()
     succeeded: Counter = Counter()
@@ -250,7 +250,7 @@ def test_random_action_sequences_agree_with_the_oracle() -> None:
         deadline=None,
         derandomize=True,
         database=None,
-        phases=[Phase.generate],  # a smaller seed is no simpler
+        phases=[Phase.generate],  # a smaller random seed is not simpler
         suppress_health_check=list(HealthCheck),
     )
     @given(
@@ -306,7 +306,7 @@ def test_random_action_sequences_agree_with_the_oracle() -> None:
 
 
 class Walk:
-    """One environment, driven by name."""
+    """One environment, driven by names of operations and heads."""
 
     def __init__(self, slots: int = 1, episode_length: int = 150, max_seeds: int = 1 << 30):
         self.rules = Rules.for_horizon(episode_length, max_seeds)
@@ -324,7 +324,7 @@ class Walk:
         return bool(legal_slots(self.state, self.signals, self.rules)[0, op, slot])
 
     def do(self, op: Op, slot: int = 0, **choices: int) -> bool:
-        """Act without a tick. Heads that are not named take option 1."""
+        """Act without a tick. Heads that are not given take option 1."""
         return self.act({"op": op, "slot": slot} | choices)
 
     def act(self, choices: dict[str, int]) -> bool:
@@ -348,7 +348,7 @@ class Walk:
         return self.state.ramp_mode[0, slot].item() == AlphaMode.HOLD
 
     def to(self, stage: Stage, slot: int = 0, **germination: int) -> "Walk":
-        """Up to ``stage`` by the shortest way."""
+        """Bring the slot to ``stage`` by the shortest path."""
         assert self.do(Op.GERMINATE, slot, **({"alpha_target": 2} | germination))
         if stage == Stage.GERMINATED:
             return self
@@ -378,7 +378,7 @@ def test_ages_scale_with_the_horizon(episode_length, training_age, prune_age, em
 
 
 @pytest.mark.parametrize(("episode_length", "age"), [(150, 10), (40, 3)])
-def test_training_ends_only_at_its_age(episode_length, age) -> None:
+def test_training_ends_only_at_training_age(episode_length, age) -> None:
     walk = Walk(episode_length=episode_length).to(Stage.TRAINING)
     for _ in range(age):
         assert not walk.do(Op.ADVANCE)
@@ -388,7 +388,7 @@ def test_training_ends_only_at_its_age(episode_length, age) -> None:
 
 
 @pytest.mark.parametrize(("episode_length", "age"), [(150, 5), (40, 1)])
-def test_a_seed_may_be_pruned_only_at_its_age(episode_length, age) -> None:
+def test_seed_may_be_pruned_only_at_prune_age(episode_length, age) -> None:
     walk = Walk(episode_length=episode_length).to(Stage.GERMINATED)
     for _ in range(age):
         assert not walk.do(Op.PRUNE)
@@ -398,7 +398,7 @@ def test_a_seed_may_be_pruned_only_at_its_age(episode_length, age) -> None:
 
 
 @pytest.mark.parametrize(("episode_length", "embargo"), [(150, 5), (40, 1)])
-def test_a_pruned_slot_stays_closed_for_the_embargo_and_two_steps(episode_length, embargo) -> None:
+def test_pruned_slot_stays_closed_for_the_embargo_and_two_steps(episode_length, embargo) -> None:
     walk = Walk(slots=2, episode_length=episode_length).to(Stage.GERMINATED)
     walk.ticks(walk.rules.prune_age)
     assert walk.do(Op.PRUNE)
@@ -421,17 +421,17 @@ def test_no_seed_germinates_while_another_develops(blocked_by) -> None:
 
 
 @pytest.mark.parametrize("beside", [Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED])
-def test_a_seed_germinates_beside_one_that_is_past_training(beside) -> None:
+def test_seed_may_germinate_beside_a_seed_past_training(beside) -> None:
     walk = Walk(slots=2).to(beside)
     assert walk.do(Op.GERMINATE, 1)
 
 
-def test_a_fossil_counts_towards_the_most_seeds() -> None:
+def test_fossilised_seed_counts_towards_max_seeds() -> None:
     walk = Walk(slots=2, max_seeds=1).to(Stage.FOSSILISED)
     assert not walk.do(Op.GERMINATE, 1)
 
 
-def test_no_seed_germinates_where_its_blueprint_cannot_live() -> None:
+def test_no_seed_germinates_in_a_slot_of_another_family() -> None:
     walk = Walk(slots=2)
     walk.kinds[0, 3] = False
     assert not walk.do(Op.GERMINATE, 0, blueprint=0)
@@ -442,7 +442,7 @@ def test_no_seed_germinates_where_its_blueprint_cannot_live() -> None:
 @pytest.mark.parametrize("tempo", TEMPO)
 @pytest.mark.parametrize("style", Style)
 @pytest.mark.parametrize("target", TARGET)
-def test_the_first_blend_takes_its_tempo_and_stops_at_its_target(tempo, style, target) -> None:
+def test_first_blend_takes_tempo_steps_and_stops_at_its_target(tempo, style, target) -> None:
     choices = {"tempo": tempo, "style": style, "alpha_target": target}
     walk = Walk().to(Stage.BLENDING, **choices)
     curve = Curve.SIGMOID if style == Style.SIGMOID_ADD else Curve.LINEAR
@@ -459,7 +459,7 @@ def test_the_first_blend_takes_its_tempo_and_stops_at_its_target(tempo, style, t
 
 @pytest.mark.parametrize("speed", SPEED)
 @pytest.mark.parametrize("curve", Curve)
-def test_a_retargeting_takes_its_speed(speed, curve) -> None:
+def test_retargeting_takes_alpha_speed_steps(speed, curve) -> None:
     walk = Walk().to(Stage.HOLDING)
     assert walk.do(Op.SET_ALPHA_TARGET, alpha_target=0, alpha_speed=speed, alpha_curve=curve)
     for step in range(SPEED[speed]):
@@ -475,7 +475,7 @@ def test_a_retargeting_takes_its_speed(speed, curve) -> None:
 
 @pytest.mark.parametrize("speed", SPEED)
 @pytest.mark.parametrize("stage", [Stage.BLENDING, Stage.HOLDING])
-def test_a_prune_takes_its_speed(speed, stage) -> None:
+def test_prune_takes_alpha_speed_steps(speed, stage) -> None:
     walk = Walk().to(stage)
     while not walk.resting():
         walk.ticks()
@@ -490,21 +490,21 @@ def test_a_prune_takes_its_speed(speed, stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING])
-def test_a_seed_without_alpha_is_pruned_at_once(stage) -> None:
+def test_seed_with_alpha_0_is_pruned_at_once(stage) -> None:
     walk = Walk().to(stage)
     walk.ticks(walk.rules.prune_age)
     assert walk.do(Op.PRUNE, alpha_speed=3)
     assert walk.stage() == Stage.PRUNED
 
 
-def test_blending_ends_only_at_alpha_target_one_and_at_rest() -> None:
+def test_blending_ends_only_with_alpha_target_1_and_no_ramp() -> None:
     walk = Walk().to(Stage.BLENDING, alpha_target=1, tempo=0)
     walk.ticks(3)
     assert walk.resting()
-    assert not walk.do(Op.ADVANCE)  # at rest, at 0.7
+    assert not walk.do(Op.ADVANCE)  # at rest, but at alpha 0.7
     assert walk.do(Op.SET_ALPHA_TARGET, alpha_target=2, alpha_speed=1)
     for _ in range(3):
-        assert not walk.do(Op.ADVANCE)  # on the way to 1
+        assert not walk.do(Op.ADVANCE)  # still rising to 1
         walk.ticks()
     assert walk.do(Op.ADVANCE)
     assert walk.stage() == Stage.HOLDING
@@ -519,15 +519,15 @@ def test_blending_ends_only_at_alpha_target_one_and_at_rest() -> None:
         (0.99, 1.0, AlphaMode.HOLD, False),
     ],
 )
-def test_each_condition_of_gate_three_is_needed(alpha, target, mode, ready) -> None:
-    """Also where actions cannot lead."""
+def test_every_condition_of_gate_g3_is_required(alpha, target, mode, ready) -> None:
+    """Includes states that no sequence of actions reaches."""
     walk = Walk().to(Stage.BLENDING)
     walk.state.alpha[:], walk.state.ramp_target[:] = alpha, target
     walk.state.ramp_mode[:] = mode
     assert walk.legal(Op.ADVANCE) == ready
 
 
-def test_a_held_seed_whose_target_falls_blends_again() -> None:
+def test_held_seed_with_a_lower_target_blends_again() -> None:
     walk = Walk().to(Stage.HOLDING)
     assert walk.do(Op.SET_ALPHA_TARGET, alpha_target=2, alpha_speed=3)
     assert walk.stage() == Stage.HOLDING
@@ -538,14 +538,14 @@ def test_a_held_seed_whose_target_falls_blends_again() -> None:
 
 
 @pytest.mark.parametrize("style", Style)
-def test_setting_the_alpha_target_leaves_the_style(style) -> None:
+def test_setting_the_alpha_target_keeps_the_style(style) -> None:
     walk = Walk().to(Stage.HOLDING, style=style)
     for other in Style:
         assert walk.do(Op.SET_ALPHA_TARGET, style=other, alpha_target=1, alpha_speed=0)
         assert walk.state.style.item() == style
 
 
-def test_nothing_happens_to_a_fossil() -> None:
+def test_no_action_changes_a_fossilised_seed() -> None:
     walk = Walk().to(Stage.FOSSILISED)
     before = walk.state.map(Tensor.clone)
     for op in Op:
@@ -561,7 +561,7 @@ def test_nothing_happens_to_a_fossil() -> None:
     [(1.0, False, True), (0.7, False, True), (0.69, False, False), (1.0, True, False),
      (math.nan, False, False)],
 )  # fmt: skip
-def test_gates_want_measured_healthy_gradients(health, exploding, passes) -> None:
+def test_gates_require_measured_healthy_gradients(health, exploding, passes) -> None:
     for stage, op in ((Stage.TRAINING, Op.ADVANCE), (Stage.HOLDING, Op.FOSSILISE)):
         walk = Walk().to(stage)
         walk.ticks(walk.rules.training_age)
@@ -573,7 +573,7 @@ def test_gates_want_measured_healthy_gradients(health, exploding, passes) -> Non
         assert walk.legal(op) == passes
 
 
-def test_a_seed_fossilises_only_once_its_contribution_was_measured() -> None:
+def test_seed_fossilises_only_after_its_contribution_was_measured() -> None:
     walk = Walk().to(Stage.HOLDING)
     walk.signals = replace(walk.signals, contribution=torch.tensor([[math.nan]]))
     assert not walk.do(Op.FOSSILISE)
@@ -583,8 +583,8 @@ def test_a_seed_fossilises_only_once_its_contribution_was_measured() -> None:
 
 @pytest.mark.parametrize("head", range(len(HEADS)))
 @pytest.mark.parametrize("beyond", ["below", "above", "far above"])
-def test_an_action_out_of_range_changes_nothing(head, beyond) -> None:
-    """Even in a head that the op has no use for."""
+def test_action_out_of_range_changes_nothing(head, beyond) -> None:
+    """Also in heads that the operation does not use."""
     walk = Walk(slots=2)
     widths = [2 if width is None else width for width in WIDTHS]
     value = {"below": -1, "above": widths[head], "far above": 2**62}[beyond]
@@ -599,7 +599,7 @@ def test_an_action_out_of_range_changes_nothing(head, beyond) -> None:
 
 
 @pytest.mark.parametrize("curve", Curve)
-def test_curves_rise_from_zero_to_one(curve) -> None:
+def test_curves_rise_from_0_to_1(curve) -> None:
     time = torch.linspace(0.0, 1.0, 1001)
     risen = progress(torch.full((1001,), int(curve)), time)
     assert risen[0].item() == 0.0
@@ -619,7 +619,7 @@ def test_sharper_sigmoids_start_later() -> None:
 # --- signals and parameters -------------------------------------------------------------------
 
 
-def test_forgotten_signals_are_unknown_and_others_stay() -> None:
+def test_forget_resets_only_the_given_slots() -> None:
     known = SeedSignals.unknown((2, 3), CPU).map(lambda x: torch.full_like(x, 1))
     where = torch.tensor([[True, False, False], [False, False, True]])
     forgotten, unknown = known.forget(where), SeedSignals.unknown((2, 3), CPU)
@@ -631,7 +631,7 @@ def test_forgotten_signals_are_unknown_and_others_stay() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 8, 16, 64])
-def test_parameters_are_those_of_the_described_layers(channels) -> None:
+def test_parameter_tables_match_the_described_layers(channels) -> None:
     slot = CnnHost(channels=(channels,), classes=10, image=(8, 8, 1)).slots[0]
     counted = slot.parameter_table.tolist()
     for kind, name in enumerate(BLUEPRINTS):
@@ -642,5 +642,5 @@ def test_parameters_are_those_of_the_described_layers(channels) -> None:
             assert counted[kind][style] == expected
 
 
-def test_the_oracle_rests_where_alpha_does() -> None:
+def test_oracle_and_alpha_mode_agree_on_hold() -> None:
     assert HOLD == AlphaMode.HOLD

@@ -1,6 +1,6 @@
-"""A state machine that hypothesis drives and, when it fails, shrinks to the shortest story.
+"""The lifecycle as a hypothesis state machine, which shrinks a failure to a short sequence.
 
-The breadth is in ``test_lifecycle.py``; here every action and every reading is drawn by itself.
+``test_lifecycle.py`` covers more sequences; here every action and reading is drawn separately.
 """
 
 import math
@@ -34,7 +34,7 @@ CONTRIBUTION = st.sampled_from([0.1, -0.1, math.nan])
 
 
 class Lifecycle(RuleBasedStateMachine):
-    """One environment as tensors and as the oracle."""
+    """One environment, as tensors and as the oracle."""
 
     @initialize(episode_length=st.sampled_from([20, 40]), max_seeds=st.sampled_from([1, 2]))
     def begin(self, episode_length: int, max_seeds: int) -> None:

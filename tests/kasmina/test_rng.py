@@ -1,4 +1,4 @@
-"""The counter-based generator: known answers, independence of streams, distributions."""
+"""The counter-based generator: published vectors, independent streams and distributions."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from esper.kasmina import rng
 from esper.kasmina.rng import Purpose, integers, philox, random_bits, uniform
 
 KNOWN_ANSWERS = {
-    # counter, key and answer of philox4x32-10 in Random123's kat_vectors
+    # counter, key and result of philox4x32-10 in kat_vectors of Random123
     "zeros": (
         (0, 0, 0, 0),
         (0, 0),
@@ -35,14 +35,14 @@ def words(count: int = 8, streams: tuple[int, ...] = (3,), **changes: int) -> to
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS.values(), ids=KNOWN_ANSWERS)
-def test_philox_gives_the_published_answers(
+def test_philox_matches_the_published_vectors(
     counter: tuple[int, ...], key: tuple[int, ...], answer: tuple[int, ...]
 ):
     found = philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
     assert tuple(word.item() for word in found) == answer
 
 
-def test_a_stream_is_philox_at_the_documented_counter_and_key():
+def test_random_bits_are_philox_of_the_documented_counter_and_key():
     """Key (seed, stream), counter (block, step, episode, purpose)."""
     expected = [
         word.item()
@@ -57,16 +57,14 @@ def test_a_stream_is_philox_at_the_documented_counter_and_key():
 
 @given(streams=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6), data=st.data())
 @settings(deadline=None, max_examples=30)
-def test_a_stream_does_not_depend_on_which_others_are_drawn(
-    streams: list[int], data: st.DataObject
-):
+def test_stream_does_not_depend_on_other_streams(streams: list[int], data: st.DataObject):
     position = data.draw(st.integers(0, len(streams) - 1))
     together = words(9, tuple(streams))
     alone = words(9, (streams[position],))
     assert torch.equal(together[position], alone[0])
 
 
-def test_a_longer_draw_begins_like_a_shorter_one():
+def test_longer_draw_starts_with_the_shorter_one():
     longer = words(50)
     for count in (1, 3, 4, 5, 49):
         assert torch.equal(words(count), longer[:, :count])
@@ -80,17 +78,17 @@ def test_a_longer_draw_begins_like_a_shorter_one():
         {"episode": 6},
         {"step": 3},
         {"streams": (4,)},
-        # Neighbouring coordinates must not be mixed up with one another.
+        # Adjacent coordinates must not be interchangeable.
         {"episode": 2, "step": 5},
         {"seed": 3, "streams": (11,)},
     ],
     ids=str,
 )
-def test_every_coordinate_makes_another_stream(change: dict):
+def test_every_coordinate_changes_the_stream(change: dict):
     assert (words(40) == words(40, **change)).float().mean() < 0.1
 
 
-def test_no_streams_and_no_numbers_are_fine():
+def test_zero_streams_and_zero_numbers_are_valid():
     assert words(5, ()).shape == (0, 5)
     assert words(0).shape == (1, 0)
 
@@ -110,7 +108,7 @@ def test_uniform_numbers_fill_the_open_unit_interval(dtype: torch.dtype):
     assert (centred[1:] * centred[:-1]).mean().abs() < 5 / 12 / 190_000**0.5
 
 
-def test_uniform_numbers_are_the_same_in_either_precision():
+def test_uniform_numbers_are_equal_in_float32_and_float64():
     single, double = (
         uniform(1, torch.arange(3), Purpose.ACTION, 2, 7, 100, d)
         for d in (torch.float32, torch.float64)
@@ -118,7 +116,7 @@ def test_uniform_numbers_are_the_same_in_either_precision():
     assert torch.equal(single.double(), double)
 
 
-def test_the_extreme_words_map_inside_the_interval_and_the_range(monkeypatch: pytest.MonkeyPatch):
+def test_extreme_words_stay_within_interval_and_range(monkeypatch: pytest.MonkeyPatch):
     extreme = torch.tensor([[0, rng.MASK_32]])
     monkeypatch.setattr(rng, "random_bits", lambda *_: extreme)
     for dtype in (torch.float32, torch.float64):
@@ -147,13 +145,13 @@ def test_integers_are_roughly_uniform(high: int):
 
 
 @pytest.mark.parametrize("high", [0, -1, 2**31])
-def test_a_range_the_map_cannot_serve_is_refused(high: int):
+def test_high_out_of_range_is_refused(high: int):
     with pytest.raises(ValueError, match="high must lie in"):
         integers(0, torch.arange(2), Purpose.MINIBATCH, 0, 0, 4, high)
 
 
-def test_the_words_of_an_episodes_steps_are_those_of_each_step(monkeypatch):
-    """In whatever blocks they are drawn, and in whatever order they are asked for."""
+def test_step_bits_equal_the_words_of_each_step(monkeypatch):
+    """For any block size and any order of steps."""
     streams = torch.tensor([3, 1 << 40, 7])
     monkeypatch.setattr(rng, "_MOST_WORDS", 4 * len(streams) * 10)
     bits = rng.StepBits(5, streams, Purpose.MINIBATCH, 2, 10)

@@ -1,4 +1,4 @@
-"""Where parameters lie in a row of the store, and how they are born."""
+"""Positions of parameters in a row of the store, and their initial values."""
 
 import pytest
 import torch
@@ -13,9 +13,7 @@ SHAPES = st.lists(st.lists(st.integers(1, 4), max_size=4).map(tuple), min_size=1
 
 @given(shapes=SHAPES, spare=st.integers(0, 3))
 @settings(deadline=None, max_examples=40)
-def test_views_cover_a_row_once_in_the_order_of_the_fields(
-    shapes: list[tuple[int, ...]], spare: int
-):
+def test_views_cover_a_row_in_the_order_of_the_fields(shapes: list[tuple[int, ...]], spare: int):
     layout = Layout(tuple(Field(f"p{i}", shape) for i, shape in enumerate(shapes)))
     rows = torch.arange(3.0 * (layout.size + spare)).view(3, -1)
     views = layout.views(rows)
@@ -26,7 +24,7 @@ def test_views_cover_a_row_once_in_the_order_of_the_fields(
     assert torch.equal(joined, rows[:, : layout.size])
 
 
-def test_what_is_written_into_a_view_is_in_the_store():
+def test_writing_to_a_view_changes_the_store():
     layout = Layout((weight("w", 2, 3), zeros("scale"), ones("b", 2)))
     rows = torch.zeros(2, layout.size + 1)
     views = layout.views(rows)
@@ -39,7 +37,7 @@ def test_what_is_written_into_a_view_is_in_the_store():
     ]
 
 
-def test_birth_and_segments_follow_the_fields_and_leave_spare_columns_alone():
+def test_birth_and_segments_follow_the_fields_and_skip_unused_columns():
     layout = Layout((weight("w", 2, 4), ones("scale"), zeros("b", 2)))
     constant, bound = layout.birth(13)
     assert constant.tolist() == [0.0] * 8 + [1.0] + [0.0] * 4
@@ -50,7 +48,7 @@ def test_birth_and_segments_follow_the_fields_and_leave_spare_columns_alone():
 @pytest.mark.parametrize(
     ("shape", "bound"), [((5, 4), 0.5), ((8, 4, 2, 2), 0.25), ((6, 1, 3, 3), 1 / 3)]
 )
-def test_a_weight_is_born_in_the_range_of_torchs_layers(shape: tuple[int, ...], bound: float):
+def test_weight_has_the_initial_range_of_torch_layers(shape: tuple[int, ...], bound: float):
     """torch draws conv and linear weights from U(-b, b) with b = fan_in^-0.5."""
     field = weight("w", *shape)
     assert field.bound == pytest.approx(bound)
@@ -62,7 +60,7 @@ def test_a_weight_is_born_in_the_range_of_torchs_layers(shape: tuple[int, ...], 
     assert layer.weight.abs().max().item() == pytest.approx(bound, rel=1e-2)
 
 
-def test_hosts_are_born_in_the_range_of_their_layout_and_fill_it():
+def test_initial_hosts_fill_the_range_of_their_layout():
     host = small_host(channels=(8, 16))
     engine = small_engine(host, 12)
     born = engine.stack.host
@@ -80,7 +78,7 @@ def test_hosts_are_born_in_the_range_of_their_layout_and_fill_it():
     assert (buffers["norm1.variance"] == 1.0).all()
 
 
-def test_every_episode_and_group_has_hosts_of_its_own_and_a_group_shares_one():
+def test_initial_hosts_differ_by_episode_and_group_but_not_within_a_group():
     engine = small_engine(small_host(), 4, groups=[0, 0, 1, 1])
     first = engine.stack.host.clone()
     assert torch.equal(first[0], first[1])
@@ -92,8 +90,8 @@ def test_every_episode_and_group_has_hosts_of_its_own_and_a_group_shares_one():
     assert torch.equal(engine.stack.host, first)
 
 
-def test_seeds_are_born_by_environment_slot_and_step():
-    """Rows of a group share host and data, never the initial numbers of a seed."""
+def test_initial_seeds_depend_on_environment_slot_and_step():
+    """Environments of a group share host and data, but not the initial values of a seed."""
     engine = small_engine(small_host(pools=0, channels=(4, 4)), 2, groups=[0, 0])
     everywhere = torch.ones(2, 2, dtype=torch.bool)
     kinds = torch.full((2, 2), 7)  # conv_heavy: its first convolution is random at birth
@@ -107,7 +105,7 @@ def test_seeds_are_born_by_environment_slot_and_step():
     assert torch.equal(engine.stack.seeds[0], born[0])
 
 
-def test_an_empty_stack_is_zero_and_clearing_forgets_only_the_rows_told():
+def test_new_stack_is_zero_and_clear_resets_only_the_given_rows():
     stack = Stack.allocate(3, 4, 2, [5, 6], torch.float32, CPU)
     assert [tuple(s.shape) for s in stack.seeds] == [(3, 5), (3, 6)]
     state = AdamState(torch.ones(3, 4), torch.ones(3, 4), torch.ones(3))

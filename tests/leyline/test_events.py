@@ -1,4 +1,4 @@
-"""Events survive the way to disk and back."""
+"""Events: encoding, decoding, levels, old schemas and documentation."""
 
 import ast
 import json
@@ -38,7 +38,7 @@ def update(metrics: dict[str, float]) -> PPOUpdateCompleted:
     )
 
 
-def test_numbers_that_are_not_finite_survive_and_are_never_null() -> None:
+def test_non_finite_numbers_round_trip_and_are_never_null() -> None:
     values = [1.5, float("nan"), float("inf"), -float("inf"), 0.0]
     line = encode(update(dict(enumerate_names(values))))
     assert b"null" not in line
@@ -53,24 +53,24 @@ def enumerate_names(values: list[float]) -> list[tuple[str, float]]:
     return [(f"m{i}", v) for i, v in enumerate(values)]
 
 
-def test_a_corrupt_or_half_written_line_is_passed_over(tmp_path: Path) -> None:
+def test_corrupt_and_truncated_lines_are_skipped(tmp_path: Path) -> None:
     lines = encode(update({"i": 1})) + b'\n{"event_type":"NOPE"}\nnot json\n'
     (tmp_path / "events.jsonl").write_bytes(lines + encode(update({"i": 2})) + b'\n{"event_ty')
     assert [e.metrics["i"] for e in read_events(tmp_path, PPOUpdateCompleted)] == [1, 2]
 
 
-def test_each_level_writes_what_the_one_below_writes_and_more() -> None:
+def test_each_level_writes_a_superset_of_the_level_below() -> None:
     levels = [set(LEVELS[name]) for name in ("off", "minimal", "normal", "debug")]
     assert all(a < b for a, b in pairwise(levels))
 
 
 def test_reading_events_needs_no_torch() -> None:
-    """Whoever looks at a run should not have to load the training stack."""
+    """Tools that only read runs should not have to load the training stack."""
     code = "import esper.karn.store, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_what_is_missing_is_null_and_differs_from_nan() -> None:
+def test_missing_values_are_null_and_differ_from_nan() -> None:
     event = update({})
     event.metrics.update({"head_grad_norms/op": None, "head_grad_norms/slot": "NaN"})
     assert b'"head_grad_norms/op":null,"head_grad_norms/slot":"NaN"' in encode(event)
@@ -80,13 +80,13 @@ def test_what_is_missing_is_null_and_differs_from_nan() -> None:
 
 
 @pytest.mark.parametrize("text", ['"nan"', '"-NaN"', '"1.0"', '""', "[]", "true"])
-def test_only_numbers_and_the_three_texts_are_numbers(text: str) -> None:
+def test_only_numbers_and_three_strings_are_numbers(text: str) -> None:
     line = encode(update({"m": 1.5})).replace(b"1.5", text.encode())
     with pytest.raises(msgspec.ValidationError):
         decode(line)
 
 
-def test_every_line_of_an_old_run_is_read_and_gets_the_defaults() -> None:
+def test_lines_of_an_old_schema_are_read_with_defaults() -> None:
     run = RECORDED / "old_schema"
     lines = (run / "events.jsonl").read_bytes().splitlines()
     events = [decode(line) for line in lines]
@@ -99,8 +99,8 @@ def test_every_line_of_an_old_run_is_read_and_gets_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("kind", EVENTS.values(), ids=EVENTS)
-def test_an_event_keeps_its_old_fields_without_a_default(kind: type[msgspec.Struct]) -> None:
-    """What schema 2 had must be there; what came later may be absent."""
+def test_only_fields_of_schema_2_are_required(kind: type[msgspec.Struct]) -> None:
+    """Fields of schema 2 are required; later fields have defaults."""
     lines = (RECORDED / "old_schema" / "events.jsonl").read_text().splitlines()
     old = [json.loads(line) for line in lines]
     told = [event for event in old if event["event_type"] == kind.__struct_config__.tag]
@@ -108,7 +108,7 @@ def test_an_event_keeps_its_old_fields_without_a_default(kind: type[msgspec.Stru
         assert field.required == (field.name in told[0]), field.name
 
 
-def test_every_metric_that_is_reported_is_documented() -> None:
+def test_every_reported_metric_is_documented() -> None:
     for run in ("healthy", "anomalous"):
         for event in read_events(RECORDED / run, PPOUpdateCompleted):
             assert event.metrics.keys() <= METRICS.keys()
@@ -122,10 +122,10 @@ HOMONYMS = {
     "scripts/console.py": {"entropy"},
     "simic/training/replay.py": {"refused"},
 }
-"""Texts that are a setting, a field, a label or a folder; elsewhere they would name a metric."""
+"""Strings that name a setting, field, label or folder there, but would name a metric elsewhere."""
 
 
-def test_metrics_are_named_in_one_place() -> None:
+def test_metric_names_are_spelt_only_in_metrics_py() -> None:
     roots = tuple(part_metric(name, "") for name in (*PER_HEAD, Metric.LEARNING_RATE))
     for path in sorted((ROOT / "src" / "esper").rglob("*.py")):
         allowed = {
@@ -138,7 +138,7 @@ def test_metrics_are_named_in_one_place() -> None:
                 assert not named or text in allowed, f"{path}:{node.lineno}: {text}"
 
 
-def test_the_page_on_events_is_what_the_code_says() -> None:
+def test_events_page_is_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "write_event_docs.py"), "--check"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""One reader of event files serves whoever looks at a run."""
+"""The reader of event files: forwards, backwards and incrementally."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ KINDS = ("healthy", "anomalous", "interrupted", "old_schema")
 
 
 def events_of(run: str) -> list[Event]:
-    """The whole lines of a recorded run, decoded."""
+    """The events of the complete lines of a recorded run."""
     lines = (RECORDED / run / "events.jsonl").read_bytes().splitlines(keepends=True)
     return [decode(line) for line in lines if line.endswith(b"\n")]
 
 
 @pytest.mark.parametrize("run", KINDS)
-def test_forward_backward_and_in_pieces_give_the_same_events(run: str) -> None:
+def test_forward_backward_and_incremental_reading_agree(run: str) -> None:
     events = events_of(run)
     assert [event for _, event in EventReader(RECORDED / run)] == events
     for block in (7, 1000, 1 << 20):
@@ -33,12 +33,12 @@ def test_forward_backward_and_in_pieces_give_the_same_events(run: str) -> None:
 
 @pytest.mark.parametrize("run", KINDS)
 @pytest.mark.parametrize("kind", [EpochCompleted, PPOUpdateCompleted, SeedEvent])
-def test_only_the_events_that_are_wanted_are_given(run: str, kind: type[Event]) -> None:
+def test_reader_yields_only_the_wanted_kinds(run: str, kind: type[Event]) -> None:
     wanted = [event for event in events_of(run) if isinstance(event, kind)]
     assert [event for _, event in EventReader(RECORDED / run, kind)] == wanted
 
 
-def test_a_kind_that_is_not_wanted_is_passed_over_undecoded(tmp_path: Path) -> None:
+def test_unwanted_kinds_are_skipped_without_decoding(tmp_path: Path) -> None:
     whole = (RECORDED / "healthy" / "events.jsonl").read_bytes()
     broken = (
         b'{"event_type":"EPOCH_COMPLETED","time":\n',
@@ -52,7 +52,7 @@ def test_a_kind_that_is_not_wanted_is_passed_over_undecoded(tmp_path: Path) -> N
         assert reader.unreadable == unreadable
 
 
-def test_without_a_file_there_is_nothing_to_read(tmp_path: Path) -> None:
+def test_missing_event_file_is_an_error(tmp_path: Path) -> None:
     reader = EventReader(tmp_path)
     with pytest.raises(UsageError, match="holds no events"):
         next(iter(reader))

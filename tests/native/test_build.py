@@ -1,4 +1,4 @@
-"""Building the library, finding it again, refusing a wrong one, and doing without one."""
+"""The native library: building, caching, shipping, checks of its layout, and the fallback."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ F32 = torch.float32
 # --- the cache --------------------------------------------------------------------------------
 
 
-def test_a_library_that_was_compiled_is_found_again(tmp_path: Path, monkeypatch):
+def test_compiled_library_is_found_again(tmp_path: Path, monkeypatch):
     original, compiled = Path(library.library()._name), []
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
 
@@ -41,7 +41,7 @@ def test_a_library_that_was_compiled_is_found_again(tmp_path: Path, monkeypatch)
     second = found()
     assert second != first
     assert len(compiled) == 2
-    # What was damaged in the cache is made anew.
+    # A damaged file in the cache is rebuilt.
     damaged = tmp_path / "esper-damaged.so"
     damaged.write_bytes(b"no library at all")
     monkeypatch.setattr(build, "_key", lambda command: "damaged")
@@ -50,12 +50,12 @@ def test_a_library_that_was_compiled_is_found_again(tmp_path: Path, monkeypatch)
     library._found.cache_clear()
 
 
-# --- a library that came with the package -----------------------------------------------------
+# --- a library shipped with the package -------------------------------------------------------
 
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package as `make wheel` makes it, on a machine without a compiler."""
+    """A package as built by `make wheel`, on a machine without a compiler."""
     original = Path(library.library()._name)
     monkeypatch.setattr(build, "SHIPPED", tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -66,7 +66,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library._found.cache_clear()
 
 
-def test_what_came_with_the_package_is_used(shipped: Path, monkeypatch) -> None:
+def test_shipped_library_is_used(shipped: Path, monkeypatch) -> None:
     assert library.library()._name == str(shipped)
     better = shutil.copy(shipped, shipped.parent / build._shipped_name("avx2"))
     monkeypatch.setattr(build, "cpu_features", lambda: frozenset({"avx2", "fma", "avx512f"}))
@@ -76,13 +76,13 @@ def test_what_came_with_the_package_is_used(shipped: Path, monkeypatch) -> None:
     assert build.shipped_libraries() == []
 
 
-def test_what_came_with_other_sources_is_not_used(shipped: Path, monkeypatch) -> None:
+def test_shipped_library_of_other_sources_is_not_used(shipped: Path, monkeypatch) -> None:
     monkeypatch.setattr(build, "_texts", lambda: ["changed"])
     with pytest.raises(build.NoCompiler):
         library.library()
 
 
-def test_what_cannot_be_loaded_is_named(shipped: Path, caplog) -> None:
+def test_shipped_library_that_cannot_be_loaded_is_named(shipped: Path, caplog) -> None:
     shipped.write_bytes(b"no library at all")
     with pytest.raises(build.NoCompiler):
         library.library()
@@ -90,12 +90,12 @@ def test_what_cannot_be_loaded_is_named(shipped: Path, caplog) -> None:
     assert shipped.exists()
 
 
-# --- one definition on both sides -------------------------------------------------------------
+# --- the same structures in C++ and Python ----------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory):
-    """Compiles the layout of changed sources: nothing else of a library is looked at."""
+    """Compiles the layout of modified sources, the only part of a library that is checked."""
     place = tmp_path_factory.mktemp("doctored")
 
     def doctored(part: str, before: str, after: str) -> ctypes.CDLL:
@@ -117,23 +117,23 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize(
     ("part", "before", "after", "named"),
     [
-        # A field more, in the middle and at the end.
+        # An extra field, in the middle and at the end.
         ("hosts", "  T* buffers; ", "  T* buffers; int64_t extra; ", "TrainCall.extra is 64"),
         ("policy", "cell_after; ", "cell_after; int64_t extra; ", "PolicyCall.extra is"),
-        # One less, two in another order, another type, another number of a member.
+        # A missing field, swapped fields, another type, another value of an enumerator.
         ("step", "int64_t hold, up, down;", "int64_t hold, up;", "Modes.down is missing"),
         ("step", "int64_t hold, up, down;", "int64_t hold, down, up;", "Modes.up is 16"),
         ("step", "  float part, rest; ", "  double part, rest; ", "ObserveCall.rest is"),
         ("hosts", "conv_light,\n  attention,", "attention,\n  conv_light,", "Kind.conv_light is 1"),
     ],
 )
-def test_a_library_of_other_structures_is_refused(compiled, part, before, after, named) -> None:
+def test_library_with_another_layout_is_refused(compiled, part, before, after, named) -> None:
     check_layout(compiled(part, "#pragma once", "#pragma once\n"))
     with pytest.raises(LayoutError, match=named.replace(".", r"\.")):
         check_layout(compiled(part, before, after))
 
 
-def test_a_call_is_given_every_field_and_no_other() -> None:
+def test_call_needs_exactly_its_fields() -> None:
     calls = definitions("step")
     assert calls.Modes(hold=1, up=2, down=3).down == 3
     with pytest.raises(TypeError, match="Modes: missing or unknown: down"):
@@ -143,14 +143,14 @@ def test_a_call_is_given_every_field_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("odd", ["std::vector<int> x;", "unsigned x;", "float x[3];"])
-def test_a_declaration_that_is_not_understood_is_an_error(tmp_path: Path, odd: str) -> None:
+def test_unsupported_declaration_is_an_error(tmp_path: Path, odd: str) -> None:
     (tmp_path / "step").mkdir()
     (tmp_path / "step" / "calls.h").write_text(f"struct Odd {{\n  int64_t rows;\n  {odd}\n}};\n")
     with pytest.raises(ValueError, match=r"calls\.h"):
         definitions("step", tmp_path)
 
 
-# --- falling back -----------------------------------------------------------------------------
+# --- the fallback to torch --------------------------------------------------------------------
 
 
 FALLBACK = """
@@ -196,8 +196,8 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so(
 
 
 @pytest.mark.slow
-def test_the_library_is_clean_under_sanitisers(tmp_path: Path):
-    """The oracle tests once more, with every access and every operation checked."""
+def test_library_is_clean_under_sanitisers(tmp_path: Path):
+    """Runs the oracle tests with address and undefined-behaviour sanitisers."""
     runtimes = [
         subprocess.run(
             ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
@@ -220,7 +220,7 @@ def test_the_library_is_clean_under_sanitisers(tmp_path: Path):
             build.FLAGS_VARIABLE: flags,
             build.CACHE_VARIABLE: str(tmp_path),
             "LD_PRELOAD": " ".join(runtimes),
-            # Python itself keeps memory until it ends.
+            # Python itself does not free all memory.
             "ASAN_OPTIONS": "detect_leaks=0",
         },
         capture_output=True,

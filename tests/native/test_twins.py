@@ -1,4 +1,4 @@
-"""Each rule that also exists in C++ names its twin there, and the twin names the rule."""
+"""Functions that exist in both Python and C++ name each other in comments."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ Pair = tuple[str, str, str]
 
 
 def named_in_cpp() -> set[Pair]:
-    """What the comments in C++ say."""
+    """The pairs named by comments in C++."""
     found = set()
     for path in SOURCE.rglob("*.h"):
         lines = path.read_text().splitlines()
@@ -30,7 +30,7 @@ def named_in_cpp() -> set[Pair]:
 
 
 def definitions(tree: ast.AST, within: str) -> dict[int, str]:
-    """The names of functions and classes, by the line above them."""
+    """The names of functions and classes by the number of the line above them."""
     found = {}
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -41,7 +41,7 @@ def definitions(tree: ast.AST, within: str) -> dict[int, str]:
 
 
 def named_in_python() -> set[Pair]:
-    """What the comments in Python say."""
+    """The pairs named by comments in Python."""
     found = set()
     for path in ROOT.rglob("*.py"):
         text = path.read_text()
@@ -55,7 +55,7 @@ def named_in_python() -> set[Pair]:
     return found
 
 
-def test_every_twin_is_named_by_its_other() -> None:
+def test_twin_comments_in_cpp_and_python_agree() -> None:
     cpp, python = named_in_cpp(), named_in_python()
     assert cpp - python == set(), "Python does not name these"
     assert python - cpp == set(), "C++ does not name these, or has them no more"
@@ -65,8 +65,8 @@ def test_every_twin_is_named_by_its_other() -> None:
     assert len(python) > 50
 
 
-def test_no_comment_about_twins_is_missed() -> None:
-    """One in another form would not be compared."""
+def test_every_twin_comment_has_the_parsed_form() -> None:
+    """A comment in another form would not be compared."""
     for path in [*SOURCE.rglob("*.h"), *ROOT.rglob("*.py")]:
         for line in path.read_text().splitlines():
             if re.search(r"// Twin|# Native twin", line):

@@ -1,4 +1,4 @@
-"""`make wheel`: who installs it computes natively, with no compiler on the machine."""
+"""A wheel built by `make wheel` runs the native backend without a compiler."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ print(library.library()._name)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make wheel` makes."""
+    """The wheel built by `make wheel`."""
     place = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(place)]
     environment = os.environ | {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true"}
@@ -58,7 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel; torch and the like are those of this one."""
+    """An environment with the wheel installed and the other packages of this environment."""
     place = tmp_path_factory.mktemp("machine")
     venv.create(place, with_pip=False)
     paths = sysconfig.get_paths(vars={"base": str(place), "platbase": str(place)})
@@ -76,7 +76,7 @@ def test_ten_steps_without_a_compiler(installed: Path, instructions: str, tmp_pa
     features = build.INSTRUCTION_SETS[instructions]
     run = subprocess.run(
         [str(installed / "bin" / "python"), "-c", TEN_STEPS, *features],
-        # A PATH on which there is no g++.
+        # A PATH without g++.
         env={"PATH": str(installed / "bin"), build.CACHE_VARIABLE: str(tmp_path / "empty")},
         cwd=tmp_path,
         capture_output=True,
@@ -91,7 +91,7 @@ def test_ten_steps_without_a_compiler(installed: Path, instructions: str, tmp_pa
     assert not (tmp_path / "empty").exists()
 
 
-def test_the_wheel_is_for_this_kind_of_machine_and_any_python(wheel: Path) -> None:
+def test_wheel_is_platform_specific_but_works_with_any_python(wheel: Path) -> None:
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert wheel.name.endswith(f"-py3-none-{platform}.whl")
 
@@ -102,8 +102,8 @@ def test_the_wheel_ships_its_types_and_its_licence(wheel: Path) -> None:
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
-def test_its_machine_code_is_that_of_a_local_build(installed: Path) -> None:
-    """So it is exactly as fast."""
+def test_shipped_machine_code_equals_a_local_build(installed: Path) -> None:
+    """Equal code has equal speed."""
     best = build.instruction_sets()[0]
     (shipped,) = installed.rglob(f"esper/native/lib/{best}-*.so")
     assert not build.shipped_libraries()

@@ -1,4 +1,4 @@
-"""CIFAR-10 from files: both formats, disjoint splits, and what is refused by name."""
+"""CIFAR-10 from files: both formats, disjoint splits, and errors that name the file."""
 
 import os
 import pickle
@@ -19,7 +19,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def by_hand(pixels: np.ndarray) -> np.ndarray:
-    """Records to normalised images, number by number."""
+    """Normalise the images of records, value by value."""
     out = np.empty((len(pixels), 32, 32, 3))
     for channel in range(3):
         plane = pixels[:, channel * 1024 : (channel + 1) * 1024].reshape(-1, 32, 32)
@@ -34,7 +34,7 @@ def assert_same(a: Dataset, b: Dataset) -> None:
 
 
 @pytest.mark.parametrize("rows", [8, (1, 2, 3, 4, 5, 6)])
-def test_all_rows_are_there_once_as_published(tmp_path: Path, rows: int | tuple[int, ...]) -> None:
+def test_every_row_appears_once_as_published(tmp_path: Path, rows: int | tuple[int, ...]) -> None:
     write_binary(tmp_path, rows)
     found = cifar10(tmp_path)
     held = batches(rows)
@@ -50,9 +50,7 @@ def test_all_rows_are_there_once_as_published(tmp_path: Path, rows: int | tuple[
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_both_formats_hold_the_same_in_their_folder_or_named_themselves(
-    tmp_path: Path, protocol: int
-) -> None:
+def test_both_formats_agree_from_either_directory(tmp_path: Path, protocol: int) -> None:
     binary = write_binary(tmp_path / "a")
     pickled = write_pickled(tmp_path / "b", protocol=protocol)
     found = cifar10(tmp_path / "a")
@@ -68,7 +66,7 @@ def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
 
 
 def python_2_pickle(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    """The dictionary as Python 2 writes it: texts are 8-bit strings (opcode T)."""
+    """The dictionary as pickled by Python 2, with 8-bit strings (opcode T)."""
 
     def text(raw: bytes) -> bytes:
         return b"T" + len(raw).to_bytes(4, "little") + raw
@@ -87,7 +85,7 @@ def python_2_pickle(pixels: np.ndarray, labels: np.ndarray) -> bytes:
     return b"\x80\x02}(" + text(b"data") + array + text(b"labels") + listed + b"u."
 
 
-def test_absent_data_are_one_line_that_says_what_to_put_where(tmp_path: Path) -> None:
+def test_missing_data_error_says_what_to_put_where(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere", tmp_path / ("x" * 5000), tmp_path / "a\x00b"):
         with pytest.raises(UsageError) as error:
             find("cifar_impaired").in_directory(place).datasets()
@@ -97,14 +95,14 @@ def test_absent_data_are_one_line_that_says_what_to_put_where(tmp_path: Path) ->
         find("cifar_impaired").in_directory(tmp_path).datasets()
 
 
-def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
+def test_error_names_the_fault_of_a_file(tmp_path: Path) -> None:
     def refused(folder: Path, words: str) -> None:
         with pytest.raises(UsageError, match=words):
             cifar10(folder)
 
     folder = write_binary(tmp_path / "cut")
     (folder / "data_batch_2.bin").write_bytes(bytes(3073 + 5))
-    refused(folder, r"data_batch_2.bin has 3078 bytes, which is no multiple .* 3073")
+    refused(folder, r"data_batch_2.bin has 3078 bytes, which is not a multiple .* 3073")
     folder = write_binary(tmp_path / "label")
     (folder / "test_batch.bin").write_bytes(bytes(3073) + bytes([10]) + bytes(3072))
     refused(folder, r"test_batch.bin has the label 10 in row 1, .*\[0, 9\]")
@@ -146,14 +144,14 @@ BAD_PICKLES = {
 
 
 @pytest.mark.parametrize("name", BAD_PICKLES)
-def test_a_pickle_that_is_no_batch_is_refused_and_runs_nothing(
+def test_invalid_pickle_is_refused_and_runs_no_code(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[object] = []
     monkeypatch.setattr(os, "system", ran.append)
     folder = write_pickled(tmp_path)
     (folder / "data_batch_3").write_bytes(BAD_PICKLES[name])
-    with pytest.raises(UsageError, match="data_batch_3 is no batch of CIFAR-10") as error:
+    with pytest.raises(UsageError, match="data_batch_3 is not a batch of CIFAR-10") as error:
         cifar10(folder)
     assert "\n" not in str(error.value)
     assert not ran
@@ -168,7 +166,7 @@ def test_a_pickle_that_is_no_batch_is_refused_and_runs_nothing(
         ("scale", 99922, "r0c0 r1c0 r0c1 r1c1 r0c2 r1c2 r0c3 r1c3 r0c4 r1c4"),
     ],
 )
-def test_the_hosts_have_their_parameters_and_slots(
+def test_cifar_hosts_have_documented_parameters_and_slots(
     tmp_path: Path, name: str, parameters: int, slots: str
 ) -> None:
     task = find(f"cifar_{name}")

@@ -1,4 +1,4 @@
-"""The embedded data: disjoint splits, a fixed validation set, shifts by whole pixels."""
+"""The digits: disjoint splits, a fixed validation set, and shifts by whole pixels."""
 
 import hashlib
 
@@ -29,7 +29,7 @@ def moved_by_hand(image: np.ndarray, down: int, right: int) -> np.ndarray:
 
 @pytest.mark.parametrize("down", [-2, 0, 1])
 @pytest.mark.parametrize("right", [-1, 0, 2])
-def test_images_move_by_whole_pixels_and_what_leaves_is_gone(down: int, right: int):
+def test_shift_moves_whole_pixels_and_drops_those_outside(down: int, right: int):
     images = np.arange(1.0, 61.0).reshape(2, 6, 5)
     moved = _moved(images, down, right)
     assert moved.shape == images.shape
@@ -37,7 +37,7 @@ def test_images_move_by_whole_pixels_and_what_leaves_is_gone(down: int, right: i
         assert np.array_equal(found, moved_by_hand(image, down, right))
 
 
-def test_a_pixel_lands_where_it_is_sent():
+def test_shifted_pixel_has_the_expected_position():
     image = np.zeros((8, 8))
     image[3, 4] = 1.0
     assert np.argwhere(_moved(image, 2, -1)).tolist() == [[5, 3]]
@@ -45,7 +45,7 @@ def test_a_pixel_lands_where_it_is_sent():
     assert not _moved(image, -4, 0).any()
 
 
-def test_the_splits_share_no_image():
+def test_splits_share_no_image():
     data = digits()
     sizes = [len(getattr(data, f"{split}_labels")) for split in SPLITS]
     assert sizes == [1197, 300, 300]
@@ -53,7 +53,7 @@ def test_the_splits_share_no_image():
     assert sum(map(len, found)) == len(set().union(*found)) == 1797
 
 
-def test_the_splits_share_no_image_at_any_shift():
+def test_splits_share_no_image_at_any_shift():
     plain, shifted = digits(), digits(shift=2)
     assert len(shifted.train_labels) == 25 * 1197
     assert len(shifted.validation_labels) == len(shifted.test_labels) == 300
@@ -67,7 +67,7 @@ def test_the_splits_share_no_image_at_any_shift():
         assert torch.equal(getattr(shifted, f"{split}_labels"), getattr(plain, f"{split}_labels"))
 
 
-def test_the_training_set_holds_every_image_at_every_shift_under_its_label():
+def test_training_set_holds_every_image_at_every_shift_with_its_label():
     plain, shifted = digits(), digits(shift=1)
     images = plain.train_images[..., 0].numpy()
     expected: dict[bytes, int] = {}
@@ -88,8 +88,8 @@ def test_validation_and_test_are_drawn_at_many_shifts():
 
 
 @pytest.mark.parametrize("settings", [{}, {"shift": 2, "noise": 0.1}], ids=str)
-def test_making_the_data_again_gives_the_same_bits(settings: dict):
-    """Reward sees validation, so it must be a fixed set; ``__wrapped__`` goes past the cache."""
+def test_data_are_reproducible(settings: dict):
+    """Rewards depend on validation, so it must be a fixed set; ``__wrapped__`` skips the cache."""
     first, again = (digits.__wrapped__(**settings) for _ in range(2))
     for split in SPLITS:
         for part in ("images", "labels"):
@@ -98,7 +98,7 @@ def test_making_the_data_again_gives_the_same_bits(settings: dict):
     assert digits(**settings) is digits(**settings)
 
 
-def test_another_seed_splits_otherwise():
+def test_another_seed_gives_another_split():
     assert images_of(digits.__wrapped__(seed=1), "test") != images_of(digits(), "test")
 
 
@@ -133,14 +133,14 @@ FINGERPRINTS = [
         "20e470667c60 85ba21081594 607f78bc3eaf 794d87ba24d0 28228e490b29 7f36fc4c505d",
     ),
 ]
-"""Beginnings of the SHA-256 of images and labels of train, validation and test, as they were when
-the first results were measured. Results of old and new runs compare only while these hold."""
+"""First digits of the SHA-256 of the images and labels of all splits when the first results were
+measured. Old and new results are comparable only while these are unchanged."""
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"), FINGERPRINTS, ids=[str(s) for s, _ in FINGERPRINTS]
 )
-def test_the_data_of_old_runs_keep_their_bits(settings: dict, expected: str):
+def test_data_equal_those_of_the_first_results(settings: dict, expected: str):
     data = digits(**settings)
     parts = (getattr(data, f"{split}_{part}") for split in SPLITS for part in ("images", "labels"))
     assert [hashlib.sha256(p.numpy().tobytes()).hexdigest()[:12] for p in parts] == expected.split()
@@ -151,20 +151,20 @@ def classes_of(labels: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.3, 0.75])
-def test_a_label_fraction_keeps_that_part_of_every_class(fraction: float):
+def test_label_fraction_applies_to_every_class(fraction: float):
     plain, fewer = digits(), digits(label_fraction=fraction)
     expected = [max(1, round(fraction * n)) for n in classes_of(plain.train_labels)]
     assert classes_of(fewer.train_labels) == expected
     assert images_of(fewer, "train") < images_of(plain, "train")
 
 
-def test_few_labels_are_the_same_images_at_every_shift_and_leave_the_rest_alone():
+def test_label_fraction_keeps_images_at_every_shift_and_other_splits():
     settings = {"shift": 1, "noise": 0.1}
     whole, fewer = digits(**settings), digits(**settings, label_fraction=0.3)
     base = digits(label_fraction=0.3)
     assert classes_of(fewer.train_labels) == [9 * n for n in classes_of(base.train_labels)]
     assert torch.equal(fewer.train_labels, base.train_labels.repeat(9))
-    # Noise is an image's own: what stays has the bits that it has in the whole set.
+    # Noise belongs to the image, so the images that remain are bitwise the same as in the full set.
     assert images_of(fewer, "train") < images_of(whole, "train")
     clean = digits(shift=1, label_fraction=0.3).train_images[..., 0].numpy()
     kept = digits(label_fraction=0.3).train_images[..., 0].numpy()
@@ -176,12 +176,12 @@ def test_few_labels_are_the_same_images_at_every_shift_and_leave_the_rest_alone(
             assert torch.equal(getattr(whole, name), getattr(fewer, name)), name
 
 
-def test_a_larger_label_fraction_only_adds_images():
+def test_larger_label_fraction_only_adds_images():
     few, more = (images_of(digits(label_fraction=part), "train") for part in (0.1, 0.3))
     assert few < more
 
 
-def test_a_subset_of_classes_is_the_first_digits_of_every_split():
+def test_classes_keeps_the_first_digits_of_every_split():
     whole, five = digits(shift=1, noise=0.1), digits(shift=1, noise=0.1, classes=5)
     assert five.classes == 5
     for split in SPLITS:
@@ -191,12 +191,12 @@ def test_a_subset_of_classes_is_the_first_digits_of_every_split():
 
 
 def turned_by_hand(image: np.ndarray) -> np.ndarray:
-    """A quarter turn: what was the last column becomes the first row."""
+    """Rotate by a quarter turn: the last column becomes the first row."""
     size = len(image)
     return np.array([[image[y, size - 1 - x] for y in range(size)] for x in range(size)])
 
 
-def test_the_training_set_holds_every_image_at_every_quarter_turn():
+def test_training_set_holds_every_image_at_every_quarter_turn():
     plain, turned = digits(), digits(rotation=3)
     expected: dict[bytes, int] = {}
     for image, label in zip(plain.train_images[..., 0].numpy(), plain.train_labels, strict=True):
@@ -208,7 +208,7 @@ def test_the_training_set_holds_every_image_at_every_quarter_turn():
     assert len(turned.train_labels) == 4 * 1197
 
 
-def test_validation_and_test_stand_at_one_turn_each_and_never_in_training():
+def test_held_back_images_have_one_rotation_and_are_not_in_training():
     plain, turned = digits(), digits(rotation=3)
     for split in ("validation", "test"):
         drawn = []
@@ -236,8 +236,8 @@ VARIATIONS = [
 
 
 @pytest.mark.parametrize("settings", VARIATIONS, ids=str)
-def test_no_variation_mixes_the_splits_of_the_base_images(settings: dict):
-    """Every pose of every base image of one split, against the other splits of the variation."""
+def test_no_variation_mixes_the_splits(settings: dict):
+    """Compares every pose of the base images of a split with the other splits of the variation."""
     plain, varied = digits(), digits(**settings)
     reach = settings.get("shift", 0)
     poses = {}
@@ -281,12 +281,12 @@ def test_arguments_out_of_range_are_refused(settings: dict):
     [
         (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1, 2]), r"labels .* \[0, 2\]"),
         (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1, -1]), r"labels .* \[-1, 1\]"),
-        (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1]), "one label an image"),
+        (torch.zeros(3, 8, 8, 1), torch.tensor([0, 1]), "one label per image"),
         (torch.zeros(0, 8, 8, 1), torch.tensor([], dtype=torch.long), "at least one image"),
     ],
 )
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_set_of_data_that_does_not_fit_itself_names_the_split(
+def test_inconsistent_data_error_names_the_split(
     images: torch.Tensor, labels: torch.Tensor, says: str, split: str
 ):
     good = {"images": torch.zeros(2, 8, 8, 1), "labels": torch.tensor([0, 1])}

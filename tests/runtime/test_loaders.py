@@ -1,4 +1,4 @@
-"""What a training script has becomes a data set, whatever shape it is in."""
+"""Arrays, torch data sets and loaders are converted to a ``Dataset``."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ class Stream(IterableDataset):
     ],
     ids=["tensors", "arrays", "data set", "stream", "loader"],
 )
-def test_every_source_gives_the_same(source) -> None:
+def test_all_kinds_of_sources_give_the_same_data(source) -> None:
     data = read_dataset(source, PAIRS, PAIRS, classes=3)
     assert data.train_images.dtype == torch.float32
     assert data.train_images.shape == (5, 3, 4, 2)
@@ -38,7 +38,7 @@ def test_every_source_gives_the_same(source) -> None:
     assert torch.equal(data.train_labels, LABELS)
 
 
-def test_vectors_are_images_of_one_pixel() -> None:
+def test_vectors_become_images_of_one_pixel() -> None:
     data = read_dataset(*[(np.ones((4, 7)), np.zeros(4, dtype=int))] * 3, classes=1)
     assert data.test_images.shape == (4, 1, 1, 7)
 
@@ -48,12 +48,12 @@ def test_vectors_are_images_of_one_pixel() -> None:
     [
         ((IMAGES[:, 0], LABELS), r"images of the test split are \[5, 3, 4\]"),
         ((IMAGES, LABELS.float()), "labels of the test split are torch.float32"),
-        ((IMAGES, LABELS[:3]), "give one label an image"),
+        ((IMAGES, LABELS[:3]), "give one label per image"),
         ([("no", 1)], "the test split cannot be read"),
         (7, "the test split cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_split(source, says: str) -> None:
+def test_unreadable_data_error_names_the_split(source, says: str) -> None:
     with pytest.raises(UsageError, match=says) as fault:
         read_dataset(PAIRS, PAIRS, source, classes=3)
     assert "\n" not in str(fault.value)

@@ -1,4 +1,4 @@
-"""A user's own file: read once, and its mistakes told in one line."""
+"""Plugins: run once, with errors reported in one line."""
 
 import pickle
 import sys
@@ -42,13 +42,13 @@ def plugin(folder: Path, source: str, name: str = "mine") -> Path:
     return path
 
 
-def test_a_file_registers_its_tasks_and_leaves_nothing_beside_it(tmp_path: Path):
+def test_plugin_registers_its_tasks_and_leaves_no_files(tmp_path: Path):
     load(str(plugin(tmp_path, PLUGIN)))
     assert find("mine").host.channels == (4, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["own tasks.py"]
 
 
-def test_a_file_is_read_once_however_its_path_is_spelt(tmp_path: Path, monkeypatch):
+def test_plugin_is_run_once_however_its_path_is_spelt(tmp_path: Path, monkeypatch):
     path = plugin(tmp_path, PLUGIN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -60,7 +60,7 @@ def test_a_file_is_read_once_however_its_path_is_spelt(tmp_path: Path, monkeypat
     assert TASKS["mine"] is factory
 
 
-def test_two_files_of_one_name_do_not_get_in_each_others_way(tmp_path: Path):
+def test_two_plugins_of_one_file_name_do_not_collide(tmp_path: Path):
     modules = set(sys.modules)
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -88,7 +88,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("source", "says"), MISTAKES, ids=[says for _, says in MISTAKES])
-def test_an_error_in_a_file_is_one_line_that_names_where(tmp_path: Path, source: str, says: str):
+def test_error_in_a_plugin_is_one_line_with_its_location(tmp_path: Path, source: str, says: str):
     path = plugin(tmp_path, source)
     modules = set(sys.modules)
     with pytest.raises(UsageError) as error:
@@ -110,7 +110,9 @@ def test_an_error_in_a_file_is_one_line_that_names_where(tmp_path: Path, source:
         ("\0.py", "cannot read"),
     ],
 )
-def test_what_is_no_python_file_is_refused(tmp_path: Path, monkeypatch, path: str, says: str):
+def test_path_that_is_not_a_python_file_is_refused(
+    tmp_path: Path, monkeypatch, path: str, says: str
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text(PLUGIN)
     (tmp_path / "folder.py").mkdir()
@@ -120,7 +122,7 @@ def test_what_is_no_python_file_is_refused(tmp_path: Path, monkeypatch, path: st
     assert says in str(error.value)
 
 
-def test_a_name_that_another_file_has_taken_is_told_of_the_second_file(tmp_path: Path):
+def test_taken_name_error_names_the_second_plugin(tmp_path: Path):
     first, second = tmp_path / "first.py", tmp_path / "second.py"
     for path in (first, second):
         path.write_text(PLUGIN.replace("NAME", "mine"))
@@ -129,7 +131,7 @@ def test_a_name_that_another_file_has_taken_is_told_of_the_second_file(tmp_path:
         load(str(second))
 
 
-def test_a_file_that_failed_can_be_mended_and_loaded(tmp_path: Path):
+def test_failed_plugin_can_be_fixed_and_loaded(tmp_path: Path):
     path = plugin(tmp_path, PLUGIN + "\noops\n")
     with pytest.raises(UsageError, match="NameError"):
         load(str(path))
@@ -138,7 +140,7 @@ def test_a_file_that_failed_can_be_mended_and_loaded(tmp_path: Path):
     assert "mine" in TASKS
 
 
-def test_nothing_of_a_plugin_that_failed_stays(tmp_path: Path) -> None:
+def test_failed_plugin_leaves_nothing_registered(tmp_path: Path) -> None:
     before = list(BLUEPRINTS), dict(BUILDERS), dict(HEAD_WIDTHS), dict(TASKS), dict(SUITES)
     path = tmp_path / "half.py"
     path.write_text(
@@ -149,14 +151,14 @@ def test_nothing_of_a_plugin_that_failed_stays(tmp_path: Path) -> None:
         "SUITES['half'] = ('digits',)\n"
         "raise OSError('enough')\n"
     )
-    for _ in range(2):  # a name that stayed would be taken the second time
+    for _ in range(2):  # a name left registered would be refused the second time
         with pytest.raises(UsageError, match="line 6: OSError: enough"):
             load(str(path))
     assert (list(BLUEPRINTS), BUILDERS, HEAD_WIDTHS, TASKS, SUITES) == before
 
 
 @pytest.mark.parametrize("error", ["KeyError('x')", "OSError('x')", "RuntimeError('x')"])
-def test_data_that_cannot_be_made_are_the_task_s_fault(error: str) -> None:
+def test_error_in_making_data_names_the_task(error: str) -> None:
     def broken() -> data.Dataset:
         raise eval(error)
 

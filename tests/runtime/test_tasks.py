@@ -1,4 +1,4 @@
-"""Tasks by name, what they hold, and what the user is told of a name that is not there."""
+"""Tasks: lookup by name, contents, and the errors for unknown names."""
 
 from dataclasses import replace
 
@@ -10,11 +10,11 @@ from esper.runtime import data
 from esper.runtime.tasks import SUITES, TASKS, Drift, Task, agree, find, find_all, task
 
 REGISTERED = sorted(set(TASKS) - set(SUITES["cifar"]))
-"""Tasks whose data come with Esper."""
+"""Tasks whose data are shipped with Esper."""
 
 
 @pytest.mark.parametrize("name", REGISTERED)
-def test_a_task_is_found_by_the_name_it_bears_and_fits_its_data(name: str):
+def test_task_is_found_by_its_name_and_fits_its_data(name: str):
     found = find(name)
     assert found.name == name
     for dataset in found.datasets():
@@ -25,7 +25,7 @@ def test_a_task_is_found_by_the_name_it_bears_and_fits_its_data(name: str):
     assert found.host.parameter_count == sum(f.size for f in found.host.layout.fields) > 0
 
 
-def test_the_suites_share_no_task_and_hold_only_what_there_is():
+def test_suites_are_disjoint_and_contain_only_known_tasks():
     members = [name for suite in SUITES.values() for name in suite]
     assert len(set(members)) == len(members)
     assert set(members) <= set(TASKS)
@@ -34,7 +34,7 @@ def test_the_suites_share_no_task_and_hold_only_what_there_is():
 
 
 def content(name: str) -> tuple:
-    """All that an environment can see of a task, by value."""
+    """Everything that an environment can observe of a task, by value."""
     found = find(name)
     bits = tuple(
         getattr(dataset, part).numpy().tobytes()
@@ -46,7 +46,7 @@ def content(name: str) -> tuple:
     return (host, bits, window, found.episode_length, found.max_batches, found.batch_size)
 
 
-def test_no_two_tasks_are_the_same_under_two_names():
+def test_no_two_tasks_are_equal():
     contents = [content(name) for name in REGISTERED]
     assert len(set(contents)) == len(contents)
 
@@ -72,9 +72,7 @@ def test_no_two_tasks_are_the_same_under_two_names():
         ("digits_long", {"shift": 2, "noise": 0.1}, (4, 8)),
     ],
 )
-def test_every_task_holds_what_its_name_and_the_manual_say(
-    name: str, settings: dict, channels: tuple[int, ...]
-):
+def test_every_task_matches_its_documentation(name: str, settings: dict, channels: tuple[int, ...]):
     found = find(name)
     assert found.host.channels == channels
     assert torch.equal(found.data().train_images, data.digits(**settings).train_images)
@@ -82,7 +80,7 @@ def test_every_task_holds_what_its_name_and_the_manual_say(
     assert found.episode_length == (60 if name == "digits_long" else 40)
 
 
-def test_digits_drift_turns_into_digits_shift():
+def test_digits_drift_becomes_digits_shift():
     drift = find("digits_drift").drift
     assert drift is not None
     assert (drift.earliest, drift.latest, drift.never) == (0.1, 0.6, 1 / 3)
@@ -94,7 +92,7 @@ def test_digits_drift_turns_into_digits_shift():
     [("digit", "digits"), ("digits_shfit", "digits_shift"), ("Digits", "digits"), ("suit", "suite")]
     + [("heldout", "held_out")],
 )
-def test_a_misspelt_name_is_answered_with_the_nearest_task_or_suite(typed: str, meant: str):
+def test_misspelt_name_error_suggests_the_nearest_name(typed: str, meant: str):
     for look_up in (find, lambda name: find_all(["digits_shift", name])):
         with pytest.raises(UsageError) as error:
             look_up(typed)
@@ -103,13 +101,13 @@ def test_a_misspelt_name_is_answered_with_the_nearest_task_or_suite(typed: str, 
         assert "\n" not in str(error.value)
 
 
-def test_a_name_like_no_other_is_answered_with_all_there_are():
+def test_unknown_name_error_lists_all_names():
     with pytest.raises(UsageError) as error:
         find("qqq")
     assert all(name in str(error.value) for name in [*TASKS, *SUITES])
 
 
-def test_a_suite_where_one_task_is_wanted_is_answered_with_its_tasks():
+def test_suite_instead_of_a_task_error_lists_its_tasks():
     with pytest.raises(UsageError, match=r"'suite' is a suite; .*digits_few_labels"):
         find("suite")
 
@@ -118,7 +116,7 @@ def names_of(*wanted: str) -> list[str]:
     return [found.name for found in find_all(wanted)]
 
 
-def test_several_names_keep_their_order_and_a_suite_stands_for_its_tasks():
+def test_find_all_keeps_order_and_expands_suites():
     assert names_of("digits_long", "digits") == ["digits_long", "digits"]
     assert names_of("suite") == list(SUITES["suite"])
     assert names_of("digits_wide", "suite", "digits_deep") == [
@@ -137,23 +135,23 @@ def test_several_names_keep_their_order_and_a_suite_stands_for_its_tasks():
         (["suite", "suite"], "digits_shift"),
     ],
 )
-def test_a_task_that_would_be_there_twice_is_refused(wanted: list[str], double: str):
-    with pytest.raises(UsageError, match=rf"task: '{double}' is there twice"):
+def test_duplicate_task_is_refused(wanted: list[str], double: str):
+    with pytest.raises(UsageError, match=rf"task: '{double}' is given twice"):
         find_all(wanted)
 
 
-def test_an_empty_list_is_refused_and_told_of_suites():
+def test_empty_list_error_names_the_suites():
     with pytest.raises(UsageError, match=r"task: no task .*suite, held_out"):
         find_all([])
 
 
-def test_tasks_of_one_list_agree_in_their_budgets():
+def test_agree_returns_the_common_budget():
     assert agree(find_all(["suite"])) == (40, 8, 64)
     assert agree([find("digits_long")]) == (60, 8, 64)
 
 
 @pytest.mark.parametrize("field", ["episode_length", "max_batches", "batch_size"])
-def test_tasks_that_differ_are_named_with_the_field_and_the_flag(field: str):
+def test_differing_budgets_error_names_tasks_field_and_flag(field: str):
     first, second = find_all(["digits", "digits_shift"])
     tasks = [first, replace(second, **{field: 17}), find("digits_wide")]
     own = getattr(first, field)
@@ -169,7 +167,7 @@ def test_tasks_that_differ_are_named_with_the_field_and_the_flag(field: str):
     assert agree(tasks, **{field: 5}) == tuple((budgets | {field: 5}).values())
 
 
-def test_what_is_given_holds_also_for_tasks_that_agree():
+def test_given_budget_overrides_that_of_the_tasks():
     assert agree(find_all(["suite"]), 7, 3, 16) == (7, 3, 16)
 
 
@@ -185,18 +183,18 @@ def test_what_is_given_holds_also_for_tasks_that_agree():
         ((0.1, 0.6, float("nan")), "never .* nan"),
     ],
 )
-def test_a_drift_has_fractions_in_order_and_a_probability(window: tuple, says: str):
+def test_invalid_drift_is_refused(window: tuple, says: str):
     with pytest.raises(UsageError, match=f"^drift: .*{says}"):
         Drift(data.digits, *window)
 
 
 @pytest.mark.parametrize("window", [(0.0, 1.0, 0.0), (0.5, 0.5, 1.0)])
-def test_the_ends_of_the_ranges_belong_to_a_drift(window: tuple):
+def test_drift_accepts_the_ends_of_its_ranges(window: tuple):
     Drift(data.digits, *window)
 
 
 def coloured() -> data.Dataset:
-    """Digits of three colour channels."""
+    """Digits with three colour channels."""
     plain = data.digits()
     splits = ("train_images", "validation_images", "test_images")
     return replace(plain, **{name: getattr(plain, name).repeat(1, 1, 1, 3) for name in splits})
@@ -206,7 +204,7 @@ def coloured() -> data.Dataset:
     ("after", "says"),
     [(coloured, r"\(8, 8, 3\)"), (lambda: data.digits(classes=5), "of 5 classes")],
 )
-def test_data_that_the_host_does_not_take_are_refused_before_and_after_a_drift(after, says: str):
+def test_data_that_do_not_fit_the_host_are_refused_before_and_after_a_drift(after, says: str):
     host = find("digits").host
     with pytest.raises(UsageError, match=f"^data: .*{says}"):
         Task("mine", "mine", host, after).datasets()
@@ -216,7 +214,7 @@ def test_data_that_the_host_does_not_take_are_refused_before_and_after_a_drift(a
 
 
 @pytest.mark.parametrize("budget", [{"episode_length": 0}, {"max_batches": 0}, {"batch_size": 1}])
-def test_a_budget_that_cannot_be_is_refused(budget: dict):
+def test_invalid_budget_is_refused(budget: dict):
     with pytest.raises(UsageError, match=f"^{next(iter(budget))}: .*'mine'"):
         Task("mine", "mine", find("digits").host, data.digits, **budget)
 
@@ -231,7 +229,7 @@ def named(function: str, name: str):
     return factory
 
 
-def test_a_task_is_registered_under_the_name_of_its_factory(scratch_register: None):
+def test_task_is_registered_under_the_name_of_its_factory(scratch_register: None):
     factory = named("mine", "mine")
     assert task(factory) is factory
     assert find("mine").name == "mine"
@@ -246,7 +244,7 @@ def test_a_task_is_registered_under_the_name_of_its_factory(scratch_register: No
         ("mine", "yours", "'mine' makes a task called 'yours'"),
     ],
 )
-def test_a_name_that_is_taken_or_not_its_own_is_refused(
+def test_taken_or_mismatched_name_is_refused(
     scratch_register: None, function: str, name: str, says: str
 ):
     before = dict(TASKS)

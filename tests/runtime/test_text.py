@@ -1,4 +1,4 @@
-"""Text as data: windows of bytes, disjoint spans, one line for what is no text."""
+"""Text as data: windows of bytes, disjoint splits, and one-line errors."""
 
 import os
 from dataclasses import replace
@@ -20,7 +20,7 @@ CONTEXT = 5
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A text in which every pair of neighbouring bytes is there once."""
+    """A text in which every pair of adjacent bytes occurs once."""
     pairs = bytes(b for i in range(25) for b in (i, *(x for j in range(i + 1, 25) for x in (j, i))))
     path = tmp_path / "text"
     path.write_bytes(pairs)
@@ -31,7 +31,7 @@ def bytes_of(images: torch.Tensor) -> list[bytes]:
     return [bytes(window.flatten().int().tolist()) for window in images]
 
 
-def test_labels_are_the_bytes_that_follow(file: Path):
+def test_labels_are_the_next_bytes(file: Path):
     data = text(file, CONTEXT)
     for split in ("train", "validation", "test"):
         images, labels = getattr(data, f"{split}_images"), getattr(data, f"{split}_labels")
@@ -42,7 +42,7 @@ def test_labels_are_the_bytes_that_follow(file: Path):
     assert data.train_labels[0].tolist() == list(whole[1 : CONTEXT + 1])
 
 
-def test_every_piece_of_the_text_is_in_one_split_alone(file: Path):
+def test_every_piece_of_the_text_is_in_exactly_one_split(file: Path):
     whole = file.read_bytes()
     pieces = torch.tensor(list(whole)).tensor_split(PIECES)
     data = text(file, CONTEXT)
@@ -62,7 +62,7 @@ def test_every_piece_of_the_text_is_in_one_split_alone(file: Path):
 
 @pytest.mark.parametrize("preload", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_a_text_takes_no_more_memory_for_longer_windows(dtype: torch.dtype, preload: bool):
+def test_longer_windows_take_no_more_memory(dtype: torch.dtype, preload: bool):
     host = TransformerHost(layers=1, width=4, heads=2, context=64)
     task = replace(find("text_bytes"), host=host, data=lambda: text(SHIPPED, 64))
     made = DataBank([(task, task.datasets())], dtype, CPU, preload)
@@ -74,8 +74,8 @@ def test_a_text_takes_no_more_memory_for_longer_windows(dtype: torch.dtype, prel
     assert torch.equal(made.train_images, text(SHIPPED, 64).train_images.to(dtype))
 
 
-def test_what_a_text_takes_decides_whether_it_is_preloaded(monkeypatch: pytest.MonkeyPatch):
-    """Not how often its bytes are seen."""
+def test_memory_of_a_text_decides_whether_it_is_preloaded(monkeypatch: pytest.MonkeyPatch):
+    """The memory counts each byte once, however many windows contain it."""
     task = find("text_bytes")
     data = task.datasets()
     least = len(data[0].train_images) * 4
@@ -84,7 +84,7 @@ def test_what_a_text_takes_decides_whether_it_is_preloaded(monkeypatch: pytest.M
         assert DataBank([(task, data)], torch.float32, CPU, None).streamed is streamed
 
 
-def test_the_shipped_text_is_data_of_the_package():
+def test_text_is_shipped_with_the_package():
     import esper
 
     assert SHIPPED.is_relative_to(Path(esper.__file__).parent)
@@ -93,7 +93,7 @@ def test_the_shipped_text_is_data_of_the_package():
     assert len(data.train_labels) > 50_000
 
 
-def test_a_task_on_text_reads_another_file_and_other_tasks_do_not(file: Path):
+def test_text_file_replaces_the_data_of_text_tasks_only(file: Path):
     host = TransformerHost(layers=1, width=4, heads=2, context=7)
     task = reading(replace(find("text_bytes"), host=host), str(file))
     (data,) = task.datasets()
@@ -113,7 +113,7 @@ def test_a_task_on_text_reads_another_file_and_other_tasks_do_not(file: Path):
         (b"x" * 119, "has 119 bytes; windows of 5 need at least 120"),
     ],
 )
-def test_what_is_no_text_is_said_in_a_line(tmp_path: Path, content: bytes | None, message: str):
+def test_invalid_text_error_is_one_line(tmp_path: Path, content: bytes | None, message: str):
     path = tmp_path / "text"
     if content is not None:
         path.write_bytes(content)
@@ -122,7 +122,7 @@ def test_what_is_no_text_is_said_in_a_line(tmp_path: Path, content: bytes | None
     assert "\n" not in str(caught.value)
 
 
-def test_the_shortest_text_that_is_taken_fills_every_split(tmp_path: Path):
+def test_shortest_valid_text_fills_every_split(tmp_path: Path):
     path = tmp_path / "text"
     path.write_bytes(b"x" * 120)
     data = text(path, CONTEXT)
@@ -130,13 +130,13 @@ def test_the_shortest_text_that_is_taken_fills_every_split(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["", ".", "/dev/zero", "a\0b"])
-def test_what_is_no_file_is_said_in_a_line(name: str):
+def test_path_that_is_not_a_file_error_is_one_line(name: str):
     with pytest.raises(UsageError, match=r"^text_file: .*; give a file with a text in it"):
         text(name, CONTEXT)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_said_in_a_line(file: Path):
+def test_unreadable_file_error_is_one_line(file: Path):
     file.chmod(0)
     with pytest.raises(UsageError, match=r"^text_file: cannot read .*Permission denied"):
         text(file, CONTEXT)

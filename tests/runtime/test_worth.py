@@ -1,4 +1,4 @@
-"""What growing is worth, as the benchmark wrote it down."""
+"""Reading the benchmark's table of the gain from growing."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def written(folder: Path, content: object) -> Path:
     return path
 
 
-def test_the_gain_is_the_difference_in_utility_in_points(tmp_path: Path):
+def test_gain_is_the_utility_difference_in_percentage_points(tmp_path: Path):
     worth = read_worth(written(tmp_path, {"tasks": {"digits": ENTRY}, "hardware": "any"}))
     assert worth.keys() == {"digits"}
     found = worth["digits"]
@@ -35,15 +35,15 @@ def test_the_gain_is_the_difference_in_utility_in_points(tmp_path: Path):
     assert found.schedule == "conv_heavy in r0c0 from step 0"
 
 
-def test_without_a_file_nothing_is_measured(tmp_path: Path):
+def test_missing_table_gives_no_entries(tmp_path: Path):
     assert read_worth(tmp_path / "task_table.json") == {}
 
 
-def test_a_table_of_another_make_is_an_error(tmp_path: Path):
+def test_table_of_another_format_is_an_error(tmp_path: Path):
     with pytest.raises(msgspec.ValidationError, match="never"):
         read_worth(written(tmp_path, {"tasks": {"digits": {"best_fixed": ENTRY["best_fixed"]}}}))
 
 
-def test_the_table_that_is_shipped_is_readable_and_knows_every_task_of_the_suites():
+def test_shipped_table_covers_every_task_of_the_suites():
     assert read_worth().keys() == {*SUITES["suite"], *SUITES["held_out"]}
     assert TABLE.parent.name == "runtime"

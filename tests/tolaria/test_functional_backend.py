@@ -162,7 +162,7 @@ FAULTS: list[tuple[Callable[[], object], str]] = [
     (lambda: Net(nn.ReLU()), r"model: Net has no slot; put an esper.kasmina.Slot\(channels\)"),
     (lambda: Net(Slot(3)), r"gives the slot 'layers.0' of 3 channels \(2, 2, 6, 6\)"),
     (lambda: Net(Slot(2), outputs=7), r"gives \(2, 7\) for 2 images; give logits \(2, 4\)"),
-    (lambda: Net(Slot(2), twice=True), r"by the slot 'layers.0' 2 times in a pass"),
+    (lambda: Net(Slot(2), twice=True), r"calls the slot 'layers.0' 2 times in a forward pass"),
     (lambda: Net(nn.Conv2d(2, 2, 3), nn.Flatten(), Slot(32), nn.Dropout()), "dropout"),
     (lambda: Net(nn.BatchNorm2d(2, momentum=None), Slot(2)), "BatchNorm without momentum"),
     (lambda: Branches(Slot(2)), "does not train under torch.vmap"),

@@ -1,7 +1,7 @@
-"""Kasmina keeps the hosts and the seeds that grow in them.
+"""Kasmina holds the hosts and the seeds that grow in them.
 
-Flat parameter stores with a leading environment axis, the blueprints a seed can be, the slots it
-can live in, and its lifecycle as tensor functions. It trains nothing.
+It defines flat parameter stores with a leading environment axis, the blueprints of seeds, the slots
+in which seeds live, and the lifecycle of seeds as tensor functions. It does no training.
 """
 
 from esper.kasmina.hosts.module import ModuleHost, Slot

@@ -1,4 +1,4 @@
-"""Small constant tensors, made once for each device."""
+"""Small constant tensors, created once per device."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -11,28 +11,28 @@ Kinds = tuple["type | Kinds", ...]
 
 
 def cached_tensor(values: tuple[Any, ...], device: torch.device) -> Tensor:
-    """``torch.tensor(values)`` on ``device``, the same tensor at every call; never write to it.
+    """``torch.tensor(values)`` on ``device``, the same tensor in every call; never write to it.
 
-    Made anew each time it would be a copy from pageable memory, for which a CUDA stream waits.
+    Creating it in every call would copy from pageable memory, which blocks a CUDA stream.
     """
     return _made(values, _kinds(values), device)
 
 
 @cache
 def _made(values: tuple[Any, ...], kinds: Kinds, device: torch.device) -> Tensor:
-    """The tensor of ``values``. ``kinds`` keep (True,), (1,) and (1.0,) apart, which are equal."""
-    # Not one of inference mode, from which no gradient may be taken.
+    """Tensor of ``values``; ``kinds`` distinguishes (True,), (1,) and (1.0,), which are equal."""
+    # An inference tensor could not take part in autograd.
     with torch.inference_mode(False):
         return torch.tensor(values, device=device)
 
 
 def _kinds(values: tuple[Any, ...]) -> Kinds:
-    """The types of the numbers, nested as they are."""
+    """The types of the values, nested like the values."""
     return tuple([_kinds(x) if isinstance(x, tuple) else type(x) for x in values])
 
 
 class Table:
-    """A constant tensor that is looked into, made once for each device."""
+    """A constant lookup table, created once per device."""
 
     def __init__(self, values: Sequence[Any]):
         self._values = values
@@ -46,6 +46,6 @@ class Table:
         return self._made[device]
 
     def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> Tensor:
-        """What stands at ``index``."""
+        """The entries at ``index``."""
         first = index[0] if isinstance(index, tuple) else index
         return self.on(first.device)[index]

@@ -1,7 +1,7 @@
-"""Gates: what a seed must have shown before it may go on, and what may be done where.
+"""Gates, the conditions for advancing a seed, and the operations that are legal in each slot.
 
-Gates read quantities that are measured in every step, whatever is written to telemetry. A NaN
-compares false, so what was not measured passes no gate.
+Gates read quantities that every step measures, whatever the telemetry level. NaN compares false, so
+a quantity that was not measured passes no gate.
 """
 
 import torch
@@ -13,13 +13,13 @@ from esper.leyline.actions import Op
 from esper.leyline.stages import DEVELOPING, LIVING, PRUNABLE, Gate, Stage
 
 HEALTHY = 0.7
-"""Least gradient health that passes gates G2 and G5."""
+"""Least gradient health for gates G2 and G5."""
 LEAST_IMPROVEMENT = 0.005
-"""Validation accuracy that TRAINING must have gained for a strict G2."""
+"""Least gain of validation accuracy in TRAINING for a strict G2."""
 LEAST_GRADIENT_RATIO = 0.10
-"""Seed to host gradient ratio for a strict G2."""
+"""Least ratio of the seed's gradient to the host's for a strict G2."""
 LEAST_CONTRIBUTION = 0.01
-"""Expected accuracy that a seed must contribute for a strict G5."""
+"""Least contribution to expected accuracy for a strict G5."""
 
 _GATED = StageSets(
     LIVING,
@@ -28,33 +28,34 @@ _GATED = StageSets(
     *((stage,) for stage in (Stage.BLENDING, Stage.HOLDING)),
 )
 BLENDED = (Stage.BLENDING, Stage.HOLDING)
-"""Stages in which alpha may be given another target."""
+"""Stages in which alpha may be given a new target."""
 _CHANGEABLE = StageSets(BLENDED, PRUNABLE)
 
 
 # Native twin: step/gates.h, may_germinate, may_advance, may_fossilise.
 def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gate, Tensor]:
-    """Which seeds would pass the gate to their next stage, bool ``[N, S]`` each.
+    """Which slots meet the condition of each gate, bool ``[N, S]`` per gate.
 
-    | gate | permissive | strict, besides |
+    | gate | permissive | strict, in addition |
     |---|---|---|
-    | G0 | empty slot, seed limit not reached, no other seed developing if one at a time | |
+    | G0 | empty slot, below the seed limit, no other seed developing if one at a time | |
     | G1 | GERMINATED | |
     | G2 | ``training_age`` steps in TRAINING, healthy gradients | improvement, gradient ratio |
-    | G3 | alpha at its target of 1 and at rest | ``blending_age`` steps in BLENDING |
+    | G3 | alpha is 1, its target is 1, no ramp in progress | ``blending_age`` steps in BLENDING |
     | G5 | HOLDING, contribution measured, healthy gradients | contribution |
 
-    G0 also asks for a blueprint that can live in the slot, see ``lifecycle.apply``. There is no G4.
+    G0 also requires a blueprint of the slot's family, which ``lifecycle.apply`` checks. There is no
+    G4.
     """
     living, developing, dormant, germinated, training, blending, holding = _GATED.of(state.stage)
     healthy = (signals.health >= HEALTHY) & ~signals.exploding
-    full = (state.alpha - 1.0).abs() <= ALPHA_TOLERANCE
-    aimed = state.ramp_target >= 1.0 - ALPHA_TOLERANCE
+    is_full = (state.alpha - 1.0).abs() <= ALPHA_TOLERANCE
+    target_is_full = state.ramp_target >= 1.0 - ALPHA_TOLERANCE
     germinates = dormant & (living.sum(1, keepdim=True) < rules.max_seeds)
     if rules.one_at_a_time:
         germinates &= ~developing.any(1, keepdim=True)
     blends = training & (state.stage_age >= rules.training_age) & healthy
-    holds = blending & full & aimed & (state.ramp_mode == AlphaMode.HOLD)
+    holds = blending & is_full & target_is_full & (state.ramp_mode == AlphaMode.HOLD)
     keeps = holding & signals.contribution.isfinite() & healthy
     if rules.strict:
         blends &= signals.improvement >= LEAST_IMPROVEMENT
@@ -72,9 +73,9 @@ def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gat
 
 # Native twin: step/gates.h, mark_legal.
 def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
-    """Where each operation may act, bool ``[N, ops, S]``; all true for WAIT.
+    """The slots in which each operation is legal, bool ``[N, ops, S]``; all true for WAIT.
 
-    GERMINATE, ADVANCE and FOSSILISE are legal only where their gate would pass.
+    GERMINATE, ADVANCE and FOSSILISE are legal only where their gate passes.
     """
     gates = open_gates(state, signals, rules)
     blended, prunable = _CHANGEABLE.of(state.stage)

@@ -1,7 +1,7 @@
-"""The life of seeds as pure functions over a struct of arrays ``[N, S]``.
+"""The lifecycle of seeds as pure functions over a struct of arrays ``[N, S]``.
 
-``apply`` is what an action does, ``tick`` is what the passing of one environment step does.
-Neither knows about networks: the engine reads the state to know what to compute.
+``apply`` performs an action and ``tick`` advances time by one environment step. Neither knows about
+networks: the engine reads the state to know what to compute.
 """
 
 from dataclasses import dataclass, replace
@@ -26,6 +26,7 @@ from esper.leyline.actions import (
 from esper.leyline.stages import PRUNABLE, STAGE_COUNT, Stage
 
 ALPHA_TOLERANCE = 1e-6
+"""Alphas that differ by at most this count as equal."""
 
 _MOVES: dict[tuple[int, int], Stage] = {
     **{(Op.GERMINATE, stage): Stage.GERMINATED for stage in Stage},
@@ -35,7 +36,7 @@ _MOVES: dict[tuple[int, int], Stage] = {
     (Op.ADVANCE, Stage.TRAINING): Stage.BLENDING,
     (Op.ADVANCE, Stage.BLENDING): Stage.HOLDING,
 }
-"""Where an operation that is legal leads at once."""
+"""The stage to which a legal operation moves a seed immediately."""
 
 _STAGES = range(STAGE_COUNT)
 MOVED = Table([[_MOVES.get((op, stage), stage) for stage in _STAGES] for op in Op])
@@ -43,11 +44,11 @@ MOVED = Table([[_MOVES.get((op, stage), stage) for stage in _STAGES] for op in O
 FIRST_CURVE = Table(
     [Curve.SIGMOID if style == Style.SIGMOID_ADD else Curve.LINEAR for style in Style]
 )
-"""Of the first blend, by ``Style``."""
+"""Curve of the first blend, by ``Style``."""
 TARGETS, SPEEDS, TEMPOS = (
     Table(values) for values in (ALPHA_TARGETS, ALPHA_SPEED_STEPS, TEMPO_STEPS)
 )
-"""By option of the heads: alpha, and steps of a ramp and of the first blend."""
+"""Target alpha, steps of a ramp and steps of the first blend, by option of the respective head."""
 _DEVELOPMENT = StageSets((Stage.TRAINING,), (Stage.BLENDING,), (Stage.HOLDING,))
 _TIMED = StageSets((Stage.BLENDING,), (Stage.PRUNED,), (Stage.EMBARGOED,), (Stage.RESETTING,))
 _CAN_BE_PRUNED = membership(PRUNABLE)
@@ -55,16 +56,16 @@ _CAN_BE_PRUNED = membership(PRUNABLE)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the lifecycle allows; ages are in environment steps.
+    """Limits of the lifecycle; ages are in environment steps.
 
     Attributes:
         training_age: least time in TRAINING before BLENDING (gate G2).
         blending_age: least time in BLENDING before HOLDING under strict gates (G3).
         prune_age: least age of a seed before it may be pruned.
-        embargo: how long a slot stays closed after a prune.
-        max_seeds: most living seeds an environment may have.
-        strict: whether gates also ask for improvement, see ``kasmina.gates``.
-        one_at_a_time: whether a seed may germinate only while no other develops.
+        embargo: steps for which a slot stays closed after a prune.
+        max_seeds: most living seeds per environment.
+        strict: whether gates also require improvement, see ``kasmina.gates``.
+        one_at_a_time: whether a seed may germinate only while no other seed is developing.
     """
 
     training_age: int
@@ -83,7 +84,7 @@ class Rules:
         strict: bool = False,
         one_at_a_time: bool = True,
     ) -> "Rules":
-        """Scale the ages of the 150-step original to another episode length."""
+        """Rules whose ages scale with the episode length, from 150 steps in the prior system."""
 
         def scaled(steps: int) -> int:
             return max(1, round(steps * episode_length / 150))
@@ -96,17 +97,17 @@ class Rules:
 def apply(
     state: SeedState, actions: Tensor, legal: Tensor, kinds: Tensor
 ) -> tuple[SeedState, Tensor]:
-    """Do what the actions say, where they are legal.
+    """Perform the actions that are legal.
 
     Args:
-        state: the seeds before.
+        state: the seeds before the action.
         actions: int64 ``[N, heads]`` in the order of ``leyline.actions.HEADS``.
         legal: ``gates.legal_slots(state, ...)``.
-        kinds: bool ``[S, blueprints]``, the blueprints that can live in each slot.
+        kinds: bool ``[S, blueprints]``, whether a blueprint can live in a slot.
 
     Returns:
-        The seeds after, and bool ``[N]``: whether the action was legal. An illegal action, one
-        out of range included, changes nothing.
+        The seeds after the action, and whether each action was legal, bool ``[N]``. An illegal
+        action changes nothing; an action out of range is illegal.
     """
     most = last_options(state.stage.shape[1], actions.device)
     known = actions.clamp(torch.zeros_like(most), most)
@@ -128,26 +129,26 @@ def last_options(slots: int, device: torch.device) -> Tensor:
 
 # Native twin: step/lifecycle.h, operate.
 def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedState:
-    """The seeds after each slot's own operation.
+    """The seeds after each slot's operation.
 
     Args:
-        state: before.
+        state: the seeds before the operation.
         doing: ``Op`` of each slot, int64 ``[N, S]``.
-        choice: what the heads say, int64 ``[N, 1]`` each.
+        choice: options of the heads, int64 ``[N, 1]`` each.
     """
     germinates, advances, retargets, prunes = (
         doing == op for op in (Op.GERMINATE, Op.ADVANCE, Op.SET_ALPHA_TARGET, Op.PRUNE)
     )
     training, blending, holding = _DEVELOPMENT.of(state.stage)
     target, steps = TARGETS[choice["alpha_target"]], SPEEDS[choice["alpha_speed"]]
-    slowly = prunes & (steps > 0) & (state.alpha > 0)
-    lowered = holding & (slowly | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
-    moved = torch.where(slowly, state.stage, MOVED[doing, state.stage])
+    fading = prunes & (steps > 0) & (state.alpha > 0)
+    lowered = holding & (fading | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
+    moved = torch.where(fading, state.stage, MOVED[doing, state.stage])
 
     blends = advances & training
     state = replace(
         state,
-        # An empty slot has nothing that would have to be forgotten.
+        # All other fields of an empty slot are already 0.
         blueprint=torch.where(germinates, choice["blueprint"], state.blueprint),
         style=torch.where(germinates, choice["style"], state.style),
         tempo=torch.where(germinates, TEMPOS[choice["tempo"]], state.tempo),
@@ -155,41 +156,41 @@ def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedSta
     )
     state = _ramp(
         state,
-        blends | retargets | slowly,
-        target=torch.where(blends, state.goal, target).masked_fill(slowly, 0.0),
+        blends | retargets | fading,
+        target=torch.where(blends, state.goal, target).masked_fill(fading, 0.0),
         steps=torch.where(blends, state.tempo, steps),
         curve=torch.where(blends, FIRST_CURVE[state.style], choice["alpha_curve"]),
     )
     state = replace(
         state,
         alpha=state.alpha.masked_fill(advances & blending, 1.0),
-        pruning=state.pruning | slowly,
+        pruning=state.pruning | fading,
     )
     state = _in_stage(state, moved.masked_fill(lowered, Stage.BLENDING))
-    return _stopped(state, prunes & ~slowly)
+    return _stopped(state, prunes & ~fading)
 
 
 # Native twin: step/lifecycle.h, roll_back.
 def roll_back(state: SeedState, where: Tensor) -> SeedState:
-    """Prune every seed that is not fossilised in the environments ``where``, bool ``[N]``."""
+    """Prune all seeds that are not fossilised in the environments ``where``, bool ``[N]``."""
     where = where[:, None] & _CAN_BE_PRUNED[state.stage]
     return _stopped(_in_stage(state, state.stage.masked_fill(where, Stage.PRUNED)), where)
 
 
 # Native twin: step/lifecycle.h, tick.
 def tick(state: SeedState, rules: Rules) -> SeedState:
-    """Let one environment step pass: alpha ramps, ages, embargo."""
+    """The seeds one environment step later: advances alpha ramps, ages and embargoes."""
     blending, pruned, embargoed, resetting = _TIMED.of(state.stage)
     ramping = blending & (state.ramp_mode != AlphaMode.HOLD)
     ramp_done = state.ramp_done + ramping
     finished = ramping & (ramp_done >= state.ramp_steps)
     part = progress(state.ramp_curve, ramp_done / state.ramp_steps.clamp(min=1))
-    on_the_way = state.ramp_start + (state.ramp_target - state.ramp_start) * part
-    alpha = torch.where(ramping, torch.where(finished, state.ramp_target, on_the_way), state.alpha)
+    between = state.ramp_start + (state.ramp_target - state.ramp_start) * part
+    alpha = torch.where(ramping, torch.where(finished, state.ramp_target, between), state.alpha)
     stage_age = state.stage_age + (state.stage != Stage.DORMANT)
-    over = embargoed & (stage_age >= rules.embargo)
-    faded = finished & state.pruning
-    stage = state.stage.masked_fill(pruned, Stage.EMBARGOED).masked_fill(over, Stage.RESETTING)
+    expired = embargoed & (stage_age >= rules.embargo)
+    faded_out = finished & state.pruning
+    stage = state.stage.masked_fill(pruned, Stage.EMBARGOED).masked_fill(expired, Stage.RESETTING)
     ticked = replace(
         state,
         alpha=alpha,
@@ -199,13 +200,13 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
         age=state.age + state.living,
         stage_age=stage_age,
     )
-    ticked = _in_stage(ticked, stage.masked_fill(faded, Stage.PRUNED))
-    return _stopped(ticked, faded).emptied(resetting)
+    ticked = _in_stage(ticked, stage.masked_fill(faded_out, Stage.PRUNED))
+    return _stopped(ticked, faded_out).emptied(resetting)
 
 
 # Native twin: step/lifecycle.h, progress.
 def progress(curve: Tensor, time: Tensor) -> Tensor:
-    """How far a ramp has come at ``time`` in [0, 1]: 0 at 0 and 1 at 1 for every ``Curve``."""
+    """Progress of a ramp at ``time`` in [0, 1]: from 0 at 0 to 1 at 1 for every ``Curve``."""
     cosine = 0.5 * (1.0 - torch.cos(torch.pi * time))
     steepness, low, span = sigmoids(time.device)[curve].unbind(-1)
     sigmoid = (torch.sigmoid(steepness * (time - 0.5)) - low) / span
@@ -216,8 +217,8 @@ def progress(curve: Tensor, time: Tensor) -> Tensor:
 
 @cache
 def sigmoids(device: torch.device) -> Tensor:
-    """Steepness of each ``Curve``, its sigmoid's first value, and how far from there to its last,
-    ``[curves, 3]``."""
+    """Parameters of the sigmoid of each ``Curve``, ``[curves, 3]``: steepness, first value, and
+    difference between its last and first value."""
     with torch.inference_mode(False):
         steepness = torch.tensor(CURVE_STEEPNESS, device=device).clamp(min=1.0)
         low, high = torch.sigmoid(-steepness / 2), torch.sigmoid(steepness / 2)
@@ -226,14 +227,14 @@ def sigmoids(device: torch.device) -> Tensor:
 
 # Native twin: step/lifecycle.h, enter.
 def _in_stage(state: SeedState, stage: Tensor) -> SeedState:
-    """The seeds in ``stage``; where that is another, its age begins."""
+    """The seeds moved to ``stage``; where the stage changes, its age restarts at 0."""
     stage_age = state.stage_age.masked_fill(stage != state.stage, 0)
     return replace(state, stage=stage, stage_age=stage_age)
 
 
 # Native twin: step/lifecycle.h, stop.
 def _stopped(state: SeedState, where: Tensor) -> SeedState:
-    """The seeds with no alpha, and none on its way, where they are pruned."""
+    """The seeds with alpha 0 and no ramp in the slots ``where``."""
     return replace(
         state,
         alpha=state.alpha.masked_fill(where, 0.0),
@@ -246,7 +247,7 @@ def _stopped(state: SeedState, where: Tensor) -> SeedState:
 def _ramp(
     state: SeedState, where: Tensor, target: Tensor, steps: Tensor, curve: Tensor
 ) -> SeedState:
-    """Begin a ramp of alpha; one of 0 steps, or to where alpha is already, is over at once."""
+    """Start a ramp of alpha; a ramp of 0 steps, or to the current alpha, ends immediately."""
     jump = (steps == 0) | ((target - state.alpha).abs() <= ALPHA_TOLERANCE)
     mode = torch.where(target > state.alpha, AlphaMode.UP, AlphaMode.DOWN)
     return replace(

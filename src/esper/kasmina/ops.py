@@ -1,9 +1,9 @@
 """Layers over stacked networks.
 
-Activations are ``[B, H, W, N, C]`` (batch, height, width, environment, channel), contiguous. With
-environment and channel side by side this is exactly the channels_last image ``[B, N*C, H, W]``, so
-a grouped convolution, a batch norm or a group norm over it treats every environment by itself in
-one call, and picking environments is an index on one axis. Parameters are ``[N, ...]``.
+Activations are contiguous ``[B, H, W, N, C]`` (batch, height, width, environment, channel).
+Because environment and channel are adjacent, this is exactly the channels_last image
+``[B, N*C, H, W]``: one grouped convolution, batch norm or group norm processes every environment
+separately, and selecting environments is an index on one axis. Parameters are ``[N, ...]``.
 """
 
 from typing import Any
@@ -16,15 +16,15 @@ NORM_EPSILON = 1e-5
 
 
 def to_images(x: Tensor) -> Tensor:
-    """``[B, H, W, N, C]`` seen as channels_last images ``[B, N*C, H, W]``, without a copy."""
+    """View of ``[B, H, W, N, C]`` as channels_last images ``[B, N*C, H, W]``."""
     return x.flatten(3).permute(0, 3, 1, 2)
 
 
 def from_images(images: Tensor, environments: int, rectify: bool = False) -> Tensor:
-    """The inverse of ``to_images``, behind a ReLU if ``rectify``.
+    """The inverse of ``to_images``, after a ReLU if ``rectify``.
 
-    The ReLU works in place: norms and convolutions need their input to go backward, not their
-    output. It must come before the view, for autograd copies whole views that change in place.
+    The ReLU works in place: the backward pass of norms and convolutions needs their input, not
+    their output. It precedes the view because autograd copies a view that is modified in place.
     """
     if rectify:
         images = torch.relu_(images)
@@ -33,10 +33,10 @@ def from_images(images: Tensor, environments: int, rectify: bool = False) -> Ten
 
 # Native twin: hosts/convolution.h, convolve.
 def conv2d(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
-    """Same-size convolution of each environment by its own kernel, and a ReLU if ``rectify``.
+    """Same-size convolution of each environment with its own kernel, then ReLU if ``rectify``.
 
     Args:
-        x: ``[B, H, W, N, C_in]``, or ``[B, H, W, 1, C_in]`` for one input shared by all.
+        x: ``[B, H, W, N, C_in]``, or ``[B, H, W, 1, C_in]`` for one input that all share.
         weight: ``[N, C_out, C_in, k, k]`` with k odd.
 
     Returns:
@@ -52,7 +52,7 @@ def conv2d(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
 
 # Native twin: hosts/convolution.h, convolve_depthwise.
 def depthwise_conv2d(x: Tensor, weight: Tensor) -> Tensor:
-    """Same-size convolution of each channel by its own kernel ``weight [N, C, 1, k, k]``."""
+    """Same-size convolution of each channel with its own kernel, ``weight [N, C, 1, k, k]``."""
     channels = weight.shape[0] * weight.shape[1]
     return from_images(_convolution(to_images(x), weight.flatten(0, 1), channels), len(weight))
 
@@ -65,7 +65,7 @@ def _convolution(images: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def _cpu_dtype(x: Tensor) -> torch.dtype | None:
-    """In which dtype a CPU would convolve ``x``, with autocast; None on another device."""
+    """The dtype in which a CPU convolves ``x``, considering autocast; None on other devices."""
     if x.device.type != "cpu":
         return None
     if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:
@@ -74,19 +74,20 @@ def _cpu_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def _evened(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """An even number of channels, going in and coming out; the last may be zeros.
+    """``x`` and ``weight`` padded with zeros to even numbers of input and output channels.
 
-    oneDNN's grouped bfloat16 convolution takes channels in pairs. Of an odd number the last goes
-    together with the neighbour's first, times a zero weight, and zero times NaN is NaN.
+    oneDNN's grouped bfloat16 convolution processes channels in pairs. With an odd number, the last
+    channel is paired with the first of the next environment, times a zero weight; if that channel
+    is NaN, so is the product.
     """
     more_out, more_in = weight.shape[1] % 2, weight.shape[2] % 2
     return F.pad(x, (0, more_in)), F.pad(weight, (0, 0, 0, 0, 0, more_in, 0, more_out))
 
 
 class _HalfConvolution(torch.autograd.Function):
-    """A float16 convolution on a CPU whose backward accumulates in float32, as a GPU's does.
+    """A float16 convolution on a CPU whose backward pass accumulates in float32, as on a GPU.
 
-    That of torch 2.13 is a reference implementation, too slow to train with.
+    The backward pass of torch 2.13 is a reference implementation, too slow for training.
     """
 
     @staticmethod
@@ -126,9 +127,9 @@ def batch_norm(
     rectify: bool = False,
     momentum: float = 0.1,
 ) -> Tensor:
-    """BatchNorm of each environment, and a ReLU if ``rectify``.
+    """BatchNorm of each environment, then ReLU if ``rectify``.
 
-    Running statistics ``[N, C]`` are updated in training.
+    In training, the running statistics ``[N, C]`` are updated in place.
     """
     # Copies: the rows of the stores are not contiguous, and torch 2.13's channels_last backward
     # takes a strided weight (flatten of [N, 1]) for a contiguous one.
@@ -152,11 +153,11 @@ def batch_norm(
 
 # Native twin: hosts/normalisation.h, group_norm.
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, rectify: bool = False) -> Tensor:
-    """GroupNorm of each environment, ``weight`` and ``bias`` ``[N, C]``; a ReLU if ``rectify``."""
+    """GroupNorm of each environment, then ReLU if ``rectify``; ``weight``, ``bias`` ``[N, C]``."""
     images = to_images(x)
     if torch.is_grad_enabled() and not x.requires_grad:
-        # torch 2.13's backward crashes on a channels_last CPU input that needs no gradient. Not
-        # contiguous(): with one channel or one pixel an image counts as being in both orders.
+        # torch 2.13's backward pass crashes on a channels_last CPU input without a gradient.
+        # contiguous() would not help: an image of one channel or pixel counts as both formats.
         images = images.clone(memory_format=torch.contiguous_format)
     groups = len(weight) * norm_groups(x.shape[-1])
     flat_weight, flat_bias = weight.flatten().contiguous(), bias.flatten().contiguous()
@@ -165,13 +166,13 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, rectify: bool = False) -
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """LayerNorm of each pixel over its channels, ``weight`` and ``bias`` ``[N, C]``."""
+    """LayerNorm of each pixel over its channels, with ``weight`` and ``bias`` ``[N, C]``."""
     return F.layer_norm(x, x.shape[-1:], eps=NORM_EPSILON) * weight + bias
 
 
 # Native twin: hosts/normalisation.h, norm_groups.
 def norm_groups(channels: int) -> int:
-    """Most groups of at least 16 channels, a power of two up to 32; one below 16 channels."""
+    """Largest power of two up to 32 that gives groups of at least 16 channels; otherwise 1."""
     counts = (count for count in (32, 16, 8, 4, 2) if channels % count == 0)
     return next((count for count in counts if channels // count >= 16), 1)
 
@@ -184,21 +185,21 @@ def max_pool(x: Tensor) -> Tensor:
 
 # Native twin: hosts/pooling.h, mean_pool.
 def mean_pool(x: Tensor) -> Tensor:
-    """Mean over the pixels, ``[N, B, C]``: environment first, as ``linear`` wants it."""
+    """Mean over the pixels, ``[N, B, C]``: environment first, as ``linear`` expects."""
     return _MeanPool.apply(x)
 
 
 class _MeanPool(torch.autograd.Function):
-    """Its backward keeps the memory order of the activations.
+    """Mean over the pixels whose gradient has the memory layout of the activations.
 
-    That of ``mean`` and of the transpose would hand back a gradient in another order, and every
-    operation further back would then run across memory, at a third of the speed.
+    The gradient of ``mean`` and transpose has another layout, with which the rest of the backward
+    pass would access memory with a stride and run at a third of the speed.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.shape = x.shape
-        # The sum over an image may be too large for half precision; the mean is not.
+        # The sum over an image may overflow in half precision; the mean does not.
         total = x.sum((1, 2), dtype=torch.float32 if x.dtype == torch.float16 else x.dtype)
         return (total / (x.shape[1] * x.shape[2])).to(x.dtype).transpose(0, 1)
 
@@ -210,16 +211,16 @@ class _MeanPool(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x [N, B, in]`` through each environment's ``weight [N, out, in]`` and ``bias [N, out]``."""
+    """Linear map of ``x [N, B, in]`` by ``weight [N, out, in]`` and ``bias [N, out]``."""
     transposed = weight.transpose(1, 2)
     return x @ transposed if bias is None else torch.baddbmm(bias[:, None], x, transposed)
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Every pixel's channels through its environment's linear map.
+    """Linear map of each pixel's channels with the weights of its environment.
 
     Args:
-        x: ``[B, H, W, N, in]``, or ``[B, H, W, 1, in]`` for one input shared by all.
+        x: ``[B, H, W, N, in]``, or ``[B, H, W, 1, in]`` for one input that all share.
         weight: ``[N, out, in]``.
         bias: ``[N, out]``.
 
@@ -236,10 +237,10 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def embedded(indices: Tensor, weight: Tensor) -> Tensor:
-    """Rows of each environment's table.
+    """Look up rows in the embedding table of each environment.
 
     Args:
-        indices: int64 ``[B, H, W, N]``, or ``[B, H, W, 1]`` for indices shared by all.
+        indices: int64 ``[B, H, W, N]``, or ``[B, H, W, 1]`` for indices that all share.
         weight: ``[N, rows, C]``.
 
     Returns:
@@ -251,12 +252,12 @@ def embedded(indices: Tensor, weight: Tensor) -> Tensor:
 
 
 def causal_attention(joint: Tensor, heads: int) -> Tensor:
-    """Scaled dot-product attention of each pixel to itself and to those before it, row by row.
+    """Scaled dot-product attention of each pixel to itself and the earlier pixels of its row.
 
-    Vaswani et al., "Attention is all you need", 2017. Environments are a part of the batch.
+    Source: Vaswani et al., "Attention is all you need", 2017. Environments are part of the batch.
 
     Args:
-        joint: query, key and value, ``[B, H, W, N, 3 * C]``.
+        joint: query, key and value side by side, ``[B, H, W, N, 3 * C]``.
         heads: a divisor of C.
 
     Returns:
@@ -271,5 +272,5 @@ def causal_attention(joint: Tensor, heads: int) -> Tensor:
 
 
 def per_pixel(x: Tensor) -> Tensor:
-    """``[N, B, C]`` as a factor ``[B, 1, 1, N, C]`` that broadcasts over the pixels."""
+    """``x [N, B, C]`` reshaped to ``[B, 1, 1, N, C]``, which broadcasts over the pixels."""
     return x.transpose(0, 1)[:, None, None]

@@ -1,8 +1,8 @@
-"""Counter-based random numbers: every draw is a pure function of what it is for.
+"""Counter-based random numbers: every draw is a pure function of its purpose and position.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). The key is
-(run seed, stream), the counter (block, step, episode, purpose). A draw for one environment
-therefore never shifts another's, needs no state to resume, and has the same bits on every device.
+(run seed, stream), the counter (block, step, episode, purpose). Draws for one environment
+therefore never affect another's, resuming needs no state, and all devices draw the same bits.
 """
 
 from enum import IntEnum
@@ -16,11 +16,11 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 _MOST_WORDS = 1 << 16
-"""Words that ``StepBits`` draws in one go: they should stay in the cache."""
+"""Words that ``StepBits`` draws at a time, few enough to stay in the cache."""
 
 
 class Purpose(IntEnum):
-    """What a draw is for. Purposes never share random numbers."""
+    """Purpose of a draw. Different purposes never share random numbers."""
 
     HOST_INIT = 1
     MINIBATCH = 2
@@ -36,11 +36,11 @@ class Purpose(IntEnum):
 def philox(
     counter: tuple[Tensor, ...], key: tuple[int | Tensor, int | Tensor]
 ) -> tuple[Tensor, ...]:
-    """Ten rounds of Philox4x32 on int64 tensors that hold 32-bit words.
+    """Ten rounds of Philox4x32 on int64 tensors of 32-bit words.
 
     Args:
         counter: four tensors of one shape with values in [0, 2^32).
-        key: two numbers or tensors that broadcast, with values in [0, 2^32).
+        key: two numbers or broadcastable tensors with values in [0, 2^32).
 
     Returns:
         Four tensors of random 32-bit words in int64.
@@ -49,7 +49,7 @@ def philox(
     k0, k1 = key
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        # The 64-bit products wrap into the sign bit: mask after the arithmetic shift.
+        # The 64-bit products overflow into the sign bit, so mask after the arithmetic shift.
         high0, high1 = ((product >> 32).bitwise_and_(MASK_32) for product in (product0, product1))
         c0, c2 = high1.bitwise_xor_(c1).bitwise_xor_(k0), high0.bitwise_xor_(c3).bitwise_xor_(k1)
         c1, c3 = product1.bitwise_and_(MASK_32), product0.bitwise_and_(MASK_32)
@@ -60,18 +60,18 @@ def philox(
 def random_bits(
     seed: int, streams: Tensor, purpose: int, episode: int, step: int, count: int
 ) -> Tensor:
-    """``count`` random 32-bit words for each stream, as int64 ``[len(streams), count]``."""
+    """``count`` random 32-bit words per stream, int64 ``[len(streams), count]``."""
     return bits_of_steps(seed, streams, purpose, episode, range(step, step + 1), count)[0]
 
 
 def bits_of_steps(
     seed: int, streams: Tensor, purpose: int, episode: int, steps: range, count: int
 ) -> Tensor:
-    """``random_bits`` of several steps at once, int64 ``[len(steps), len(streams), count]``."""
+    """``random_bits`` for several steps, int64 ``[len(steps), len(streams), count]``."""
     streams = streams.long()
     blocks = torch.arange((count + 3) // 4, device=streams.device)
     shape = len(steps), len(streams), len(blocks)
-    # Full shape from the first round on: a number's place must not decide how it is computed.
+    # Expand before the first round, so that every element is computed in the same way.
     c0 = blocks.expand(shape).contiguous()
     c1 = torch.arange(steps.start, steps.stop, device=streams.device)[:, None, None].expand(shape)
     counter = (c0, c1, torch.full_like(c0, episode), torch.full_like(c0, purpose))
@@ -90,13 +90,13 @@ def uniform(
 ) -> Tensor:
     """Uniform numbers in the open interval (0, 1), ``[len(streams), count]``.
 
-    They are odd multiples of 2^-24, so they are exact in float32 and never 0 or 1.
+    They are odd multiples of 2^-24, hence exact in float32 and never 0 or 1.
     """
     return to_uniform(random_bits(seed, streams, purpose, episode, step, count), dtype)
 
 
 def to_uniform(bits: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random words as numbers in (0, 1), see ``uniform``."""
+    """Convert random words to numbers in (0, 1), see ``uniform``."""
     return ((bits >> 9).to(dtype) + 0.5) * 2.0**-23
 
 
@@ -109,12 +109,12 @@ def integers(
     count: int,
     high: int | Tensor,
 ) -> Tensor:
-    """Integers in [0, high), ``[len(streams), count]``, by the multiply-and-shift map.
+    """Integers in [0, high), ``[len(streams), count]``, by multiply and shift.
 
-    ``high`` is a number, or an int64 tensor that broadcasts and is not checked.
+    ``high`` is a number, or a broadcastable int64 tensor, whose values are not checked.
 
     Raises:
-        ValueError: ``high`` is not in [1, 2^31), where the product fits into 64 bits.
+        ValueError: ``high`` is not in [1, 2^31), for which the product fits into 64 bits.
     """
     if isinstance(high, int) and not 1 <= high < 2**31:
         raise ValueError(f"high must lie in [1, 2^31), got {high}")
@@ -122,14 +122,14 @@ def integers(
 
 
 def to_integers(bits: Tensor, high: int | Tensor) -> Tensor:
-    """Random words as integers in [0, high), see ``integers``; ``high`` is not checked."""
+    """Convert random words to integers in [0, high), see ``integers``; ``high`` is not checked."""
     return (bits * high) >> 32
 
 
 class StepBits:
-    """The random words of an episode's steps, drawn for many steps in one go.
+    """The random words of the steps of an episode, drawn for many steps at a time.
 
-    A draw costs the same hundred operations for one step as for fifty.
+    A draw takes about a hundred tensor operations, whether for one step or for fifty.
 
     Args:
         seed, streams, purpose, episode, count: as for ``random_bits``.

@@ -1,4 +1,4 @@
-"""What there is to know of seeds, as structs of arrays ``[N, S]``."""
+"""State and signals of seeds, as structs of arrays ``[N, S]``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -14,16 +14,16 @@ from esper.leyline.stages import ACTING, COMPUTING, LIVING, STAGE_COUNT, Stage
 
 
 def membership(stages: tuple[Stage, ...]) -> Table:
-    """By ``Stage`` whether it is one of ``stages``; ``StageSets`` asks for several at once."""
+    """A table, indexed by ``Stage``, of whether it is in ``stages``; see also ``StageSets``."""
     return Table([number in stages for number in range(STAGE_COUNT)])
 
 
 LIVES, COMPUTES, ACTS = membership(LIVING), membership(COMPUTING), membership(ACTING)
-"""Whether there is a seed, whether it takes part in training, and whether it may show."""
+"""By stage, whether the seed exists, takes part in training, and may change the output."""
 
 
 class AlphaMode(IntEnum):
-    """What the alpha controller is doing."""
+    """State of the alpha ramp: at rest, rising or falling."""
 
     HOLD = 0
     UP = 1
@@ -32,9 +32,9 @@ class AlphaMode(IntEnum):
 
 @dataclass(slots=True)
 class SeedState:
-    """Everything about the seeds that is not a network parameter; every field is ``[N, S]``.
+    """State of the seeds except network parameters; every field is ``[N, S]``.
 
-    In an empty slot all but the stage is 0.
+    In an empty slot, every field except the stage is 0.
     """
 
     stage: Tensor
@@ -46,25 +46,25 @@ class SeedState:
     tempo: Tensor
     """Steps of the first blend."""
     goal: Tensor
-    """Alpha at which the first blend stops."""
+    """Target alpha of the first blend."""
     alpha: Tensor
-    """How much of the branch is in the output, in [0, 1]."""
+    """Weight of the branch in the output, in [0, 1]."""
     alpha_velocity: Tensor
-    """Change of alpha in the last tick; a jump made by an action is not in it."""
+    """Change of alpha in the last tick, without jumps made by actions."""
     ramp_start: Tensor
-    """Alpha when the current ramp began."""
+    """Alpha at the start of the current ramp."""
     ramp_target: Tensor
-    """Alpha where the current ramp ends."""
+    """Alpha at the end of the current ramp."""
     ramp_mode: Tensor
     """``AlphaMode``, int64."""
     ramp_curve: Tensor
     """``Curve``, int64."""
     ramp_steps: Tensor
-    """Length of the current ramp."""
+    """Length of the current ramp in steps."""
     ramp_done: Tensor
-    """Steps of the current ramp that have passed."""
+    """Steps of the current ramp that are done."""
     pruning: Tensor
-    """Whether the seed is pruned when its ramp reaches 0."""
+    """Whether the seed is pruned at the end of its ramp."""
     age: Tensor
     """Steps since germination."""
     stage_age: Tensor
@@ -72,7 +72,7 @@ class SeedState:
 
     @classmethod
     def dormant(cls, shape: tuple[int, int], device: torch.device) -> "SeedState":
-        """Empty slots."""
+        """The state of empty slots."""
 
         floats = ("goal", "alpha", "alpha_velocity", "ramp_start", "ramp_target")
         kinds = {name: torch.float32 for name in floats} | {"pruning": torch.bool}
@@ -87,7 +87,7 @@ class SeedState:
         return SeedState(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
 
     def emptied(self, slots: Tensor) -> "SeedState":
-        """The state with nothing where ``slots [N, S]`` is true."""
+        """The state with the slots emptied where ``slots [N, S]`` is true."""
         stage = self.stage.masked_fill(slots, Stage.DORMANT)
         return replace(_filled(self, slots, 0), stage=stage)
 
@@ -108,16 +108,16 @@ class SeedState:
 
     @property
     def frozen(self) -> Tensor:
-        """Slots whose seed does not learn because its alpha is on the way down."""
+        """Slots whose seed does not learn because its alpha is falling."""
         return self.ramp_mode == AlphaMode.DOWN
 
 
 @dataclass(slots=True)
 class SeedSignals:
-    """What was measured of each seed in the last step; every field is ``[N, S]``."""
+    """Measurements of each seed in the last step; every field is ``[N, S]``."""
 
     contribution: Tensor
-    """Validation expected accuracy with the seed minus without it, NaN when not measured."""
+    """Expected validation accuracy with the seed minus without it, NaN when not measured."""
     contribution_velocity: Tensor
     """Smoothed change of the contribution, 0 when unknown."""
     health: Tensor
@@ -127,19 +127,19 @@ class SeedSignals:
     gradient_norm: Tensor
     """Norm of the seed's gradient before clipping, NaN when not measured."""
     exploding: Tensor
-    """Whether some parameter tensor's gradient norm is above 10 or not finite, bool."""
+    """Whether the gradient norm of any parameter tensor is above 10 or not finite, bool."""
     gradient_ratio: Tensor
-    """Smoothed gradient norm per root parameter of the seed over the host's, NaN until measured."""
+    """Smoothed ratio of seed to host of gradient norm / sqrt(parameters), NaN until measured."""
     baseline: Tensor
-    """Validation accuracy when the seed's stage began, NaN in an empty slot."""
+    """Validation accuracy at the start of the seed's stage, NaN in an empty slot."""
     improvement: Tensor
-    """Validation accuracy now minus ``baseline``, NaN in an empty slot."""
+    """Current validation accuracy minus ``baseline``, NaN in an empty slot."""
     birth_accuracy: Tensor
     """Validation accuracy when the seed germinated, NaN in an empty slot."""
 
     @classmethod
     def unknown(cls, shape: tuple[int, int], device: torch.device) -> "SeedSignals":
-        """Nothing measured yet."""
+        """Signals of seeds that have not been measured yet."""
 
         signals = cls(*(torch.full(shape, nan, device=device) for _ in fields(cls)))
         zeros = torch.zeros(shape, device=device)
@@ -153,8 +153,8 @@ class SeedSignals:
     def entered(self, before: SeedState, after: SeedState, accuracy: Tensor) -> "SeedSignals":
         """The signals after an action that took seeds from ``before`` to ``after``.
 
-        ``accuracy [N]`` is the validation accuracy last measured: what newborn seeds, and seeds in
-        a new stage, are compared with.
+        ``accuracy [N]`` is the latest validation accuracy: the baseline of newborn seeds and of
+        seeds in a new stage.
         """
         moved = after.living & (before.stage != after.stage)
         born = moved & (before.stage == Stage.DORMANT)
@@ -167,7 +167,7 @@ class SeedSignals:
         )
 
     def forget(self, slots: Tensor) -> "SeedSignals":
-        """The signals with everything unknown where ``slots [N, S]`` is true."""
+        """The signals, unknown again where ``slots [N, S]`` is true."""
         velocity = self.contribution_velocity.masked_fill(slots, 0.0)
         return replace(_filled(self, slots, nan), contribution_velocity=velocity)
 
@@ -176,9 +176,9 @@ _Record = TypeVar("_Record", SeedState, SeedSignals)
 
 
 def _filled(record: _Record, where: Tensor, value: float) -> _Record:
-    """The record with ``value`` in every field where ``where [N, S]`` is true, false in bools.
+    """The record with every field set to ``value`` (bools to false) where ``where [N, S]`` is true.
 
-    Fields of one dtype are filled together.
+    Fields of one dtype are stacked and filled in one operation.
     """
     by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
     for field in fields(record):
@@ -193,11 +193,11 @@ def _filled(record: _Record, where: Tensor, value: float) -> _Record:
 
 
 class StageSets:
-    """Which of some sets of stages a stage is in."""
+    """Membership of stages in several sets of stages, by one table lookup."""
 
     def __init__(self, *sets: tuple[Stage, ...]):
         self._table = Table([[number in each for each in sets] for number in range(STAGE_COUNT)])
 
     def of(self, stage: Tensor) -> tuple[Tensor, ...]:
-        """For each set whether ``stage [...]`` is in it, bool ``[...]``."""
+        """For each set, whether ``stage [...]`` is in it, bool ``[...]``."""
         return self._table[stage].unbind(-1)

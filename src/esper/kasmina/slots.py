@@ -1,4 +1,4 @@
-"""Slots: the places in a host where seeds live, and what a seed there is made of."""
+"""Slots: the places in a host where seeds can grow, and the parameter layout of a seed there."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +17,11 @@ class SlotSpec:
     """A place where a seed can grow.
 
     Attributes:
-        name: as the user writes it, such as ``r0c1``.
-        channels: channels of the activation there.
-        size: height and width of the activation there.
-        depth: how far into the host it lies, in (0, 1].
-        family: which blueprints can live there, one of ``blueprints.FAMILIES``.
+        name: name that the user gives, such as ``r0c1``.
+        channels: channels of the activation at the slot.
+        size: height and width of the activation.
+        depth: position of the slot between input and output, in (0, 1].
+        family: family of blueprints for the slot, one of ``blueprints.FAMILIES``.
     """
 
     name: str
@@ -37,16 +37,16 @@ class SlotSpec:
 
     @cached_property
     def layouts(self) -> dict[int, Layout]:
-        """Layout of a row of the slot's store for each blueprint, without the gate."""
+        """Layout of a row of the slot's store per blueprint, without the gate."""
         return {
             kind: blueprints.build(kind, self.channels, self.family).layout for kind in self.kinds
         }
 
     @cached_property
     def gate_layout(self) -> Layout:
-        """The gate of style GATED_GATE: C to max(8, C / 4), ReLU, to 1.
+        """Layout of the gate of style GATED_GATE: C to max(8, C / 4) channels, ReLU, to 1 channel.
 
-        It reads the mean over the pixels; in a sequence, each position by itself.
+        The input of the gate is the mean over the pixels, or each position of a sequence.
         """
         hidden = max(8, self.channels // 4)
         return Layout(
@@ -60,17 +60,17 @@ class SlotSpec:
 
     @cached_property
     def gate_offset(self) -> int:
-        """Column where the gate begins, the same for every blueprint."""
+        """First column of the gate, the same for all blueprints."""
         return max(layout.size for layout in self.layouts.values())
 
     @property
     def width(self) -> int:
-        """Columns of the slot's store."""
+        """Number of columns of the slot's store."""
         return self.gate_offset + self.gate_layout.size
 
     @cached_property
     def parameter_table(self) -> Tensor:
-        """Parameters of a seed by blueprint and style, int64 ``[blueprints, styles]``."""
+        """Parameter count of a seed by blueprint and style, int64 ``[blueprints, styles]``."""
         table = torch.zeros(len(BLUEPRINTS), len(Style), dtype=torch.long)
         for kind, layout in self.layouts.items():
             table[kind] = layout.size
@@ -79,7 +79,7 @@ class SlotSpec:
 
     @cached_property
     def birth_table(self) -> tuple[Tensor, Tensor]:
-        """Constant and bound of every column by blueprint, float64 ``[blueprints, width]``."""
+        """Initial constant and bound of each column, float64 ``[blueprints, width]`` each."""
         constant = torch.zeros(len(BLUEPRINTS), self.width, dtype=torch.float64)
         bound = torch.zeros_like(constant)
         for kind, layout in self.layouts.items():
@@ -91,10 +91,9 @@ class SlotSpec:
 
     @cached_property
     def segment_table(self) -> Table:
-        """Which parameter tensor a column belongs to, by blueprint, int64 ``[blueprints, width]``.
+        """The parameter tensor of each column by blueprint, int64 ``[blueprints, width]``.
 
-        Columns of no parameter, and the gate's, share one index past the last; see
-        ``segment_count``.
+        Unused columns and those of the gate have the index ``segment_count``.
         """
         table = torch.full((len(BLUEPRINTS), self.width), self.segment_count)
         for kind, layout in self.layouts.items():
@@ -103,7 +102,7 @@ class SlotSpec:
 
     @cached_property
     def segment_count(self) -> int:
-        """Most parameter tensors any blueprint has here."""
+        """Largest number of parameter tensors of any blueprint in this slot."""
         return max(len(layout.fields) for layout in self.layouts.values())
 
     @cached_property
@@ -116,5 +115,5 @@ class SlotSpec:
 
 
 def stack_tables(slots: tuple[SlotSpec, ...], attribute: str) -> Tensor:
-    """A per-slot table of every slot along a new first axis."""
+    """Stack a table of all slots along a new first axis."""
     return torch.stack([getattr(slot, attribute) for slot in slots])

@@ -1,7 +1,7 @@
-"""The flat parameter store: the parameters of N networks as the rows of one matrix.
+"""The flat parameter store: each row of a matrix holds the parameters of one of N networks.
 
-Everything one might do to an environment (clip, freeze, snapshot, roll back, germinate, prune) is
-then an operation on rows and column ranges, and nothing is created or destroyed while training.
+Every change to an environment (clip, freeze, snapshot, roll back, germinate, prune) is therefore an
+operation on rows and column ranges, and training allocates and frees no parameters.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named parameter of a network, and how it is born.
+    """One named parameter tensor of a network, and its initial distribution.
 
     An element starts at ``constant + bound * u`` with u uniform in (-1, 1).
     """
@@ -25,26 +25,27 @@ class Field:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return prod(self.shape)
 
 
 def weight(name: str, *shape: int) -> Field:
-    """A weight ``[out, in, ...]`` with the initial range of torch's layers, U(+-fan_in^-0.5)."""
+    """A weight ``[out, in, ...]``, uniform within +-fan_in^-0.5 at birth, as in torch's layers."""
     return Field(name, shape, bound=prod(shape[1:]) ** -0.5)
 
 
 def zeros(name: str, *shape: int) -> Field:
-    """A parameter that is born at 0."""
+    """A parameter that is 0 at birth."""
     return Field(name, shape)
 
 
 def ones(name: str, *shape: int) -> Field:
-    """A parameter that is born at 1."""
+    """A parameter that is 1 at birth."""
     return Field(name, shape, constant=1.0)
 
 
 class Layout:
-    """Where each field of a network lies within a row of the store."""
+    """Positions of the fields of a network within a row of the store."""
 
     def __init__(self, fields: tuple[Field, ...]):
         self.fields = fields
@@ -60,7 +61,7 @@ class Layout:
         }
 
     def birth(self, width: int) -> tuple[Tensor, Tensor]:
-        """Constant and bound of every column, two float64 vectors of ``width >= size``."""
+        """Initial constant and bound of each column, two float64 vectors of ``width >= size``."""
         constant = torch.zeros(width, dtype=torch.float64)
         bound = torch.zeros(width, dtype=torch.float64)
         for field, offset in zip(self.fields, self.offsets, strict=True):
@@ -69,7 +70,7 @@ class Layout:
         return constant, bound
 
     def segments(self, width: int) -> Tensor:
-        """Index of the field each column belongs to, int64 ``[width]``; the rest is one past."""
+        """Field index of each column, int64 ``[width]``; ``len(fields)`` for unused columns."""
         index = torch.full((width,), len(self.fields))
         for i, (field, offset) in enumerate(zip(self.fields, self.offsets, strict=True)):
             index[offset : offset + field.size] = i
@@ -78,7 +79,7 @@ class Layout:
 
 @dataclass(slots=True)
 class AdamState:
-    """Optimizer state of one store: moments ``[N, P]`` and update count ``[N]``."""
+    """Optimiser state of one store: moments ``[N, P]`` and update count ``[N]``."""
 
     first: Tensor
     second: Tensor
@@ -86,6 +87,7 @@ class AdamState:
 
     @classmethod
     def zeros_like(cls, store: Tensor) -> "AdamState":
+        """The state before the first update of ``store [N, P]``."""
         return cls(
             torch.zeros_like(store),
             torch.zeros_like(store),
@@ -93,7 +95,7 @@ class AdamState:
         )
 
     def clear(self, rows: Tensor) -> None:
-        """Forget the rows where ``rows [N]`` is true."""
+        """Reset the rows where ``rows [N]`` is true."""
         self.first.masked_fill_(rows[:, None], 0.0)
         self.second.masked_fill_(rows[:, None], 0.0)
         self.step.masked_fill_(rows, 0.0)
@@ -104,8 +106,8 @@ class Stack:
     """All trainable numbers of N hosts and their seeds.
 
     ``host [N, P]``, ``buffers [N, Q]`` (BatchNorm's running statistics), ``seeds[S] [N, P_s]``
-    and the optimizer state of hosts and seeds. A row of ``seeds[s]`` is read according to the
-    blueprint that lives in slot s of that environment; in an empty slot it is dormant.
+    and the optimiser state of hosts and seeds. The layout of a row of ``seeds[s]`` is that of the
+    blueprint in slot s of the environment; in an empty slot the row is unused.
     """
 
     host: Tensor
@@ -124,6 +126,8 @@ class Stack:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Stack":
+        """A stack of zeros for ``rows`` environments; widths are numbers of columns."""
+
         def store(width: int) -> Tensor:
             return torch.zeros(rows, width, dtype=dtype, device=device)
 
@@ -137,13 +141,13 @@ class Stack:
         )
 
     def stores(self) -> list[Tensor]:
-        """Everything, optimizer state included."""
+        """All tensors, including optimiser state."""
         states = (self.host_optimizer, *self.seed_optimizers)
         moving = [part for state in states for part in (state.first, state.second, state.step)]
         return [self.host, self.buffers, *self.seeds, *moving]
 
     def of_rows(self, rows: Tensor) -> "Stack":
-        """A copy of ``rows``, int64 ``[M]``."""
+        """A copy of the rows ``rows``, int64 ``[M]``."""
 
         def taken(state: AdamState) -> AdamState:
             return AdamState(state.first[rows], state.second[rows], state.step[rows])
@@ -157,7 +161,7 @@ class Stack:
         )
 
     def clear_optimizers(self) -> None:
-        """Forget the optimizer state of every host and seed."""
+        """Reset the optimiser state of all hosts and seeds."""
         everything = torch.ones(len(self.host), dtype=torch.bool, device=self.host.device)
         for state in (self.host_optimizer, *self.seed_optimizers):
             state.clear(everything)

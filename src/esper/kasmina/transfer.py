@@ -1,13 +1,13 @@
-"""Copies from the host to a device that nobody waits for."""
+"""Asynchronous copies from the CPU to a device."""
 
 import torch
 from torch import Tensor
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
-    """``x``, which is on the CPU, on ``device``.
+    """Copy ``x`` from the CPU to ``device``.
 
-    From pageable memory a CUDA stream would wait for the copy, so it goes through pinned memory.
+    A copy from pageable memory would block a CUDA stream, so the copy uses pinned memory.
     """
     if device.type != "cuda":
         return x.to(device)

@@ -1,7 +1,6 @@
-"""Leyline holds the contracts that every other package shares.
+"""Leyline holds the contracts that all other packages share.
 
-Stages of a seed's life, the action heads and which of them matter for which operation, the
-configuration, the events of a run, what counts as an anomaly in them, and the one exception type
-that means "the user can fix this".
-It imports nothing else of Esper.
+It defines the stages of a seed, the action heads and which of them each operation uses, the
+configuration, the events of a run, the kinds of anomaly, and the one exception type that means
+"the user can fix this". It imports no other package of Esper.
 """

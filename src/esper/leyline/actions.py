@@ -1,11 +1,11 @@
-"""The action: eight heads, and which of them matter for which operation."""
+"""The action: eight heads, and which of them each operation uses."""
 
 from enum import IntEnum
 from typing import Final
 
 
 class Op(IntEnum):
-    """What to do in this step."""
+    """The operation that an environment performs in one step."""
 
     WAIT = 0
     GERMINATE = 1
@@ -16,7 +16,7 @@ class Op(IntEnum):
 
 
 class Style(IntEnum):
-    """How a seed is blended in: the curve of its alpha and the form of its residual branch."""
+    """How a seed is blended into the host: its alpha curve and how its branch is combined."""
 
     LINEAR_ADD = 0
     LINEAR_MULTIPLY = 1
@@ -35,7 +35,7 @@ class Curve(IntEnum):
 
 
 EMPTY: Final = "noop"
-"""The blueprint option that marks an empty slot and is never legal."""
+"""The blueprint option that stands for an empty slot; choosing it is never legal."""
 
 BLUEPRINTS: Final[list[str]] = [
     EMPTY,
@@ -52,19 +52,20 @@ BLUEPRINTS: Final[list[str]] = [
     "mlp",
     "flex_attention",
 ]
-"""Names of the blueprint head's options, by index. It grows by ``kasmina.blueprints.register``."""
+"""Options of the blueprint head, by index; ``kasmina.blueprints.register`` appends to them."""
 
 TEMPO_STEPS: Final = (3, 5, 8)
 """Length of the first blend in environment steps, by index of the tempo head."""
 
 ALPHA_TARGETS: Final = (0.5, 0.7, 1.0)
-"""Alpha at which a blend stops, by index of the alpha_target head."""
+"""Final alpha of a blend, by index of the alpha_target head."""
 
 ALPHA_SPEED_STEPS: Final = (0, 3, 5, 8)
-"""Length of a retargeting or pruning ramp in environment steps, by index; 0 jumps."""
+"""Length of a retargeting or pruning ramp in environment steps, by index; 0 changes alpha at
+once."""
 
 CURVE_STEEPNESS: Final = (0.0, 0.0, 6.0, 12.0, 24.0)
-"""Steepness of each ``Curve``; 0 where the curve is no sigmoid."""
+"""Steepness of each ``Curve``; 0 for curves that are not sigmoids."""
 
 HEADS: Final = (
     "op",
@@ -76,10 +77,10 @@ HEADS: Final = (
     "alpha_speed",
     "alpha_curve",
 )
-"""The heads in the order of the action tensor's last axis."""
+"""The heads, in the order of the last axis of the action tensor."""
 
 CHOICE_HEADS: Final = HEADS[2:]
-"""The heads drawn last, given the op and the chosen slot."""
+"""The heads that are sampled last, given the operation and the slot."""
 
 CHOICES: Final[dict[str, tuple[str, ...] | tuple[float, ...]]] = {
     "style": tuple(style.name for style in Style),
@@ -88,18 +89,18 @@ CHOICES: Final[dict[str, tuple[str, ...] | tuple[float, ...]]] = {
     "alpha_speed": ALPHA_SPEED_STEPS,
     "alpha_curve": tuple(curve.name for curve in Curve),
 }
-"""What the options of a head stand for, by index. Blueprints are in ``BLUEPRINTS``."""
+"""Values of the options of a head, by index. Those of the blueprint head are ``BLUEPRINTS``."""
 
 HEAD_WIDTHS: Final[dict[str, int]] = {
     "op": len(Op),
     "blueprint": len(BLUEPRINTS),
     **{head: len(options) for head, options in CHOICES.items()},
 }
-"""Number of options of each head; the slot head has as many as the host has slots."""
+"""Number of options of each head; the slot head has one per slot of the host."""
 
 
 def add_blueprint(name: str) -> None:
-    """Append an option to the blueprint head; see ``kasmina.blueprints.register``."""
+    """Append ``name`` to the options of the blueprint head; see ``kasmina.blueprints.register``."""
     BLUEPRINTS.append(name)
     HEAD_WIDTHS["blueprint"] = len(BLUEPRINTS)
 
@@ -112,7 +113,7 @@ RELEVANT_HEADS: Final[dict[Op, frozenset[str]]] = {
     Op.FOSSILISE: frozenset({"op", "slot"}),
     Op.ADVANCE: frozenset({"op", "slot"}),
 }
-"""The causal table: heads that change anything when the op is chosen."""
+"""The causal table: the heads that affect the outcome of each operation."""
 
 CANONICAL_CHOICE: Final[dict[str, int]] = {
     "slot": 0,
@@ -123,4 +124,4 @@ CANONICAL_CHOICE: Final[dict[str, int]] = {
     "alpha_speed": 0,
     "alpha_curve": int(Curve.LINEAR),
 }
-"""The value recorded for a head that does not matter for the chosen op."""
+"""The value recorded for a head that the chosen operation does not use."""

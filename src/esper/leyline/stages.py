@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Stage(IntEnum):
-    """Where a slot stands. The numbers are those of the prior system, 0 and 5 are retired."""
+    """The stage of a slot. The numbers are those of the prior system; 0 and 5 are retired."""
 
     DORMANT = 1
     GERMINATED = 2
@@ -18,7 +18,7 @@ class Stage(IntEnum):
 
 
 class Gate(IntEnum):
-    """What stands before a stage: G0 GERMINATED, G1 TRAINING, G2 BLENDING, G3 HOLDING,
+    """The condition for entering a stage: G0 GERMINATED, G1 TRAINING, G2 BLENDING, G3 HOLDING,
     G5 FOSSILISED. There is no G4."""
 
     G0 = 0
@@ -29,7 +29,7 @@ class Gate(IntEnum):
 
 
 STAGE_COUNT = 11
-"""Width of a one-hot or a lookup table indexed by ``Stage``."""
+"""Width of a one-hot vector or lookup table that is indexed by ``Stage``."""
 
 TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.DORMANT: frozenset({Stage.GERMINATED}),
@@ -60,7 +60,7 @@ DEVELOPING = (
     Stage.EMBARGOED,
     Stage.RESETTING,
 )
-"""Stages that keep the next seed from germinating while seeds develop one at a time."""
+"""Stages that prevent other seeds from germinating while seeds develop one at a time."""
 
 PRUNABLE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
-"""Stages in which a seed can still be pruned."""
+"""Stages in which a seed can be pruned."""

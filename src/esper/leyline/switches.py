@@ -1,8 +1,8 @@
-"""Environment variables that switch something on."""
+"""Environment variables that switch a feature on."""
 
 import os
 
 
 def switched_on(variable: str) -> bool:
-    """Whether the environment variable is set, to something else than nothing or 0."""
+    """Whether the environment variable is set to anything but an empty string or 0."""
     return os.environ.get(variable, "0") not in ("", "0")

@@ -1,1 +1,1 @@
-"""Runtime knows the tasks: which host learns what from which data, within which budget."""
+"""Runtime defines the tasks: host, data and training budget."""

@@ -1,4 +1,4 @@
-"""Random crops and flips of training images, drawn with the minibatch they are for."""
+"""Random crops and flips of training images, drawn anew for each minibatch."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """Each image is padded by ``reach`` pixels of 0 on every side and cropped to its size again.
+    """Pads each image with ``reach`` pixels of 0 on every side and crops it to its original size.
 
-    A pose is one number that says where the crop begins and whether it is mirrored: with
-    ``span = 2 reach + 1`` it is ``(flipped * span + down) * span + right``.
+    A pose is one number that encodes the position of the crop and whether it is mirrored:
+    ``(flipped * span + down) * span + right`` with ``span = 2 reach + 1``.
 
     Attributes:
-        reach: pixels by which an image may move in each direction.
-        flip: whether half of the images are mirrored left to right.
+        reach: most pixels by which an image moves in each direction.
+        flip: whether to mirror half of the images left to right.
     """
 
     reach: int = 0
@@ -27,17 +27,17 @@ class Augmentation:
 
     @property
     def span(self) -> int:
-        """Places of a crop along one axis."""
+        """Number of positions of a crop along one axis."""
         return 2 * self.reach + 1
 
     @property
     def poses(self) -> int:
-        """How many there are, each as likely as any other."""
+        """Number of poses, which are equally likely."""
         return self.span**2 * (2 if self.flip else 1)
 
     # Native twin: hosts/worker.h, gather_posed.
     def apply(self, images: Tensor, poses: Tensor) -> Tensor:
-        """Images ``[n, H, W, C]`` in their poses, int64 ``[n]``; on the device they are on."""
+        """Transform ``images [n, H, W, C]`` to ``poses``, int64 ``[n]``, on the same device."""
         count, height, width, _ = images.shape
         rows = torch.arange(height, device=images.device)
         columns = torch.arange(width, device=images.device).expand(count, -1)

@@ -1,7 +1,7 @@
-"""CIFAR-10 (Krizhevsky, "Learning multiple layers of features from tiny images", 2009) from files.
+"""Reads CIFAR-10 (Krizhevsky, "Learning multiple layers of features from tiny images", 2009).
 
-Both published formats are read: ``cifar-10-batches-bin``, whose records are a label and 3,072
-pixels, and ``cifar-10-batches-py``, pickled dictionaries with the same numbers.
+Both published formats are supported: ``cifar-10-batches-bin``, whose records are a label and 3,072
+pixels, and ``cifar-10-batches-py``, which holds pickled dictionaries with the same numbers.
 """
 
 from collections.abc import Callable
@@ -24,27 +24,27 @@ PIXELS = SIDE * SIDE * CHANNELS
 RECORD = 1 + PIXELS
 MEAN = (0.4914, 0.4822, 0.4465)
 DEVIATION = (0.2470, 0.2435, 0.2616)
-"""Of the channels of the 50,000 published training images, as fractions; the same for any rows."""
+"""Mean and deviation of each channel of the 50,000 published training images, in [0, 1]."""
 
 Rows = tuple[np.ndarray, np.ndarray]
-"""Pixels uint8 ``[n, 3072]``, channel by channel, and labels ``[n]``."""
+"""Pixels, uint8 ``[n, 3072]`` channel by channel, and labels ``[n]``."""
 
 
 @lru_cache(maxsize=1)
 def cifar10(directory: Path) -> Dataset:
-    """The images under ``directory``, normalised by channel.
+    """Read CIFAR-10 from ``directory``, with images normalised per channel.
 
-    The test split is the test batch; validation is the last tenth of the training rows, in the
-    order of the files, and training is what comes before.
+    The test split is the test batch. The validation split is the last tenth of the training rows,
+    in the order of the files; the training split is the rest.
 
     Raises:
-        UsageError: there are no files, one is missing, or one cannot be what it should be.
+        UsageError: there are no files, one is missing, or one is not valid.
     """
     folder, names, read = _format(directory)
     missing = [name for name in names if not isfile(folder / name)]
     if missing:
         raise UsageError(
-            f"data_dir: {folder} lacks {', '.join(missing)}; put the whole of CIFAR-10 there, "
+            f"data_dir: {folder} lacks {', '.join(missing)}; put all of CIFAR-10 there, "
             "or run esper tasks fetch cifar10"
         )
     batches = [_checked(folder / name, *read(folder / name)) for name in names]
@@ -52,7 +52,7 @@ def cifar10(directory: Path) -> Dataset:
     labels = np.concatenate([batch for _, batch in batches[:-1]])
     kept = len(labels) - max(1, len(labels) // 10)
     if not kept:
-        raise UsageError(f"data_dir: {folder} has one training image; give two or more")
+        raise UsageError(f"data_dir: {folder} has only one training image; give two or more")
     test_pixels, test_labels = batches[-1]
     return Dataset(
         train_images=_images(pixels[:kept]),
@@ -66,7 +66,7 @@ def cifar10(directory: Path) -> Dataset:
 
 
 def _format(directory: Path) -> tuple[Path, list[str], Callable[[Path], Rows]]:
-    """The folder with the batches, their names, the test batch last, and what reads one."""
+    """The folder of the batches, their names (test batch last), and a function that reads one."""
     formats: tuple[tuple[str, str, Callable[[Path], Rows]], ...] = (
         ("cifar-10-batches-bin", ".bin", _read_binary),
         ("cifar-10-batches-py", "", _read_pickled),
@@ -79,7 +79,7 @@ def _format(directory: Path) -> tuple[Path, list[str], Callable[[Path], Rows]]:
     raise UsageError(
         f"data_dir: there is no CIFAR-10 in {directory}; put cifar-10-batches-bin or "
         "cifar-10-batches-py there (https://www.cs.toronto.edu/~kriz/cifar.html), name their "
-        "place with --data-dir, or run esper tasks fetch cifar10"
+        "directory with --data-dir, or run esper tasks fetch cifar10"
     )
 
 
@@ -87,8 +87,8 @@ def _read_binary(path: Path) -> Rows:
     content = np.frombuffer(_content(path), np.uint8)
     if len(content) % RECORD:
         raise UsageError(
-            f"data_dir: {path} has {len(content)} bytes, which is no multiple of a record's "
-            f"{RECORD}; it is cut off or of another format, get it again"
+            f"data_dir: {path} has {len(content)} bytes, which is not a multiple of the record "
+            f"size {RECORD}; it is truncated or has another format, download it again"
         )
     records = content.reshape(-1, RECORD)
     return records[:, 1:], records[:, 0].astype(np.int64)
@@ -98,7 +98,7 @@ def _read_pickled(path: Path) -> Rows:
     try:
         content = read_pickle(_content(path))
         if not isinstance(content, dict):
-            raise ValueError("it holds no dictionary")
+            raise ValueError("it does not hold a dictionary")
         data, labels = (
             content.get(name, content.get(name.encode())) for name in ("data", "labels")
         )
@@ -108,12 +108,12 @@ def _read_pickled(path: Path) -> Rows:
         if pixels.ndim != 2 or pixels.shape[1] != PIXELS:
             raise ValueError(f"'data' has the shape {pixels.shape}, not (rows, {PIXELS})")
         if not isinstance(labels, list) or len(labels) != len(pixels):
-            raise ValueError(f"'labels' is no list with a label for each of {len(pixels)} rows")
+            raise ValueError(f"'labels' is not a list of one label per row, for {len(pixels)} rows")
         if not all(type(label) is int and abs(label) < 2**31 for label in labels):
-            raise ValueError("'labels' holds something else than small whole numbers")
+            raise ValueError("'labels' holds values other than small whole numbers")
     except ValueError as error:
         raise UsageError(
-            f"data_dir: {path} is no batch of CIFAR-10 ({error}); get it again"
+            f"data_dir: {path} is not a batch of CIFAR-10 ({error}); download it again"
         ) from error
     return pixels, np.array(labels, np.int64)
 
@@ -127,18 +127,18 @@ def _content(path: Path) -> bytes:
 
 def _checked(path: Path, pixels: np.ndarray, labels: np.ndarray) -> Rows:
     if not len(labels):
-        raise UsageError(f"data_dir: {path} is empty; get it again")
+        raise UsageError(f"data_dir: {path} is empty; download it again")
     wrong = np.flatnonzero((labels < 0) | (labels >= CLASSES))
     if len(wrong):
         raise UsageError(
-            f"data_dir: {path} has the label {labels[wrong[0]]} in row {wrong[0]}, and labels lie "
-            "in [0, 9]; it is damaged or of another format, get it again"
+            f"data_dir: {path} has the label {labels[wrong[0]]} in row {wrong[0]}, but labels must "
+            "lie in [0, 9]; it is damaged or has another format, download it again"
         )
     return pixels, labels
 
 
 def _images(pixels: np.ndarray) -> Tensor:
-    """Float images ``[n, 32, 32, 3]`` of mean 0 and deviation 1 by channel."""
+    """Float images ``[n, 32, 32, 3]``, normalised to mean 0 and deviation 1 per channel."""
     images = torch.from_numpy(pixels.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1).copy())
     scaled = images.float().div_(255.0)
     return scaled.sub_(torch.tensor(MEAN)).div_(torch.tensor(DEVIATION))

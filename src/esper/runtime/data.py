@@ -1,4 +1,4 @@
-"""Data sets that live on the device, split once into train, validation and test."""
+"""Data sets that reside in memory, split into train, validation and test."""
 
 import os
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from esper.leyline.errors import UsageError
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images ``[n, H, W, C]`` in float and labels ``[n, *label_shape]`` of three disjoint splits.
+    """Float images ``[n, H, W, C]`` and labels ``[n, *label_shape]`` of three disjoint splits.
 
-    Training draws from ``train_*``; reward and observation see ``validation_*``, a fixed set;
-    ``test_*`` is touched by evaluation alone.
+    Training uses ``train_*``, rewards and observations use the fixed set ``validation_*``, and only
+    evaluation uses ``test_*``.
 
     Raises:
-        UsageError: a split is empty, has not one label an image, or a label that is no class.
+        UsageError: a split is empty, lacks one label per image, or has a label out of range.
     """
 
     train_images: Tensor
@@ -40,7 +40,7 @@ class Dataset:
             if not len(images) or labels.shape != (len(images), *self.label_shape):
                 raise UsageError(
                     f"data: the {split} split has images {list(images.shape)} and labels "
-                    f"{list(labels.shape)}; give one label an image, and at least one image"
+                    f"{list(labels.shape)}; give one label per image, and at least one image"
                 )
             lowest, highest = labels.min().item(), labels.max().item()
             if not 0 <= lowest <= highest < self.classes:
@@ -51,29 +51,29 @@ class Dataset:
 
 
 def stored(x: Tensor) -> int:
-    """Elements that ``x`` takes memory for: fewer than it has where windows of it overlap."""
+    """Number of elements of ``x`` in memory; fewer than ``x.numel()`` if its windows overlap."""
     return min(x.numel(), _span(x))
 
 
 def once(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """``function(x)``, which works element by element; windows that overlap do so still."""
+    """``function(x)`` for an elementwise function; overlapping windows of ``x`` still overlap."""
     if stored(x) == x.numel():
         return function(x)
     return function(x.as_strided((_span(x),), (1,))).as_strided(x.shape, x.stride(), 0)
 
 
 def _span(x: Tensor) -> int:
-    """Elements from the first to the last in memory."""
+    """Number of elements from the first to the last in memory."""
     return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
 
 
 @dataclass(frozen=True)
 class FromDirectory:
-    """Data that are read from files, as ``Task.data``.
+    """Reads the data of a task from files, for use as ``Task.data``.
 
     Attributes:
-        read: the data of a directory; says in a UsageError what is missing there.
-        directory: where to look.
+        read: reads the data of a directory; its UsageError names what is missing.
+        directory: the directory with the files.
     """
 
     read: Callable[[Path], Dataset]
@@ -83,7 +83,9 @@ class FromDirectory:
         try:
             place = os.path.realpath(os.path.expanduser(self.directory))
         except (OSError, ValueError) as error:
-            raise UsageError(f"data_dir: {str(self.directory)!r} is no path ({error})") from error
+            raise UsageError(
+                f"data_dir: {str(self.directory)!r} is not a path ({error})"
+            ) from error
         return self.read(Path(place))
 
 
@@ -98,15 +100,15 @@ def digits(
 ) -> Dataset:
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels, which come with the library.
 
-    Every image may be shifted by up to ``shift`` pixels in each direction, turned by up to
-    ``rotation`` quarter turns, and carries Gaussian noise of standard deviation ``noise`` (pixels
-    lie in [0, 1]). The training set holds each image at every shift and turn; validation and test
-    hold each image once, at a shift and turn drawn from ``seed``.
+    Images are shifted by up to ``shift`` pixels in each direction, rotated by up to ``rotation``
+    quarter turns, and have Gaussian noise of standard deviation ``noise`` added (pixels lie in
+    [0, 1]). The training set holds each image at every shift and rotation; validation and test hold
+    each image once, at a shift and rotation drawn with ``seed``.
 
-    The split is 1,197 / 300 / 300 images and depends on ``seed`` alone: no image appears in two
-    splits at any shift or turn, whatever the other arguments. ``classes`` keeps the first digits
-    only, in all splits; ``label_fraction`` keeps that fraction of the training images of every
-    class (at least one). What they keep has the same bits as without them.
+    The split is 1,197 / 300 / 300 images and depends only on ``seed``: no image appears in two
+    splits at any shift or rotation, whatever the other arguments. ``classes`` keeps only the first
+    digits in all splits; ``label_fraction`` keeps that fraction of the training images of each
+    class (at least one). The images that remain are bitwise the same as without these arguments.
 
     Raises:
         ValueError: an argument is out of range.
@@ -145,25 +147,25 @@ def digits(
             np.stack([posed(images[i], poses[d]) for i, d in zip(index, drawn, strict=True)])
         )
 
-    # Every image draws its noise, also one that is then left out: so the others keep their bits.
-    everywhere = noisy(np.concatenate([posed(images[train], pose) for pose in poses]))
+    # Draw noise for images that are then left out too, so that the others do not depend on them.
+    all_posed = noisy(np.concatenate([posed(images[train], pose) for pose in poses]))
     validation_images, test_images = posed_once(validation), posed_once(test)
-    learned = (labels[train] < classes) & _part_of_each_class(labels[train], label_fraction)
-    taken = np.tile(learned, len(poses))
-    validated, tested = labels[validation] < classes, labels[test] < classes
+    kept = (labels[train] < classes) & _part_of_each_class(labels[train], label_fraction)
+    kept_rows = np.tile(kept, len(poses))
+    kept_validation, kept_test = labels[validation] < classes, labels[test] < classes
     return Dataset(
-        train_images=everywhere[taken],
-        train_labels=torch.from_numpy(np.tile(labels[train], len(poses))[taken]).long(),
-        validation_images=validation_images[validated],
-        validation_labels=torch.from_numpy(labels[validation][validated]).long(),
-        test_images=test_images[tested],
-        test_labels=torch.from_numpy(labels[test][tested]).long(),
+        train_images=all_posed[kept_rows],
+        train_labels=torch.from_numpy(np.tile(labels[train], len(poses))[kept_rows]).long(),
+        validation_images=validation_images[kept_validation],
+        validation_labels=torch.from_numpy(labels[validation][kept_validation]).long(),
+        test_images=test_images[kept_test],
+        test_labels=torch.from_numpy(labels[test][kept_test]).long(),
         classes=classes,
     )
 
 
 def _part_of_each_class(labels: np.ndarray, fraction: float) -> np.ndarray:
-    """Which of ``labels [n]`` are among the first ``fraction`` of their class, bool ``[n]``."""
+    """Whether each of ``labels [n]`` is in the first ``fraction`` of its class, bool ``[n]``."""
     part = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -172,7 +174,7 @@ def _part_of_each_class(labels: np.ndarray, fraction: float) -> np.ndarray:
 
 
 def _moved(images: np.ndarray, down: int, right: int) -> np.ndarray:
-    """Images ``[..., H, W]`` moved by whole pixels, with 0 where nothing was."""
+    """Images ``[..., H, W]`` shifted by whole pixels and filled with 0."""
     height, width = images.shape[-2:]
     reach = max(abs(down), abs(right))
     padding = [(0, 0)] * (images.ndim - 2) + [(reach, reach)] * 2

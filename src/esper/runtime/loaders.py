@@ -1,4 +1,4 @@
-"""Data that somebody has already, in arrays or behind torch's own classes, read once."""
+"""Converts existing data (arrays, torch data sets and data loaders) to a ``Dataset``."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,22 +13,23 @@ from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset
 
 Source = tuple[Any, Any] | TorchDataset[Any] | DataLoader[Any]
-"""Images and labels, or something that gives them one by one or in batches."""
+"""A pair of images and labels, a data set of such pairs, or a loader of batches."""
 
 _BATCH = 256
+"""Images per batch when reading a torch data set."""
 
 
 def read_dataset(train: Source, validation: Source, test: Source, classes: int) -> Dataset:
-    """A data set that lives on the device, from what a training script has.
+    """Make a ``Dataset`` from arrays, torch data sets or data loaders.
 
     Args:
-        train, validation, test: each a pair of arrays or tensors (images, labels), a torch
-            ``Dataset`` of such pairs, or a ``DataLoader`` over one, gone through once. An image is
-            ``[C, H, W]`` as torch has it, or a vector ``[F]``, which becomes one pixel.
+        train, validation, test: each a pair (images, labels) of arrays or tensors, a torch
+            ``Dataset`` of such pairs, or a ``DataLoader`` over one, which is read once. An image is
+            ``[C, H, W]`` as in torch, or a vector ``[F]``, which becomes one pixel.
         classes: number of classes, numbered from 0.
 
     Raises:
-        UsageError: a split cannot be read, or is no such pair; or what ``Dataset`` says.
+        UsageError: a split cannot be read or has wrong shapes or types; see also ``Dataset``.
     """
     return Dataset(
         *_split("train", train), *_split("validation", validation), *_split("test", test), classes
@@ -49,7 +50,7 @@ def _split(name: str, source: Source) -> tuple[Tensor, Tensor]:
     if labels.is_floating_point() or labels.ndim != 1:
         raise UsageError(
             f"data: labels of the {name} split are {labels.dtype} {list(labels.shape)}; "
-            "give one whole number an image"
+            "give one whole number per image"
         )
     if images.ndim == 2:
         return images[:, None, None], labels.long()
@@ -62,7 +63,7 @@ def _split(name: str, source: Source) -> tuple[Tensor, Tensor]:
 
 
 def _batches(source: TorchDataset[Any] | DataLoader[Any]) -> Iterable[Any]:
-    """Batches of images and labels; a data set is read in its own order."""
+    """Batches of images and labels; a data set is read in order."""
     return source if isinstance(source, DataLoader) else DataLoader(source, batch_size=_BATCH)
 
 

@@ -1,7 +1,7 @@
-"""Reads a pickled dictionary of plain values and arrays of bytes, and runs nothing it finds there.
+"""Reads a pickled dictionary of plain values and byte arrays without running code from the pickle.
 
-A pickle names functions to call. Here each of the few names that such a file needs stands for
-something of our own that only remembers what it is given; every other name is refused.
+A pickle names functions to call. The few names that such a file needs are mapped to substitutes
+that only store their arguments; every other name is refused.
 """
 
 import io
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class ByteArray:
-    """What a pickle says of a numpy array of uint8."""
+    """The description of a numpy array of uint8 in a pickle."""
 
     def __init__(self, *_: Any):
         self.state: Any = None
@@ -24,7 +24,7 @@ class ByteArray:
         """The array.
 
         Raises:
-            ValueError: it is no array of uint8 in C order.
+            ValueError: it is not an array of uint8 in C order.
         """
         try:
             _, shape, dtype, fortran, raw = self.state
@@ -40,12 +40,12 @@ class _Dtype:
         self.code = code
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like, which a byte does not have."""
+        """Ignore the state, such as byte order, which does not apply to bytes."""
 
 
 def _encode(text: Any, codec: Any) -> bytes:
     if not isinstance(text, str) or codec != "latin1":
-        raise pickle.UnpicklingError("bytes that are not written as latin1")
+        raise pickle.UnpicklingError("it has bytes that are not encoded as latin1")
     return text.encode("latin1")
 
 
@@ -63,20 +63,20 @@ class _Unpickler(pickle.Unpickler):
         try:
             return _KNOWN[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}") from None
 
     def persistent_load(self, _: Any) -> Any:
-        raise pickle.UnpicklingError("it asks for another object")
+        raise pickle.UnpicklingError("it refers to an external object")
 
 
 def read_pickle(content: bytes) -> Any:
-    """What ``content`` holds, with ``ByteArray`` for arrays; texts of Python 2 stay bytes.
+    """Unpickle ``content``, with ``ByteArray`` for arrays; strings of Python 2 stay bytes.
 
     Raises:
-        ValueError: it cannot be read, or asks for anything else than arrays.
+        ValueError: it cannot be read, or refers to anything other than arrays.
     """
     try:
         return _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:
-        # Whatever bytes do to an unpickler, the file is at fault.
+        # Corrupt bytes can raise any exception; the fault is in the file.
         raise ValueError(str(error) or type(error).__name__) from error

@@ -1,4 +1,4 @@
-"""Plugins: a user's own Python file, whose tasks and blueprints register as it is read."""
+"""Plugins: Python files of the user that register tasks and blueprints when they are run."""
 
 import hashlib
 import os
@@ -14,13 +14,14 @@ from esper.leyline.errors import UsageError
 from esper.runtime.tasks import SUITES, TASKS
 
 _loaded: set[Path] = set()
+"""Files that this process has run."""
 
 
 def load(path: str) -> None:
-    """Run the Python file at ``path``, once in a process however its path is spelt.
+    """Run the Python file at ``path``, once per process however its path is spelt.
 
     Raises:
-        UsageError: there is no such Python file, or it failed; names the line that did.
+        UsageError: there is no such Python file, or it failed; names the failing line.
     """
     try:
         file = Path(os.path.realpath(os.path.expanduser(path)))
@@ -37,21 +38,21 @@ def load(path: str) -> None:
     module = ModuleType(f"esper_plugin_{file.stem}_{_digest(file)}", f"Plugin {file}.")
     module.__file__ = str(file)
     before = _registered()
-    # Data classes and pickle look the module of a class up by its name.
+    # dataclasses and pickle look up the module of a class by name.
     sys.modules[module.__name__] = module
     try:
-        # Compiled here rather than by importlib, which would leave a cache beside the user's file.
+        # Not by importlib, which would write a cache next to the user's file.
         exec(compile(source, str(file), "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        # What it had registered goes, so that it can be loaded again once it is mended.
+        # Remove what it registered, so that the file can be loaded again once it is fixed.
         _restore(before)
         raise UsageError(f"plugin: {_place(path, file, error)}: {_described(error)}") from error
     _loaded.add(file)
 
 
 def digest(path: str) -> str:
-    """The sha256 of the file at ``path``, or ``missing``."""
+    """The SHA-256 of the file at ``path`` in hexadecimal, or ``missing``."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:
@@ -68,9 +69,9 @@ def _registered() -> tuple[list[str], list[dict[str, Any]]]:
 def _restore(before: tuple[list[str], list[dict[str, Any]]]) -> None:
     names, registers = before
     BLUEPRINTS[:] = names
-    for register, then in zip(_REGISTERS, registers, strict=True):
+    for register, entries in zip(_REGISTERS, registers, strict=True):
         register.clear()
-        register.update(then)
+        register.update(entries)
 
 
 def _digest(file: Path) -> str:
@@ -78,7 +79,7 @@ def _digest(file: Path) -> str:
 
 
 def _place(path: str, file: Path, error: BaseException) -> str:
-    """The file, with the last of its lines that took part in the error."""
+    """The file and its innermost line in the traceback of the error."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)

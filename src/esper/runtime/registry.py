@@ -1,6 +1,6 @@
-"""What a task is, and the register in which tasks and suites of tasks are found by name.
+"""The definition of a task, and the registry of tasks and suites by name.
 
-Import these names from ``esper.runtime.tasks``, which also registers the tasks of Esper itself.
+Import these names from ``esper.runtime.tasks``, which also registers Esper's own tasks.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ class Drift:
     """A switch to other data during an episode.
 
     Attributes:
-        data: makes the data set that comes after; images and classes as before.
-        earliest: fraction of the episode before which nothing switches.
-        latest: fraction of the episode by which it has switched, if it does; the step is drawn
-            uniformly between the two.
+        data: makes the second data set, with images and classes like the first.
+        earliest: earliest time of the switch, as a fraction of the episode.
+        latest: latest time of the switch, as a fraction of the episode; the step is drawn uniformly
+            between the two.
         never: probability that an episode does not switch.
 
     Raises:
-        UsageError: fractions or probability out of range or order.
+        UsageError: a fraction or the probability is out of range, or the order is wrong.
     """
 
     data: Callable[[], Dataset]
@@ -45,21 +45,21 @@ class Drift:
 
 @dataclass(frozen=True)
 class Task:
-    """What an environment trains.
+    """A task: host, data and training budget of an environment.
 
     Attributes:
-        name: as the user writes it.
+        name: name by which the user selects the task.
         summary: the data in a few words, for ``esper tasks``.
-        host: the network that is there from the start.
+        host: the initial network.
         data: makes the data set; called once when an environment is built.
-        episode_length: environment steps of an episode.
-        max_batches: minibatches of one environment step.
-        batch_size: images of a minibatch.
-        learning_rate: of hosts and seeds.
-        weight_decay: of the hosts; seeds have none.
-        momentum: SGD with this momentum trains hosts and seeds; AdamW does when None.
-        drift: how the data changes during an episode, if it does.
-        augmentation: of training images, none when None.
+        episode_length: environment steps per episode.
+        max_batches: minibatches per environment step.
+        batch_size: images per minibatch.
+        learning_rate: learning rate of hosts and seeds.
+        weight_decay: weight decay of hosts; seeds have none.
+        momentum: momentum of SGD for hosts and seeds; AdamW is used if None.
+        drift: how the data change during an episode, if they do.
+        augmentation: augmentation of training images, if any.
 
     Raises:
         UsageError: a budget is too small.
@@ -87,7 +87,7 @@ class Task:
                 )
 
     def in_directory(self, directory: Path) -> "Task":
-        """The task with its files, if it reads any, in ``directory``."""
+        """The task, reading its files, if any, from ``directory``."""
 
         def moved(data: Callable[[], Dataset]) -> Callable[[], Dataset]:
             return replace(data, directory=directory) if isinstance(data, FromDirectory) else data
@@ -96,10 +96,10 @@ class Task:
         return replace(self, data=moved(self.data), drift=drift)
 
     def datasets(self) -> tuple[Dataset, ...]:
-        """The data from the start and, where the task drifts, the data that comes after.
+        """The initial data set and, if the task has a drift, the second one.
 
         Raises:
-            UsageError: it cannot be made, or the host takes other images or classes.
+            UsageError: the data cannot be made, or do not fit the host.
         """
         makers = [self.data] if self.drift is None else [self.data, self.drift.data]
         places = ("data", "drift")
@@ -108,8 +108,8 @@ class Task:
         for place, dataset in zip(places, sets, strict=False):
             if dataset.label_shape != self.host.label_shape:
                 raise UsageError(
-                    f"{place}: the task {self.name!r} has labels of shape {dataset.label_shape} an "
-                    f"input and a host for {self.host.label_shape}; make them the same"
+                    f"{place}: the task {self.name!r} has labels of shape {dataset.label_shape} "
+                    f"per input and a host for {self.host.label_shape}; make them the same"
                 )
             for images in (dataset.train_images, dataset.validation_images, dataset.test_images):
                 found = (tuple(images.shape[1:]), dataset.classes)
@@ -122,9 +122,9 @@ class Task:
         return sets
 
     def _made(self, place: str, maker: Callable[[], Dataset]) -> Dataset:
-        """What ``maker`` makes; what goes wrong in a user's code is the user's to mend."""
+        """The data set of ``maker``; errors in the user's code become a UsageError."""
         if isinstance(maker, FromDirectory):
-            return maker()  # it names file and fix by itself
+            return maker()  # its errors already name the file and the fix
         try:
             return maker()
         except Exception as error:
@@ -135,17 +135,17 @@ class Task:
 
 
 TASKS: dict[str, Callable[[], Task]] = {}
-"""The factory of every task, by name."""
+"""The factories of all tasks, by name."""
 
 SUITES: dict[str, tuple[str, ...]] = {}
-"""Names that stand for several tasks."""
+"""Names of tasks by the name of their suite."""
 
 
 def task(factory: Callable[[], Task]) -> Callable[[], Task]:
     """Register a task under the name of its factory.
 
     Raises:
-        UsageError: the name is taken, or the task bears another.
+        UsageError: the name is taken, or differs from the name of the task.
     """
     name = factory.__name__
     if name in TASKS:
@@ -155,7 +155,7 @@ def task(factory: Callable[[], Task]) -> Callable[[], Task]:
     made = factory()
     if made.name != name:
         raise UsageError(
-            f"task: the factory {name!r} makes a task called {made.name!r}; give both one name"
+            f"task: the factory {name!r} makes a task called {made.name!r}; give both the same name"
         )
     TASKS[name] = factory
     return factory
@@ -165,7 +165,7 @@ def find(name: str) -> Task:
     """The task called ``name``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such task, or it is a suite.
     """
     if name in TASKS:
         return TASKS[name]()
@@ -177,10 +177,10 @@ def find(name: str) -> Task:
 
 
 def find_all(names: Sequence[str]) -> tuple[Task, ...]:
-    """The tasks called ``names`` in their order, a suite's name standing for all of its tasks.
+    """The tasks called ``names`` in order; the name of a suite stands for all its tasks.
 
     Raises:
-        UsageError: no name, one that is unknown, or a task that would be there twice.
+        UsageError: there are no names, a name is unknown, or a task appears twice.
     """
     if not names:
         raise UsageError(
@@ -191,8 +191,7 @@ def find_all(names: Sequence[str]) -> tuple[Task, ...]:
     for name in found:
         if found.count(name) > 1:
             raise UsageError(
-                f"task: {name!r} is there twice, suites counted with all of their tasks; "
-                "name it once"
+                f"task: {name!r} is given twice, possibly as part of a suite; name it once"
             )
     return tasks
 
@@ -203,15 +202,15 @@ def agree(
     max_batches: int | None = None,
     batch_size: int | None = None,
 ) -> tuple[int, int, int]:
-    """Episode length, minibatches a step and images a minibatch of tasks that train together.
+    """Episode length, minibatches per step and images per minibatch of tasks that train together.
 
-    What is given holds for all of them; the rest is the tasks' own.
+    A given value applies to all tasks; the others are the tasks' own.
 
     Args:
-        tasks: at least one.
+        tasks: at least one task.
 
     Raises:
-        UsageError: the tasks differ in what is not given.
+        UsageError: a value is not given, and the tasks differ in it.
     """
     return (
         _agreed(tasks, "episode_length", episode_length),
@@ -229,7 +228,7 @@ def _agreed(tasks: Sequence[Task], field: str, given: int | None) -> int:
     if len(owners) > 1:
         parts = " but ".join(f"{value} in {', '.join(names)}" for value, names in owners.items())
         raise UsageError(
-            f"{field}: tasks that train together must agree, and it is {parts}; "
+            f"{field}: tasks that train together must agree, but it is {parts}; "
             f"give --{field.replace('_', '-')}"
         )
     (value,) = owners

@@ -1,7 +1,8 @@
-"""The tasks that come with Esper: what to train on, and what to keep for the test.
+"""The tasks that come with Esper, and the suites for training and for testing.
 
-``suite`` is for training. ``held_out`` holds variations that no training task shares: a policy that
-only knows its suite by heart does badly there. ``cifar`` needs files that do not come with Esper.
+``suite`` is for training. ``held_out`` holds variations that no task of ``suite`` has, on which a
+policy that merely memorised the suite performs badly. ``cifar`` needs files that do not come with
+Esper.
 """
 
 from collections.abc import Callable
@@ -57,12 +58,12 @@ def _host(*channels: int, classes: int = 10) -> CnnHost:
 _SMALL = _host(4, 8)
 _SHIFTED = partial(digits, shift=2, noise=0.1)
 
-# Digits anywhere within two pixels: a host too small for it, where growing pays.
+# The host is too small for digits at any of these shifts, so growing pays.
 _add("digits_shift", "digits shifted by up to 2 pixels, noise 0.1", _SMALL, _SHIFTED)
-# Digits as they are: an ample host that learns fast, where nothing is worth its rent.
+# The host is large enough and learns fast, so no seed is worth its rent.
 _AMPLE = replace(_host(8, 16), pools=2, slot_names=("r0c1", "r1c1"))
 _add("digits", "digits as they are", _AMPLE, digits, learning_rate=2e-2)
-# Less to cope with than in digits_shift.
+# Smaller shifts than digits_shift.
 _add(
     "digits_shift_small",
     "digits shifted by up to 1 pixel, noise 0.1",
@@ -76,14 +77,14 @@ _add(
     _SMALL,
     partial(digits, shift=2, noise=0.2),
 )
-# What is grown here can also learn its few images by heart.
+# Few enough training images that a grown host can memorise them.
 _add(
     "digits_few_labels",
     "as digits_shift with 30 % of the training images",
     _SMALL,
     partial(_SHIFTED, label_fraction=0.3),
 )
-# Nobody knows at the start whether growing will pay: the shifts come later, or not at all.
+# Shifts start later or never, so it is not known at the start whether growing will pay.
 _add(
     "digits_drift",
     "digits with noise 0.1 that begin to be shifted by up to 2 pixels",
@@ -91,7 +92,7 @@ _add(
     partial(digits, noise=0.1),
     drift=Drift(_SHIFTED, earliest=0.1, latest=0.6, never=1 / 3),
 )
-# Digits anywhere within a pixel, for a host without convolutions.
+# A host without convolutions.
 _add(
     "digits_mlp",
     "digits shifted by up to 1 pixel, noise 0.1",
@@ -99,28 +100,28 @@ _add(
     partial(digits, shift=1, noise=0.1),
 )
 
-# Held out: a larger shift than any in training.
+# Held out: larger shifts than any training task.
 _add(
     "digits_shift_far",
     "digits shifted by up to 3 pixels, noise 0.1",
     _SMALL,
     partial(digits, shift=3, noise=0.1),
 )
-# Held out: shift and noise that training knows, but not together.
+# Held out: a combination of shift and noise that no training task has.
 _add(
     "digits_shift_near",
     "digits shifted by up to 1 pixel, noise 0.2",
     _SMALL,
     partial(digits, shift=1, noise=0.2),
 )
-# Held out: more noise than any in training.
+# Held out: more noise than any training task.
 _add(
     "digits_noisier",
     "digits shifted by up to 2 pixels, noise 0.3",
     _SMALL,
     partial(digits, shift=2, noise=0.3),
 )
-# Held out: shifts with less noise than any in training.
+# Held out: less noise than any training task with shifts.
 _add(
     "digits_clear",
     "digits shifted by up to 2 pixels, noise 0.05",
@@ -134,7 +135,7 @@ _add(
     _host(4, 8, classes=5),
     partial(_SHIFTED, classes=5),
 )
-# Held out: another kind of transformation.
+# Held out: a transformation that no training task has.
 _add(
     "digits_turned",
     "digits turned by 0 to 3 quarter turns, noise 0.1",
@@ -143,11 +144,11 @@ _add(
 )
 # Held out: a host of half the width.
 _add("digits_narrow", "as digits_shift", _host(2, 4), _SHIFTED)
-# Held out: a host of twice the width, on data that is hard for it.
+# Held out: a host of twice the width.
 _add("digits_wide", "as digits_shift", _host(8, 16), _SHIFTED)
-# Held out: a host with one more block, and so with one more slot.
+# Held out: a host with one more block and thus one more slot.
 _add("digits_deep", "as digits_shift", _host(4, 8, 8), _SHIFTED)
-# Held out: half as much time again.
+# Held out: episodes 1.5 times as long.
 _add("digits_long", "as digits_shift", _SMALL, _SHIFTED, episode_length=60)
 
 
@@ -165,13 +166,13 @@ def _add_cifar(name: str, *channels: int, kernel: int, pools: int) -> None:
     )
 
 
-# A small host that learns by itself, with room to grow.
+# A small host that learns without seeds, with room to grow.
 _add_cifar("cifar_baseline", 8, 16, 32, kernel=3, pools=3)
-# A host that sees no neighbourhoods and has a channel or two: nearly all must be grown.
+# 1x1 convolutions of few channels: nearly all capacity must be grown.
 _add_cifar("cifar_impaired", 1, 2, 4, kernel=1, pools=3)
-# Colours alone: neither neighbourhoods nor pools.
+# 1x1 convolutions without pooling: the host sees only the colours of single pixels.
 _add_cifar("cifar_minimal", 2, 4, 8, kernel=1, pools=0)
-# Ten slots in five blocks: where to grow is the question.
+# Ten slots in five blocks: the policy must choose where to grow.
 _add_cifar("cifar_scale", 8, 16, 32, 64, 128, kernel=3, pools=5)
 
 
@@ -188,7 +189,7 @@ def _add_text(name: str, heads: int) -> None:
     )
 
 
-# A GPT whose layers came without attention: it knows one byte of the past until it grows.
+# A GPT without attention: it predicts from a single byte until it grows.
 _add_text("text_bytes", heads=0)
-# A whole GPT, which needs longer than an episode to need more than it has.
+# A GPT with attention, which does not reach its capacity within one episode.
 _add_text("text_gpt", heads=2)

@@ -1,4 +1,4 @@
-"""A text as a data set: windows of bytes, and the byte that follows each position."""
+"""Text as a data set: windows of bytes, labelled with the next byte at each position."""
 
 import os
 from dataclasses import dataclass, replace
@@ -15,23 +15,23 @@ from esper.runtime.data import Dataset
 from esper.runtime.registry import Task
 
 SHIPPED = Path(__file__).with_name("text.txt")
-"""Licence and documentation of Esper, kept as they were so that results stay comparable."""
+"""Licence and documentation of Esper, frozen so that results stay comparable."""
 
 BYTES = 256
 """Number of classes."""
 
 BITS_A_NAT = 1 / log(2)
-"""Cross-entropy in nats times this is bits per byte."""
+"""Bits per nat: converts cross-entropy in nats to bits per byte."""
 
 PIECES = 20
-"""A text is cut into so many pieces, of which every fifth of ten validates and every tenth tests:
-both see all of its parts."""
+"""Number of pieces into which a text is cut. Of every ten pieces, the fifth is for validation and
+the tenth for test, so that both cover the whole text."""
 
 HELD_BACK_WINDOWS = 128
-"""Most windows of validation, and of test."""
+"""Largest number of windows in the validation split, and in the test split."""
 
 MOST_BYTES = 2**30
-"""Of a text; it takes twelve times its size in memory."""
+"""Largest size of a text; in memory it takes twelve times as much."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class TextDataset(Dataset):
     """Windows of a text, see ``text``.
 
     ``train_images [n, 1, T, 1]`` and ``train_labels [n, T]`` are overlapping views of one stream of
-    bytes: a text of n bytes takes no more memory for longer windows.
+    bytes, so longer windows take no more memory.
     """
 
     def __post_init__(self) -> None:
-        """A byte is a byte: to look at every label of every window would take long."""
+        """Skip the check of labels: it would be slow, and every byte is a valid label."""
 
 
 def text(path: Path | str, context: int) -> Dataset:
-    """The bytes of the file at ``path`` in windows of ``context``.
+    """Read the file at ``path`` as windows of ``context`` bytes.
 
-    Training draws windows that begin at any byte of its pieces; validation and test are windows
-    side by side, spread evenly over theirs, at most ``HELD_BACK_WINDOWS``.
+    Training windows may start at any byte of the training pieces. Validation and test each have at
+    most ``HELD_BACK_WINDOWS`` windows, which do not overlap and are spread evenly.
 
     Raises:
         UsageError: the file cannot be read, or is too short or too long.
@@ -73,10 +73,10 @@ def text(path: Path | str, context: int) -> Dataset:
 
 
 def reading(task: Task, path: str) -> Task:
-    """``task`` on the text at ``path``; a task that is not about text as it is.
+    """``task`` with the text at ``path`` as its data; tasks that are not on text are unchanged.
 
     Raises:
-        UsageError: see ``text``; whatever the task.
+        UsageError: the file cannot be read (for any task), or does not fit; see ``text``.
     """
     if not isinstance(task.host, TransformerHost):
         _content(path, 1)
@@ -86,7 +86,7 @@ def reading(task: Task, path: str) -> Task:
 
 
 def _windows(stream: Tensor, context: int, stride: int = 1) -> tuple[Tensor, Tensor]:
-    """Bytes ``[n, 1, T, 1]`` and those that follow, int64 ``[n, T]``, as views."""
+    """Bytes ``[n, 1, T, 1]`` and the bytes that follow them, int64 ``[n, T]``, as views."""
     images = stream[:-1].float().unfold(0, context, stride)[:, None, :, None]
     return images, stream[1:].long().unfold(0, context, stride)
 
@@ -102,11 +102,11 @@ def _content(path: Path | str, context: int) -> bytes:
         file = Path(os.path.expanduser(path))
         if file.exists() and not file.is_file():
             raise UsageError(
-                f"text_file: {shown(str(path))} is no file; give a file with a text in it"
+                f"text_file: {shown(str(path))} is not a file; give a file with a text in it"
             )
         if file.stat().st_size > MOST_BYTES:
             raise UsageError(
-                f"text_file: {shown(str(path))} has more than {MOST_BYTES} bytes; cut it"
+                f"text_file: {shown(str(path))} has more than {MOST_BYTES} bytes; shorten it"
             )
         content = file.read_bytes()
     except (OSError, ValueError) as error:

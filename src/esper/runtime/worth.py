@@ -1,11 +1,11 @@
-"""What growing is worth on each task, as a benchmark measured it once for all."""
+"""The gain from growing on each task, as measured by a benchmark."""
 
 from pathlib import Path
 
 import msgspec
 
 TABLE = Path(__file__).with_name("task_table.json")
-"""Written by a benchmark and shipped with the package; absent while nothing is measured."""
+"""The benchmark's table, shipped with the package."""
 
 
 class _Never(msgspec.Struct):
@@ -30,13 +30,13 @@ class _Table(msgspec.Struct):
 
 
 class Worth(msgspec.Struct, frozen=True):
-    """What the best fixed schedule of a task gains over never growing.
+    """The gain of the best fixed schedule of a task over never growing.
 
     Attributes:
-        gain: difference in utility, in points of a hundred.
-        low: lower end of its interval.
-        high: upper end of its interval.
-        schedule: what grows where from when, in words.
+        gain: difference in utility, in percentage points.
+        low: lower end of the gain's interval.
+        high: upper end of the gain's interval.
+        schedule: blueprint, slot and start of the schedule, in words.
     """
 
     gain: float
@@ -46,12 +46,13 @@ class Worth(msgspec.Struct, frozen=True):
 
 
 def read_worth(table: Path = TABLE) -> dict[str, Worth]:
-    """What growing is worth, by the name of the task; a task that is not there is not measured.
+    """Read the gain from growing by name of the task; tasks that were not measured are absent.
 
-    The file holds utilities, accuracies and the interval of the gain as fractions.
+    The file holds utilities, accuracies and intervals of gains as fractions. If there is no file,
+    the result is empty.
 
     Raises:
-        msgspec.ValidationError: the file is not as the benchmark writes it.
+        msgspec.ValidationError: the file does not have the format of the benchmark.
     """
     if not table.exists():
         return {}

@@ -1,7 +1,7 @@
-"""What a seed can be, by name: the registry of blueprints.
+"""The registry of blueprints, the kinds of seeds, by name.
 
-A blueprint is one function that maps the channels of a slot to parameters and forward (see
-``Blueprint``), and one line of ``register``.
+To add a blueprint, write a function that maps the number of channels of a slot to a ``Blueprint``
+(parameters and forward pass), and pass it to ``register``.
 """
 
 from collections.abc import Callable, Collection
@@ -15,30 +15,33 @@ from esper.leyline.errors import UsageError
 __all__ = ["BUILDERS", "FAMILIES", "Blueprint", "Parameters", "build", "of_family", "register"]
 
 FAMILIES = ("conv", "mlp", "sequence")
-"""Kinds of slots: behind a convolution, behind a linear map, and behind a transformer layer."""
+"""Families of slots: after a convolution, after a linear map, and after a transformer layer."""
 
 Builder = Callable[[int], Blueprint]
+"""Builds a blueprint for the number of channels of a slot."""
 
 BUILDERS: dict[str, dict[str, Builder]] = {}
-"""By name of the blueprint, the families of slots it can live in and what builds it there."""
+"""The builder of each blueprint, by its name and the family of slots."""
 
 
 def register(name: str, builder: Builder, families: Collection[str] = ("conv",)) -> None:
-    """Make a blueprint known; a name that is new becomes the last option of the blueprint head.
+    """Register a blueprint; a new name becomes the last option of the blueprint head.
 
-    Hosts, environments and policies take the list as it is when they are built, so register
-    first, in the same order in every process that uses one checkpoint.
+    Hosts, environments and policies read the list when they are built. Register before that, and
+    in the same order in every process that uses a checkpoint.
 
     Args:
-        name: a Python identifier.
-        builder: maps the channels of a slot to a ``Blueprint``.
-        families: of the slots where it can live, out of ``FAMILIES``.
+        name: name of the blueprint, a Python identifier.
+        builder: maps the number of channels of a slot to a ``Blueprint``.
+        families: families of slots in which it can live, out of ``FAMILIES``.
 
     Raises:
-        UsageError: the name is taken or no identifier, or a family is unknown.
+        UsageError: the name is taken or not an identifier, or a family is unknown.
     """
     if not (name.isascii() and name.isidentifier()):
-        raise UsageError(f"blueprint: {name!r} is no name; use letters, digits and underscores")
+        raise UsageError(
+            f"blueprint: {name!r} is not an identifier; use letters, digits and underscores"
+        )
     if name in BUILDERS or name == EMPTY:
         raise UsageError(f"blueprint: {name!r} is taken; choose another name")
     unknown = sorted(set(families) - set(FAMILIES))
@@ -51,7 +54,7 @@ def register(name: str, builder: Builder, families: Collection[str] = ("conv",))
 
 
 def of_family(family: str) -> tuple[int, ...]:
-    """Indices, in the blueprint head, of the blueprints that can live in slots of ``family``."""
+    """Indices in the blueprint head of the blueprints for slots of ``family``."""
     return tuple(
         kind
         for kind, name in enumerate(BLUEPRINTS)
@@ -61,7 +64,7 @@ def of_family(family: str) -> tuple[int, ...]:
 
 # Native twin: hosts/blueprints.h, make_branch.
 def build(kind: int, channels: int, family: str) -> Blueprint:
-    """The blueprint with index ``kind`` of the blueprint head, for a slot of ``channels``."""
+    """The blueprint with index ``kind`` in the blueprint head, for a slot of ``channels``."""
     return _built(BUILDERS[BLUEPRINTS[kind]][family], channels)
 
 
@@ -81,6 +84,6 @@ register("mlp_small", mlp.mlp_small, families=("mlp", "sequence"))
 register("mlp", mlp.mlp, families=("mlp", "sequence"))
 register("lora", sequence.lora, families=("sequence",))
 register("lora_large", sequence.lora_large, families=("sequence",))
-# What looks at other pixels must not look ahead in a sequence, so these have another form there.
+# In a sequence no position may see later ones, so blueprints that mix pixels differ there.
 BUILDERS["norm"]["sequence"] = sequence.norm
 BUILDERS["attention"]["sequence"] = sequence.attention

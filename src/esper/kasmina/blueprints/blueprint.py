@@ -1,4 +1,4 @@
-"""What a blueprint is made of."""
+"""The structure of a blueprint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,20 +8,21 @@ from torch import Tensor
 from esper.kasmina.stack import Field, Layout
 
 Parameters = dict[str, Tensor]
+"""Stacked parameters ``[M, *shape]`` by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
     """The residual branch f of a seed, over stacked environments.
 
-    The last linear map of f must be zero at birth and nothing non-linear may follow it, so that a
-    newborn seed changes nothing and yet has a gradient.
+    The last linear map of f must be zero at birth and must not be followed by a non-linearity, so
+    that a newborn seed changes nothing but has a gradient.
 
     Attributes:
-        fields: parameters of one seed, and how they are born.
+        fields: parameters of one seed, with their initial distributions.
         forward: ``(parameters {name: [M, *shape]}, x [B, H, W, M, C]) -> f(x) [B, H, W, M, C]``
-            of M seeds in M environments. Made of the layers of ``kasmina.ops``, or of any
-            differentiable operation that keeps environments apart.
+            for M seeds in M environments. It may use the layers of ``kasmina.ops`` and any
+            differentiable operation that does not mix environments.
     """
 
     fields: tuple[Field, ...]
@@ -29,5 +30,5 @@ class Blueprint:
 
     @property
     def layout(self) -> Layout:
-        """Where each parameter lies in a row of the slot's store."""
+        """Positions of the parameters in a row of the slot's store."""
         return Layout(self.fields)

@@ -34,7 +34,7 @@ def norm(channels: int) -> Blueprint:
 
 # Native twin: hosts/blueprints.h, Attention.
 def attention(channels: int) -> Blueprint:
-    """Squeeze-and-excitation: ``x * (W2 relu(W1 mean(x)) + b)``, reduction 4."""
+    """Squeeze-and-excitation with reduction 4: ``x * (W2 relu(W1 mean(x)) + b)``."""
     width = max(1, channels // 4)
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def conv_light(channels: int) -> Blueprint:
 
 
 def conv_heavy(channels: int) -> Blueprint:
-    """3x3 convolution to four times the channels, GroupNorm, ReLU, 1x1 convolution back."""
+    """3x3 convolution to 4 C channels, GroupNorm, ReLU, 1x1 convolution back."""
     wide = 4 * channels
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def depthwise(channels: int) -> Blueprint:
 
 
 def bottleneck(channels: int) -> Blueprint:
-    """GroupNorm, 1x1 to max(8, C / 4) channels, ReLU, 3x3, ReLU, 1x1 back."""
+    """GroupNorm, 1x1 convolution to max(8, C / 4) channels, ReLU, 3x3, ReLU, 1x1 back."""
     width = max(8, channels // 4)
 
     def forward(p: Parameters, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Blueprints for the slots of fully connected hosts; they treat every pixel by itself."""
+"""Blueprints for the slots of fully connected hosts; they process every pixel separately."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Blueprints for the slots of transformers: no position sees a later one."""
+"""Blueprints for the slots of transformers, in which no position sees a later one."""
 
 from torch import Tensor
 
@@ -19,17 +19,18 @@ def norm(channels: int) -> Blueprint:
 
 
 def lora(channels: int) -> Blueprint:
-    """A linear map of rank 8 (Hu et al., "LoRA", 2021)."""
+    """A linear map of rank 8 (Hu et al., "LoRA: low-rank adaptation of large language models",
+    2021)."""
     return _low_rank(channels, 8)
 
 
 def lora_large(channels: int) -> Blueprint:
-    """A linear map of rank 32."""
+    """A linear map of rank 32, see ``lora``."""
     return _low_rank(channels, 32)
 
 
 def attention(channels: int) -> Blueprint:
-    """LayerNorm, causal attention of up to 4 heads, linear map."""
+    """LayerNorm, causal attention with up to 4 heads, linear map."""
     heads = next(count for count in (4, 2, 1) if channels % count == 0)
 
     def forward(p: Parameters, x: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Host networks: what they are made of and where seeds can grow in them."""
+"""Host networks: their layers, and the slots in which seeds can grow."""

@@ -1,6 +1,6 @@
 """The convolutional host: blocks of convolution, BatchNorm and ReLU, then a linear head.
 
-Slot ``r0cI`` lies behind block I before its pool, slot ``r1cI`` behind the pool where there is one.
+Slot ``r0cI`` follows block I, before its pool; slot ``r1cI`` follows the pool, if there is one.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from esper.kasmina.stack import Field, weight
 
 @dataclass(frozen=True)
 class CnnHost(NormedHost):
-    """Specification of a stack of convolutional hosts; see ``hosts.host.Host``.
+    """Specification of stacked convolutional hosts; see ``hosts.host.Host``.
 
     Attributes:
         channels: output channels of each block.
         classes: number of classes.
         image: height, width and channels of an input.
         kernel: kernel size of every block, 1 or 3.
-        pools: how many of the first blocks end in 2x2 max pooling.
-        slot_names: the slots in use, all of them when empty.
+        pools: number of blocks, from the first, that end in 2x2 max pooling.
+        slot_names: the slots in use; all slots if empty.
     """
 
     channels: tuple[int, ...]
@@ -43,7 +43,9 @@ class CnnHost(NormedHost):
         if not 0 <= self.pools <= len(self.channels):
             raise ValueError(f"pools must lie in [0, {len(self.channels)}], got {self.pools}")
         if min(self.image[:2]) >> self.pools < 1:
-            raise ValueError(f"{self.pools} pools leave nothing of an image of {self.image[:2]}")
+            raise ValueError(
+                f"pools must leave at least 1 pixel of {self.image[:2]}, got {self.pools}"
+            )
 
     @cached_property
     def all_slots(self) -> tuple[SlotSpec, ...]:
@@ -60,7 +62,7 @@ class CnnHost(NormedHost):
 
     @cached_property
     def program(self) -> tuple[Instruction, ...]:
-        """See ``Host.program``."""
+        """See ``BlockHost.program``."""
         program = [Instruction("input", 0)]
         for block in range(len(self.channels)):
             program += [Instruction("block", block), *self.slot_at(f"r0c{block}")]
@@ -79,15 +81,16 @@ class CnnHost(NormedHost):
 
     @property
     def summary(self) -> str:
+        """See ``Host.summary``."""
         return "conv " + "-".join(map(str, self.channels))
 
     def enter(self, images: Tensor) -> Tensor:
-        """The images as they are."""
+        """The images, unchanged; see ``BlockHost.enter``."""
         return images
 
     def block(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
-        """Convolution, BatchNorm, ReLU; see ``Host.block``."""
+        """Convolution, BatchNorm, ReLU; see ``BlockHost.block``."""
         x = ops.conv2d(x, parameters[f"conv{index}.weight"])
         return self.normalised(parameters, buffers, index, x, training)

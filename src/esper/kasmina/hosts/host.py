@@ -1,4 +1,4 @@
-"""What all hosts have in common, and all that the rest of Esper knows of a host."""
+"""The interface of hosts to the rest of Esper, and what most hosts share."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ class Instruction(NamedTuple):
 
 
 class Host(Protocol):
-    """Specification of a stack of hosts of one shape, a frozen dataclass."""
+    """Specification of stacked hosts of one shape; a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -40,17 +40,17 @@ class Host(Protocol):
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """Shape of the labels of one input: ``()``, or ``(T,)`` for a prediction a position."""
+        """Shape of the labels of one input: ``()``, or ``(T,)`` for one prediction per position."""
         ...
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """The slots in use, all of them when empty."""
+        """Names of the slots in use; all slots if empty."""
         ...
 
     @property
     def all_slots(self) -> tuple[SlotSpec, ...]:
-        """Every place a seed could grow, from input to output."""
+        """All slots of the host, from input to output."""
         ...
 
     @property
@@ -60,68 +60,68 @@ class Host(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Trainable parameters of one host."""
+        """Layout of the trainable parameters of one host."""
         ...
 
     @property
     def buffers(self) -> Layout:
-        """Numbers of one host that no gradient moves, such as BatchNorm's running statistics."""
+        """Layout of the untrained numbers of one host, such as BatchNorm's running statistics."""
         ...
 
     @property
     def parameter_count(self) -> int:
-        """Trainable parameters of one host."""
+        """Number of trainable parameters of one host."""
         ...
 
     @property
     def summary(self) -> str:
-        """Kind and widths in a word or two."""
+        """Kind and widths in a few words."""
         ...
 
 
 class BlockHost(Host, Protocol):
-    """A host that is a chain of blocks, with slots behind them, that ends in a head.
+    """A host that is a chain of blocks, each followed by its slots, and a head.
 
     Activations are ``[B, H, W, N, C]``.
     """
 
     @property
     def program(self) -> tuple[Instruction, ...]:
-        """The forward pass, instruction by instruction. A slot's number indexes ``slots``."""
+        """The instructions of the forward pass. The number of a slot is its index in ``slots``."""
         ...
 
     def enter(self, images: Tensor) -> Tensor:
-        """Images ``[B, H, W, N, C]`` as the first block takes them.
+        """Convert images ``[B, H, W, N, C]`` to the input of the first block.
 
-        The axis of environments has length 1 where all share the images.
+        The environment axis has length 1 if all environments share the images.
         """
         ...
 
     def block(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
-        """Block ``index`` of N hosts.
+        """Compute block ``index`` of N hosts.
 
         Args:
-            parameters: of ``layout``, ``[N, *shape]``.
-            buffers: of ``buffers``, ``[N, *shape]``; updated in training.
-            index: of the block.
-            x: ``[B, H, W, N, C]``; the first block also takes ``[B, H, W, 1, C]``.
-            training: whether to normalise by the batch.
+            parameters: by the names of ``layout``, ``[N, *shape]`` each.
+            buffers: by the names of ``buffers``, ``[N, *shape]`` each; updated in training.
+            index: number of the block.
+            x: ``[B, H, W, N, C]``; the first block also accepts ``[B, H, W, 1, C]``.
+            training: whether to normalise by the statistics of the batch.
         """
         ...
 
     def head(self, parameters: Tensors, x: Tensor) -> Tensor:
-        """Logits of the last activation ``x [B, H, W, N, C]``.
+        """Compute the logits of the last activation ``x [B, H, W, N, C]``.
 
         Returns:
-            ``[N, P, classes]``, with P the labels of the B inputs one after another.
+            ``[N, P, classes]``, where P counts the labels of all B inputs.
         """
         ...
 
 
 class HostDefaults(ABC):
-    """What follows from the rest of a host, and labels as most hosts have them."""
+    """Members that follow from the others, and one label per image as in most hosts."""
 
     slot_names: tuple[str, ...]
 
@@ -143,7 +143,7 @@ class HostDefaults(ABC):
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """One label an image."""
+        """One label per image."""
         return ()
 
     @property
@@ -152,12 +152,12 @@ class HostDefaults(ABC):
         return self.layout.size
 
     def slot_at(self, place: str) -> Iterator[Instruction]:
-        """The slot called ``place`` as an instruction, if it is in use."""
+        """The instruction of the slot called ``place``, or none if the slot is not in use."""
         return (Instruction("slot", i) for i, slot in enumerate(self.slots) if slot.name == place)
 
 
 class NormedHost(HostDefaults):
-    """A host whose blocks end in BatchNorm and ReLU, with one linear map behind the last of them.
+    """A host whose blocks end in BatchNorm and ReLU and whose head is one linear map.
 
     Attributes:
         classes: number of classes.
@@ -168,11 +168,11 @@ class NormedHost(HostDefaults):
     @property
     @abstractmethod
     def weights(self) -> tuple[Field, ...]:
-        """What is trained of each block besides its norm, ``[out, ...]``."""
+        """The weight of each block, ``[out, ...]``, without its norm."""
 
     @cached_property
     def layout(self) -> Layout:
-        """See ``Host.layout``. BatchNorm takes away what a bias would add, so there is none."""
+        """See ``Host.layout``. Blocks have no bias, because BatchNorm would cancel it."""
         fields: list[Field] = []
         for block, own in enumerate(self.weights):
             width = own.shape[0]
@@ -182,7 +182,7 @@ class NormedHost(HostDefaults):
 
     @cached_property
     def buffers(self) -> Layout:
-        """See ``Host.buffers``: running statistics."""
+        """See ``Host.buffers``: the running statistics of each block."""
         fields: list[Field] = []
         for block, own in enumerate(self.weights):
             width = own.shape[0]
@@ -192,7 +192,7 @@ class NormedHost(HostDefaults):
     def normalised(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
-        """BatchNorm of block ``index``, then ReLU."""
+        """Apply the BatchNorm of block ``index``, then ReLU."""
         return ops.batch_norm(
             x,
             parameters[f"norm{index}.weight"],
@@ -204,17 +204,17 @@ class NormedHost(HostDefaults):
         )
 
     def head(self, parameters: Tensors, x: Tensor) -> Tensor:
-        """The linear map of the mean over the pixels; see ``BlockHost.head``."""
+        """A linear map of the mean over the pixels; see ``BlockHost.head``."""
         return ops.linear(ops.mean_pool(x), parameters["head.weight"], parameters["head.bias"])
 
 
 def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Translate ``early``, ``mid`` and ``late`` and check that the host has every slot.
+    """Translate ``early``, ``mid`` and ``late``, and check that the host has all slots.
 
-    Those three are among the slots in use; any slot of the host may be named.
+    The three relative names refer to the slots in use; other names may be any slot of the host.
 
     Raises:
-        UsageError: a name that the host does not have.
+        UsageError: the host has no slot of a given name.
     """
     available = tuple(slot.name for slot in host.all_slots)
     own = tuple(slot.name for slot in host.slots)

@@ -1,7 +1,6 @@
 """The fully connected host: blocks of a linear map, BatchNorm and ReLU, then a linear head.
 
-Activations keep the axes of a convolutional host, with one pixel. Slot ``r0cI`` lies behind
-block I.
+Activations have the axes of a convolutional host, with one pixel. Slot ``r0cI`` follows block I.
 """
 
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from esper.kasmina.stack import Field, weight
 
 @dataclass(frozen=True)
 class MlpHost(NormedHost):
-    """Specification of a stack of fully connected hosts; see ``hosts.host.Host``.
+    """Specification of stacked fully connected hosts; see ``hosts.host.Host``.
 
     Attributes:
         widths: output features of each block.
         classes: number of classes.
         image: height, width and channels of an input, which is flattened.
-        slot_names: the slots in use, all of them when empty.
+        slot_names: the slots in use; all slots if empty.
     """
 
     widths: tuple[int, ...]
@@ -35,9 +34,9 @@ class MlpHost(NormedHost):
 
     def __post_init__(self) -> None:
         if not self.widths or min(self.widths) < 1:
-            raise ValueError("widths needs at least one number, all of them positive")
+            raise ValueError("widths needs one or more numbers, all of them positive")
         if min(self.image) < 1:
-            raise ValueError(f"image must have a size of at least 1 everywhere, got {self.image}")
+            raise ValueError(f"image must have sizes of at least 1, got {self.image}")
 
     @cached_property
     def all_slots(self) -> tuple[SlotSpec, ...]:
@@ -49,7 +48,7 @@ class MlpHost(NormedHost):
 
     @cached_property
     def program(self) -> tuple[Instruction, ...]:
-        """See ``Host.program``."""
+        """See ``BlockHost.program``."""
         program = [Instruction("input", 0)]
         for block in range(len(self.widths)):
             program += [Instruction("block", block), *self.slot_at(f"r0c{block}")]
@@ -63,15 +62,16 @@ class MlpHost(NormedHost):
 
     @property
     def summary(self) -> str:
+        """See ``Host.summary``."""
         return "mlp " + "-".join(map(str, self.widths))
 
     def enter(self, images: Tensor) -> Tensor:
-        """Pixels and channels as features: ``[B, 1, 1, N, H * W * C]``."""
+        """Flatten pixels and channels to features, ``[B, 1, 1, N, H * W * C]``."""
         return images.permute(0, 3, 1, 2, 4).flatten(2)[:, None, None]
 
     def block(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
-        """Linear map, BatchNorm, ReLU; see ``Host.block``."""
+        """Linear map, BatchNorm, ReLU; see ``BlockHost.block``."""
         x = ops.dense(x, parameters[f"linear{index}.weight"])
         return self.normalised(parameters, buffers, index, x, training)

@@ -1,7 +1,7 @@
-"""Any network as a host: an ordinary module that says by markers where seeds may grow.
+"""Any network as a host: an ordinary module with markers where seeds may grow.
 
-N of them are one call of ``torch.vmap`` over ``torch.func.functional_call``. That is slower than a
-host whose blocks are known, and asks nothing of the module but that vmap can take it.
+N modules are computed by one call of ``torch.vmap`` over ``torch.func.functional_call``. This is
+slower than a host of known blocks, but it works for every module that vmap supports.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,17 +23,18 @@ from esper.kasmina.stack import Field, Layout
 from esper.leyline.errors import UsageError
 
 Grown = Callable[[Tensor], Tensor]
+"""Computes the activation behind a slot with its seeds, from the one before it."""
 
 _LOCK = RLock()
-"""Held while a module is built or given other weights: torch has one global generator."""
+"""Held while a module is built, because torch has one global generator, or while it computes."""
 
 
 class Slot(nn.Module):
-    """Marks a place in a module where a seed can grow; the identity as long as none does.
+    """Marks a place in a module where a seed can grow; the identity while there is none.
 
     Args:
-        channels: of the activation, which is ``[B, C, H, W]`` (for convolutional blueprints) or
-            ``[B, C]`` (for fully connected ones).
+        channels: channels of the activation, which is ``[B, C, H, W]`` (for convolutional
+            blueprints) or ``[B, C]`` (for fully connected ones).
     """
 
     def __init__(self, channels: int):
@@ -42,25 +43,25 @@ class Slot(nn.Module):
         self.grown: Grown | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The activation with what has grown here."""
+        """The activation ``x``, changed by the seeds in this slot."""
         return x if self.grown is None else self.grown(x)
 
 
 @dataclass(frozen=True)
 class ModuleHost(HostDefaults):
-    """Specification of a stack of hosts that a module's own code computes; see ``host.Host``.
+    """Specification of stacked hosts that are computed by a module's own code; see ``host.Host``.
 
-    Every parameter that requires a gradient is trained; the others, and the buffers, are kept as
-    they are or as the module's forward pass changes them in training. Numbers are kept in the dtype
-    of the stack: whole numbers above 2^24 do not survive float32. BatchNorm works with a momentum;
-    dropout does not, for its draws would depend on who else is there.
+    Every parameter that requires a gradient is trained. Other parameters and buffers change only
+    where the module's forward pass changes them in training. All numbers are stored in the dtype of
+    the stack, so float32 rounds integers above 2^24. BatchNorm requires a momentum. Dropout is not
+    supported, because its random draws would depend on the other environments.
 
     Attributes:
-        build: makes a module, freshly initialised by torch's generator, with a ``Slot`` wherever a
-            seed may grow. It takes images ``[B, C, H, W]`` and gives logits ``[B, classes]``.
+        build: returns a new module, initialised from torch's generator, with a ``Slot`` wherever a
+            seed may grow. The module maps images ``[B, C, H, W]`` to logits ``[B, classes]``.
         classes: number of classes.
-        image: height, width and channels of an input. A vector is an image of one pixel.
-        slot_names: the slots in use, all of them when empty.
+        image: height, width and channels of an input; a vector is an image of one pixel.
+        slot_names: the slots in use; all slots if empty.
     """
 
     build: Callable[[], nn.Module]
@@ -70,21 +71,21 @@ class ModuleHost(HostDefaults):
 
     @cached_property
     def template(self) -> nn.Module:
-        """The module whose code computes; what numbers it holds does not matter."""
+        """The module whose code is run; its own weights are not used."""
         return self._built(0)
 
     @cached_property
     def _markers(self) -> dict[str, Slot]:
-        """The slots by their place in the module."""
+        """The slots by their names within the module."""
         modules = self.template.named_modules()
         return {name: module for name, module in modules if isinstance(module, Slot)}
 
     @cached_property
     def all_slots(self) -> tuple[SlotSpec, ...]:
-        """See ``Host.all_slots``. Found by a trial of the module.
+        """See ``Host.all_slots``. Runs the module to find them.
 
         Raises:
-            UsageError: it has no slot, or does not run, alone or stacked.
+            UsageError: the module has no slot, or does not run, alone or stacked.
         """
         if not self._markers:
             raise self._fault(
@@ -100,7 +101,7 @@ class ModuleHost(HostDefaults):
 
     @cached_property
     def layout(self) -> Layout:
-        """See ``Host.layout``. How they are born the module knows; see ``born``."""
+        """See ``Host.layout``. The module itself initialises its parameters; see ``born``."""
         named = self.template.named_parameters()
         return Layout(tuple(Field(n, tuple(p.shape)) for n, p in named if p.requires_grad))
 
@@ -111,13 +112,14 @@ class ModuleHost(HostDefaults):
 
     @property
     def summary(self) -> str:
+        """See ``Host.summary``."""
         return f"module {type(self.template).__name__}"
 
     def born(self, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Parameters ``[M, P]`` and buffers ``[M, Q]`` of fresh modules, in float64.
+        """Parameters ``[M, P]`` and buffers ``[M, Q]`` of new modules, in float64.
 
         Args:
-            keys: what torch's generator is seeded with for each of them.
+            keys: seeds of torch's generator, one per module.
         """
         modules = [self._built(key) for key in keys]
         return (
@@ -126,7 +128,7 @@ class ModuleHost(HostDefaults):
         )
 
     def load(self, module: nn.Module, parameters: Tensors, buffers: Tensors) -> None:
-        """Give ``module`` the numbers of one host, ``[*shape]`` each."""
+        """Copy the parameters and buffers of one host, ``[*shape]`` each, into ``module``."""
         own = dict(chain(module.named_parameters(), module.named_buffers()))
         with torch.no_grad():
             for name, value in chain(parameters.items(), buffers.items()):
@@ -140,17 +142,16 @@ class ModuleHost(HostDefaults):
         training: bool,
         grown: Mapping[int, Grown],
     ) -> Tensor:
-        """Logits ``[N, B, classes]`` of N hosts.
+        """Compute the logits ``[N, B, classes]`` of N hosts.
 
         Args:
-            parameters: of ``layout``, ``[N, *shape]``.
-            buffers: of ``buffers``, ``[N, *shape]``; updated in training.
+            parameters: by the names of ``layout``, ``[N, *shape]`` each.
+            buffers: by the names of ``buffers``, ``[N, *shape]`` each; updated in training.
             images: ``[B, H, W, N, C]``.
-            training: the mode of the module.
-            grown: by index of the slot what has grown there in all N hosts, from and to
-                ``[B, H, W, N, C]``.
+            training: whether the module is in training mode.
+            grown: the seeds of all N hosts by slot index, as functions of ``[B, H, W, N, C]``.
         """
-        # Copies: batch norm writes into flattened ones, and the rows of the stores are strided.
+        # Copies, because batch norm writes to flattened buffers and the stores' rows are strided.
         own = {
             name: x.to(self._kinds[name] or x.dtype, copy=True).contiguous()
             for name, x in buffers.items()
@@ -170,7 +171,7 @@ class ModuleHost(HostDefaults):
 
     @contextmanager
     def _growing(self, training: bool, grown: Mapping[int, Grown]) -> Iterator[nn.Module]:
-        """The template in a mode, with what has grown in its slots."""
+        """The template in training or evaluation mode, with the given seeds in its slots."""
         with _LOCK:
             markers = {i: self._markers[self.slots[i].name] for i in grown}
             try:
@@ -183,7 +184,7 @@ class ModuleHost(HostDefaults):
 
     @cached_property
     def _kinds(self) -> dict[str, torch.dtype | None]:
-        """The dtype of each buffer that holds something else than floating-point numbers."""
+        """The dtype of each buffer, or None if it holds floating-point numbers."""
         return {
             name: None if x.is_floating_point() else x.dtype for name, x in _fixed(self.template)
         }
@@ -203,7 +204,7 @@ class ModuleHost(HostDefaults):
         return module
 
     def _shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """The slots in the order in which two images come by, with the shapes they see."""
+        """Names of the slots in the order of the forward pass, with the shapes of their inputs."""
         seen: list[tuple[str, tuple[int, ...]]] = []
 
         def note(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -231,8 +232,8 @@ class ModuleHost(HostDefaults):
         for name in self._markers:
             if names.count(name) != 1:
                 raise self._fault(
-                    f"comes by the slot {name!r} {names.count(name)} times in a pass; "
-                    "let every slot lie on the way once"
+                    f"calls the slot {name!r} {names.count(name)} times in a forward pass; "
+                    "call every slot exactly once"
                 )
         return seen
 
@@ -248,7 +249,7 @@ class ModuleHost(HostDefaults):
         return SlotSpec(name, channels, (shape[2], shape[3]), depth)
 
     def _try_stacked(self) -> None:
-        """A training pass of two hosts."""
+        """Run a training pass of two stacked hosts, to report errors early."""
         parameters, buffers = self.born([0, 1])
         height, width, channels = self.image
         images = torch.zeros(2, height, width, 2, channels, dtype=parameters.dtype)
@@ -258,8 +259,8 @@ class ModuleHost(HostDefaults):
                 self.logits(*views, images, training=True, grown={})
         except Exception as error:
             raise self._fault(
-                f"does not train under torch.vmap ({_line(error)}); dropout, BatchNorm without "
-                "momentum and branches on values are what it cannot have"
+                f"does not train under torch.vmap ({_line(error)}); remove dropout, BatchNorm "
+                "without momentum and branches on values"
             ) from error
 
     def _fault(self, what: str) -> UsageError:
@@ -267,16 +268,16 @@ class ModuleHost(HostDefaults):
 
 
 def _fixed(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What no gradient moves: buffers, and parameters that are frozen."""
+    """Buffers and frozen parameters, which no gradient changes."""
     yield from module.named_buffers()
     yield from ((name, p) for name, p in module.named_parameters() if not p.requires_grad)
 
 
 def _row(named: Iterator[tuple[str, Tensor]], layout: Layout) -> Tensor:
-    """The numbers of one module in the order of ``layout``, float64 ``[P]``.
+    """The parameters or buffers of one module in the order of ``layout``, float64 ``[P]``.
 
     Raises:
-        UsageError: they are not those of the layout.
+        UsageError: their shapes differ from those of the layout.
     """
     numbers = dict(named)
     wrong = [f.name for f in layout.fields if numbers[f.name].shape != f.shape]
@@ -291,7 +292,7 @@ def _line(error: Exception) -> str:
 
 
 class _AcrossHosts(torch.autograd.Function):
-    """Leaves vmap for a slot: what grows there differs from host to host."""
+    """Leaves vmap at a slot, because seeds differ between hosts."""
 
     @staticmethod
     def forward(grown: Grown, x: Tensor) -> Tensor:
@@ -299,7 +300,7 @@ class _AcrossHosts(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing to keep: the gradient flows through what ``vmap`` calls."""
+        """Save nothing: the gradient flows through the operations that ``vmap`` calls."""
 
     @staticmethod
     def vmap(
@@ -310,7 +311,7 @@ class _AcrossHosts(torch.autograd.Function):
 
 
 def across_hosts(grown: Grown, x: Tensor) -> Tensor:
-    """``grown``, from and to ``[B, H, W, N, C]``, on ``[N, B, C, H, W]`` or ``[N, B, C]``."""
+    """Apply ``grown``, over ``[B, H, W, N, C]``, to ``[N, B, C, H, W]`` or ``[N, B, C]``."""
     if x.ndim == 3:
         return grown(x.transpose(0, 1)[:, None, None].contiguous())[:, 0, 0].transpose(0, 1)
     return grown(x.permute(1, 3, 4, 0, 2).contiguous()).permute(3, 0, 4, 1, 2)

@@ -1,8 +1,8 @@
-"""The transformer host: a small GPT that says at every position which byte comes next.
+"""The transformer host: a small GPT that predicts the next byte at every position.
 
 Layers are pre-norm (Radford et al., "Language models are unsupervised multitask learners", 2019),
-and the head shares its weights with the embedding. A sequence is an image of one row, its bytes the
-only channel. Slot ``r0cI`` lies behind layer I.
+and the head shares its weights with the embedding. A sequence is an image of one row whose only
+channel holds the bytes. Slot ``r0cI`` follows layer I.
 """
 
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout, ones, weight, zeros
 
 EMBEDDING_BOUND = 0.1
-"""Embeddings are born uniform in plus or minus this: small, so that the shared head starts out
-undecided."""
+"""Embeddings are uniform in plus or minus this at birth: small, so that the initial predictions of
+the shared head are nearly uniform."""
 
 
 @dataclass(frozen=True)
 class TransformerHost(HostDefaults):
-    """Specification of a stack of transformers; see ``hosts.host.Host``.
+    """Specification of stacked transformers; see ``hosts.host.Host``.
 
     Attributes:
-        layers: attention and perceptron, so many times.
+        layers: number of layers, each attention and a perceptron.
         width: channels of an activation.
-        heads: of each layer's attention, a divisor of ``width``; with 0 layers have no attention,
-            and no position sees another one.
-        context: bytes of a window.
-        classes: how many different bytes there may be.
-        slot_names: the slots in use, all of them when empty.
+        heads: attention heads per layer, a divisor of ``width``; with 0, layers have no attention
+            and positions do not interact.
+        context: bytes per window.
+        classes: number of different bytes.
+        slot_names: the slots in use; all slots if empty.
     """
 
     layers: int
@@ -51,12 +51,12 @@ class TransformerHost(HostDefaults):
 
     @property
     def image(self) -> tuple[int, int, int]:
-        """A row of bytes."""
+        """Height, width and channels of a row of bytes."""
         return 1, self.context, 1
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """The next byte of each position."""
+        """One label per position: the next byte."""
         return (self.context,)
 
     @cached_property
@@ -70,7 +70,7 @@ class TransformerHost(HostDefaults):
 
     @cached_property
     def program(self) -> tuple[Instruction, ...]:
-        """See ``Host.program``. Block 0 is the embedding, block I + 1 is layer I."""
+        """See ``BlockHost.program``. Block 0 is the embedding, block I + 1 is layer I."""
         program = [Instruction("input", 0), Instruction("block", 0)]
         for layer in range(self.layers):
             program += [Instruction("block", layer + 1), *self.slot_at(f"r0c{layer}")]
@@ -100,21 +100,22 @@ class TransformerHost(HostDefaults):
 
     @cached_property
     def buffers(self) -> Layout:
-        """See ``Host.buffers``: LayerNorm keeps none."""
+        """See ``Host.buffers``. LayerNorm has none."""
         return Layout(())
 
     @property
     def summary(self) -> str:
+        """See ``Host.summary``."""
         return f"gpt {self.layers} x {self.width}, heads {self.heads}, context {self.context}"
 
     def enter(self, images: Tensor) -> Tensor:
-        """The bytes as they are."""
+        """The bytes, unchanged; see ``BlockHost.enter``."""
         return images
 
     def block(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
-        """The embedding of the bytes, or a layer; see ``Host.block``."""
+        """The embedding of the bytes, or a layer; see ``BlockHost.block``."""
         if index == 0:
             positions = parameters["position.weight"].transpose(0, 1)
             return ops.embedded(x[..., 0].long(), parameters["byte.weight"]) + positions
@@ -128,7 +129,7 @@ class TransformerHost(HostDefaults):
         return x + ops.dense(wide, parameters[f"perceptron{index}.narrow.weight"])
 
     def head(self, parameters: Tensors, x: Tensor) -> Tensor:
-        """LayerNorm and the embedding's transpose, at every position; see ``Host.head``."""
+        """LayerNorm, then the transposed embedding, at every position; see ``BlockHost.head``."""
         normalised = _normalised(parameters, "head.norm", x)
         return ops.linear(normalised.flatten(0, 2).transpose(0, 1), parameters["byte.weight"])
 

@@ -1,4 +1,4 @@
-"""Everything one can set about a run: frozen dataclasses that command line and JSON derive from."""
+"""The settings of a run: frozen dataclasses that define the command line and ``config.json``."""
 
 from esper.leyline.config.groups import (
     GymConfig,

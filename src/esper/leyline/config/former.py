@@ -1,6 +1,6 @@
-"""A ``config.json`` of the prior system: its fields that are no setting here, not even by an alias.
+"""Fields of a ``config.json`` of the prior system that are neither settings nor aliases here.
 
-Each is taken with the values that ask for what Esper does anyway, and refused with any other.
+A field is accepted if its value asks for what Esper does anyway, and refused otherwise.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,58 +10,61 @@ from esper.leyline.config.values import shown
 from esper.leyline.errors import UsageError
 
 _SCHEDULE = (
-    "entropy falls as entropy_decay says, over entropy_decay_steps rounds, to entropy_end_factor "
-    "times itself"
+    "the entropy weight follows entropy_decay: it falls over entropy_decay_steps rounds to "
+    "entropy_end_factor times its initial value"
 )
-_SHAPING = "--reward says what is paid for; terminal and paired shape nothing (docs/rewards.md)"
-_PRICE = "parameters are priced by rent, in basic and sparse by 0.1 for 500000 (docs/rewards.md)"
-_ADVANCE = "a seed goes on when the policy says ADVANCE"
-_PLATEAU = "the policy sees the curve itself"
+_SHAPING = "--reward selects the reward; terminal and paired have no shaping (docs/rewards.md)"
+_PRICE = "parameters are priced by rent; basic and sparse charge 0.1 per 500000 (docs/rewards.md)"
+_ADVANCE = "a seed advances when the policy chooses ADVANCE"
+_PLATEAU = "the policy sees the curve of the accuracy itself"
 
 FORMER: dict[str, tuple[tuple[Any, ...], str]] = {
-    "ppo_updates_per_batch": ((1,), "ppo_epochs is how often each round is learned from"),
+    "ppo_updates_per_batch": ((1,), "ppo_epochs is the number of passes over each round"),
     "entropy_coef_start": ((None,), _SCHEDULE),
     "entropy_coef_end": ((None,), _SCHEDULE),
     "entropy_coef_min": ((), _SCHEDULE),
     "entropy_anneal_episodes": ((0,), _SCHEDULE),
     "entropy_anneal_rounds": ((0,), _SCHEDULE),
-    "entropy_coef_per_head": ((None,), "entropy weighs all heads alike"),
+    "entropy_coef_per_head": ((None,), "entropy is one weight for all heads"),
     "value_warmup_batches": ((0,), "value_weight is constant"),
     "value_coef_start": ((None,), "value_weight is constant"),
-    "use_telemetry": ((), "must be true or false; telemetry_level says how much is written"),
-    "chunk_length": ((), "policies learn from whole episodes, of max_epochs steps"),
+    "use_telemetry": ((), "must be true or false; telemetry_level sets how much is written"),
+    "chunk_length": ((), "policies learn from whole episodes of max_epochs steps"),
     "reward_family": (("contribution",), "no reward pays for a loss (docs/rewards.md)"),
     "param_budget": ((500_000,), f"there is no parameter budget; {_PRICE}"),
     "param_penalty_weight": ((0.1,), _PRICE),
-    "sparse_reward_scale": ((1,), "sparse lies in [-1, 1] (docs/rewards.md)"),
-    "rent_host_params_floor": ((0, 1), "rent counts against all parameters of the host, no floor"),
-    "basic_acc_delta_weight": ((5,), "basic weighs the gain of an episode by 5 (docs/rewards.md)"),
+    "sparse_reward_scale": ((1,), "sparse rewards lie in [-1, 1] (docs/rewards.md)"),
+    "rent_host_params_floor": ((0, 1), "rent is relative to all parameters of the host"),
+    "basic_acc_delta_weight": ((5,), "basic weighs the gain per episode by 5 (docs/rewards.md)"),
     "plateau_threshold": ((), _PLATEAU),
     "improvement_threshold": ((), _PLATEAU),
-    "gradient_telemetry_stride": ((), "telemetry_level says how much is written"),
-    "permissive_gates": ((), "must be true or false; strict_gates is its opposite"),
+    "gradient_telemetry_stride": ((), "telemetry_level sets how much is written"),
+    "permissive_gates": ((), "must be true or false; strict_gates is the opposite"),
     "auto_forward_g1": ((False,), _ADVANCE),
     "auto_forward_g2": ((False,), _ADVANCE),
     "auto_forward_g3": ((False,), _ADVANCE),
     "disable_pbrs": ((False,), _SHAPING),
     "disable_terminal_reward": ((False,), _SHAPING),
     "disable_anti_gaming": ((False,), _SHAPING),
-    "max_grad_norm": ((1,), "hosts and seeds clip at 1; max_gradient_norm is the policy's clip"),
+    "max_grad_norm": (
+        (1,),
+        "hosts and seeds clip at 1; max_gradient_norm is the policy's clipping norm",
+    ),
 }
-"""By name: the values that need nothing here, and what there is in place of the others."""
+"""By name: the values that can be ignored, and what replaces the field for all others."""
 
 _SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "use_telemetry": ({"telemetry_level": "off"}, {}),
     "permissive_gates": ({"strict_gates": True}, {"strict_gates": False}),
 }
-"""What false and true stand for."""
+"""The settings that false and true stand for."""
 
 
 def modern(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values without the prior system's fields, in their place what they ask for here.
+    """Keys and values in which fields of the prior system are replaced by settings or left out.
 
     Raises:
-        UsageError: a field asks for what Esper does not have; says what replaces it.
+        UsageError: a field asks for something that Esper does not have; names what replaces it.
     """
     length = settings.get("max_epochs", settings.get("episode_length"))
     for key, value in settings.items():

@@ -1,4 +1,4 @@
-"""Whether settings lie in their ranges, and which of them go together."""
+"""Checks that settings lie in their ranges and can be combined."""
 
 from esper.leyline.config.groups import TrainConfig
 from esper.leyline.config.reading import flatten
@@ -7,7 +7,7 @@ from esper.leyline.errors import UsageError
 
 
 def check(config: TrainConfig) -> None:
-    """Refuse values out of range, and values that contradict each other.
+    """Refuse values that are out of range or contradict each other.
 
     Raises:
         UsageError: names the field, its value and the range.
@@ -15,7 +15,7 @@ def check(config: TrainConfig) -> None:
     check_ranges(TrainConfig, flatten(config))
     learner, machine = config.learner, config.machine
     if learner.lr_warmup_steps and learner.lr_warmup_frac:
-        raise UsageError("lr_warmup_steps: lr_warmup_frac says the same; give one of them")
+        raise UsageError("lr_warmup_steps: lr_warmup_frac sets the same; give one of them")
     if learner.lr_adaptive_kl is not None and learner.lr_decay != "none":
         raise UsageError("lr_adaptive_kl: it sets the step size itself; leave lr_decay out")
     if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:
@@ -23,4 +23,4 @@ def check(config: TrainConfig) -> None:
             "experimental_gpu_preload_gather: needs data on the device; leave out --no-gpu-preload"
         )
     if config.gymnasium.gym is not None and len(machine.devices) > 1:
-        raise UsageError("devices: a Gymnasium task takes one; give --device")
+        raise UsageError("devices: a Gymnasium task runs on one device; give --device")

@@ -1,4 +1,4 @@
-"""Settings from and to one flat dictionary, for growing networks and for Gymnasium tasks."""
+"""Conversion of settings to and from one flat dictionary, for every kind of run."""
 
 import dataclasses
 from typing import Any
@@ -11,13 +11,13 @@ from esper.leyline.errors import UsageError, suggestion
 
 
 def defaults_of(run: Run) -> TrainConfig:
-    """What a kind of run has where nothing is given."""
+    """The default configuration of a kind of run."""
     own = {name: about(f).defaults for name, f in settings_of(TrainConfig).items()}
     return _with(TrainConfig(), {name: own[name][run] for name in own if run in own[name]})
 
 
 def flatten(config: TrainConfig) -> dict[str, Any]:
-    """The settings that the run has as one flat dictionary, tuples as lists, ready for JSON."""
+    """The settings that apply to the run as a flat dictionary for JSON, with tuples as lists."""
     flat: dict[str, Any] = {}
     for group in dataclasses.fields(config):
         flat.update(dataclasses.asdict(getattr(config, group.name)))
@@ -31,15 +31,15 @@ def flatten(config: TrainConfig) -> dict[str, Any]:
 
 
 def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
-    """The configuration with ``settings``, a flat dictionary in which aliases may be used.
+    """The configuration with ``settings``, a flat dictionary that may use aliases.
 
     Args:
-        settings: what was given.
-        base: where the others come from; the defaults of the kind of run when None.
+        settings: the settings that were given.
+        base: the configuration that supplies the others; if None, the defaults of the kind of run.
 
     Raises:
-        UsageError: an unknown key, a wrong type, two values for one setting, or one that belongs
-            to another kind of run.
+        UsageError: an unknown key, a wrong type, two values for one setting, or a setting of
+            another kind of run.
     """
     given = canonical(settings)
     if base is None:
@@ -52,7 +52,7 @@ def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> Trai
 
 
 def canonical(settings: dict[str, Any]) -> dict[str, Any]:
-    """``settings`` by the names of the fields, lists as tuples.
+    """``settings`` with aliases replaced by field names and lists by tuples.
 
     Raises:
         UsageError: an unknown key, a wrong type, or two values for one setting.
@@ -66,17 +66,17 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{key}: there is no such setting; {hint}")
         name = names[word]
         if name in given and given[name] != value:
-            raise UsageError(f"{key}: {name} is already given another value; keep one of them")
+            raise UsageError(f"{key}: {name} was already given another value; keep one of them")
         given[name] = value
     return _with_devices({name: typed(name, v, fields[name].type) for name, v in given.items()})
 
 
 def _with_devices(given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` with ``device`` and ``devices`` where it has one of them: they say the same."""
+    """``given`` with both ``device`` and ``devices`` if it has one of them."""
     if "devices" in given:
         devices = given["devices"]
         if not devices:
-            raise UsageError("devices: no device is given; name one or more, such as cpu or cuda:0")
+            raise UsageError("devices: the list is empty; name one or more, such as cpu or cuda:0")
         if given.get("device", devices[0]) != devices[0]:
             raise UsageError(
                 f"device: {shown(given['device'])} and devices {shown(' '.join(devices))} "
@@ -96,11 +96,11 @@ def _with(base: TrainConfig, given: dict[str, Any]) -> TrainConfig:
 
 
 def _check_kind(given: dict[str, Any], before: str | None, gym: str | None) -> None:
-    """Refuse settings of growing networks for a Gymnasium task, and the other way round."""
+    """Refuse settings of growing networks for a Gymnasium task, and vice versa."""
     if (before is None) != (gym is None):
         raise UsageError(
-            f"gym: {shown(gym)} is another kind of run than these settings are of; "
-            "give it to esper train ppo, and for a new run"
+            f"gym: {shown(gym)} is another kind of run than these settings are for; "
+            "start a new run with esper train ppo"
         )
     fields = settings_of(TrainConfig)
     for name in given:

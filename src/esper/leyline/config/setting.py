@@ -1,8 +1,8 @@
-"""A setting: a field of a frozen dataclass that says everything there is to know about it.
+"""A setting: one field of a frozen dataclass, which holds all information about the setting.
 
-Type (with the choices, where it is a ``Literal``), default and docstring stand in the field as
-usual; what else there is, in ``setting``. Command line, help, JSON, ranges, suggestions and the
-rule for resumed runs read the field.
+The field has a type (a ``Literal`` for a choice), a default and a docstring as usual; ``setting``
+adds the rest. The command line, its help, JSON, range checks, suggestions and the rule for resumed
+runs are all derived from the field.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from typing import Any, Literal
 from esper.leyline.errors import UsageError
 
 Run = Literal["growth", "gym", "heuristic"]
-"""Kinds of run: PPO on growing networks, PPO on a Gymnasium task, the heuristic."""
+"""Kinds of run: PPO on growing networks, PPO on a Gymnasium task, and the heuristic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from ``low`` to ``high``, or from just above ``low`` where that is open."""
+    """The numbers from ``low`` to ``high``, without ``low`` itself if ``open``."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ class Range:
 
 
 def up_to(most: int) -> Range:
-    """Whole numbers from 1 on, with the most that makes sense."""
+    """The range from 1 to ``most``."""
     return Range(1, most)
 
 
@@ -48,15 +48,15 @@ SEEDS = Range(0, 2**32 - 1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What a field says besides its type, its default and its meaning.
+    """Properties of a setting besides its type, default and docstring.
 
     Attributes:
-        within: where its values lie, unless None; None itself may always be given.
-        aliases: other spellings, on the command line and in JSON.
-        only: the kind of run that has it, where not all have.
-        defaults: defaults of other kinds of run, where they differ.
-        on_resume: whether a resumed run may have another value.
-        positional: whether it stands on the command line without a flag.
+        within: range of its values, if limited; a value of None is never checked.
+        aliases: alternative names, on the command line and in JSON.
+        only: the kind of run that has the setting; all kinds if None.
+        defaults: defaults of kinds of run that differ from the field's default.
+        on_resume: whether its value may change when a run is resumed.
+        positional: whether it is a positional argument on the command line.
     """
 
     within: Range | None = None
@@ -68,17 +68,17 @@ class Setting:
 
 
 def setting(default: Any = MISSING, within: Range | None = None, **more: Any) -> Any:
-    """A field of a dataclass with ``Setting(within=within, **more)``."""
+    """A dataclass field whose metadata hold ``Setting(within=within, **more)``."""
     return field(default=default, metadata={Setting: Setting(within=within, **more)})
 
 
 def about(field: Field[Any]) -> Setting:
-    """What a field says besides its type, its default and its meaning."""
+    """The ``Setting`` of a field; the default one if it was not made by ``setting``."""
     return field.metadata.get(Setting) or Setting()
 
 
 def settings_of(kind: type) -> Mapping[str, Field[Any]]:
-    """The settings of a dataclass and of the dataclasses that are its fields, by name."""
+    """The settings of a dataclass and of its nested dataclasses, by name."""
     return {f.name: f for f in _settings(kind)}
 
 
@@ -91,13 +91,13 @@ def _settings(kind: type) -> Iterator[Field[Any]]:
 
 
 def spellings(kind: type) -> dict[str, str]:
-    """The name of each setting by its name and by its aliases."""
+    """A map from the name and the aliases of each setting to its name."""
     settings = settings_of(kind).items()
     return {word: name for name, f in settings for word in (name, *about(f).aliases)}
 
 
 def check_ranges(kind: type, values: Mapping[str, Any]) -> None:
-    """Refuse values out of range.
+    """Refuse values that are out of range.
 
     Raises:
         UsageError: names the field, its value and the range.

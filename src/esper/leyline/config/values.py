@@ -1,4 +1,4 @@
-"""A setting's value: of the type of its field, or in words."""
+"""Conversion of the values of settings to the type of a field or to text for messages."""
 
 import reprlib
 from pathlib import Path
@@ -9,12 +9,12 @@ from esper.leyline.errors import UsageError
 
 
 def options_of(kind: Any) -> tuple[Any, ...]:
-    """The alternatives of a field's type: those of a union, or the type itself."""
+    """The members of a field's type if it is a union, or else the type itself."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def described(kind: Any) -> str:
-    """What a field's type takes, for a message."""
+    """The values that a field's type accepts, in words for a message."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(repr, get_args(kind)))
     if get_origin(kind) is tuple:
@@ -25,7 +25,7 @@ def described(kind: Any) -> str:
         int: "a whole number",
         float: "a finite number",
         bool: "true or false",
-        str: "a text",
+        str: "a string",
         NoneType: "null",
         Path: "a path",
     }
@@ -33,7 +33,7 @@ def described(kind: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A user's value for a message, cut where it is long or deep."""
+    """A user's value for a message, shortened if it is long or deeply nested."""
     return _SHORT.repr(value)
 
 
@@ -42,7 +42,11 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def typed(name: str, value: Any, kind: Any) -> Any:
-    """``value`` as the field's type, or a UsageError that says what is expected."""
+    """``value`` converted to the type of the field ``name``.
+
+    Raises:
+        UsageError: the value has another type; names the expected one.
+    """
     for option in options_of(kind):
         if option is NoneType and value is None:
             return None

@@ -1,8 +1,8 @@
-"""The events of a run: one typed schema, one JSON line an event.
+"""The events of a run: one typed schema, one line of JSON per event.
 
-A float that is not finite is written as the text ``NaN``, ``Infinity`` or ``-Infinity``, never as
-null; null means missing. Fields that a newer schema adds have defaults, so lines of an older one
-are read as well. docs/events.md is made from this package by ``scripts/write_event_docs.py``.
+A float that is not finite is written as the string ``NaN``, ``Infinity`` or ``-Infinity``, never as
+null; null means missing. Fields that a newer schema adds have defaults, so lines of an older schema
+can still be read. ``scripts/write_event_docs.py`` generates docs/events.md from this package.
 """
 
 from typing import Any, Union
@@ -84,8 +84,8 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 3
-"""2 had none of EPISODE_STARTED, DECISIONS_MADE, ANOMALY_DETECTED, TELEMETRY_DROPPED, GYM_EPISODES
-and UPDATE_REFUSED, and none of the fields that have a default."""
+"""Schema 3 added EPISODE_STARTED, DECISIONS_MADE, ANOMALY_DETECTED, TELEMETRY_DROPPED, GYM_EPISODES
+and UPDATE_REFUSED, and all fields that have a default."""
 
 _LEVELS = ("off", "minimal", "normal", "debug")
 _LEAST: dict[type[Event], str] = {
@@ -110,23 +110,23 @@ _LEAST: dict[type[Event], str] = {
     CheckpointSaved: "minimal",
     TrainingFinished: "minimal",
 }
-"""Every kind of event in the order in which a round emits them, with the least level at which it is
-written."""
+"""The lowest telemetry level that writes each kind of event, in the order in which a round emits
+them."""
 
 LEVELS: dict[str, tuple[type[Event], ...]] = {
     level: tuple(kind for kind, least in _LEAST.items() if least in _LEVELS[: place + 1])
     for place, level in enumerate(_LEVELS)
 }
-"""Which events each telemetry level writes."""
+"""The kinds of events that each telemetry level writes."""
 
 
 def event_type(kind: type[Event]) -> str:
-    """The name of a kind of event in JSON, such as ``EPOCH_COMPLETED``."""
+    """The name in JSON of a kind of event, such as ``EPOCH_COMPLETED``."""
     return str(kind.__struct_config__.tag)
 
 
 EVENTS: dict[str, type[Event]] = {event_type(kind): kind for kind in _LEAST}
-"""Every kind of event by its name, in the order in which a round emits them."""
+"""The kinds of events by name, in the order in which a round emits them."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Union[tuple(EVENTS.values())])  # noqa: UP007
@@ -138,9 +138,9 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes | str) -> Any:
-    """The event of one line, of this schema or an older one.
+    """Decode the event of one line, of this schema or an older one.
 
     Raises:
-        msgspec.DecodeError: the line is no event.
+        msgspec.DecodeError: the line is not an event.
     """
     return _decoder.decode(line)

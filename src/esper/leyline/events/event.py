@@ -1,4 +1,4 @@
-"""What all events share, and how numbers stand in JSON."""
+"""Base classes of events, and the representation of numbers in JSON."""
 
 import math
 from collections.abc import Iterable
@@ -7,32 +7,32 @@ from typing import Literal
 import msgspec
 
 Number = float | Literal["NaN", "Infinity", "-Infinity"]
-"""A number, or the text of one that is not finite."""
+"""A finite number, or a string for one that is not finite."""
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="event_type"):
-    """What all events share."""
+    """Base class of all events."""
 
     time: float
-    """When it happened, seconds since 1970."""
+    """Time of the event, in seconds since 1970."""
 
 
 class RoundEvent(Event):
-    """What belongs to a round."""
+    """An event that belongs to a round."""
 
     round: int
-    """The round it belongs to, from 1; 0 before the first."""
+    """Number of the round, from 1; 0 before the first round."""
 
 
 class StepEvent(RoundEvent):
-    """What belongs to an environment step."""
+    """An event that belongs to an environment step."""
 
     step: int
-    """The environment step of the round, from 1."""
+    """Number of the environment step within the round, from 1."""
 
 
 def number(value: float) -> Number:
-    """``value``, as text where JSON has no number for it."""
+    """``value``, as a string if it is not finite and JSON has no number for it."""
     if math.isfinite(value):
         return value
     if math.isnan(value):
@@ -41,15 +41,15 @@ def number(value: float) -> Number:
 
 
 def numbers(values: list[float]) -> list[Number]:
-    """``number`` of every element."""
+    """``number`` of each element."""
     return [number(value) for value in values]
 
 
 def nested_numbers(values: list[list[float]]) -> list[list[Number]]:
-    """``number`` of every element of every row."""
+    """``number`` of each element of each row."""
     return [numbers(row) for row in values]
 
 
 def to_floats(values: Iterable[Number]) -> list[float]:
-    """The floats that ``numbers`` wrote."""
+    """The floats from which ``numbers`` made ``values``."""
     return [float(value) for value in values]

@@ -1,4 +1,4 @@
-"""Reading an event file: whole, as it grows, or from its end."""
+"""Reads an event file: all of it, as it grows, or backwards from its end."""
 
 import os
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, Event, decode
 
 CHUNK = 16 * 2**20
-"""Bytes taken in at a time, so that a large file shows its first part early."""
+"""Bytes per read, so that the first part of a large file is available early."""
 
 _TAG = b'{"event_type":"'
 _MARK = 256
-"""Bytes at the end of the last line that must still be there when the file has grown; the time is
-among them, so that a round that is run again with the same bits is not taken for the first."""
+"""Bytes at the end of the last line that must be unchanged when the file has grown. They include
+the time of the event, so a round that is repeated with the same results is recognised as new."""
 
 
 def try_decode(line: bytes) -> Event | None:
-    """The event of a line; None where it is cut off, corrupt or of a newer schema."""
+    """The event of a line; None if the line is truncated, corrupt or of a newer schema."""
     try:
         event: Event = decode(line.decode())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -28,20 +28,20 @@ def try_decode(line: bytes) -> Event | None:
 
 
 class EventReader:
-    """``events.jsonl`` of a run directory, which a process may be writing to.
+    """Reader of ``events.jsonl`` in a run directory, to which a process may still be writing.
 
     Args:
         run: the run directory; the file need not exist yet.
-        kinds: kinds of events that are wanted, their subclasses included; all when not given.
-            Others are passed over by the beginning of their line, whether they are whole or not.
+        kinds: the kinds of events to yield, including subclasses; by default all kinds. Lines of
+            other kinds are skipped by their first bytes, without a check that they are complete.
 
     Attributes:
-        unreadable: lines passed over so far, because they were cut off, corrupt or of a newer
-            schema.
-        offset: bytes of the complete lines that ``appended`` gave.
-        size: bytes of the file when ``appended`` last looked at it.
-        behind: whether there may be complete lines left for ``appended``.
-        resets: how often ``appended`` found the file cut, as it is when a run is resumed.
+        unreadable: number of lines skipped so far because they were truncated, corrupt or of a
+            newer schema.
+        offset: bytes of the complete lines that ``appended`` has returned.
+        size: bytes of the file at the last call of ``appended``.
+        behind: whether ``appended`` may have more complete lines to return.
+        resets: how often ``appended`` found the file truncated, as when a run is resumed.
     """
 
     def __init__(self, run: Path, *kinds: type[Event]):
@@ -54,10 +54,10 @@ class EventReader:
         )
 
     def __iter__(self) -> Iterator[tuple[bytes, Event]]:
-        """The events that are wanted, in order, each with its line.
+        """The events of the wanted kinds in order, each with its line.
 
         Raises:
-            UsageError: there are no events, or they cannot be read.
+            UsageError: there is no event file, or it cannot be read.
         """
         if not self.path.is_file():
             run = self.path.parent
@@ -76,10 +76,10 @@ class EventReader:
             raise UsageError(f"run: cannot read {self.path} ({error.strerror})") from error
 
     def appended(self, limit: int = CHUNK) -> list[bytes]:
-        """Complete lines that were not given before, of ``limit`` bytes, but one line at least.
+        """The next complete lines: those within ``limit`` bytes, but at least one if there is one.
 
-        A file that was cut, even if it has grown past its old length since, is read anew from its
-        beginning; ``resets`` counts that.
+        A file that was truncated is read again from its beginning, even if it has since grown past
+        its old length; ``resets`` counts this.
 
         Raises:
             OSError: the file cannot be read.
@@ -102,9 +102,9 @@ class EventReader:
         return whole.split(b"\n")[:-1]
 
     def backwards(self, block: int = 2**20) -> Iterator[Event]:
-        """All events from the last to the first, ``block`` bytes in memory at a time.
+        """All events from the last to the first, reading ``block`` bytes at a time.
 
-        What cannot be read is passed over; without a file there are none.
+        Unreadable lines are skipped; a file that does not exist has no events.
         """
         return filter(None, map(try_decode, self._lines_backwards(block)))
 

@@ -1,4 +1,4 @@
-"""Events of a run, its rounds and its updates."""
+"""Events of runs, rounds and updates."""
 
 import msgspec
 
@@ -6,128 +6,128 @@ from esper.leyline.events.event import Event, Number, RoundEvent
 
 
 class TrainingStarted(Event, tag="TRAINING_STARTED"):
-    """A process began to train."""
+    """A process started to train."""
 
     schema: int
     """Version of the event schema."""
     round: int
-    """Rounds that were done before; above 0 where a run was resumed."""
+    """Rounds completed before; above 0 if the run was resumed."""
     rounds: int
-    """Rounds in total."""
+    """Total number of rounds."""
     tasks: list[str]
-    """What is trained."""
+    """Names of the tasks that are trained."""
     policy: str
-    """ppo, heuristic, random or never."""
+    """The policy: ppo, heuristic, random or never."""
     envs: int
-    """Environments, twins not counted."""
+    """Number of environments, not counting twins."""
     group_size: int
-    """Environments that share a never-grow twin."""
+    """Number of environments that share a never-grow twin."""
     episode_length: int
-    """Environment steps of a round."""
+    """Environment steps per round."""
     slots: list[list[str]]
-    """Names of the host's slots, a list each task."""
+    """Names of the host's slots, one list per task."""
     host_parameters: list[int]
-    """Parameters of the host alone, one a task."""
+    """Parameters of the host without seeds, one value per task."""
     device: str
-    """cpu, or cuda:0 and so on."""
+    """The device, such as cpu or cuda:0."""
     amp_enabled: bool
     """Whether hosts run in mixed precision."""
     amp_dtype: str | None = None
-    """The type they run in then, bfloat16 or float16."""
+    """The type of mixed precision, bfloat16 or float16; null without mixed precision."""
     blueprints: list[str] = msgspec.field(default_factory=list)
-    """Names of the blueprints by their number; empty before schema 3, then those of Esper."""
+    """Names of the blueprints by number. Empty before schema 3, which means those of Esper."""
     gym: str | None = None
-    """The Gymnasium environment where it is one that is learned; a round is then of fixed length
-    and episodes end within it."""
+    """Id of the Gymnasium environment, if the run trains on one. Rounds then have a fixed length,
+    and episodes may end within a round."""
     level: str | None = None
-    """Telemetry level, so that a reader can tell what is not written from what did not happen."""
+    """Telemetry level: tells events that were not written from events that did not happen."""
 
 
 class EpisodeStarted(RoundEvent, tag="EPISODE_STARTED"):
-    """A round began with fresh hosts; one value an environment."""
+    """A round started with new hosts. All lists have one value per environment."""
 
     task: list[str]
-    """What the environment trains in this round."""
+    """Task that the environment trains on in this round."""
     host_parameters: list[int]
-    """Parameters of its host alone."""
+    """Parameters of its host without seeds."""
 
 
 class EpisodeOutcome(RoundEvent, tag="EPISODE_OUTCOME"):
-    """A round's episodes, one value an environment.
+    """Outcome of the episodes of a round. All lists have one value per environment.
 
-    Accuracy is committed: validation accuracy with fossilised seeds alone.
+    Accuracy is committed accuracy: validation accuracy with only the fossilised seeds.
     """
 
     task: list[str]
-    """What the environment trained."""
+    """Task that the environment trained on."""
     utility: list[Number]
-    """Utility of the last step."""
+    """Utility at the last step."""
     twin_utility: list[Number]
-    """The same of the never-grow twin."""
+    """Utility of the never-grow twin."""
     accuracy: list[Number]
-    """Validation accuracy, in [0, 1]."""
+    """Committed validation accuracy, in [0, 1]."""
     twin_accuracy: list[Number]
-    """The same of the twin."""
+    """Accuracy of the twin."""
     expected_accuracy: list[Number]
     """Mean probability of the true class."""
     twin_expected_accuracy: list[Number]
-    """The same of the twin."""
+    """Expected accuracy of the twin."""
     episode_return: list[Number]
-    """Sum of the rewards."""
+    """Sum of the rewards of the episode."""
     added_parameters: list[int]
     """Parameters of the fossilised seeds."""
     germinated: list[int]
-    """Seeds that were born."""
+    """Number of seeds that germinated."""
     fossilised: list[int]
-    """Seeds that were kept."""
+    """Number of seeds that fossilised."""
     pruned: list[int]
-    """Seeds that were removed."""
+    """Number of seeds that were pruned."""
     rolled_back: list[int]
-    """How often the governor put the host back."""
+    """Number of times the governor rolled the host back."""
 
 
 class CounterfactualMatrixComputed(RoundEvent, tag="COUNTERFACTUAL_MATRIX_COMPUTED"):
-    """What each seed was worth at the end of an episode, in expected accuracy; NaN where no seed
-    acted."""
+    """Contribution of each seed at the end of the episode, in expected accuracy; NaN for slots
+    whose seed did not act."""
 
     shapley: list[list[Number]]
-    """Shapley value, ``[environment][slot]``."""
+    """Shapley value of each seed, ``[environment][slot]``."""
     interactions: list[list[list[Number]]]
-    """Interaction of each pair, ``[environment][slot][slot]``."""
+    """Interaction of each pair of seeds, ``[environment][slot][slot]``."""
 
 
 class GymEpisodes(RoundEvent, tag="GYM_EPISODES"):
-    """Episodes of a Gymnasium task that ended in a round; the lists are parallel."""
+    """Episodes of a Gymnasium task that ended in a round. The lists are parallel."""
 
     environment: list[int]
-    """Which environment."""
+    """Index of the environment."""
     episode_return: list[Number]
-    """Sum of the rewards as the environment paid them."""
+    """Sum of the rewards of the environment, not normalised."""
     length: list[int]
     """Steps of the episode."""
     terminated: list[bool]
-    """False where it was cut off."""
+    """Whether the episode terminated; false if it was truncated."""
 
 
 class PPOUpdateCompleted(RoundEvent, tag="PPO_UPDATE_COMPLETED"):
     """One update of the policy."""
 
     update: int
-    """Its number, from 1."""
+    """Number of the update, from 1."""
     metrics: dict[str, Number | None]
-    """What was measured, by the names below. null means that there was nothing to measure: a head
-    without a gradient has no norm, which is not the same as a norm that is NaN."""
+    """The metrics by the names below. null means that there was nothing to measure: a head without
+    a gradient has no norm, which differs from a norm of NaN."""
 
 
 class UpdateRefused(RoundEvent, tag="UPDATE_REFUSED"):
-    """An update met a number that is not finite and left the weights as they were."""
+    """An update produced a number that is not finite, so it left the weights unchanged."""
 
     tensor: str
-    """The first tensor that held one."""
+    """Name of the first tensor with such a number."""
     file: str
-    """What replays it, from the run directory."""
+    """File that replays the update, relative to the run directory."""
     in_a_row: int
-    """Updates in a row to which it happened."""
+    """Number of consecutive updates that were refused."""
 
 
 class AnalyticsSnapshot(RoundEvent, tag="ANALYTICS_SNAPSHOT"):
@@ -136,68 +136,68 @@ class AnalyticsSnapshot(RoundEvent, tag="ANALYTICS_SNAPSHOT"):
     amp_enabled: bool
     """Whether hosts run in mixed precision."""
     amp_dtype: str | None
-    """The type they run in then."""
+    """The type of mixed precision, if used."""
     learning_rate: float | None
-    """Step size of the policy's optimizer."""
+    """Step size of the policy's optimiser."""
     environment_steps_per_second: float
-    """Steps of all environments, update included."""
+    """Steps per second of all environments together, including the time of the update."""
     rollout_seconds: float
-    """Wall time of the episodes."""
+    """Wall time of the episodes, in seconds."""
     update_seconds: float
-    """Wall time of the update."""
+    """Wall time of the update, in seconds."""
     amp_scale: float | None = None
-    """Least loss scale of the hosts, where the type needs one."""
+    """Smallest loss scale of the hosts, if the type requires one."""
     learning_rates: dict[str, float] = msgspec.field(default_factory=dict)
-    """Step size of each parameter group, by its name."""
+    """Step size of each parameter group, by name."""
     amp_policy: bool = False
-    """Whether the policy's trunk runs in half precision too."""
+    """Whether the policy's encoder and LSTM run in half precision."""
     amp_policy_scale: float | None = None
-    """The policy's loss scale, where it needs one."""
+    """Loss scale of the policy, if it uses one."""
 
 
 class AnomalyDetected(RoundEvent, tag="ANOMALY_DETECTED"):
-    """Something went out of its bounds in this round; one event until it is back."""
+    """A metric crossed a threshold in this round. It is reported once until it recovers."""
 
     kind: str
-    """Which bound, see the table of anomalies."""
+    """Kind of anomaly, see the table of anomalies."""
     message: str
-    """What happened, for people."""
+    """Description of what happened."""
     step: int | None = None
-    """The environment step, where it belongs to one."""
+    """The environment step, if the anomaly belongs to one."""
     metric: str | None = None
-    """The metric that shows it."""
+    """The metric that shows the anomaly."""
     value: Number | None = None
-    """What was measured; null where the anomaly is that there is nothing."""
+    """The measured value; null if the anomaly is that the value is missing."""
     threshold: Number | None = None
-    """The bound."""
+    """The threshold that was crossed."""
     amp_enabled: bool = False
     """Whether hosts ran in mixed precision."""
     amp_dtype: str | None = None
-    """The type they ran in then."""
+    """The type of mixed precision, if used."""
     amp_scale: float | None = None
-    """Loss scale, where the type needs one."""
+    """Loss scale, if the type requires one."""
 
 
 class TelemetryDropped(RoundEvent, tag="TELEMETRY_DROPPED"):
-    """Steps without events, because the sinks could not keep up."""
+    """Steps whose events were dropped because the sinks could not keep up."""
 
     steps: int
-    """How many since the last such event."""
+    """Number of steps since the last such event."""
     total: int
-    """How many in this process."""
+    """Number of steps in this process."""
 
 
 class CheckpointSaved(RoundEvent, tag="CHECKPOINT_SAVED"):
-    """A round is safe on disk."""
+    """A checkpoint of the round was written to disk."""
 
     path: str
-    """Where, from the run directory."""
+    """Path of the checkpoint, relative to the run directory."""
 
 
 class TrainingFinished(RoundEvent, tag="TRAINING_FINISHED"):
     """The process ended."""
 
     status: str
-    """finished, interrupted or failed."""
+    """Outcome: finished, interrupted or failed."""
     message: str | None = None
-    """Why it failed."""
+    """Reason, if the process failed."""

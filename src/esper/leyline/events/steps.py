@@ -1,111 +1,111 @@
-"""Events of environment steps and of the seeds in them.
+"""Events of environment steps and of seeds.
 
-Values of all environments stand in one array, so a step costs one line.
+One event holds the values of all environments in lists, so a step takes one line.
 """
 
 from esper.leyline.events.event import Number, StepEvent
 
 
 class EpochCompleted(StepEvent, tag="EPOCH_COMPLETED"):
-    """One environment step, one value an environment; slots one list each."""
+    """One environment step. All lists have one value per environment, or one list of slots."""
 
     train_loss: list[Number]
-    """Of the epoch; NaN where the host was rolled back."""
+    """Mean training loss of the step; NaN if the host was rolled back."""
     train_accuracy: list[Number]
-    """Likewise, in [0, 1]."""
+    """Training accuracy in [0, 1]; NaN if the host was rolled back."""
     validation_loss: list[Number]
-    """Of host and seeds together."""
+    """Validation loss of the host with its seeds."""
     validation_accuracy: list[Number]
-    """Likewise, in [0, 1]."""
+    """Validation accuracy of the host with its seeds, in [0, 1]."""
     expected_accuracy: list[Number]
-    """Mean probability of the true class in validation."""
+    """Mean probability of the true class on the validation data."""
     twin_validation_accuracy: list[Number]
-    """That of the never-grow twin."""
+    """Validation accuracy of the never-grow twin."""
     twin_expected_accuracy: list[Number]
-    """That of the never-grow twin."""
+    """Expected accuracy of the never-grow twin."""
     reward: list[Number]
-    """Paid for this step."""
+    """Reward of this step."""
     added_parameters: list[int]
     """Parameters that pay rent."""
     op: list[int]
-    """The operation that was asked for, ``leyline.actions.Op``."""
+    """The requested operation, ``leyline.actions.Op``."""
     slot: list[int]
-    """The slot it names."""
+    """Index of the slot that the action names."""
     success: list[bool]
-    """Whether it was legal."""
+    """Whether the action was legal."""
     stage: list[list[int]]
     """``leyline.stages.Stage`` of each slot; 0 for a slot that the host does not have."""
     blueprint: list[list[int]]
-    """Number of the blueprint in each slot; 0 in an empty one."""
+    """Number of the blueprint in each slot; 0 in an empty slot."""
     alpha: list[list[Number]]
-    """How far each seed is blended in, in [0, 1]."""
+    """Alpha of each seed: how far it is blended in, in [0, 1]."""
 
 
 class DecisionsMade(StepEvent, tag="DECISIONS_MADE"):
-    """What the policy saw itself free to do in a step, and did; one value an environment."""
+    """Legal operations and chosen actions in a step. All lists have one value per environment."""
 
     actions: list[list[int]]
-    """Choice of each head, in the order of ``leyline.actions.HEADS``."""
+    """Option chosen by each head, in the order of ``leyline.actions.HEADS``."""
     legal_ops: list[list[int]]
     """The operations that were legal."""
     op_probability: list[list[Number]]
-    """Probability of every operation; empty for a policy that has none."""
+    """Probability of each operation; empty for a policy without probabilities."""
     log_prob: list[Number]
-    """Of the whole action."""
+    """Log-probability of the whole action."""
     value: list[Number]
-    """What the critic expects, in units of the normalised return."""
+    """Value predicted by the critic, in units of the normalised return."""
 
 
 class SeedSignalsMeasured(StepEvent, tag="SEED_SIGNALS_MEASURED"):
-    """Debug level: what was measured of every seed, ``[environment][slot]``."""
+    """Signals measured for every seed, ``[environment][slot]``."""
 
     contribution: list[list[Number]]
-    """Expected accuracy with minus without the seed; NaN where none acts."""
+    """Expected accuracy with the seed minus without it; NaN if no seed acts in the slot."""
     gradient_norm: list[list[Number]]
-    """Of the seed's parameters."""
+    """Gradient norm of the seed's parameters."""
     gradient_health: list[list[Number]]
-    """In [0, 1], see ``tolaria.health``."""
+    """Gradient health in [0, 1], see ``tolaria.health``."""
 
 
 class SeedEvent(StepEvent):
-    """Seeds to which the same happened in one step; the lists are parallel."""
+    """An event that is the same for several seeds in one step. The lists are parallel."""
 
     environment: list[int]
-    """Which environment."""
+    """Index of the environment."""
     slot: list[int]
-    """Which of its slots, from 0."""
+    """Index of the slot, from 0."""
     blueprint: list[str]
-    """What lives there."""
+    """Name of the seed's blueprint."""
 
 
 class SeedGerminated(SeedEvent, tag="SEED_GERMINATED"):
-    """Seeds were born; the lists are parallel."""
+    """Seeds germinated. The lists are parallel."""
 
 
 class SeedStageChanged(SeedEvent, tag="SEED_STAGE_CHANGED"):
-    """Slots went from one stage to another; the lists are parallel."""
+    """Slots changed stage. The lists are parallel."""
 
     previous: list[str]
-    """Stage before."""
+    """Previous stage."""
     stage: list[str]
-    """Stage now."""
+    """New stage."""
 
 
 class SeedFossilized(SeedEvent, tag="SEED_FOSSILIZED"):
-    """Seeds were kept for good; the lists are parallel."""
+    """Seeds fossilised. The lists are parallel."""
 
     parameters: list[int]
-    """How many each seed has."""
+    """Number of parameters of each seed."""
 
 
 class SeedPruned(SeedEvent, tag="SEED_PRUNED"):
-    """Seeds were removed; the lists are parallel."""
+    """Seeds were pruned. The lists are parallel."""
 
 
 class GovernorRollback(StepEvent, tag="GOVERNOR_ROLLBACK"):
-    """Hosts that had diverged were put back to their snapshots; the lists are parallel."""
+    """Diverged hosts were rolled back to their snapshots. The lists are parallel."""
 
     environment: list[int]
-    """Which environment."""
+    """Index of the environment."""
     reason: list[str]
-    """NOT_FINITE, COLLAPSE or RUNAWAY."""
+    """Reason for the rollback: NOT_FINITE, COLLAPSE or RUNAWAY."""
