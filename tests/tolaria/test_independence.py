@@ -38,7 +38,7 @@ Disturbance = Callable[[Stack, list[tuple[Tensor, Tensor]]], None]
 
 
 def neighbours(store: Tensor) -> Tensor:
-    """The rows of a store that do not belong to the subject, as a writable view."""
+    """Mask of the rows of a store that do not belong to the subject, bool ``[N]``."""
     return torch.arange(len(store)) != SUBJECT
 
 

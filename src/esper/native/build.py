@@ -19,7 +19,7 @@ SHIPPED = Path(__file__).parent / "lib"
 """Libraries compiled by ``make wheel`` and shipped in the wheel."""
 CACHE_VARIABLE = "ESPER_CACHE_DIR"
 FLAGS_VARIABLE = "ESPER_NATIVE_FLAGS"
-"""Variable with additional compiler flags, such as ``-fsanitize=address``."""
+"""Environment variable with additional compiler flags, such as ``-fsanitize=address``."""
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
 UNITS = {
     "hosts": "-ffp-contract=fast",

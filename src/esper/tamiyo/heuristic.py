@@ -32,7 +32,7 @@ class HeuristicConfig:
     Attributes:
         plateau_slope: the host is on a plateau when its smoothed validation loss falls by less
             than this fraction per step, averaged over an eighth of the episode.
-        smoothing: weight of the newest loss in the smoothed one.
+        smoothing: weight of the newest loss in the smoothed loss.
         least_contribution: a seed must add more than this expected accuracy to be fossilised.
         penalty: added to a blueprint's score when one of its seeds is pruned; halves every step.
         too_bad: a blueprint with at least this penalty is skipped.

@@ -206,8 +206,8 @@ class Engine:
     def variants(self, state: SeedState, committed: bool) -> Variants:
         """The ablations and commitments that ``measure`` validates.
 
-        Computing them before the epoch costs a third of computing them after it: by then the
-        hosts have evicted everything else from the caches.
+        Computing them before the epoch costs a third of computing them after it, because the epoch
+        leaves only the hosts in the caches.
         """
         return self._ablations(state), self._commitments(state) if committed else []
 

@@ -38,10 +38,10 @@ class Limits:
         snapshot_every: steps between snapshots of a healthy host.
         collapse_mean: a host has learned once its mean loss is below this fraction of
             ``ln(classes)``; only such a host can collapse.
-        collapse_band: a collapsed host has a loss within this fraction of ``ln(classes)`` around
-            ``ln(classes)``, the loss of a host that guesses,
-        collapse_expected: and an expected accuracy of at most this multiple of chance. Without
-            this condition a host whose data drifted would count as collapsed.
+        collapse_band: the loss of a collapsed host is within this fraction of ``ln(classes)``
+            around ``ln(classes)``, the loss of a host that guesses.
+        collapse_expected: the expected accuracy of a collapsed host is at most this multiple of
+            chance. A host whose data drifted can meet the other two conditions without collapse.
         runaway_loss, runaway_deviations, runaway_factor: a loss is a runaway when it exceeds all
             of: this many nats, the mean plus this many standard deviations, this multiple of the
             mean.

@@ -15,7 +15,7 @@ AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class Precision:
     """Mixed precision of the host path.
 
-    Parameters, optimizer state and running statistics are float32 whatever the autocast dtype.
+    Parameters, optimizer state and running statistics are float32 for every autocast dtype.
 
     Attributes:
         device_type: ``cpu`` or ``cuda``.

@@ -176,7 +176,7 @@ class _Evaluate(torch.autograd.Function):
         network, _, _, _, threads = ctx.kept
         if not network.address:
             raise RuntimeError(
-                "native policy: backward was called twice; evaluate again before another backward"
+                "native policy: backward can run only once per evaluation; evaluate again"
             )
         at, dtype = Pointers(), parameters[0].dtype
         d_log_prob, d_entropy, _, d_value = gradients
