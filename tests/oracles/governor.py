@@ -1,4 +1,4 @@
-"""The governor of one environment in plain Python, written from what it should do."""
+"""The governor of one environment in plain Python, written from its specification."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ HISTORY, EXPERIENCE, STRIKES = 20, 10, 3
 
 @dataclass
 class NaiveGovernor:
-    """Judges one host, and keeps whatever it is given as its snapshot."""
+    """Judges one host and stores any object as its snapshot."""
 
     classes: int
     kept: Any = None
@@ -20,7 +20,7 @@ class NaiveGovernor:
     healthy: bool = True
 
     def check(self, loss: float, others: list[float], expected: float) -> Reason:
-        """``others`` are the numbers that have only to be finite."""
+        """Judge a step; ``others`` are values that are only checked for finiteness."""
         runs_away, reason = False, Reason.NONE
         if not all(math.isfinite(number) for number in (loss, *others)):
             reason = Reason.NOT_FINITE

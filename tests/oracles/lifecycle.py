@@ -37,12 +37,12 @@ BLOCKS_GERMINATION = {
 
 
 def scaled_age(steps: int, episode_length: int) -> int:
-    """Ages were set for episodes of 150 steps."""
+    """An age limit given for episodes of 150 steps, scaled to another episode length."""
     return max(1, round(steps * episode_length / 150))
 
 
 def curve_value(curve: int, time: float) -> float:
-    """Share of a ramp that has passed at ``time`` in [0, 1]."""
+    """Completed fraction of a ramp at ``time`` in [0, 1]."""
     if curve == Curve.LINEAR:
         return time
     if curve == Curve.COSINE:
@@ -55,7 +55,7 @@ def curve_value(curve: int, time: float) -> float:
 
 
 def seed_parameters(blueprint: str, channels: int, gated: bool) -> int:
-    """Parameters of a seed, counted from the description of its layers."""
+    """Parameter count of a seed, computed from the description of its layers."""
     c, squeezed, narrow = channels, max(1, channels // 4), max(8, channels // 4)
     affine = 2 * c
     branch = {
@@ -73,7 +73,7 @@ def seed_parameters(blueprint: str, channels: int, gated: bool) -> int:
 
 @dataclass
 class Reading:
-    """What was measured of one seed."""
+    """Measurements of one seed."""
 
     health: float = math.nan
     exploding: bool = False
@@ -88,7 +88,7 @@ class Reading:
 
 @dataclass
 class Ramp:
-    """A ramp of alpha that is going on or over."""
+    """A ramp of alpha, in progress or finished."""
 
     start: float
     target: float
@@ -163,7 +163,7 @@ class Slot:
 
 @dataclass
 class Environment:
-    """The slots of one host and the rules they live by."""
+    """The slots of one host and the rules of their lifecycle."""
 
     slots: list[Slot]
     kinds: list[set[int]]
@@ -176,7 +176,7 @@ class Environment:
     readings: list[Reading] = field(default_factory=list)
 
     def may(self, op: int, place: int) -> bool:
-        """Whether ``op`` is legal in slot ``place``, whatever else the action says."""
+        """Whether ``op`` is legal in slot ``place``, ignoring the other heads of the action."""
         slot, reading = self.slots[place], self.readings[place]
         resting = slot.mode == HOLD
         if op == Op.WAIT:
@@ -204,7 +204,7 @@ class Environment:
         return slot.stage is Stage.GERMINATED
 
     def act(self, action: list[int]) -> bool:
-        """Do what the action says; whether that was legal."""
+        """Apply an action; returns whether it was legal."""
         op, place, blueprint, style, tempo, target, speed, curve = action
         limits = (6, len(self.slots), 13, 4, 3, 3, 4, 5)
         if not all(0 <= chosen < limit for chosen, limit in zip(action, limits, strict=True)):

@@ -1,7 +1,7 @@
-"""One ordinary module for each environment, in a Python loop: slow, and obvious.
+"""One ordinary module per environment, trained in a Python loop: slow, but obviously correct.
 
-The tensor program is compared with this. Nothing here uses its layers, its backend or its
-optimizer; of its data structures only names are read, to copy initial numbers out of a stack.
+Tests compare the tensor program with this oracle, which shares none of its layers, backends and
+optimizers. It only reads names from its data structures, to copy initial parameters from a stack.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from esper.leyline.actions import BLUEPRINTS, Style
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Groups double up to 32 as long as each keeps at least 16 channels."""
+    """GroupNorm; the number of groups doubles up to 32 while each keeps at least 16 channels."""
     groups = 1
     while groups < 32 and channels % (2 * groups) == 0 and channels // (2 * groups) >= 16:
         groups *= 2
@@ -121,7 +121,7 @@ class Perceptron(nn.Module):
 
 
 class Gate(nn.Module):
-    """A number in (0, 1) for each image."""
+    """A gate in (0, 1) for each image."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -164,7 +164,7 @@ class LowRank(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Every position by itself: scores, a softmax over the past, a weighted sum."""
+    """Causal attention, one position at a time: scores, softmax over the past, weighted sum."""
 
     def __init__(self, channels: int, heads: int):
         super().__init__()
@@ -201,7 +201,7 @@ class SequencePerceptron(Perceptron):
 
 
 class SequenceGate(Gate):
-    """A number for each position."""
+    """A gate in (0, 1) for each position."""
 
     def forward(self, x: Tensor) -> Tensor:
         return pixels(torch.sigmoid(self.out(F.relu(self.hidden(positions(x))))))
@@ -235,7 +235,7 @@ FAMILIES = {"conv": CONV_BRANCHES, "mlp": MLP_BRANCHES, "sequence": SEQUENCE_BRA
 
 
 class NaiveSeed(nn.Module):
-    """A branch, its gate where the style has one, and how it enters the activation."""
+    """A branch, its gate if the style has one, and its combination with the activation."""
 
     def __init__(self, blueprint: str, style: Style, slot: SlotSpec, alpha: float, frozen: bool):
         super().__init__()
@@ -245,7 +245,7 @@ class NaiveSeed(nn.Module):
         self.blueprint, self.style, self.alpha, self.frozen = blueprint, style, alpha, frozen
 
     def contribution(self, x: Tensor) -> Tensor:
-        """What is added to ``x`` at alpha 1."""
+        """The term added to ``x`` at alpha 1."""
         f = self.branch(x)
         if self.style is Style.LINEAR_MULTIPLY:
             return x * torch.tanh(f)
@@ -253,20 +253,20 @@ class NaiveSeed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.alpha == 0.0:
-            # Straight through: the value of x, to the branch the gradient of an addition.
+            # Straight-through: the value is x, the branch gets the gradient of an addition.
             branch = self.contribution(x.detach())
             return x + (branch - branch.detach())
         return x + self.alpha * self.contribution(x)
 
     def named(self) -> dict[str, nn.Parameter]:
-        """Parameters under the names that the store's layouts use."""
+        """Parameters by their names in the layouts of the store."""
         names = dict(self.branch.named_parameters())
         if self.gate is not None:
             names |= {f"gate.{name}": p for name, p in self.gate.named_parameters()}
         return names
 
     def load(self, slot: SlotSpec, row: Tensor) -> None:
-        """Take the parameters out of one row of the slot's store."""
+        """Load the parameters from one row of the slot's store."""
         kind = BLUEPRINTS.index(self.blueprint)
         views = slot.layouts[kind].views(row[None])
         views |= slot.gate_layout.views(row[None, slot.gate_offset :])
@@ -274,13 +274,13 @@ class NaiveSeed(nn.Module):
 
 
 class NaiveHost(nn.Module):
-    """What the modules of all hosts share: ``norm0``, ``norm1``, ... and a linear head."""
+    """Base class of all host modules: ``norm0``, ``norm1``, ... and a linear head."""
 
     spec: Host
     blocks: int
 
     def statistics(self) -> dict[str, Tensor]:
-        """BatchNorm's running statistics under the names of the buffer layout."""
+        """BatchNorm's running statistics by their names in the buffer layout."""
         found = {}
         for block in range(self.blocks):
             norm = getattr(self, f"norm{block}")
@@ -289,13 +289,13 @@ class NaiveHost(nn.Module):
         return found
 
     def load(self, stack: Stack, row: int) -> None:
-        """Take parameters and statistics out of one row of the store."""
+        """Load parameters and statistics from one row of the store."""
         _copy(dict(self.named_parameters()), self.spec.layout.views(stack.host), row)
         _copy(self.statistics(), self.spec.buffers.views(stack.buffers), row)
 
 
 class NaiveCnn(NaiveHost):
-    """Convolution, BatchNorm, ReLU and sometimes a pool, a few times; mean over pixels; linear."""
+    """Blocks of convolution, BatchNorm, ReLU and optional pool; mean over pixels; linear head."""
 
     def __init__(self, spec: CnnHost):
         super().__init__()
@@ -321,7 +321,7 @@ class NaiveCnn(NaiveHost):
 
 
 class NaiveMlp(NaiveHost):
-    """Linear, BatchNorm, ReLU, a few times; linear. Seeds see features as channels of a pixel."""
+    """Blocks of linear, BatchNorm, ReLU; linear head. Seeds get features as channels of a pixel."""
 
     def __init__(self, spec: MlpHost):
         super().__init__()
@@ -387,7 +387,7 @@ def naive_host(spec: Host) -> NaiveHost:
 
 @dataclass
 class NaiveEnvironment:
-    """One host, its seeds by slot name, and an optimizer for each of them."""
+    """One host, its seeds by slot name, and one optimizer for each."""
 
     host: NaiveHost
     seeds: dict[str, NaiveSeed]
@@ -418,7 +418,7 @@ class NaiveEnvironment:
         )
 
     def train(self, images: Tensor, labels: Tensor) -> None:
-        """One minibatch: images ``[B, C, H, W]``, labels ``[B]`` or ``[B, T]``."""
+        """Train on one minibatch: images ``[B, C, H, W]``, labels ``[B]`` or ``[B, T]``."""
         labels = labels.flatten()
         self.host.train()
         self.host.zero_grad()
@@ -446,7 +446,7 @@ class NaiveEnvironment:
     def score(
         self, images: Tensor, labels: Tensor, without: tuple[str, ...] = ()
     ) -> tuple[float, float, float]:
-        """Loss, accuracy and expected accuracy, with the seeds in some slots left out."""
+        """Loss, accuracy and expected accuracy, without the seeds in some slots."""
         self.host.eval()
         labels = labels.flatten()
         kept = {name: seed for name, seed in self.seeds.items() if name not in without}

@@ -1,7 +1,7 @@
-"""A residual network that no built-in host resembles, and the same with seeds spelled out.
+"""A residual network unlike any built-in host, and the same network with explicit seeds.
 
-``ResidualNet`` is what a user would write; ``NaiveResidual`` takes its place in the naive loop. It
-shares no code with Esper but the marker.
+``ResidualNet`` is a typical user module; ``NaiveResidual`` replaces it in the naive loop. It shares
+only the slot marker with Esper.
 """
 
 import torch
@@ -25,7 +25,7 @@ class Residual(nn.Module):
         self.first = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
         self.inner = Slot(outputs)
         self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        # No bias: the next norm would leave it a gradient of mere rounding, which Adam blows up.
+        # No bias: the next norm makes its gradient pure rounding error, which Adam amplifies.
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Pixel(nn.Module):
 
 
 class NaiveResidual(ResidualNet):
-    """``ResidualNet`` whose slots are the oracle's seeds, given anew in every pass."""
+    """``ResidualNet`` with seeds of the oracle in its slots, passed in every forward pass."""
 
     def __init__(self, spec: ModuleHost):
         super().__init__()
@@ -79,7 +79,7 @@ class NaiveResidual(ResidualNet):
 
     @torch.no_grad()
     def load(self, stack: Stack, row: int) -> None:
-        """Take all numbers out of one row of the store."""
+        """Load parameters and statistics from one row of the store."""
         views = self.spec.layout.views(stack.host) | self.spec.buffers.views(stack.buffers)
         for name, value in [*self.named_parameters(), *self.named_buffers()]:
             value.copy_(views[name][row])
@@ -92,7 +92,7 @@ class NaiveResidual(ResidualNet):
             before[name] = getattr(holder, leaf)
             seed = (seeds or {}).get(name)
             grown = None if seed is None else Pixel(seed) if name == "last" else seed
-            # Not registered: its parameters are not the host's.
+            # Not registered as a submodule: its parameters do not belong to the host.
             holder.__dict__[f"{leaf}"] = grown or (lambda x: x)
         try:
             return super().forward(x)

@@ -1,6 +1,6 @@
 """The rewards of one environment in plain Python, written from docs/rewards.md.
 
-To be compared with ``esper.simic.growth.rewards``. A ``Moment`` is one step of one environment.
+Tests compare this with ``esper.simic.growth.rewards``. A ``Moment`` is one step of one environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The policies without a network."""
+"""The control policies without a network."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +13,15 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from synthetic import CPU, random_observation
 
 
-def test_the_heuristic_grows_what_helps(tmp_path: Path) -> None:
-    """Most environments keep a seed, and it pays, on the real task at its real length."""
+def test_the_heuristic_keeps_seeds_that_help(tmp_path: Path) -> None:
+    """On a built-in task at full length, most environments keep a seed and gain accuracy."""
     settings = {"envs": 8, "rounds": 1, "telemetry_dir": str(tmp_path)}
     (done,) = run_training(unflatten(settings, TrainConfig()), "heuristic").rounds
     assert done.fossilised >= 0.5
     assert done.gain > 0.0
 
 
-def test_the_random_policy_is_uniform_over_what_is_legal() -> None:
+def test_the_random_policy_is_uniform_over_legal_options() -> None:
     count = 4_000
     observation = random_observation((count,), slots=3, seed=1)
     legal = torch.zeros(count, len(Op), 3, dtype=torch.bool)
@@ -48,7 +48,7 @@ def test_the_random_policy_is_uniform_over_what_is_legal() -> None:
     assert set(actions[actions[:, 0] == Op.WAIT][:, 1].tolist()) == {0}
 
 
-def test_never_waits() -> None:
+def test_the_never_policy_always_waits() -> None:
     observation = random_observation((5,), slots=2, seed=1)
     actions, _, _ = NeverActor().act(observation, 0)
     assert (actions == 0).all()

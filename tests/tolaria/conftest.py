@@ -1,4 +1,4 @@
-"""Tests that ask for the fixture ``backend`` run once with each of them."""
+"""Runs tests that use the fixture ``backend`` once with each backend."""
 
 import pytest
 
@@ -7,6 +7,6 @@ import support
 
 @pytest.fixture(params=["torch", pytest.param("native", marks=support.needs_native)])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of the backend that ``support`` makes."""
+    """Name of the backend that ``support`` creates."""
     monkeypatch.setattr(support, "backend_name", request.param)
     return request.param

@@ -1,4 +1,4 @@
-"""The data bank: which rows learn from what, and when that changes."""
+"""The data bank: the data set of each row, and when it changes."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ HOST = small_host()
 
 
 def plain(level: float, train: int = 20, validation: int = 13, test: int = 7) -> Dataset:
-    """Every image has a value of its own, around ``level``; labels run through the classes."""
+    """Data whose images have distinct values around ``level``; labels cycle through classes."""
 
     def split(count: int) -> tuple[Tensor, Tensor]:
         values = level + torch.arange(count, dtype=F64) / 1024
@@ -41,7 +41,7 @@ def banked(*tasks: Task) -> DataBank:
     return DataBank([(task, task.datasets()) for task in tasks], F64, CPU)
 
 
-def test_moving_the_data_to_a_dtype_keeps_labels_whole():
+def test_converting_the_dtype_leaves_labels_unchanged():
     data = plain(1.0)
     bank = DataBank([(task_of(data), [data])], torch.float32, CPU)
     for split in ("train", "validation", "test"):
@@ -51,10 +51,10 @@ def test_moving_the_data_to_a_dtype_keeps_labels_whole():
         assert torch.equal(images.double().flatten(), getattr(data, f"{split}_images").flatten())
 
 
-# --- what shares a stack ----------------------------------------------------------------------
+# --- shared stacks ----------------------------------------------------------------------
 
 
-def test_tasks_share_a_stack_where_shapes_and_decay_agree_and_nowhere_else():
+def test_tasks_share_a_stack_exactly_if_shapes_and_decay_agree():
     def key(task: Task) -> StackKey:
         return StackKey.of(task, task.datasets())
 
@@ -80,7 +80,7 @@ def test_tasks_share_a_stack_where_shapes_and_decay_agree_and_nowhere_else():
 
 
 @pytest.mark.parametrize("sizes", [{"validation": 14}, {"test": 8}])
-def test_a_drift_to_held_back_sets_of_other_sizes_is_refused(sizes: dict[str, int]):
+def test_a_drift_that_changes_held_back_sizes_is_rejected(sizes: dict[str, int]):
     task = task_of(plain(1.0), drift=Drift(lambda: plain(2.0, **sizes), 0.0, 1.0, 0.5))
     with pytest.raises(UsageError, match=r"^drift: .*make them the same"):
         StackKey.of(task, task.datasets())
@@ -89,7 +89,7 @@ def test_a_drift_to_held_back_sets_of_other_sizes_is_refused(sizes: dict[str, in
 # --- minibatches and held-back sets -----------------------------------------------------------
 
 
-def test_every_group_draws_from_the_whole_of_its_own_data_set():
+def test_each_group_draws_from_all_of_its_own_data_set():
     first, second, third = plain(1.0, train=20), plain(2.0, train=5), plain(3.0, train=31)
     bank = banked(task_of(first), task_of(second), task_of(third))
     groups, dataset = torch.arange(6), torch.tensor([0, 1, 2, 2, 1, 0])
@@ -101,14 +101,14 @@ def test_every_group_draws_from_the_whole_of_its_own_data_set():
         place = torch.searchsorted(values, found)
         assert torch.equal(values[place], found)
         assert torch.equal(labels[group], data.train_labels[place])
-        assert torch.bincount(place, minlength=len(values)).min() > 0  # none is left out
+        assert torch.bincount(place, minlength=len(values)).min() > 0  # every image is drawn
     assert not torch.equal(drawn[2], drawn[3])
     alone = random_bits(3, groups[2:3], Purpose.MINIBATCH, 0, 0, 600)
     assert torch.equal(bank.picked(alone, dataset[2:3]), drawn[2:3])
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_held_back_sets_are_those_of_each_row(split: str):
+def test_each_row_gets_its_own_held_back_set(split: str):
     sets = [plain(1.0), plain(2.0), plain(3.0)]
     bank = banked(*(task_of(data) for data in sets))
     rows = torch.tensor([2, 0, 0, 1])
@@ -118,7 +118,7 @@ def test_held_back_sets_are_those_of_each_row(split: str):
         assert torch.equal(labels[row], getattr(sets[data], f"{split}_labels"))
 
 
-def test_one_data_set_is_kept_once_and_shared_by_all_rows():
+def test_a_data_set_is_stored_once_and_shared_by_all_rows():
     data = plain(1.0)
     bank = banked(task_of(data), task_of(data, learning_rate=0.5))
     assert len(bank.train_images) == 20
@@ -135,7 +135,7 @@ def test_one_data_set_is_kept_once_and_shared_by_all_rows():
 # --- drift ------------------------------------------------------------------------------------
 
 
-def test_switches_lie_in_their_window_and_some_never_come():
+def test_drifts_happen_in_their_window_or_never():
     bank, groups, length = bank_of(drifting(never=0.25)), torch.arange(4_000), 40
     task = torch.zeros_like(groups)
     found = bank.switch_steps(3, groups, task, 0, length)
@@ -161,7 +161,7 @@ def test_switches_lie_in_their_window_and_some_never_come():
         (0.0, (0.0, 0.1), {0, 1, 2, 3}),
     ],
 )
-def test_the_ends_of_window_and_probability(never, window, expected):
+def test_drift_window_and_probability_at_their_bounds(never, window, expected):
     bank, groups = bank_of(drifting(never, *window)), torch.arange(500)
     found = bank.switch_steps(3, groups, torch.zeros_like(groups), 0, 40)
     assert set(found.tolist()) == expected

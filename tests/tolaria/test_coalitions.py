@@ -1,4 +1,4 @@
-"""Coalitions against brute force, Shapley values against their definition."""
+"""Coalitions compared with brute force, Shapley values with their definition."""
 
 import math
 import random
@@ -39,7 +39,7 @@ NAN = math.nan
 
 
 def garden_of(host: Host) -> Garden:
-    """Rows with different acting sets: none, one, some, all; and seeds that do not act yet."""
+    """Rows in which none, one, some or all seeds act, and rows with seeds that do not act yet."""
     slots = len(host.slots)
     plants = [p for p in every_plant(names_of(host)) if p.stage in ACTING and p.alpha > 0]
     random.Random(3).shuffle(plants)
@@ -61,7 +61,7 @@ def planted(host: Host, garden: Garden) -> Engine:
 
 
 def worth(engine: Engine, state: SeedState, kept: tuple[int, ...]) -> list[float]:
-    """Expected accuracy of the hosts with only the slots ``kept``."""
+    """Expected accuracy of the hosts with only the seeds in the slots ``kept``."""
     alpha = torch.zeros_like(state.alpha)
     alpha[:, list(kept)] = state.alpha[:, list(kept)]
     masked = SeedState(**{f: getattr(state, f) for f in state.__slots__} | {"alpha": alpha})
@@ -72,7 +72,7 @@ Game = dict[frozenset[int], float]
 
 
 def shapley_by_orders(game: Game, players: list[int]) -> dict[int, float]:
-    """Mean of what each player adds to those before it, over all orders."""
+    """Mean marginal contribution of each player over all orders."""
     total = dict.fromkeys(players, 0.0)
     for order in permutations(players):
         for place, player in enumerate(order):
@@ -82,7 +82,7 @@ def shapley_by_orders(game: Game, players: list[int]) -> dict[int, float]:
 
 
 def coalitions_of(game: Game, slots: int, acts: Tensor | None = None) -> Coalitions:
-    """One environment in which all seeds act, with the values of ``game``."""
+    """Coalitions of one environment in which all seeds act, with the values of ``game``."""
     members = coalition_members(slots)
     value = [game[frozenset(row.nonzero()[:, 0].tolist())] for row in members]
     everyone = torch.ones(1, slots, dtype=torch.bool) if acts is None else acts
@@ -98,11 +98,11 @@ def random_game(slots: int, seed: int = 0) -> Game:
     }
 
 
-# --- measured of hosts ------------------------------------------------------------------------
+# --- measured on hosts ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
-def test_coalitions_are_worth_what_brute_force_finds(host: Host):
+def test_coalition_values_match_brute_force(host: Host):
     garden, slots = garden_of(host), len(host.slots)
     engine, state = planted(host, garden), seed_state(garden, slots)
     found = engine.coalitions(state, 0)
@@ -142,7 +142,7 @@ def test_coalitions_are_worth_what_brute_force_finds(host: Host):
             assert share == pytest.approx(contribution[n, acting[0]].item(), abs=1e-7)
 
 
-def test_a_seed_that_changes_nothing_is_a_dummy():
+def test_a_seed_without_effect_has_shapley_value_zero():
     host = small_host()
     garden: Garden = [{0: Plant("conv_light"), 1: Plant("norm"), 2: Plant("conv_heavy")}] * 3
     engine, state = planted(host, garden), seed_state(garden, 3)
@@ -156,7 +156,7 @@ def test_a_seed_that_changes_nothing_is_a_dummy():
         assert interactions[1, 1, other].abs() > 1e-9
 
 
-def test_measuring_coalitions_changes_nothing():
+def test_measuring_coalitions_changes_no_state():
     host = HOSTS["three"]
     garden = garden_of(host)
     engine, state = planted(host, garden), seed_state(garden, 3)
@@ -173,7 +173,7 @@ def test_measuring_coalitions_changes_nothing():
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4])
-def test_shapley_values_of_any_game_are_means_over_orders(slots: int):
+def test_shapley_values_match_means_over_orders(slots: int):
     for seed in range(5):
         game = random_game(slots, seed)
         found = coalitions_of(game, slots).shapley()[0].tolist()
@@ -182,7 +182,7 @@ def test_shapley_values_of_any_game_are_means_over_orders(slots: int):
         assert sum(found) == pytest.approx(game[frozenset(range(slots))] - game[frozenset()])
 
 
-def test_shapley_values_have_the_properties_that_define_them():
+def test_shapley_values_satisfy_their_axioms():
     """Symmetry, dummy and additivity (Shapley, 1953)."""
     glove = {c: float(0 in c and len(c) > 1) for c in random_game(3)}
     assert coalitions_of(glove, 3).shapley()[0].tolist() == pytest.approx([2 / 3, 1 / 6, 1 / 6])
@@ -195,7 +195,7 @@ def test_shapley_values_have_the_properties_that_define_them():
 
 
 @pytest.mark.parametrize("slots", [2, 3, 4, 5])
-def test_seeds_that_only_add_up_do_not_interact(slots: int):
+def test_additive_seeds_do_not_interact(slots: int):
     weight = [0.3 * (s + 1) for s in range(slots)]
     additive = {c: 0.1 + sum(weight[s] for s in c) for c in random_game(slots)}
     coalitions = coalitions_of(additive, slots)
@@ -208,7 +208,7 @@ def test_seeds_that_only_add_up_do_not_interact(slots: int):
         assert coalitions.shapley().isnan().all()
 
 
-def test_seeds_that_do_not_act_have_no_value():
+def test_seeds_that_do_not_act_have_nan_values():
     game = random_game(3)
     game = {c: game[c - {1}] for c in game}
     acts = torch.tensor([[True, False, True]])

@@ -1,4 +1,4 @@
-"""What does not learn does not move, not by momentum and not by weight decay."""
+"""Rows that do not learn stay unchanged by momentum and weight decay."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ SLOTS = len(HOST.slots)
 
 
 def stirred(rows: int) -> Stack:
-    """A stack whose seeds have momentum, which moves whatever is not masked."""
+    """A stack whose seeds have momentum, so that rows change unless they are masked."""
     stack = random_stack(HOST, rows)
     generator = torch.Generator().manual_seed(9)
 
@@ -46,13 +46,13 @@ def stirred(rows: int) -> Stack:
 
 
 def still_and_moving(still: Plant | None) -> Garden:
-    """Slot 0 at rest beside the same slot learning in another environment; slot 2 all at rest."""
+    """Slot 0 learns in some environments and is inactive in others; slot 2 is always inactive."""
     resting = {} if still is None else {0: still, 2: still}
     return [resting, {0: Plant("conv_light"), 1: Plant("norm")}, resting]
 
 
 @pytest.mark.parametrize("life", ["empty", *IDLE_STAGES, "on the way down"], ids=str)
-def test_rows_at_rest_keep_every_bit(life: str | Stage):
+def test_inactive_rows_keep_every_bit(life: str | Stage):
     if life == "empty":
         still = None
     elif isinstance(life, Stage):
@@ -72,8 +72,8 @@ def test_rows_at_rest_keep_every_bit(life: str | Stage):
     assert (stack.host != host).any(1).all()
 
 
-def test_weight_decay_of_the_hosts_does_not_reach_seeds():
-    """A seed without gradient, here one behind a dead activation, keeps its parameters."""
+def test_weight_decay_of_hosts_does_not_affect_seeds():
+    """A seed without gradient, here after a dead activation, keeps its parameters."""
     garden: Garden = [{0: Plant("conv_small")}, {0: Plant("conv_small")}]
     stack = random_stack(HOST, 2)
     norm = seed_views(HOST.slots[0], "conv_small", stack.seeds[0][0])
@@ -88,8 +88,8 @@ def test_weight_decay_of_the_hosts_does_not_reach_seeds():
     ("host", "name"), [(host, name) for host in (HOST, small_mlp()) for name in names_of(host)]
 )
 @pytest.mark.parametrize("style", [Style.LINEAR_ADD, Style.GATED_GATE], ids=lambda s: s.name)
-def test_a_seed_moves_only_the_columns_of_its_parameters(host: Host, name: str, style: Style):
-    """The rest of its row, and the gate of a seed that has none, are nobody's."""
+def test_a_seed_updates_only_its_own_columns(host: Host, name: str, style: Style):
+    """The rest of its row, including the gate columns of a seed without gate, is unused."""
     slot = host.slots[0]
     stack = random_stack(host, 2)
     before = stack.seeds[0].clone()
@@ -100,12 +100,12 @@ def test_a_seed_moves_only_the_columns_of_its_parameters(host: Host, name: str, 
     own[slot.gate_offset :] = style is Style.GATED_GATE
     moved = (stack.seeds[0] != before).any(0)
     assert not moved[~own].any()
-    # Of its own columns all move, but for those behind a ReLU that never opens.
+    # All of its own columns change, except those after a ReLU that is never active.
     assert moved[own].double().mean() > 0.5
     assert torch.equal(stack.seed_optimizers[0].first.ne(0.0).any(0), moved)
 
 
-def test_germination_writes_one_row_and_forgets_its_momentum():
+def test_germination_writes_one_row_and_clears_its_momentum():
     engine = small_engine(HOST, 3)
     engine.stack = stirred(3)
     before = [[slot_row_of(engine.stack, s, n) for s in range(SLOTS)] for n in range(3)]

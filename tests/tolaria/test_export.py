@@ -1,4 +1,4 @@
-"""What leaves Esper gives the same logits, in this process and in one that has never seen it."""
+"""Exported networks give the same logits, in this process and in one without Esper."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ assert "esper" not in sys.modules
 
 
 def every_fossil(host: Host) -> list[dict[int, Plant]]:
-    """Each blueprint in each style, with others in the slots beside it; one slot stays empty."""
+    """Each blueprint in each style, with other seeds in the next slots; one slot stays empty."""
     names = names_of(host)
     whole = [
         {s: Plant(names[(i + s) % len(names)], style, alpha=(0.7, 1.0, 0.5)[s]) for s in range(3)}
@@ -74,14 +74,14 @@ def images_of(host: Host, count: int, dtype: torch.dtype = F64) -> torch.Tensor:
 
 
 def plain(images: torch.Tensor) -> torch.Tensor:
-    """As ordinary modules take them, ``[B, C, H, W]``."""
+    """Images in the layout of ordinary modules, ``[B, C, H, W]``."""
     return images.permute(0, 3, 1, 2).contiguous()
 
 
 @pytest.mark.parametrize(
     "host", [small_host(), small_mlp(), small_gpt()], ids=["cnn", "mlp", "gpt"]
 )
-def test_every_blueprint_and_style_is_that_of_the_oracle_and_of_the_engine(host: Host) -> None:
+def test_every_blueprint_and_style_matches_oracle_and_engine(host: Host) -> None:
     garden = every_fossil(host)
     stack, state = random_stack(host, len(garden)), seed_state(garden, 3)
     naive = naive_environments(host, stack, garden, optimisation(len(garden), 3))
@@ -94,7 +94,7 @@ def test_every_blueprint_and_style_is_that_of_the_oracle_and_of_the_engine(host:
         torch.testing.assert_close(found, engine[row], rtol=0, atol=1e-12)
 
 
-def test_somebodys_own_module_leaves_as_a_copy_of_itself_with_what_has_grown() -> None:
+def test_a_user_module_is_exported_as_a_copy_with_its_seeds() -> None:
     host = residual_host()
     for garden in gardens(14):
         stack, state = random_numbers(host, len(garden)), seed_state(garden, 4)
@@ -108,7 +108,7 @@ def test_somebodys_own_module_leaves_as_a_copy_of_itself_with_what_has_grown() -
 
 
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
-def test_what_is_not_fossilised_stays_behind(stage: Stage) -> None:
+def test_seeds_that_are_not_fossilised_are_not_exported(stage: Stage) -> None:
     host = small_host()
     alpha = 0.0 if stage is Stage.TRAINING else 0.8
     garden = [
@@ -134,7 +134,7 @@ HOSTS = {
 
 
 def case(name: str) -> tuple[Host, nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
-    """A host with seeds in it: as a module, and as the engine computes it."""
+    """A host with seeds: the exported module, and the logits of the engine."""
     host, plants = HOSTS[name]
     make = random_numbers if name == "module" else random_stack
     state, stack = seed_state([plants], len(host.slots)), make(host, 1, torch.float32)
@@ -146,7 +146,7 @@ def case(name: str) -> tuple[Host, nn.Module, Callable[[torch.Tensor], torch.Ten
     return host, grown_network(host, stack, state, 0), engine
 
 
-def test_the_files_give_the_same_in_a_process_that_cannot_import_esper(tmp_path: Path) -> None:
+def test_exported_files_give_equal_logits_without_esper(tmp_path: Path) -> None:
     counts = (1, 2, 33)
     for name in HOSTS:
         host, network, _ = case(name)
@@ -168,7 +168,7 @@ def test_the_files_give_the_same_in_a_process_that_cannot_import_esper(tmp_path:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n == "cnn" else [pytest.mark.slow]) for n in HOSTS]
 )
-def test_an_onnx_runtime_gives_the_same(name: str) -> None:
+def test_onnx_runtime_gives_equal_logits(name: str) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     host, network, engine = case(name)
     session = onnxruntime.InferenceSession(packed_onnx(export_program(network, host.image)))

@@ -1,4 +1,4 @@
-"""Somebody's own module as a host: the same numbers as that module in a loop, in float64."""
+"""A user's module as host, compared with the same module in a Python loop, in float64."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +41,7 @@ from support import (
 FULL = Precision("cpu")
 
 
-def test_the_slots_are_those_of_the_module_in_the_order_of_its_forward_pass() -> None:
+def test_slots_are_found_in_the_order_of_the_forward_pass() -> None:
     slots = residual_host().slots
     assert tuple(slot.name for slot in slots) == SLOTS
     assert [slot.channels for slot in slots] == [4, 4, 5, 6]
@@ -51,7 +51,7 @@ def test_the_slots_are_those_of_the_module_in_the_order_of_its_forward_pass() ->
 
 
 @pytest.mark.parametrize("garden", gardens(14), ids=["first", "second", "third", "fourth"])
-def test_five_steps_and_every_ablation_are_those_of_the_naive_loop(garden: Garden) -> None:
+def test_five_steps_and_every_ablation_match_the_naive_loop(garden: Garden) -> None:
     host, rows = residual_host(), len(garden)
     stack, state = random_numbers(host, rows), seed_state(garden, 4)
     settings = optimisation(rows, 4)
@@ -94,7 +94,7 @@ def test_five_steps_and_every_ablation_are_those_of_the_naive_loop(garden: Garde
             assert_same(scores.expected[n], expected, f"{n} without {gone}")
 
 
-def test_a_host_whose_numbers_are_nan_leaves_the_others_alone() -> None:
+def test_a_host_with_nan_does_not_affect_the_others() -> None:
     host, rows = residual_host(), 3
     garden = gardens(rows)[0]
     results = []
@@ -111,7 +111,7 @@ def test_a_host_whose_numbers_are_nan_leaves_the_others_alone() -> None:
         torch.testing.assert_close(ill.host[row], clean.host[row], rtol=0, atol=1e-12)
 
 
-def test_fresh_hosts_are_the_modules_own_by_group_and_torch_keeps_its_generator() -> None:
+def test_fresh_hosts_use_the_modules_initialisation_and_keep_torchs_generator() -> None:
     before = torch.random.get_rng_state()
     engine = small_engine(residual_host(), 3, groups=[0, 0, 1])
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -132,14 +132,14 @@ def test_fresh_hosts_are_the_modules_own_by_group_and_torch_keeps_its_generator(
         assert torch.equal(views[name][0], value.detach().double()), name
 
 
-def test_whatever_backend_is_asked_for_modules_have_their_own(caplog) -> None:
+def test_user_modules_use_the_functional_backend_for_every_setting(caplog) -> None:
     for name in ("auto", "torch", "native"):
         backend = choose_backend(name, residual_host(), FULL, torch.float32, CPU)
         assert isinstance(backend, FunctionalBackend)
 
 
 class Net(nn.Module):
-    """As small as a test wants it."""
+    """A small network of given layers."""
 
     def __init__(self, *layers: nn.Module, outputs: int = CLASSES, twice: bool = False):
         super().__init__()
@@ -174,7 +174,7 @@ FAULTS: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("build", "says"), FAULTS, ids=[says[:24] for _, says in FAULTS])
-def test_a_module_that_does_not_fit_is_told_why_in_one_line(build, says: str) -> None:
+def test_an_unsupported_module_is_rejected_with_one_line(build, says: str) -> None:
     with pytest.raises(UsageError, match=says) as fault:
         _ = ModuleHost(build, CLASSES, IMAGE).slots
     assert "\n" not in str(fault.value)
@@ -184,8 +184,8 @@ def module_task(name: str = "own") -> Task:
     return replace(small_task(residual_host()), name=name)
 
 
-def test_modules_grow_beside_built_in_hosts_and_nobody_notices() -> None:
-    """The same actions bring the same, alone or among others, on one thread or two."""
+def test_user_modules_and_built_in_hosts_do_not_affect_each_other() -> None:
+    """The same actions give the same results with or without the others, on one thread or two."""
     tasks = [small_task(small_host()), module_task()]
 
     def play(environments: list[int], threads: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The governor: its judgement against one in plain Python, and its snapshots to the bit."""
+"""The governor: judgements compared with plain Python, snapshots compared bit by bit."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ NAN, INF = math.nan, math.inf
 
 @dataclass(frozen=True)
 class Moment:
-    """What a step measured of one host."""
+    """Measurements of one step of one host."""
 
     loss: float
     expected: float = 0.5
@@ -34,7 +34,7 @@ class Moment:
 
     @property
     def others(self) -> list[float]:
-        """What has only to be finite."""
+        """Values that are only checked for finiteness."""
         return [self.train_loss, self.host_norm] + [self.seed_norm] * self.computing
 
 
@@ -42,7 +42,7 @@ CALM = Moment(0.5)
 
 
 def judged(governor: Governor, moments: list[Moment]) -> list[Reason]:
-    """One step of one host each."""
+    """The verdicts for one step of each host."""
 
     def column(name: str) -> Tensor:
         return torch.tensor([float(getattr(moment, name)) for moment in moments])
@@ -57,7 +57,7 @@ def judged(governor: Governor, moments: list[Moment]) -> list[Reason]:
 
 
 def governor_of(rows: int = 1, calm: int = 0) -> Governor:
-    """A governor that has seen so many calm steps."""
+    """A governor after ``calm`` healthy steps."""
     governor = Governor(random_stack(HOST, rows, torch.float32), CLASSES)
     for _ in range(calm):
         assert judged(governor, [CALM] * rows) == [Reason.NONE] * rows
@@ -68,19 +68,19 @@ def history(governor: Governor, row: int = 0) -> list[float]:
     return [loss for loss in governor.losses[row].tolist() if not math.isnan(loss)]
 
 
-# --- one clause at a time ---------------------------------------------------------------------
+# --- one condition at a time ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("where", ["loss", "train_loss", "host_norm", "seed_norm"])
-def test_a_number_that_is_not_finite_is_a_disaster_at_once(where: str, bad: float):
+def test_a_non_finite_value_is_rolled_back_at_once(where: str, bad: float):
     governor = governor_of(3)
     moments = [CALM, Moment(**({"loss": 0.5} | {where: bad})), CALM]
     assert judged(governor, moments) == [Reason.NONE, Reason.NOT_FINITE, Reason.NONE]
     assert governor.healthy.tolist() == [True, False, True]
 
 
-def test_the_norm_of_a_seed_that_was_not_computed_says_nothing():
+def test_the_norm_of_a_seed_that_was_not_computed_is_ignored():
     assert judged(governor_of(), [Moment(0.5, seed_norm=NAN, computing=False)]) == [Reason.NONE]
 
 
@@ -88,17 +88,17 @@ def test_the_norm_of_a_seed_that_was_not_computed_says_nothing():
     ("calm", "loss", "expected", "reason"),
     [
         (10, CHANCE, 0.25, Reason.COLLAPSE),
-        (9, CHANCE, 0.25, Reason.NONE),  # too little is known
+        (9, CHANCE, 0.25, Reason.NONE),  # the history is too short
         (10, CHANCE * 1.064, 0.25, Reason.COLLAPSE),
         (10, CHANCE * 1.066, 0.25, Reason.NONE),
         (10, CHANCE * 0.936, 0.25, Reason.COLLAPSE),
         (10, CHANCE * 0.934, 0.25, Reason.NONE),
         (10, CHANCE, 0.3125, Reason.COLLAPSE),
-        (10, CHANCE, 0.3126, Reason.NONE),  # its data drifted: it is still good at the old half
+        (10, CHANCE, 0.3126, Reason.NONE),  # its data drifted: it still predicts the old data
         (10, CHANCE, 0.6, Reason.NONE),
     ],
 )
-def test_a_host_that_only_guesses_again_has_collapsed(calm, loss, expected, reason):
+def test_a_host_that_guesses_after_learning_has_collapsed(calm, loss, expected, reason):
     governor = governor_of(calm=calm)
     assert judged(governor, [Moment(loss, expected)]) == [reason]
     assert governor.healthy.item() == (reason is Reason.NONE)
@@ -116,20 +116,20 @@ def test_a_host_that_never_learned_cannot_collapse():
         assert judged(governor, [Moment(CHANCE, 0.25)]) == [reason]
 
 
-def test_three_strikes_in_a_row_are_a_runaway_and_two_are_not():
+def test_three_consecutive_strikes_are_a_runaway_and_two_are_not():
     governor, far = governor_of(calm=10), Moment(13.0)
     for count in (1, 2):
         for _ in range(count):
             assert judged(governor, [far]) == [Reason.NONE]
             assert not governor.healthy
-        assert judged(governor, [CALM]) == [Reason.NONE]  # which ends the row
+        assert judged(governor, [CALM]) == [Reason.NONE]  # which resets the strikes
         assert governor.healthy
     assert [judged(governor, [far]) for _ in range(7)] == [
         [reason] for reason in [Reason.NONE, Reason.NONE, Reason.RUNAWAY] * 2 + [Reason.NONE]
     ]
 
 
-def test_another_disaster_ends_a_row_of_strikes():
+def test_a_rollback_for_another_reason_resets_the_strikes():
     governor, far = governor_of(calm=10), Moment(13.0)
     for disaster in (Moment(NAN), Moment(CHANCE, 0.25)):
         for moment in (far, far, disaster, far, far):
@@ -144,13 +144,13 @@ def test_another_disaster_ends_a_row_of_strikes():
         ([0.5] * 10, 12.01, True),
         ([0.5] * 10, 11.99, False),  # not above 12 nats
         ([5.0] * 10, 15.01, True),
-        ([5.0] * 10, 14.99, False),  # not above three means
+        ([5.0] * 10, 14.99, False),  # not above three times the mean
         ([0.0, 4.0] * 5, 14.01, True),
-        ([0.0, 4.0] * 5, 13.99, False),  # not above the mean and six deviations
-        ([0.5] * 9, 40.0, False),  # too little is known
+        ([0.0, 4.0] * 5, 13.99, False),  # not above the mean plus six deviations
+        ([0.5] * 9, 40.0, False),  # the history is too short
     ],
 )
-def test_each_condition_of_a_runaway_is_needed(losses, loss, strike):
+def test_each_condition_of_a_runaway_is_required(losses, loss, strike):
     governor = governor_of()
     for before in losses:
         judged(governor, [Moment(before)])
@@ -159,7 +159,7 @@ def test_each_condition_of_a_runaway_is_needed(losses, loss, strike):
     assert governor.healthy.item() != strike
 
 
-def test_the_history_holds_twenty_healthy_losses_and_no_others():
+def test_the_history_holds_only_the_last_twenty_healthy_losses():
     governor = governor_of()
     healthy = [0.5 + i / 64 for i in range(30)]
     for i, loss in enumerate(healthy):
@@ -202,9 +202,7 @@ lives = st.tuples(
 
 @settings(max_examples=40, deadline=None, database=None, derandomize=True)
 @given(st.lists(lives, min_size=3, max_size=3), st.integers(0, 2**20))
-def test_it_judges_and_restores_as_one_governor_for_each_host_would(
-    rows: list[list[Moment]], seed: int
-):
+def test_judgements_and_rollbacks_match_one_governor_per_host(rows: list[list[Moment]], seed: int):
     stack = random_stack(HOST, len(rows), torch.float32, seed)
     governor = Governor(stack, CLASSES)
     oracles = [NaiveGovernor(CLASSES, kept=_kept(stack, n)) for n in range(len(rows))]
@@ -235,7 +233,7 @@ def test_it_judges_and_restores_as_one_governor_for_each_host_would(
 
 
 def _kept(stack: Stack, n: int) -> dict[str, Tensor]:
-    """What a snapshot holds of a host: parameters and statistics, nothing of the optimizers."""
+    """The parts of a host in a snapshot: parameters and statistics, no optimizer state."""
     return {
         name: part
         for name, part in row_of(stack, n).items()
@@ -244,7 +242,7 @@ def _kept(stack: Stack, n: int) -> dict[str, Tensor]:
 
 
 def _train(stack: Stack, generator: torch.Generator) -> None:
-    """Every number moves."""
+    """Change every value of the stack."""
     optimizers = [stack.host_optimizer, *stack.seed_optimizers]
     moments = [part for state in optimizers for part in (state.first, state.second, state.step)]
     for part in (stack.host, stack.buffers, *stack.seeds, *moments):
@@ -263,8 +261,8 @@ def test_the_first_snapshot_is_of_newborn_hosts():
     assert_identical(_kept(stack, 0), born)
 
 
-def test_a_host_on_the_run_is_no_snapshot_but_its_seeds_are():
-    """A seed that was just fossilised must be there after a rollback, and its host be sane."""
+def test_a_snapshot_of_an_unhealthy_host_updates_only_its_seeds():
+    """After a rollback a just fossilised seed must exist and its host must be healthy."""
     governor = governor_of(2, calm=10)
     stack = governor.stack
     sane = [_kept(stack, n) for n in range(2)]

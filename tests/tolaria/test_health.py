@@ -1,4 +1,4 @@
-"""Gradient health by hand, and what is remembered of a seed from step to step."""
+"""Gradient health compared with values by hand; signals of a seed from step to step."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("norms", "count", "health", "exploding"), CASES.values(), ids=CASES)
-def test_health_is_one_less_half_the_vanishing_and_most_of_the_exploding(
+def test_health_weights_vanishing_and_exploding_fractions(
     norms: list[float], count: int, health: float, exploding: bool
 ):
     found, explodes = gradient_health(torch.tensor([norms], dtype=F64), torch.tensor([count]))
@@ -36,14 +36,14 @@ def test_health_is_one_less_half_the_vanishing_and_most_of_the_exploding(
     assert explodes.item() is exploding
 
 
-def test_every_row_is_judged_by_itself():
+def test_rows_are_judged_independently():
     norms = torch.tensor([[1.0, 1.0], [NAN, 1.0], [0.0, 1.0], [20.0, NAN]])
     health, exploding = gradient_health(norms, torch.tensor([2, 2, 2, 1]))
     assert health.tolist() == pytest.approx([1.0, 0.0, 0.75, 0.2])
     assert exploding.tolist() == [False, True, False, True]
 
 
-def test_signals_keep_the_last_health_and_smooth_the_change_of_the_contribution():
+def test_signals_keep_the_last_health_and_smooth_the_contribution_velocity():
     slots = small_host(slot_names=("r0c0",)).slots
     # norm has three parameter tensors; the third environment's seed is not computed.
     state = seed_state(

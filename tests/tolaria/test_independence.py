@@ -1,4 +1,4 @@
-"""An environment's numbers depend on its own alone, to the last bit."""
+"""Results of an environment are bitwise independent of all other environments."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ Disturbance = Callable[[Stack, list[tuple[Tensor, Tensor]]], None]
 
 
 def neighbours(store: Tensor) -> Tensor:
-    """The rows of a store that are not the subject's, as one tensor to write into."""
+    """Mask of the rows of a store that do not belong to the subject, bool ``[N]``."""
     return torch.arange(len(store)) != SUBJECT
 
 
@@ -93,7 +93,7 @@ DISTURBANCES = (
 
 
 def gardens(host: Host) -> list[Garden]:
-    """The subject among neighbours that grow the same kinds, so that all share every call."""
+    """The subject and neighbours that grow the same kinds, so that all share every call."""
     lives = list(LIVES.values())
     styles = list(Style)
     found = []
@@ -113,7 +113,7 @@ CASES = {
 def trained(
     host: Host, garden: Garden, disturb: Disturbance | None, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What the subject's rows hold after an epoch, and what was reported and scored of it."""
+    """The subject's rows after an epoch, its reported measurements and its scores."""
     stack = random_stack(host, len(garden), dtype)
     batches = random_batches(host, len(garden), count=3, dtype=dtype)
     if disturb is not None:
@@ -140,10 +140,10 @@ def trained(
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["fp64", "fp32"])
 @pytest.mark.parametrize(("host", "garden"), CASES.values(), ids=CASES)
-def test_no_neighbour_changes_a_bit_of_an_environment(
+def test_results_are_bitwise_independent_of_other_environments(
     host: Host, garden: Garden, dtype: torch.dtype
 ):
-    """Another host, other seeds, other images, or NaN in any of them."""
+    """Neighbours get another host, other seeds, other images, or NaN in any of these."""
     rows, report = trained(host, garden, None, dtype)
     assert all(part.isfinite().all() for part in (*rows.values(), *report.values()))
     for disturb in DISTURBANCES:
@@ -153,7 +153,7 @@ def test_no_neighbour_changes_a_bit_of_an_environment(
 
 
 @pytest.mark.parametrize("host", [HOST, MLP], ids=lambda host: type(host).__name__)
-def test_the_disturbances_reach_the_neighbours(host: Host):
+def test_the_disturbances_change_the_other_environments(host: Host):
     """Otherwise the test above would prove nothing."""
     garden = gardens(host)[0]
     for disturb in DISTURBANCES:
@@ -168,8 +168,8 @@ def test_the_disturbances_reach_the_neighbours(host: Host):
         )
 
 
-def test_what_neighbours_grow_does_not_move_an_environment():
-    """The composition of calls may reorder sums, so equality is to 1e-12 here, not to the bit."""
+def test_results_do_not_depend_on_what_other_environments_grow():
+    """The grouping of calls may reorder sums, so values are compared to 1e-12, not bitwise."""
     plants = {0: Plant("conv_light"), 1: Plant("norm", **LIVES["training"]), 2: Plant("bottleneck")}
     others = every_plant()
     expected, report = trained(HOST, [{}, plants, {}, {}], None, F64)
@@ -189,8 +189,8 @@ def test_what_neighbours_grow_does_not_move_an_environment():
 
 
 @pytest.mark.parametrize("host", [HOST, MLP], ids=lambda host: type(host).__name__)
-def test_an_environment_is_the_same_in_any_company(host: Host):
-    """Identities make the numbers: any subset of environments replays the same trajectories."""
+def test_any_subset_of_environments_gives_the_same_results(host: Host):
+    """Results depend only on identities, so a subset of environments has the same trajectories."""
 
     def trajectory(environments: list[int], groups: list[int]) -> dict[str, Tensor]:
         engine = small_engine(
@@ -214,10 +214,10 @@ def test_an_environment_is_the_same_in_any_company(host: Host):
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["fp64", "fp32"])
 @pytest.mark.parametrize("style", list(Style), ids=lambda style: style.name)
 @pytest.mark.parametrize("name", CASES)
-def test_an_isolated_seed_of_nan_does_not_touch_its_own_host(
+def test_an_isolated_seed_with_nan_does_not_affect_its_host(
     name: str, style: Style, dtype: torch.dtype
 ):
-    """It learns behind the host: nothing of it reaches the host or the seeds of other slots."""
+    """Neither its output nor its gradient reaches the host or the seeds of other slots."""
     host, _ = CASES[name]
     first, *_, last = names_of(host)
     garden: Garden = [

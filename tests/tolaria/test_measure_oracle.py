@@ -1,4 +1,4 @@
-"""Validation, ablation and commitment against one module for each environment, in fp64."""
+"""Validation, ablation and commitment compared with one module per environment, in fp64."""
 
 import math
 
@@ -67,25 +67,25 @@ def check(engine: Engine, garden: Garden, split: str = "validation") -> None:
 @pytest.mark.parametrize(
     "garden", mixed_gardens(slots=3, rows=16), ids=lambda garden: f"{len(garden)} environments"
 )
-def test_scores_ablations_and_commitments_are_those_of_the_modules(garden: Garden):
+def test_scores_ablations_and_commitments_match_the_modules(garden: Garden):
     check(planted(garden), garden)
 
 
 @pytest.mark.parametrize(
     "garden", [*mixed_gardens(3, 18, MLP_NAMES), [{}, {}, {}], [{}]], ids=lambda g: str(len(g))
 )
-def test_scores_ablations_and_commitments_of_mlps_are_those_of_the_modules(garden: Garden):
+def test_scores_ablations_and_commitments_of_mlps_match_the_modules(garden: Garden):
     check(planted(garden, MLP), garden)
 
 
 @pytest.mark.parametrize("pools", [0, 1, 2])
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_scores_of_bare_hosts_are_those_of_the_modules(kernel: int, pools: int):
+def test_scores_of_bare_hosts_match_the_modules(kernel: int, pools: int):
     garden: Garden = [{}, {}, {}]
     check(planted(garden, small_host(kernel=kernel, pools=pools)), garden)
 
 
-def test_another_split_is_measured_when_asked_for():
+def test_the_test_split_is_measured_on_request():
     garden: Garden = [{0: Plant("conv_light"), 2: Plant("norm", Style.GATED_GATE)}, {}]
     engine = planted(garden)
     check(engine, garden, "test")
@@ -94,8 +94,8 @@ def test_another_split_is_measured_when_asked_for():
     assert not torch.equal(validation.loss, test.loss)
 
 
-def test_seeds_that_differ_only_in_what_is_fossilised_differ_only_as_committed():
-    """Committed scores drop what is loose, in the first slot as in later ones."""
+def test_fossilisation_changes_only_the_committed_scores():
+    """Committed scores exclude seeds that are not fossilised, in any slot."""
     parts = [Stage.FOSSILISED, Stage.HOLDING]
     garden: Garden = [
         {0: Plant("conv_light", stage=first), 1: Plant("conv_heavy", stage=second)}
@@ -111,7 +111,7 @@ def test_seeds_that_differ_only_in_what_is_fossilised_differ_only_as_committed()
     assert measured.committed.expected.unique().numel() == len(garden)
 
 
-def test_nothing_is_committed_unless_asked_for_and_measuring_changes_nothing():
+def test_commitments_are_optional_and_measuring_changes_no_state():
     garden: Garden = [{0: Plant("conv_light"), 1: Plant("attention", alpha=0.5)}, {}]
     engine = planted(garden)
     before = [t.clone() for t in (engine.stack.host, engine.stack.buffers, *engine.stack.seeds)]
@@ -120,7 +120,7 @@ def test_nothing_is_committed_unless_asked_for_and_measuring_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_a_seed_that_changes_nothing_contributes_exactly_nothing():
+def test_a_seed_without_effect_has_contribution_zero():
     garden: Garden = [{0: Plant("conv_light")}, {0: Plant("norm"), 1: Plant("attention")}]
     engine = planted(garden)
     for store in engine.stack.seeds:

@@ -1,4 +1,4 @@
-"""Minibatches with crops and flips: by hand, alike in both backends, and streamed from the host."""
+"""Minibatches with crops and flips: by hand, in both backends, and streamed from CPU memory."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def engine(backend: str = "torch", augmentation: Augmentation | None = MOVED, pr
 
 
 def moved_by_hand(image: np.ndarray, pose: int, reach: int) -> np.ndarray:
-    """Pad, crop, mirror: each by the function of numpy that is made for it."""
+    """Pad, crop and mirror with the corresponding functions of numpy."""
     span = 2 * reach + 1
     flipped, down, right = pose // span**2, pose // span % span, pose % span
     padded = np.pad(image, ((reach, reach), (reach, reach), (0, 0)))
@@ -50,7 +50,7 @@ def moved_by_hand(image: np.ndarray, pose: int, reach: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("augmentation", [MOVED, Augmentation(reach=1), Augmentation(flip=True)])
-def test_every_pose_is_pad_crop_and_mirror(augmentation: Augmentation) -> None:
+def test_every_pose_matches_pad_crop_and_mirror(augmentation: Augmentation) -> None:
     images = torch.randn(augmentation.poses, 5, 4, 2, dtype=F64)
     found = augmentation.apply(images, torch.arange(augmentation.poses))
     for pose, (image, moved) in enumerate(zip(images, found, strict=True)):
@@ -58,7 +58,7 @@ def test_every_pose_is_pad_crop_and_mirror(augmentation: Augmentation) -> None:
         np.testing.assert_array_equal(moved.numpy(), by_hand)
 
 
-def test_poses_are_drawn_behind_the_images_and_change_none_of_them() -> None:
+def test_poses_do_not_change_which_images_are_drawn() -> None:
     posed, plain = engine().minibatches(4), engine(augmentation=None).minibatches(4)
     assert torch.equal(posed.drawn, plain.drawn)
     assert plain.poses is None
@@ -69,7 +69,7 @@ def test_poses_are_drawn_behind_the_images_and_change_none_of_them() -> None:
     assert not torch.equal(posed.poses[0], posed.poses[1]), "groups draw by themselves"
 
 
-def test_rows_of_a_group_see_the_same_pixels_in_the_poses_drawn() -> None:
+def test_rows_of_a_group_see_the_same_augmented_images() -> None:
     batches = engine().minibatches(1)
     assert batches.poses is not None
     for number, (images, labels) in enumerate(batches):
@@ -84,7 +84,7 @@ def test_rows_of_a_group_see_the_same_pixels_in_the_poses_drawn() -> None:
 
 
 @needs_native
-def test_both_backends_train_on_the_same_pixels() -> None:
+def test_both_backends_train_on_the_same_augmented_images() -> None:
     found = {}
     for augmentation in (MOVED, None):
         for backend in ("torch", "native"):
@@ -101,7 +101,7 @@ def test_both_backends_train_on_the_same_pixels() -> None:
 
 
 @pytest.mark.parametrize("augmentation", [MOVED, None])
-def test_streamed_minibatches_are_those_of_preloaded_data(
+def test_streamed_minibatches_match_preloaded_data(
     augmentation: Augmentation | None,
 ) -> None:
     near, far = (engine(augmentation=augmentation, preload=p).minibatches(2) for p in (True, False))
@@ -112,7 +112,7 @@ def test_streamed_minibatches_are_those_of_preloaded_data(
         assert torch.equal(labels, others)
 
 
-def test_streamed_windows_of_a_sequence_are_those_of_preloaded_data() -> None:
+def test_streamed_sequence_windows_match_preloaded_data() -> None:
     host = small_gpt()
     stream = torch.randint(host.classes, (300,)).to(F64)
     windows = stream[:-1].unfold(0, host.context, 1)[:, None, :, None]
@@ -133,5 +133,5 @@ def test_streamed_windows_of_a_sequence_are_those_of_preloaded_data() -> None:
         assert torch.equal(labels, others)
 
 
-def test_small_data_are_preloaded_where_nothing_is_said() -> None:
+def test_small_data_are_preloaded_by_default() -> None:
     assert not engine(preload=None).bank.streamed  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A blueprint written in Python alone sends its own environments to torch, and no others."""
+"""Torch computes exactly the environments that have a seed written only in Python."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -59,14 +59,14 @@ def plain(channels: int) -> Blueprint:
 
 @pytest.fixture
 def host() -> Iterator[Host]:
-    """A host whose slots also take the blueprint."""
+    """A host whose slots also accept the Python blueprint."""
     with own_blueprints():
         register(OWN, plain)
         yield small_host()
 
 
 def garden() -> Garden:
-    """The small MLP's blueprint does not live in these slots."""
+    """Plants without the small MLP's blueprint, which these slots do not accept."""
     return [
         {s: replace(p, blueprint=p.blueprint.replace("mlp", "depthwise")) for s, p in row.items()}
         for row in GARDEN
@@ -78,7 +78,7 @@ def backends(host: Host) -> tuple[MixedBackend, TorchBackend, NativeBackend]:
     return MixedBackend(NativeBackend(host, F64), others), others, NativeBackend(host, F64)
 
 
-def test_an_epoch_is_native_where_every_seed_is_known(host: Host) -> None:
+def test_environments_whose_seeds_are_all_known_train_natively(host: Host) -> None:
     state = seed_state(garden(), 3)
     seeds, rows = Seeds.training(state), len(GARDEN)
     batches = minibatches(random_batches(host, rows))
@@ -108,7 +108,7 @@ def test_an_epoch_is_native_where_every_seed_is_known(host: Host) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_it_validates_and_ablates_as_torch_does(host: Host, shared: bool) -> None:
+def test_validation_and_ablation_match_torch(host: Host, shared: bool) -> None:
     state = seed_state(garden(), 3)
     engine = small_engine(host, len(GARDEN), groups=[0] * 5 if shared else None)
     engine.stack = random_stack(host, len(GARDEN))
@@ -125,7 +125,7 @@ def test_it_validates_and_ablates_as_torch_does(host: Host, shared: bool) -> Non
 
 
 @pytest.mark.parametrize("rows", [(1, 4), (0, 2)])
-def test_a_whole_stack_is_left_to_one_of_them(host: Host, rows: tuple, monkeypatch) -> None:
+def test_one_backend_computes_a_uniform_stack(host: Host, rows: tuple, monkeypatch) -> None:
     mixed, others, native = backends(host)
 
     def refused(*_: object) -> None:
@@ -142,7 +142,7 @@ def test_a_whole_stack_is_left_to_one_of_them(host: Host, rows: tuple, monkeypat
         assert_identical(row_of(stack, n), row_of(twin, n))
 
 
-def test_it_is_chosen_with_one_line(host: Host, caplog) -> None:
+def test_choosing_the_mixed_backend_logs_one_line(host: Host, caplog) -> None:
     made = [choose_backend("auto", host, Precision("cpu"), F64, CPU) for _ in range(2)]
     assert all(isinstance(backend, MixedBackend) for backend in made)
     assert made[0].native.kind_of[BLUEPRINTS.index(OWN)] == -1

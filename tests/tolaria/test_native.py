@@ -1,4 +1,4 @@
-"""What is the native backend's own: precision of float, threads, falling back."""
+"""Tests specific to the native backend: float precision, threads, fallback."""
 
 import math
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ NARROW_GAP = 1e-4
 
 
 def narrowest_gap(host: Host, garden: Garden, seed: int) -> float:
-    """How near a pre-activation comes to 0, or a pixel to the largest of its pool."""
+    """Smallest distance of a pre-activation to 0, or of a pixel to the maximum of its pool."""
     stack = random_stack(host, len(garden), seed=seed)
     settings = optimisation(len(garden), len(host.slots))
     environments = naive_environments(host, stack, garden, settings)
@@ -98,8 +98,8 @@ def trained(host: Host, garden: Garden, dtype: torch.dtype, seed: int) -> dict[s
 
 
 @pytest.mark.parametrize("host", [small_host(), small_mlp()], ids=lambda h: type(h).__name__)
-def test_float_is_near_double_where_no_decision_is_near(host: Host):
-    """To 1e-5 of each tensor's norm, for every blueprint, on draws without a narrow gap."""
+def test_float_matches_double_away_from_decision_boundaries(host: Host):
+    """Within 1e-5 of each tensor's norm, for every blueprint, on draws without a narrow gap."""
     names = ("mlp", "mlp_small") if not isinstance(host, CnnHost) else tuple(naive.CONV_BRANCHES)
     compared = 0
     for number, name in enumerate(names * 3):
@@ -112,7 +112,7 @@ def test_float_is_near_double_where_no_decision_is_near(host: Host):
             continue
         exact, found = (trained(host, garden, dtype, seed) for dtype in (F64, F32))
         for what, expected in exact.items():
-            # A gradient that is nothing but rounding (of a bias before a norm) has no digits.
+            # The gradient of a bias before a norm is pure rounding error and has no correct digits.
             size = max(expected.norm().item(), 1e-4)
             error = (found[what].to(F64) - expected).norm().item()
             assert error <= 1e-5 * size, (name, style, what, error / size)
@@ -125,7 +125,7 @@ def test_float_is_near_double_where_no_decision_is_near(host: Host):
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("host", [small_host(), small_mlp()], ids=lambda h: type(h).__name__)
-def test_no_bit_depends_on_the_number_of_threads(host: Host, dtype: torch.dtype):
+def test_results_are_bitwise_independent_of_the_number_of_threads(host: Host, dtype: torch.dtype):
     names = naive.MLP_BRANCHES if not isinstance(host, CnnHost) else naive.CONV_BRANCHES
     garden = mixed_gardens(3, 16, tuple(names))[0]
     batches = minibatches(random_batches(host, len(garden), dtype=dtype))
@@ -147,7 +147,7 @@ def test_no_bit_depends_on_the_number_of_threads(host: Host, dtype: torch.dtype)
     assert_identical(found[2], found[0])
 
 
-def test_a_bad_number_in_one_environment_shows_there_and_nowhere_else():
+def test_a_non_finite_value_affects_only_its_own_environment():
     host, rows = small_host(), 5
     garden: Garden = [{0: Plant("conv_light")} for _ in range(rows)]
     clean = random_stack(host, rows, F32)
@@ -171,10 +171,10 @@ def test_a_bad_number_in_one_environment_shows_there_and_nowhere_else():
                 assert_identical(row_of(stack, n), row_of(expected, n))
 
 
-# --- falling back -----------------------------------------------------------------------------
+# --- fallback -----------------------------------------------------------------------------
 
 
-def test_what_the_library_does_not_know_is_left_to_torch(caplog):
+def test_torch_replaces_the_library_for_unsupported_settings(caplog):
     odd = small_host(classes=3)
     half = choose_backend("auto", odd, Precision("cpu"), torch.float16, CPU)
     assert isinstance(half, TorchBackend)
@@ -187,8 +187,8 @@ def test_what_the_library_does_not_know_is_left_to_torch(caplog):
     assert isinstance(choose_backend("auto", odd, Precision("cpu"), F32, CPU), NativeBackend)
 
 
-def test_a_host_of_another_kind_is_left_to_torch(caplog):
-    """A subclass may compute something else with the same parameters."""
+def test_torch_computes_subclasses_of_hosts(caplog):
+    """A subclass may compute a different function of the same parameters."""
 
     @dataclass(frozen=True)
     class Halved(CnnHost):

@@ -1,4 +1,4 @@
-"""A step dispatches the same operations however many environments there are."""
+"""The number of operations per step does not depend on the number of environments."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -33,14 +33,14 @@ MLP_COMPOSITION: Garden = [
 
 @dataclass(frozen=True)
 class Operations:
-    """All that reached the dispatcher, and those of them that are more than a view of memory."""
+    """Operations that reached the dispatcher: all, and those that are not views."""
 
     dispatched: int
     computing: int
 
 
 class Counter(TorchDispatchMode):
-    """Counts every operation, those of backward included."""
+    """Counts every operation, including those of backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Counter(TorchDispatchMode):
 def operations(names: tuple[int, ...], mlp: bool = False) -> Operations:
     """Operations of one training epoch and one measurement; ``names`` index the composition.
 
-    Counted the second time: what is made once for a device is no part of a step.
+    Counts the second call, because the first also fills caches of the device.
     """
     _counted(names, mlp)
     return _counted(names, mlp)
@@ -69,7 +69,7 @@ def _counted(names: tuple[int, ...], mlp: bool) -> Operations:
 
 
 def counted(host: Host, garden: Garden) -> Operations:
-    """Operations of one training epoch and one measurement of what the garden says."""
+    """Operations of one training epoch and one measurement of a garden."""
     rows = torch.arange(len(garden))
     engine = Engine(
         bank_of(small_task(host), torch.float32),
@@ -105,23 +105,23 @@ def test_more_mlps_take_no_more_operations():
     assert bare.computing < few.computing
 
 
-def test_the_mix_of_environments_does_not_matter_but_what_is_alive_does():
+def test_operations_depend_on_living_kinds_not_on_the_mix_of_environments():
     all_kinds = operations((0, 1, 2, 3) * 2)
     assert operations((0, 1, 2, 3) * 3) == all_kinds
     assert operations((0, 0, 0, 1, 1, 2, 2, 3, 3, -1, -1, 3)) == all_kinds
     assert operations((0, 1, 2) * 2).computing < all_kinds.computing
 
 
-def test_a_seed_alone_of_its_kind_takes_no_more_operations_than_many():
-    """Rather fewer: flattening a single row needs no copy, which saves clones of parameters."""
+def test_a_single_seed_of_a_kind_takes_no_more_operations_than_many():
+    """It takes fewer: flattening a single row needs no copy, which saves clones of parameters."""
     alone, many = operations((0, 1, 2, 3)), operations((0, 1, 2, 3) * 3)
     assert alone.dispatched <= many.dispatched
     assert 0.95 * many.dispatched < alone.dispatched
 
 
 @pytest.mark.parametrize("name", range(len(COMPOSITION)))
-def test_operations_grow_by_chunk_alone(name: int):
-    """A single chunk differs from one of many by a few views: there is nothing to split off."""
+def test_operations_grow_only_with_the_number_of_chunks(name: int):
+    """A single chunk differs from one of many by a few views, because nothing is split."""
     one, two, three, four = (operations((name,) * chunks * CHUNK) for chunks in (1, 2, 3, 4))
     assert operations((name,) * 4) == one
     assert three.computing - two.computing == two.computing - one.computing

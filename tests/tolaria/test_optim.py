@@ -1,4 +1,4 @@
-"""AdamW and clipping by rows against torch's own, one optimizer for each row."""
+"""AdamW and clipping by rows, compared with one torch optimizer per row."""
 
 import pytest
 import torch
@@ -25,8 +25,8 @@ def reference(
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_every_row_is_updated_as_by_its_own_adamw(weight_decay: float):
-    """Rows that pause keep their count, so that each has its own bias correction."""
+def test_every_row_matches_its_own_adamw(weight_decay: float):
+    """Inactive rows keep their update count, so that each row has its own bias correction."""
     store = drawn(ROWS, COLUMNS)
     state = AdamState.zeros_like(store)
     pairs = [reference(store[n], RATES[n].item(), weight_decay) for n in range(ROWS)]
@@ -47,7 +47,7 @@ def test_every_row_is_updated_as_by_its_own_adamw(weight_decay: float):
         assert state.step[n].item() == float(moments["step"])
 
 
-def test_all_rows_are_active_unless_told_otherwise():
+def test_all_rows_are_active_by_default():
     first, second = drawn(ROWS, COLUMNS), drawn(ROWS, COLUMNS)
     states = AdamState.zeros_like(first), AdamState.zeros_like(second)
     gradient = drawn(ROWS, COLUMNS, seed=1)
@@ -73,8 +73,8 @@ def test_inactive_rows_keep_every_bit_despite_momentum_decay_and_nan():
         assert now.isfinite().all()
 
 
-def test_clipping_scales_every_row_as_torch_does():
-    """From a zero gradient over one just at the limit to a huge one."""
+def test_clipping_matches_torch_for_every_row():
+    """From a zero gradient to one exactly at the limit to a huge one."""
     sizes = torch.tensor([0.0, 1e-9, 0.5, 1.0, 1.0 + 1e-9, 3.0, 1e6], dtype=F64)
     direction = drawn(len(sizes), COLUMNS)
     gradient = sizes[:, None] * direction / direction.norm(dim=1, keepdim=True)
@@ -88,7 +88,7 @@ def test_clipping_scales_every_row_as_torch_does():
         torch.testing.assert_close(gradient[n] * scale[n], parameter.grad, rtol=1e-14, atol=0.0)
 
 
-def test_a_rows_clipping_does_not_see_the_others():
+def test_clipping_of_a_row_does_not_depend_on_other_rows():
     gradient = drawn(3, COLUMNS)
     _, expected = clip_scale(gradient, 0.7)
     gradient[0], gradient[2] = float("nan"), 1e300

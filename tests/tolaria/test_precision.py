@@ -1,4 +1,4 @@
-"""Mixed precision: where it is on, what computes in which dtype, and who stays apart."""
+"""Mixed precision: when it is on, dtypes of operations, independence of environments."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -56,17 +56,17 @@ ODD = small_host(image=(4, 4, 3), channels=(3, 5))
 HOSTS = {"odd": ODD, "even": small_host(channels=(4, 6)), "mlp": small_mlp()}
 
 
-# What is on.
+# When it is on.
 
 
-def test_it_is_off_unless_asked_for() -> None:
+def test_mixed_precision_is_off_by_default() -> None:
     precision = resolve_precision(False, CPU, "bfloat16", "torch")
     assert not precision.enabled
     assert precision.reason is None
 
 
 @pytest.mark.parametrize("backend", ["auto", "native"])
-def test_on_a_cpu_other_backends_say_why_not(backend: str) -> None:
+def test_on_a_cpu_other_backends_give_the_reason(backend: str) -> None:
     precision = resolve_precision(True, CPU, "float16", backend)
     assert not precision.enabled
     assert precision.reason is not None
@@ -79,7 +79,7 @@ def test_on_a_cpu_other_backends_say_why_not(backend: str) -> None:
     ("name", "dtype"),
     [("auto", torch.bfloat16), ("bfloat16", torch.bfloat16), ("float16", torch.float16)],
 )
-def test_torch_on_a_cpu_computes_in_either(name: str, dtype: torch.dtype) -> None:
+def test_torch_on_a_cpu_supports_both_dtypes(name: str, dtype: torch.dtype) -> None:
     precision = resolve_precision(True, CPU, name, "torch")
     assert precision.amp_dtype == dtype
     assert precision.dtype_name == str(dtype).split(".")[1]
@@ -88,7 +88,7 @@ def test_torch_on_a_cpu_computes_in_either(name: str, dtype: torch.dtype) -> Non
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
 
 
-def test_an_environment_variable_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_disables_mixed_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, enabled in (("1", False), ("0", True), ("", True)):
         monkeypatch.setenv("ESPER_DISABLE_AMP", value)
         precision = resolve_precision(True, CPU, backend="torch")
@@ -96,7 +96,7 @@ def test_an_environment_variable_forbids_it(monkeypatch: pytest.MonkeyPatch) -> 
         assert precision.reason == (None if enabled else "ESPER_DISABLE_AMP is set")
 
 
-def test_a_cuda_device_without_bfloat16_takes_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_device_without_bfloat16_uses_float16(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda:0")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     assert resolve_precision(True, device).amp_dtype == torch.float16
@@ -118,11 +118,11 @@ def test_a_cuda_device_with_bfloat16_uses_it() -> None:
     assert product.dtype == torch.bfloat16
 
 
-# A trial before the run.
+# Trial before the run.
 
 
 class _NoHalf(torch.autograd.Function):
-    """An operation that some device does not have in half precision."""
+    """An operation that a device does not support in half precision."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, fails: str) -> Tensor:
@@ -149,7 +149,7 @@ def environment(precision: Precision) -> GrowthEnv:
 
 @DTYPES
 @pytest.mark.parametrize("fails", ["forward", "backward"])
-def test_what_cannot_be_computed_is_found_before_the_run(fails: str, dtype: torch.dtype) -> None:
+def test_unsupported_operations_are_found_before_the_run(fails: str, dtype: torch.dtype) -> None:
     def forward(p: dict[str, Tensor], x: Tensor) -> Tensor:
         return p["scale"][:, None] * _NoHalf.apply(x, fails)
 
@@ -166,11 +166,11 @@ def test_what_cannot_be_computed_is_found_before_the_run(fails: str, dtype: torc
         assert environment(Precision("cpu")).precision.reason is None
 
 
-# Which dtype computes what.
+# Dtypes of operations.
 
 
 class _Witness(torch.autograd.Function):
-    """Notes in which dtype, and whether under autocast, a seed is computed."""
+    """Records the dtype of a seed's computation and whether autocast is on."""
 
     seen: list[tuple[str, torch.dtype, bool]]
 
@@ -187,7 +187,7 @@ class _Witness(torch.autograd.Function):
 
 @pytest.fixture
 def witness() -> Iterator[str]:
-    """A blueprint that notes how it is computed."""
+    """A blueprint that records how it is computed."""
     _Witness.seen = []
 
     def forward(p: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def test_the_mean_of_an_image_does_not_overflow(dtype: torch.dtype) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("depthwise", [False, True], ids=["grouped", "depthwise"])
-def test_convolutions_are_those_of_float32_rounded(dtype: torch.dtype, depthwise: bool) -> None:
+def test_convolutions_match_float32_up_to_rounding(dtype: torch.dtype, depthwise: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     shape = (2, 3, 1 if depthwise else 3, 3, 3)
     x = torch.randn(4, 5, 6, 2, 3, generator=generator).to(dtype).float()
@@ -253,7 +253,7 @@ def test_convolutions_are_those_of_float32_rounded(dtype: torch.dtype, depthwise
         assert 0 < error < 8 * torch.finfo(dtype).eps
 
 
-# Environments stay apart.
+# Independence of environments.
 
 
 def zero(count: int) -> Tensor:
@@ -268,7 +268,7 @@ def trained(
     dtype: torch.dtype | None,
     **settings: Any,
 ) -> EpochResult:
-    """An epoch in place, in mixed precision unless ``dtype`` is None."""
+    """Train one epoch in place, in mixed precision unless ``dtype`` is None."""
     backend = TorchBackend(host, Precision("cpu", dtype))
     how = optimisation(len(garden), len(host.slots), dtype=torch.float32, **settings)
     seeds = Seeds.training(seed_state(garden, len(host.slots)))
@@ -276,7 +276,7 @@ def trained(
 
 
 def garden_of(host: Host) -> Garden:
-    """The same kinds everywhere, so that all share every call, in every situation by turns."""
+    """The same kinds in all environments, so that all share every call, in alternating stages."""
     names, lives = names_of(host), list(LIVES.values())
     plants = [
         {s: Plant(names[(3 * n + s) % len(names)], list(Style)[(n + s) % 4], **lives[(n + s) % 6])
@@ -287,7 +287,7 @@ def garden_of(host: Host) -> Garden:
 
 
 def disturbed(what: str, stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
-    """Change every environment that is not a subject."""
+    """Change every environment except the subjects."""
     rows = torch.arange(len(stack.host)) % ROWS != SUBJECT
     if what == "NaN hosts":
         stack.host[rows] = NAN
@@ -321,7 +321,9 @@ DISTURBANCES = (
 
 @DTYPES
 @pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
-def test_no_neighbour_changes_a_bit_of_an_environment(host: Host, dtype: torch.dtype) -> None:
+def test_results_are_bitwise_independent_of_other_environments(
+    host: Host, dtype: torch.dtype
+) -> None:
     garden = garden_of(host)
     state = seed_state(garden, 3)
     subjects = torch.arange(SUBJECT, len(garden), ROWS)
@@ -353,13 +355,13 @@ def test_no_neighbour_changes_a_bit_of_an_environment(host: Host, dtype: torch.d
 
 
 def waiting(env: GrowthEnv) -> Tensor:
-    """Actions that change nothing."""
+    """WAIT actions."""
     return torch.zeros(env.count, len(HEADS), dtype=torch.long, device=env.device)
 
 
 @DEVICES
 @DTYPES
-def test_a_diverged_environment_is_rolled_back_alone(device: str, dtype: torch.dtype) -> None:
+def test_only_the_diverged_environment_is_rolled_back(device: str, dtype: torch.dtype) -> None:
     env = environment(Precision(device, dtype))
     assert env.precision.enabled
     env.reset(0)
@@ -372,7 +374,7 @@ def test_a_diverged_environment_is_rolled_back_alone(device: str, dtype: torch.d
 
 
 @DEVICES
-def test_an_overflow_is_skipped_alone_and_is_no_disaster(device: str) -> None:
+def test_an_overflow_skips_only_its_own_update_and_causes_no_rollback(device: str) -> None:
     env = environment(Precision(device, torch.float16))
     env.load_state(env.state() | {"scale": torch.tensor([1024.0, 2.0**40, *[1024.0] * 4])})
     env.reset(0)

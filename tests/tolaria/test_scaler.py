@@ -1,6 +1,6 @@
-"""Loss scaling: an overflow costs its environment one update, and the others nothing.
+"""Loss scaling: an overflow costs only its own environment one update.
 
-The scale's own walk is that of ``torch.amp.GradScaler``, one for each environment.
+Scales are updated like those of one ``torch.amp.GradScaler`` per environment.
 """
 
 import random
@@ -54,7 +54,7 @@ GARDEN: Garden = [
 
 
 def scales_of(*powers: int) -> LossScales:
-    """Scales 2^p, one an environment."""
+    """Scales 2^p, one per environment."""
     table = ScaleTable.fresh(len(powers), CPU)
     table.scale.copy_(2.0 ** torch.tensor(powers))
     return LossScales(table, torch.arange(len(powers)))
@@ -70,7 +70,7 @@ def trained(
     momentum: float | None = None,
     max_norm: float = 1.0,
 ) -> EpochResult:
-    """An epoch in place."""
+    """Train one epoch in place."""
     rows = len(garden)
     how = optimisation(rows, 3, dtype=F32, momentum=momentum, max_norm=max_norm)
     how = replace(how, scales=scales)
@@ -80,7 +80,7 @@ def trained(
 
 
 def steep(stack: Stack, row: int = SUBJECT) -> Stack:
-    """The stack with a host whose gradients overflow at a scale of 2^16. Its loss is finite."""
+    """The stack with a host whose gradients overflow at a scale of 2^16, with a finite loss."""
     HOST.layout.views(stack.host)["head.weight"][row] *= 3000.0
     return stack
 
@@ -89,10 +89,10 @@ def rows_of(stack: Stack) -> list[dict[str, Tensor]]:
     return [row_of(stack, n) for n in range(len(stack.host))]
 
 
-# What an overflow costs.
+# Effects of an overflow.
 
 
-def test_an_overflow_skips_the_update_of_its_environment_alone() -> None:
+def test_an_overflow_skips_only_the_update_of_its_environment() -> None:
     before = steep(random_stack(HOST, ROWS, F32))
     stack, calm = copied(before), random_stack(HOST, ROWS, F32)
     scales, calm_scales = scales_of(16, 16, 15, 14), scales_of(16, 10, 15, 14)
@@ -106,7 +106,7 @@ def test_an_overflow_skips_the_update_of_its_environment_alone() -> None:
     for n in range(ROWS):
         rows, untouched = row_of(stack, n), row_of(before, n)
         if n == SUBJECT:
-            # BatchNorm saw the images, as it does under torch's own scaler.
+            # BatchNorm statistics are updated, as with the scaler of torch.
             assert not torch.equal(rows.pop("statistics"), untouched.pop("statistics"))
             assert_identical(rows, untouched)
             continue
@@ -117,7 +117,7 @@ def test_an_overflow_skips_the_update_of_its_environment_alone() -> None:
 
 
 @pytest.mark.parametrize("momentum", [None, 0.9], ids=["adamw", "sgd"])
-def test_a_scale_comes_down_until_its_environment_learns_again(momentum: float | None) -> None:
+def test_a_scale_is_reduced_until_its_environment_learns_again(momentum: float | None) -> None:
     stack, scales = steep(random_stack(HOST, ROWS, F32)), scales_of(*[16] * ROWS)
     result = trained(stack, scales, count=14, momentum=momentum)
     skipped = int(scales.table.skipped[SUBJECT])
@@ -129,8 +129,8 @@ def test_a_scale_comes_down_until_its_environment_learns_again(momentum: float |
     assert not result.unmeasured.any()
 
 
-def test_a_seed_behind_the_host_stops_itself_alone() -> None:
-    """Nothing of it reaches the host, so neither does its overflow."""
+def test_an_overflow_of_an_isolated_seed_skips_only_its_own_update() -> None:
+    """An isolated seed does not affect the host, so neither does its overflow."""
     healthy, poisoned = (random_stack(HOST, ROWS, F32) for _ in range(2))
     poisoned.seeds[0][SUBJECT] = NAN
     before = copied(poisoned)
@@ -147,7 +147,7 @@ def test_a_seed_behind_the_host_stops_itself_alone() -> None:
     assert scales.scale.tolist() == [1024.0, 512.0, 1024.0, 1024.0]
 
 
-def test_a_loss_that_is_not_finite_is_no_matter_of_scaling() -> None:
+def test_a_non_finite_loss_does_not_change_the_scale() -> None:
     stack, scales = random_stack(HOST, ROWS, F32), scales_of(*[10] * ROWS)
     stack.host[SUBJECT] = NAN
     result = trained(stack, scales)
@@ -157,13 +157,13 @@ def test_a_loss_that_is_not_finite_is_no_matter_of_scaling() -> None:
 
 
 def judged(result: EpochResult) -> Tensor:
-    """What the governor says, validation being well."""
+    """The governor's verdict, given healthy validation scores."""
     ones = torch.ones(ROWS)
     governor = Governor(random_stack(HOST, ROWS, F32), HOST.classes)
     return governor.check(result, Scores(ones, ones, ones), seed_state(GARDEN, 3).computing)
 
 
-def test_an_epoch_of_overflows_is_no_disaster_while_the_scale_can_come_down() -> None:
+def test_an_epoch_of_overflows_causes_no_rollback_while_the_scale_can_be_reduced() -> None:
     stack, scales = steep(random_stack(HOST, ROWS, F32)), scales_of(16, 16, 16, 16)
     result = trained(stack, scales)
     assert result.unmeasured is not None
@@ -185,8 +185,8 @@ def test_an_epoch_of_overflows_is_no_disaster_while_the_scale_can_come_down() ->
     assert not signals.exploding[SUBJECT].any()
 
 
-def test_at_the_least_scale_it_is_one() -> None:
-    """A seed of NaN behind its host shows in its own gradient alone, at any scale."""
+def test_overflows_at_the_least_scale_cause_a_rollback() -> None:
+    """An isolated seed with NaN affects only its own gradient, at any scale."""
     for power, reason in ((1, Reason.NONE), (0, Reason.NOT_FINITE)):
         stack, scales = random_stack(HOST, ROWS, F32), scales_of(*[power + 1] * ROWS)
         stack.seeds[0][SUBJECT] = NAN
@@ -201,7 +201,7 @@ def test_at_the_least_scale_it_is_one() -> None:
 
 @pytest.mark.parametrize("host", [HOST, small_mlp()], ids=["cnn", "mlp"])
 def test_in_float32_powers_of_two_change_no_bit(host: Host) -> None:
-    """Gradients are unscaled before the clipping, the norms and the moments see them."""
+    """Gradients are unscaled before clipping, norms and moments."""
     kinds = ("conv_heavy", "attention") if host is HOST else ("mlp", "mlp_small")
     garden: Garden = [{0: Plant(kinds[0], **LIVES["training"]), 1: Plant(kinds[1])}] * ROWS
     plain, scaled = (random_stack(host, ROWS, F32) for _ in range(2))
@@ -218,7 +218,7 @@ def test_in_float32_powers_of_two_change_no_bit(host: Host) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_gradients_are_those_of_float32_but_for_rounding(dtype: torch.dtype) -> None:
+def test_gradients_match_float32_up_to_rounding(dtype: torch.dtype) -> None:
     """SGD without momentum writes the gradient into the parameters, clipped."""
     exact, mixed = (random_stack(HOST, ROWS, F32) for _ in range(2))
     before = copied(exact)
@@ -240,8 +240,8 @@ def test_gradients_are_those_of_float32_but_for_rounding(dtype: torch.dtype) -> 
     assert not torch.equal(exact.seeds[0], before.seeds[0])
 
 
-def test_small_gradients_survive_where_they_would_underflow() -> None:
-    """A head of almost nothing sends back gradients below the least number of float16."""
+def test_scaling_preserves_gradients_that_would_underflow() -> None:
+    """A head with tiny weights gives gradients below the smallest float16 number."""
 
     def first_layer(scales: LossScales | None, dtype: torch.dtype | None) -> Tensor:
         stack = random_stack(HOST, ROWS, F32)
@@ -255,11 +255,11 @@ def test_small_gradients_survive_where_they_would_underflow() -> None:
     assert (scaled - exact).norm() < 0.01 * exact.norm()
 
 
-# How a scale walks.
+# Updates of a scale.
 
 
-def test_the_scale_walks_as_torchs_own_scaler_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One scaler of torch for each environment, over random overflows."""
+def test_scale_updates_match_torchs_grad_scaler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared with one torch scaler per environment, over random overflows."""
     monkeypatch.setattr(scaler, "GROWTH_INTERVAL", 7)
     draw = random.Random(3)
     chance = [0.02, 0.1, 0.2, 0.0]
@@ -295,7 +295,7 @@ def test_the_scale_stays_within_its_bounds() -> None:
     assert scales.table.skipped.tolist() == [0, GROWTH_INTERVAL]
 
 
-def test_scales_are_kept_for_others_by_row() -> None:
+def test_updating_some_rows_keeps_the_scales_of_others() -> None:
     table = ScaleTable.fresh(5, CPU)
     assert table.scale.tolist() == [START] * 5
     LossScales(table, torch.tensor([3, 1])).adjust(torch.tensor([True, False]), torch.ones(2))
@@ -304,7 +304,7 @@ def test_scales_are_kept_for_others_by_row() -> None:
     assert table.skipped.tolist() == [0, 0, 0, 1, 0]
 
 
-def test_a_state_of_other_environments_is_refused() -> None:
+def test_a_state_with_another_number_of_environments_is_rejected() -> None:
     table = ScaleTable.fresh(3, CPU)
     state = table.state()
     table.scale.mul_(2)

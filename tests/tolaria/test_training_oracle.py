@@ -1,4 +1,4 @@
-"""Five optimizer steps of the tensor program against one module for each environment, in fp64."""
+"""Five optimizer steps, compared with one module per environment, in fp64."""
 
 import math
 import os
@@ -50,7 +50,7 @@ def check(
     max_norm: float = 1.0,
     momentum: float | None = None,
 ) -> EpochResult:
-    """Train both and compare every number that either of them keeps or reports."""
+    """Train both and compare all values that they store or report."""
     rows, slots = len(garden), len(host.slots)
     stack = random_stack(host, rows)
     settings = optimisation(rows, slots, max_norm, momentum=momentum)
@@ -83,7 +83,7 @@ def assert_same_report(host: Host, result: EpochResult, n: int, environment) -> 
             assert_same(norm, expected, f"{what}, {field.name}")
 
 
-def test_every_plant_grows_somewhere_in_the_mixed_gardens():
+def test_mixed_gardens_contain_every_plant():
     grown = {plant for garden in MIXED for plants in garden for plant in plants.values()}
     assert grown == set(every_plant())
     assert len(grown) == len(BLUEPRINT_NAMES) * len(Style) * len(LIVES)
@@ -107,12 +107,12 @@ def test_a_bare_mlp_trains_like_its_module(widths: tuple[int, ...], rows: int):
 
 
 @pytest.mark.parametrize("host", [small_host(), small_mlp()], ids=lambda host: type(host).__name__)
-def test_a_host_by_itself_trains_like_its_module(host: Host):
-    """With one environment nothing is grouped, and a row of a store is all of it."""
+def test_a_single_host_trains_like_its_module(host: Host):
+    """With one environment nothing is grouped, and the store has a single row."""
     check(host, [{}])
 
 
-def test_a_host_by_itself_with_seeds_trains_like_its_module():
+def test_a_single_host_with_seeds_trains_like_its_module():
     check(small_host(), [{0: Plant("depthwise"), 2: Plant("conv_heavy", Style.GATED_GATE)}])
 
 
@@ -122,7 +122,7 @@ def test_a_host_with_a_single_channel_trains_like_its_module(rows: int):
 
 
 def test_seeds_of_slots_with_one_channel_or_pixel_train_like_their_modules(backend: str):
-    """In a process of its own: here group norm's backward has crashed instead of raising."""
+    """In a separate process: group norm's backward has crashed here instead of raising."""
     run = subprocess.run(
         [
             sys.executable,
@@ -175,7 +175,7 @@ def test_sgd_trains_hosts_and_seeds_like_their_modules(momentum: float):
 
 @pytest.mark.parametrize("batch", [2, 7, 8, 9, 33, 70])
 def test_minibatches_of_any_size_train_like_their_modules(batch: int):
-    """One register of images, several, and those that leave lanes over."""
+    """Batch sizes of one register, several registers, and with unused lanes."""
     garden = [
         {0: Plant("conv_heavy"), 1: Plant("depthwise", Style.GATED_GATE)},
         {0: Plant("bottleneck", **LIVES["training"]), 2: Plant("norm", Style.LINEAR_MULTIPLY)},
@@ -192,12 +192,12 @@ def test_channels_of_any_number_train_like_their_modules(channels: tuple[int, ..
     check(host, [{0: Plant("conv_light"), 2: Plant("conv_heavy")}, {}], batch=11)
 
 
-def test_a_seed_in_an_mlp_by_itself_trains_like_its_module():
+def test_a_single_seed_in_an_mlp_trains_like_its_module():
     check(small_mlp(), [{0: Plant("mlp", Style.GATED_GATE), 2: Plant("mlp_small")}])
 
 
-def test_seeds_are_clipped_like_their_modules_each_by_itself():
-    """The seeds' gradients in these small hosts are small, so the limit is too."""
+def test_each_seed_is_clipped_like_its_module():
+    """Seeds in these small hosts have small gradients, so the clipping norm is small too."""
     limit = 0.02
     norms = check(small_host(), MIXED[1], max_norm=limit).seed_gradient_norm
     assert (norms > 2 * limit).any()
@@ -213,7 +213,7 @@ def test_seeds_train_like_their_modules_without_pools_and_behind_the_last_pool(p
 
 
 def test_seeds_of_wide_slots_train_like_their_modules():
-    """36 channels: several norm groups, and hidden widths that are a quarter of the channels."""
+    """36 channels: several norm groups, and hidden widths of a quarter of the channels."""
     host = small_host(channels=(36,), image=(4, 4, 2), pools=0)
     check(host, [{0: Plant(name, Style.GATED_GATE)} for name in BLUEPRINT_NAMES], batch=3)
     host = small_mlp(widths=(36,))
@@ -221,13 +221,13 @@ def test_seeds_of_wide_slots_train_like_their_modules():
 
 
 @pytest.mark.parametrize("life", ["training", "fossilised"])
-def test_more_seeds_of_a_kind_than_fit_a_chunk_train_like_their_modules(life: str):
+def test_more_seeds_of_a_kind_than_fit_one_chunk_train_like_their_modules(life: str):
     host = small_host(slot_names=("r0c0",))
     check(host, [{0: Plant("conv_small", **LIVES[life])} for _ in range(CHUNK + 2)])
 
 
 def test_frozen_and_learning_seeds_of_one_kind_train_like_their_modules():
-    """They share a call, and only the learning ones are updated."""
+    """They share a call, but only the learning seeds are updated."""
     host = small_host(slot_names=("r0c0",))
     frozen = Plant("conv_light", **LIVES["on the way down"])
     learning = Plant("conv_light", **LIVES["blending"])
@@ -236,12 +236,12 @@ def test_frozen_and_learning_seeds_of_one_kind_train_like_their_modules():
 
 
 @pytest.mark.parametrize("stage", IDLE_STAGES)
-def test_a_seed_that_is_not_computed_leaves_its_host_alone(stage: Stage):
+def test_a_seed_that_is_not_computed_does_not_affect_its_host(stage: Stage):
     check(small_host(), [{1: Plant("norm", stage=stage, alpha=0.0)}, {}])
 
 
-def test_an_epoch_draws_each_groups_minibatches_by_its_own_key():
-    """The images are those of the documented key, and rows of one group see the same ones."""
+def test_minibatches_are_drawn_with_the_key_of_each_group():
+    """Images are drawn with the documented key, and rows of a group see the same images."""
     host = small_host()
     engine = small_engine(host, 3, groups=[7, 7, 9], environments=[14, 15, 18])
     garden: Garden = [{}, {0: Plant("conv_small")}, {0: Plant("conv_small")}]

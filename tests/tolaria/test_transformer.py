@@ -1,4 +1,4 @@
-"""Transformers on text: against one module for each environment in fp64, causal, and isolated."""
+"""Transformers on text: compared with modules in fp64; causality; independence."""
 
 from itertools import product
 
@@ -36,7 +36,7 @@ HOST = small_gpt()
 MIXED = mixed_gardens(3, 16, SEQUENCE_NAMES)
 
 
-def test_every_plant_grows_somewhere_in_the_mixed_gardens():
+def test_mixed_gardens_contain_every_plant():
     grown = {plant for garden in MIXED for plants in garden for plant in plants.values()}
     assert grown == set(every_plant(SEQUENCE_NAMES))
 
@@ -58,7 +58,7 @@ def test_seeds_of_slots_of_any_width_train_like_their_modules(width: int):
     check(host, [{0: Plant(name, Style.GATED_GATE)} for name in SEQUENCE_NAMES], batch=3)
 
 
-def test_more_seeds_of_a_kind_than_fit_a_chunk_train_like_their_modules():
+def test_more_seeds_of_a_kind_than_fit_one_chunk_train_like_their_modules():
     host = small_gpt(slot_names=("r0c1",))
     check(host, [{0: Plant("attention", alpha=0.5)} for _ in range(CHUNK + 2)], batch=2)
 
@@ -68,13 +68,13 @@ def test_sgd_trains_transformers_and_seeds_like_their_modules():
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_scores_ablations_and_commitments_are_those_of_the_modules(split: str):
+def test_scores_ablations_and_commitments_match_the_modules(split: str):
     garden = [plants for part in MIXED for plants in part][:40:4]
     measuring.check(measuring.planted(garden, HOST), garden, split)
 
 
 def logits(host: TransformerHost, garden: Garden, inputs: Tensor) -> Tensor:
-    """``[N, B, T, classes]`` of ``inputs [B, 1, T, N, 1]``."""
+    """Logits ``[N, B, T, classes]`` of ``inputs [B, 1, T, N, 1]``."""
     stack, calls = random_stack(host, len(garden)), plan(Seeds.acting(seed_state(garden, 3)))
     backend = backend_of(host)
     out = backend._forward(*backend._read(stack, calls, None), inputs, training=False)
@@ -82,7 +82,7 @@ def logits(host: TransformerHost, garden: Garden, inputs: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("position", range(HOST.context))
-def test_no_position_sees_a_later_byte(position: int):
+def test_no_position_depends_on_a_later_byte(position: int):
     """With every blueprint in every style, and without any."""
     kinds = list(product(SEQUENCE_NAMES, Style))
     garden: Garden = [{}, *({s: Plant(*kind) for s in range(3)} for kind in kinds)]
@@ -113,7 +113,7 @@ DISTURBANCES = (
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["fp64", "fp32"])
 @pytest.mark.parametrize("garden", independence.gardens(HOST), ids=SEQUENCE_NAMES)
-def test_no_neighbour_changes_a_bit_of_an_environment(garden: Garden, dtype: torch.dtype):
+def test_results_are_bitwise_independent_of_other_environments(garden: Garden, dtype: torch.dtype):
     rows, report = independence.trained(HOST, garden, None, dtype)
     assert all(part.isfinite().all() for part in (*rows.values(), *report.values()))
     for disturb in DISTURBANCES:
@@ -123,7 +123,7 @@ def test_no_neighbour_changes_a_bit_of_an_environment(garden: Garden, dtype: tor
 
 
 @pytest.mark.parametrize("name", SEQUENCE_NAMES)
-def test_an_isolated_seed_of_nan_does_not_touch_its_own_host(name: str):
+def test_an_isolated_seed_with_nan_does_not_affect_its_host(name: str):
     garden: Garden = [{1: Plant(name, style, **LIVES["training"])} for style in Style]
     clean, sick = random_stack(HOST, 4), random_stack(HOST, 4)
     sick.seeds[1][:] = float("nan")
@@ -133,7 +133,7 @@ def test_an_isolated_seed_of_nan_does_not_touch_its_own_host(name: str):
     assert torch.equal(clean.host, sick.host)
 
 
-def test_an_environment_is_the_same_in_any_company():
+def test_any_subset_of_environments_gives_the_same_results():
     def trajectory(environments: list[int], groups: list[int]) -> dict[str, Tensor]:
         engine = small_engine(HOST, len(groups), groups=groups, environments=environments)
         garden: Garden = [{0: Plant("attention", alpha=0.5)} for _ in environments]
@@ -155,7 +155,7 @@ COMPOSITION: Garden = [
 
 def test_more_transformers_take_no_more_operations():
     pairs = [COMPOSITION[i] for i in (0, 0, 1, 1)]
-    counted(HOST, pairs)  # what is made once for a device is no part of a step
+    counted(HOST, pairs)  # fills caches of the device, which are not part of a step
     few = counted(HOST, pairs)
     assert few.computing > 100
     assert counted(HOST, COMPOSITION * 6) == counted(HOST, [*COMPOSITION, {}] * 4) == few

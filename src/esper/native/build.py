@@ -1,4 +1,4 @@
-"""Compiles the library: on first use for this machine, or into a wheel for any."""
+"""Compiles the library: on first use for this machine, or into a wheel for other machines."""
 
 import hashlib
 import logging
@@ -16,28 +16,28 @@ from pathlib import Path
 from esper.native.structures import SOURCE, layout_source
 
 SHIPPED = Path(__file__).parent / "lib"
-"""What ``make wheel`` compiled for those who install the wheel."""
+"""Libraries compiled by ``make wheel`` and shipped in the wheel."""
 CACHE_VARIABLE = "ESPER_CACHE_DIR"
 FLAGS_VARIABLE = "ESPER_NATIVE_FLAGS"
-"""Further compiler flags, such as ``-fsanitize=address``."""
+"""Environment variable with additional compiler flags, such as ``-fsanitize=address``."""
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
 UNITS = {
     "hosts": "-ffp-contract=fast",
     "policy": "-ffp-contract=fast",
-    "step": "-ffp-contract=off",  # sums of products are rounded as torch rounds them
+    "step": "-ffp-contract=off",  # to round sums of products as torch does
 }
-"""The parts of the library, the slowest to compile first, and how each rounds."""
+"""The parts of the library with their contraction flags, the slowest to compile first."""
 INSTRUCTION_SETS = {
     "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"),
     "avx2": ("avx2", "fma"),
     "baseline": (),
 }
-"""What a CPU must have for each, the best first; a compiler option has the name of each."""
+"""CPU features that each set needs, the best set first; each feature is also a compiler option."""
 _SECONDS_TO_COMPILE = 600
 
 
 class Unavailable(Exception):
-    """The native library cannot be had here; the message says why in one line."""
+    """The native library is not available; the message says why in one line."""
 
 
 class NoCompiler(Unavailable):
@@ -45,33 +45,33 @@ class NoCompiler(Unavailable):
 
 
 def compiler() -> list[str]:
-    """The command that compiles: ``CXX``, or g++.
+    """The compiler command: ``CXX``, or g++ if that is not set.
 
     Raises:
-        NoCompiler: it does not exist.
+        NoCompiler: the command does not exist.
     """
     command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     if shutil.which(command[0]) is None:
-        raise NoCompiler(f"there is no C++ compiler {command[0]!r} (CXX names another)")
+        raise NoCompiler(f"there is no C++ compiler {command[0]!r} (set CXX to another)")
     return command
 
 
 def compiler_flags(instructions: str) -> list[str]:
-    """The flags for one of ``INSTRUCTION_SETS``, and those of ``ESPER_NATIVE_FLAGS``."""
+    """The flags for ``instructions``, one of ``INSTRUCTION_SETS``, and ``ESPER_NATIVE_FLAGS``."""
     options = [f"-m{name}" for name in INSTRUCTION_SETS[instructions]]
     wide = ["-mprefer-vector-width=512"] if options else []
     return [*FLAGS, *options, *wide, *os.environ.get(FLAGS_VARIABLE, "").split()]
 
 
 def compile_library(command: list[str], path: Path) -> None:
-    """Compile the library to ``path``, which appears whole or not at all.
+    """Compile the library and move it to ``path`` atomically.
 
     Args:
-        command: the compiler and the flags that all parts share.
-        path: of the library.
+        command: the compiler and the flags common to all parts.
+        path: file name of the library.
 
     Raises:
-        Unavailable: the compiler fails, or the place cannot be written.
+        Unavailable: the compiler fails, or the directory cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def compile_library(command: list[str], path: Path) -> None:
 
 
 def _run(command: list[str], log: Path) -> None:
-    """Run the compiler; where it fails its words go to ``log``."""
+    """Run the compiler; if it fails, write its output to ``log``."""
     run = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=_SECONDS_TO_COMPILE
     )
@@ -104,23 +104,23 @@ def _run(command: list[str], log: Path) -> None:
 
 
 def compile_for_a_wheel(place: Path) -> list[Path]:
-    """Compile the library for every instruction set of this kind of processor.
+    """Compile the library into ``place`` for every instruction set of this architecture.
 
-    The command is that of ``cached_library``, so the machine code is the same.
+    The command is the same as in ``cached_library``, so the machine code is the same.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
     """
-    made = [place / _shipped_name(name) for name in (INSTRUCTION_SETS if _x86() else ["baseline"])]
-    for path in made:
+    paths = [place / _shipped_name(name) for name in (INSTRUCTION_SETS if _x86() else ["baseline"])]
+    for path in paths:
         compile_library([*compiler(), *compiler_flags(path.name.partition("-")[0])], path)
-    return made
+    return paths
 
 
 def shipped_libraries() -> list[Path]:
-    """Those that came with the package, made of the very sources here, the best for this CPU first.
+    """Libraries shipped with the package and built from the current sources, the best first.
 
-    ``ESPER_NATIVE_FLAGS`` asks for another.
+    Empty if ``ESPER_NATIVE_FLAGS`` is set, because shipped libraries lack these flags.
     """
     if os.environ.get(FLAGS_VARIABLE) or not SHIPPED.exists():
         return []
@@ -133,7 +133,7 @@ def _shipped_name(instructions: str) -> str:
 
 
 def cached_library() -> Path:
-    """The library for this CPU, compiled if the cache has none of these sources and this compiler.
+    """The library for this CPU; compiled if the cache has none for these sources and compiler.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
@@ -148,7 +148,7 @@ def cached_library() -> Path:
 
 
 def cache_directory() -> Path:
-    """Where libraries are kept: ``ESPER_CACHE_DIR``, or the user's cache."""
+    """Directory of compiled libraries: ``ESPER_CACHE_DIR``, or the user's cache directory."""
     if os.environ.get(CACHE_VARIABLE):
         return Path(os.environ[CACHE_VARIABLE]).expanduser().resolve()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -156,7 +156,7 @@ def cache_directory() -> Path:
 
 
 def instruction_sets() -> list[str]:
-    """Those of ``INSTRUCTION_SETS`` that this CPU says it has, the best first."""
+    """Names of the ``INSTRUCTION_SETS`` that this CPU supports, the best first."""
     known = cpu_features() if _x86() else frozenset()
     return [name for name, needed in INSTRUCTION_SETS.items() if known.issuperset(needed)]
 
@@ -167,7 +167,7 @@ def _x86() -> bool:
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Names of the instruction sets of this CPU, as Linux lists them; none elsewhere."""
+    """Features of this CPU as listed by Linux; empty on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -177,7 +177,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def _key(command: list[str]) -> str:
-    """A digest of all that the compiled library depends on."""
+    """A digest of everything that the compiled library depends on."""
     version = subprocess.run(
         [command[0], "--version"], capture_output=True, text=True, check=False, timeout=60
     )
@@ -189,7 +189,7 @@ def _digest(parts: list[str]) -> str:
 
 
 def _texts() -> Iterator[str]:
-    """The sources, and where each lies."""
+    """The path and text of each source file."""
     yield layout_source()
     for path in sorted(path for path in SOURCE.rglob("*") if path.is_file()):
         yield str(path.relative_to(SOURCE))

@@ -1,4 +1,4 @@
-"""The loaded library: whether it can be had, its functions, and how a call says that it failed."""
+"""The loaded library: its availability, its functions and the errors of their calls."""
 
 import ctypes
 import logging
@@ -15,14 +15,14 @@ from esper.native.build import Unavailable, cached_library, shipped_libraries
 from esper.native.structures import check_layout
 
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
-"""What the names of functions for a dtype end with."""
+"""Suffix of function names for each dtype."""
 _OUT_OF_MEMORY, _FAILED, _OTHER_FEATURES = 1, 2, 3
 _log = logging.getLogger(__name__)
 Function = Callable[..., int]
 
 
 def library() -> ctypes.CDLL:
-    """The library: the one that came with the package, or else compiled on first use.
+    """The library: shipped with the package, or else compiled on first use.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL:
 
 
 def available() -> bool:
-    """Whether there is a library; one line of the log says why not."""
+    """Whether the library is available; if not, log one line with the reason."""
     try:
         library()
     except Unavailable as reason:
@@ -46,13 +46,13 @@ def available() -> bool:
 
 @cache
 def fall_back(reason: str, consequence: str = "using torch") -> None:
-    """Say in one line of the log, once for each reason, that torch computes."""
+    """Log in one line that torch computes, and why; cached, so it logs each reason once."""
     _log.warning(f"native backend: {reason}; {consequence}")
 
 
 @cache
 def _found() -> ctypes.CDLL | Unavailable:
-    """The library, or why there is none; a failure is not tried again in this process."""
+    """The library, or why it is not available; cached, so a failure is not retried."""
     for path in shipped_libraries():
         try:
             return load(path)
@@ -63,7 +63,7 @@ def _found() -> ctypes.CDLL | Unavailable:
         try:
             return load(path)
         except OSError:
-            path.unlink()  # damaged; it is made anew
+            path.unlink()  # damaged: compile it again
         return load(cached_library())
     except Unavailable as reason:
         return reason
@@ -72,11 +72,11 @@ def _found() -> ctypes.CDLL | Unavailable:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """A library that was compiled.
+    """Load a compiled library.
 
     Raises:
         OSError: it is damaged.
-        LayoutError: it was compiled with other structures.
+        LayoutError: it was compiled with different structures.
     """
     found = ctypes.CDLL(str(path))
     check_layout(found)
@@ -84,11 +84,11 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def function(name: str, *arguments: Any) -> Function:
-    """A function of the library that raises where it fails.
+    """A function of the library that raises an exception on failure.
 
     Args:
-        name: without ``esper_``.
-        arguments: types of ``ctypes``; a structure is passed by reference.
+        name: name of the function without the prefix ``esper_``.
+        arguments: ``ctypes`` types of its arguments; a structure is passed by reference.
     """
     found: Any = library()[f"esper_{name}"]
     found.restype, found.errcheck = c_int, _check
@@ -99,7 +99,7 @@ def function(name: str, *arguments: Any) -> Function:
 
 
 def _check(result: int, _: Any, __: Any) -> int:
-    """See ``guarded.h``."""
+    """Raise the exception for a result defined in ``guarded.h``."""
     if result == _OUT_OF_MEMORY:
         raise MemoryError("the native backend ran out of memory")
     if result == _FAILED:
@@ -112,10 +112,10 @@ def _check(result: int, _: Any, __: Any) -> int:
 
 
 class Handle:
-    """What the library made and is to free.
+    """Owns an object that the library created, and frees it.
 
     Args:
-        name: of the function that frees it, without ``esper_``.
+        name: name of the function that frees it, without the prefix ``esper_``.
     """
 
     def __init__(self, name: str):
@@ -126,7 +126,7 @@ class Handle:
         self.free()
 
     def free(self) -> None:
-        """Now rather than with the last reference."""
+        """Free the object now instead of with the last reference."""
         if self.address:
             self._free(self.address)
             self.address = c_void_p()

@@ -1,4 +1,4 @@
-"""Addresses of tensors for a call of the library."""
+"""Addresses of tensors for calls of the library."""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def address(tensor: Tensor, dtype: torch.dtype, count: int) -> int:
-    """The address of a contiguous tensor of ``count`` numbers, which the caller keeps."""
+    """The address of a contiguous tensor of ``count`` elements; the caller keeps it alive."""
     assert tensor.dtype is dtype
     assert tensor.is_contiguous()
     assert tensor.numel() == count
@@ -16,33 +16,33 @@ def address(tensor: Tensor, dtype: torch.dtype, count: int) -> int:
 
 
 def addresses(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
-    """An array of the addresses of contiguous tensors, which the caller keeps."""
+    """An array of addresses of contiguous tensors; the caller keeps the tensors alive."""
     assert all(tensor.is_contiguous() for tensor in tensors)
     return (ctypes.c_void_p * max(1, len(tensors)))(*(tensor.data_ptr() for tensor in tensors))
 
 
 class Pointers:
-    """Addresses for one call; keeps what had to be made for it alive until it is over."""
+    """Addresses for one call; keeps copies made for the call alive until it returns."""
 
     def __init__(self) -> None:
         self.kept: list[object] = []
 
     def to(self, tensor: Tensor, dtype: torch.dtype | None = None) -> int:
-        """The address of the tensor as a contiguous one of ``dtype``; read by the library."""
+        """The address of ``tensor`` for reading; copied unless contiguous and of ``dtype``."""
         own = tensor.to(dtype or tensor.dtype).contiguous()
         self.kept.append(own)
         return own.data_ptr()
 
     def into(self, tensor: Tensor) -> int:
-        """The address of a tensor that the library writes to."""
+        """The address of a contiguous tensor that the library writes to."""
         assert tensor.is_contiguous()
         return tensor.data_ptr()
 
     def of_each(self, tensors: Sequence[Tensor]) -> int:
-        """The address of an array of such addresses."""
+        """The address of an array with the addresses of contiguous tensors."""
         self.kept.append(array := addresses(tensors))
         return ctypes.addressof(array)
 
     def of(self, numbers: Sequence[int], dtype: torch.dtype = torch.int32) -> int:
-        """The address of a few numbers."""
+        """The address of an array of ``numbers``."""
         return self.to(torch.tensor(numbers, dtype=dtype))

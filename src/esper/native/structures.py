@@ -1,7 +1,7 @@
-"""The structures and enumerations of each ``calls.h``, read from the very text that is compiled.
+"""The structures and enumerations of each ``calls.h``, parsed from the compiled source text.
 
-So each is defined once, in C++. A compiled library carries the layout that the compiler gave them,
-and ``check_layout`` compares it with Python's when the library is loaded.
+So each is defined only once, in C++. A compiled library contains the layout that the compiler
+chose, and ``check_layout`` compares it with the layout of ctypes when the library is loaded.
 """
 
 import ctypes
@@ -29,19 +29,19 @@ _DECLARATION = re.compile(r"(?:const )?(\w+)\b([\s\w*,]+)")
 
 
 class LayoutError(Exception):
-    """The library was compiled with another ``calls.h``; the message names the field."""
+    """The library was compiled with a different ``calls.h``; the message names the field."""
 
 
 class Struct(ctypes.Structure):
-    """A structure of a ``calls.h``. All fields are given, by their names.
+    """A structure of a ``calls.h``. All fields must be given by keyword.
 
     Raises:
-        TypeError: a field is missing, or there is none of a name that is given.
+        TypeError: a field is missing or unknown.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
     cpp: ClassVar[str] = ""
-    """Its name in C++."""
+    """Qualified name in C++."""
 
     def __init__(self, **fields: Any):
         wrong = fields.keys() ^ set(self.names)
@@ -53,17 +53,17 @@ class Struct(ctypes.Structure):
 
     @classmethod
     def names_of(cls, kind: type) -> tuple[str, ...]:
-        """The fields of one type."""
+        """Names of the fields of type ``kind``."""
         return tuple(name for name, type_, *_ in cls._fields_ if type_ is kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Definitions:
-    """What a ``calls.h`` defines; a structure is also an attribute.
+    """Definitions of a ``calls.h``; each structure is also an attribute.
 
     Attributes:
-        structs: by name.
-        enums: the members of each enumeration.
+        structs: structures by name.
+        enums: members of each enumeration, by name.
     """
 
     structs: dict[str, type[Struct]]
@@ -77,10 +77,10 @@ class Definitions:
 
 @cache
 def definitions(part: str, source: Path = SOURCE) -> Definitions:
-    """What the ``calls.h`` of ``part`` defines.
+    """The definitions in the ``calls.h`` of ``part``, one of ``PARTS``.
 
     Raises:
-        ValueError: a declaration that is not understood.
+        ValueError: a declaration cannot be parsed.
     """
     text = re.sub(r"//[^\n]*", "", (source / part / "calls.h").read_text())
     found = Definitions({}, {})
@@ -103,16 +103,16 @@ def _fields(body: str, known: Definitions) -> Iterator[tuple[str, type]]:
     for declaration in filter(None, map(str.strip, body.split(";"))):
         match = _DECLARATION.fullmatch(declaration)
         if match is None:
-            raise ValueError(f"calls.h: {declaration!r} is not understood")
+            raise ValueError(f"calls.h: {declaration!r} cannot be parsed")
         for declarator in match[2].split(","):
             if "*" not in declarator and match[1] not in types:
-                raise ValueError(f"calls.h: the type of {declaration!r} is not known")
+                raise ValueError(f"calls.h: the type of {declaration!r} is unknown")
             kind = ctypes.c_void_p if "*" in declarator else types[match[1]]
             yield re.findall(r"\w+", declarator)[-1], kind
 
 
 def _layout(source: Path) -> Iterator[tuple[str, int, str]]:
-    """Sizes, offsets and numbers: a name, Python's value and the C++ that computes it."""
+    """Sizes, offsets and enumerators: name, value in Python, expression in C++."""
     for part in PARTS:
         found = definitions(part, source)
         for name, struct in found.structs.items():
@@ -126,7 +126,7 @@ def _layout(source: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def layout_source(source: Path = SOURCE) -> str:
-    """C++ with the layout that the compiler gives to ``source``."""
+    """C++ source of a table with the layout that the compiler chooses for ``source``."""
     includes = [f'#include "{part}/calls.h"' for part in PARTS]
     entries = [f'    {{"{name}", int({cpp})}},' for name, _, cpp in _layout(source)]
     return "\n".join(
@@ -147,7 +147,7 @@ class _Entry(ctypes.Structure):
 
 
 def check_layout(library: ctypes.CDLL) -> None:
-    """Compare Python's structures with those that ``library`` was compiled with.
+    """Compare the structures in Python with those that ``library`` was compiled with.
 
     Raises:
         LayoutError: a field, a size or a member of an enumeration differs.
@@ -162,4 +162,6 @@ def check_layout(library: ctypes.CDLL) -> None:
     for name in [*(found.keys() ^ expected.keys()), *expected]:
         there, here = found.get(name, "missing"), expected.get(name, "missing")
         if there != here:
-            raise LayoutError(f"native library: {name} is {there} there and {here} in calls.h")
+            raise LayoutError(
+                f"native library: {name} is {there} in the library and {here} in calls.h"
+            )

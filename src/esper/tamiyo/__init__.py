@@ -1,1 +1,1 @@
-"""Tamiyo decides: observations, action masks, policy networks, and policies without a network."""
+"""Tamiyo decides: observations, action masks, policy networks and policies without a network."""

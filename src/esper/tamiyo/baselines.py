@@ -1,4 +1,4 @@
-"""Policies without a network, as controls: act at random, or never."""
+"""Control policies without a network: one acts at random, one never acts."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from esper.tamiyo.policy.noise import action_noise
 
 
 def without_learning(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Actions ``[N, heads]`` with zeros for the log-prob and the value nobody needs."""
+    """``actions [N, heads]`` with zeros as log-prob and value, which only learning uses."""
     zeros = torch.zeros(len(actions), device=actions.device)
     return actions, zeros, zeros
 
@@ -20,7 +20,7 @@ class RandomActor:
     """Draws every head uniformly from its legal options.
 
     Args:
-        seed: of the run.
+        seed: seed of the run.
     """
 
     def __init__(self, seed: int):
@@ -51,7 +51,7 @@ class RandomActor:
 
 
 class NeverActor:
-    """Waits."""
+    """Chooses WAIT in every step."""
 
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``simic.rollout.Actor.begin``."""

@@ -1,4 +1,4 @@
-"""Fixed schedules: what is grown where and when, decided before the episode and never looking."""
+"""Fixed schedules: what grows where and when, decided before the episode without observations."""
 
 from dataclasses import dataclass, fields
 
@@ -16,10 +16,10 @@ NEVER = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What is grown in each slot of N environments, int64 ``[N, S]`` each.
+    """The seed to grow in each slot of N environments; all fields are int64 ``[N, S]``.
 
     Attributes:
-        start: step from which the seed is germinated as soon as that is legal; ``NEVER`` for none.
+        start: the seed germinates at the first legal step from this one on; ``NEVER`` for no seed.
         blueprint: index of the blueprint head.
         style: index of the style head.
         tempo: index of the tempo head.
@@ -32,7 +32,7 @@ class Schedule:
 
     @classmethod
     def never(cls, environments: int, slots: int) -> "Schedule":
-        """Nothing is ever grown."""
+        """A schedule that grows nothing."""
 
         def filled(value: int) -> Tensor:
             return torch.full((environments, slots), value, dtype=torch.long)
@@ -42,7 +42,7 @@ class Schedule:
 
     @classmethod
     def everything(cls, environments: int, slots: tuple[SlotSpec, ...]) -> "Schedule":
-        """The largest blueprint of each slot, as soon as it may germinate, blended fast."""
+        """The largest blueprint in each slot, germinated as early as legal and blended fast."""
         rows = cls.never(environments, len(slots))
         rows.start[:] = 0
         rows.style[:] = int(Style.LINEAR_ADD)
@@ -57,10 +57,10 @@ class Schedule:
 
 
 class ScheduleActor:
-    """Follows a schedule: germinates when it is time, then advances and fossilises at once.
+    """Follows a schedule; advances and fossilises each seed as soon as that is legal.
 
     Args:
-        schedule: one row for each environment, as wide as the observations or narrower.
+        schedule: one row per environment, with at most as many slots as the observations.
     """
 
     def __init__(self, schedule: Schedule):
@@ -75,7 +75,10 @@ class ScheduleActor:
         self._grown = torch.zeros_like(self._plan.start, dtype=torch.bool)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.rollout.Actor.act``. First of: fossilise, advance, germinate, wait."""
+        """See ``simic.rollout.Actor.act``.
+
+        Order of precedence: fossilise, advance, germinate, wait.
+        """
         legal = observation.masks.slots[..., : self._plan.start.shape[1]]
         due = (self._plan.start <= step) & ~self._grown
         wanted = {

@@ -1,6 +1,6 @@
-"""The plateau heuristic: grow when the host stops improving, keep what contributes.
+"""The plateau heuristic: grow when the host stops improving, keep seeds that contribute.
 
-It sees the same observation and the same masks as the learned policy.
+It gets the same observations and masks as the learned policy.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ ROTATION = (
     "mlp_small",
     "mlp",
 )
-"""Blueprints it tries, in turn; those that live in no slot of the host are left out."""
+"""Blueprints to try in turn; blueprints that no slot of the host accepts are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class HeuristicConfig:
 
     Attributes:
         plateau_slope: the host is on a plateau when its smoothed validation loss falls by less
-            than this fraction a step, over an eighth of the episode.
-        smoothing: weight of the newest loss in the smoothed one.
-        least_contribution: expected accuracy a seed must add to be fossilised.
+            than this fraction per step, averaged over an eighth of the episode.
+        smoothing: weight of the newest loss in the smoothed loss.
+        least_contribution: a seed must add more than this expected accuracy to be fossilised.
         penalty: added to a blueprint's score when one of its seeds is pruned; halves every step.
-        too_bad: a blueprint with a penalty of this or more is passed over.
+        too_bad: a blueprint with at least this penalty is skipped.
     """
 
     plateau_slope: float = 0.03
@@ -49,7 +49,7 @@ class HeuristicActor:
     """Plateau heuristic for N environments at once.
 
     Args:
-        episode_length: steps of an episode.
+        episode_length: steps per episode.
         config: see ``HeuristicConfig``.
     """
 
@@ -66,7 +66,10 @@ class HeuristicActor:
         self._since_prune = torch.full((count,), self.window, device=device)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.rollout.Actor.act``. First of: prune, fossilise, advance, germinate, wait."""
+        """See ``simic.rollout.Actor.act``.
+
+        Order of precedence: prune, fossilise, advance, germinate, wait.
+        """
         plateau = self._plateau(observation)
         contribution = observation.slots[..., SLOT_FEATURES.index("contribution")] / 10.0
         holding = observation.slots[..., SLOT_FEATURES.index(f"stage_{Stage.HOLDING.name.lower()}")]
@@ -114,7 +117,7 @@ class HeuristicActor:
         return (before - loss) / before.clamp(min=1e-6) < self.config.plateau_slope * self.window
 
     def _next_blueprint(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """The next blueprint of each environment's rotation, and whether any is acceptable."""
+        """The next blueprint in each environment's rotation, and whether any is acceptable."""
         kinds = torch.tensor(
             [BLUEPRINTS.index(name) for name in ROTATION], device=self._tried.device
         )
@@ -126,7 +129,7 @@ class HeuristicActor:
         return kinds[order.argmin(1)], possible.any(1)
 
     def _learn(self, observation: Observation, op: Tensor, slot: Tensor) -> None:
-        """Remember which blueprints had to be pruned."""
+        """Update the penalties of pruned blueprints."""
         pruned = op == Op.PRUNE
         self._since_prune = torch.where(pruned, 0, self._since_prune + 1)
         living = observation.blueprints.gather(1, slot[:, None])

@@ -1,4 +1,4 @@
-"""Tolaria trains the hosts: an epoch of N networks at once, their validation and ablation.
+"""Tolaria trains the hosts: it trains, validates and ablates N networks at once.
 
-A backend does the arithmetic; the engine decides what is measured.
+A backend does the arithmetic; the engine decides what to measure.
 """

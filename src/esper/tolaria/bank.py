@@ -1,4 +1,4 @@
-"""The data of tasks whose hosts have one shape, side by side, so that rows may differ in task."""
+"""Data sets of all tasks that share one host shape, so that rows of a stack may differ in task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from esper.tolaria.backends import HeldBack
 
 @dataclass(frozen=True, slots=True)
 class StackKey:
-    """What rows must have in common to share a stack: shapes, and what is the same for all."""
+    """What rows must have in common to share a stack: shapes and common hyperparameters."""
 
     host: Host
     validation: int
@@ -29,7 +29,7 @@ class StackKey:
 
     @classmethod
     def of(cls, task: Task, data: Sequence[Dataset]) -> "StackKey":
-        """The key of ``task`` with ``task.datasets()``.
+        """The key of ``task``; ``data`` is ``task.datasets()``.
 
         Raises:
             UsageError: the data before and after a drift have validation or test sets of
@@ -45,24 +45,25 @@ class StackKey:
 
 
 SMALL = 64 << 20
-"""Bytes of training images up to which they are better kept on a device than copied there."""
+"""Training images of at most this many bytes are kept on the device, not copied per minibatch."""
 
 
 class DataBank:
-    """Data sets of one or more tasks of one ``StackKey``.
+    """Data sets of one or more tasks with the same ``StackKey``.
 
     Args:
-        tasks: at least one, all of one key, each with its ``datasets()``.
-        dtype: of images.
-        device: where the data live.
-        preload: whether training images live there too; otherwise they stay in the memory of the
-            host, page-locked for a CUDA device. Small ones are preloaded when None.
+        tasks: at least one, all with the same key, each with its ``datasets()``.
+        dtype: dtype of the images.
+        device: device that holds the data.
+        preload: whether the device also holds the training images; otherwise they stay in CPU
+            memory, page-locked for a CUDA device. None preloads up to ``SMALL`` bytes.
 
     Attributes:
-        tasks: as given; rows name their task by its index here.
-        streamed: whether training images stay in the memory of the host.
-        train_images: of all data sets one after another, ``[samples, H, W, C]``.
-        validation_images, validation_labels: ``[D, V, H, W, C]`` and ``[D, V]``; so for ``test``.
+        tasks: as given; rows refer to a task by its index here.
+        streamed: whether training images stay in CPU memory.
+        train_images: images of all data sets, concatenated, ``[samples, H, W, C]``.
+        validation_images, validation_labels: ``[D, V, H, W, C]`` and ``[D, V]``; likewise for
+            ``test``.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class DataBank:
             found.extend([data] if place == len(found) else [])
             return place
 
-        def numbers(values: Sequence[Any], kind: torch.dtype) -> Tensor:
+        def tensor_of(values: Sequence[Any], kind: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=kind, device=device)
 
         before = [index(data[0]) for _, data in tasks]
@@ -91,19 +92,19 @@ class DataBank:
             for t in self.tasks
         ]
         sizes = [len(data.train_labels) for data in found]
-        self.before, self.after = numbers(before, torch.long), numbers(after, torch.long)
-        self.drifts = numbers(drifts, torch.float32)
-        self.sizes = numbers(sizes, torch.long)
+        self.before, self.after = tensor_of(before, torch.long), tensor_of(after, torch.long)
+        self.drifts = tensor_of(drifts, torch.float32)
+        self.sizes = tensor_of(sizes, torch.long)
         self.offsets = self.sizes.cumsum(0) - self.sizes
-        self.learning_rates = numbers([task.learning_rate for task in self.tasks], dtype)
+        self.learning_rates = tensor_of([task.learning_rate for task in self.tasks], dtype)
         size = sum(map(stored, (data.train_images for data in found))) * dtype.itemsize
         self.streamed = not (size <= SMALL if preload is None else preload)
-        home = torch.device("cpu") if self.streamed else device
+        storage = torch.device("cpu") if self.streamed else device
 
-        def at_home(images: Tensor) -> Tensor:
-            return images.to(home, dtype)
+        def stored_copy(images: Tensor) -> Tensor:
+            return images.to(storage, dtype)
 
-        self.train_images = _joined([once(d.train_images, at_home) for d in found])
+        self.train_images = _joined([once(d.train_images, stored_copy) for d in found])
         if self.streamed and device.type == "cuda":
             self.train_images = once(self.train_images, Tensor.pin_memory)
         self.train_labels = _joined([once(d.train_labels, lambda x: x.to(device)) for d in found])
@@ -115,15 +116,15 @@ class DataBank:
 
     @property
     def augmentation(self) -> Augmentation | None:
-        """Of training images, the same for all tasks."""
+        """Augmentation of the training images, the same for all tasks."""
         return self.tasks[0].augmentation
 
     def switch_steps(
         self, seed: int, groups: Tensor, task: Tensor, episode: int, length: int
     ) -> Tensor:
-        """The step from which each group's data are those after its task's drift, int64 ``[G]``.
+        """The step at which each group switches to the data after its task's drift, int64 ``[G]``.
 
-        ``length``, the steps of an episode, where they never change.
+        Groups whose data never change get ``length``, the number of steps per episode.
         """
         drawn = uniform(seed, groups, Purpose.DRIFT, episode, 0, 2)
         earliest, latest, never = self.drifts[task].unbind(1)
@@ -131,22 +132,25 @@ class DataBank:
         return torch.where(drawn[:, 0] < never, length, step)
 
     def poses(self, bits: Tensor) -> Tensor | None:
-        """Poses that random words pick, None without augmentation; words and poses are int64."""
+        """Poses selected by random words, None without augmentation; words and poses are int64."""
         return None if self.augmentation is None else to_integers(bits, self.augmentation.poses)
 
     def picked(self, bits: Tensor, dataset: Tensor) -> Tensor:
-        """Indices into ``train_images`` that random words pick of each group's data set.
+        """Indices into ``train_images``, selected from each group's data set by random words.
 
-        With replacement; words and indices are int64 ``[G, count]``.
+        Samples with replacement; words and indices are int64 ``[G, count]``.
         """
         drawn = to_integers(bits, self.sizes[dataset][:, None])
         return drawn + self.offsets[dataset][:, None]
 
     def held_back(self, split: str, dataset: Tensor) -> HeldBack:
-        """A split for rows of ``dataset``, int64 ``[R]``."""
+        """Images and labels of ``split``; ``dataset``, int64 ``[R]``, is each row's data set."""
         return HeldBack(getattr(self, f"{split}_images"), getattr(self, f"{split}_labels"), dataset)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """The parts in one; one alone is not copied: it may be large, or windows that overlap."""
+    """Concatenate the parts.
+
+    A single part is not copied: it may be large, or consist of overlapping windows.
+    """
     return parts[0] if len(parts) == 1 else torch.cat(parts)

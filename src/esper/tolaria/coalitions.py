@@ -1,4 +1,4 @@
-"""What seeds are worth together: coalitions, pairwise interactions and exact Shapley values."""
+"""Joint value of seeds: coalitions, pairwise interactions and exact Shapley values."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -11,11 +11,11 @@ from esper.kasmina.seeds import SeedState
 from esper.tolaria.backends import Scores, Variant
 
 MOST_FOR_SHAPLEY = 4
-"""Slots up to which every coalition is measured; beyond, those of at most two seeds."""
+"""With more slots than this, only coalitions of at most two seeds are measured."""
 
 
 def coalition_members(slots: int) -> Tensor:
-    """The coalitions that are measured of ``slots`` slots, bool ``[M, S]``, smallest first."""
+    """The coalitions to measure for ``slots`` slots, bool ``[M, S]``, smallest first."""
     most = slots if slots <= MOST_FOR_SHAPLEY else 2
     members = [
         [slot in chosen for slot in range(slots)]
@@ -28,7 +28,7 @@ def coalition_members(slots: int) -> Tensor:
 def grouped_by_first_change(state: SeedState, silenced: Tensor) -> list[Variant]:
     """Variants in which the seeds ``silenced``, bool ``[N, S]``, have alpha 0.
 
-    One for each slot that is the first to be silenced in some environment.
+    Environments whose first silenced slot is the same share a variant.
     """
     first = torch.where(silenced.any(1), silenced.int().argmax(1), -1)
     alpha = state.alpha.masked_fill(silenced, 0.0)
@@ -41,14 +41,14 @@ def grouped_by_first_change(state: SeedState, silenced: Tensor) -> list[Variant]
 
 
 def coalition_variants(state: SeedState, members: Tensor) -> tuple[list[Variant], list[int]]:
-    """What has to be measured besides the hosts as they are, and to which coalition it belongs."""
+    """The variants to measure besides the hosts themselves, and the coalition of each variant."""
     acts = state.alpha > 0
     variants: list[Variant] = []
     columns: list[int] = []
     for column, coalition in enumerate(members):
-        # A coalition with seeds that do not act is another's equal, and is measured there.
-        apart = (~coalition | acts).all(1, keepdim=True)
-        found = grouped_by_first_change(state, acts & ~coalition & apart)
+        # Removing seeds that do not act from a coalition changes nothing: measure the smaller one.
+        distinct = (~coalition | acts).all(1, keepdim=True)
+        found = grouped_by_first_change(state, acts & ~coalition & distinct)
         variants += found
         columns += [column] * len(found)
     return variants, columns
@@ -56,13 +56,13 @@ def coalition_variants(state: SeedState, members: Tensor) -> tuple[list[Variant]
 
 @dataclass(frozen=True, slots=True)
 class Coalitions:
-    """Expected accuracy with only some of the acting seeds.
+    """Expected accuracy with every coalition of the acting seeds.
 
     Attributes:
         members: bool ``[M, S]``, the seeds of each coalition.
         acts: bool ``[N, S]``, the seeds that change the output.
-        value: expected accuracy, ``[N, M]``; seeds that do not act make no difference. NaN where a
-            coalition of more than two of more than ``MOST_FOR_SHAPLEY`` slots was not measured.
+        value: expected accuracy, ``[N, M]``; seeds that do not act make no difference. Until
+            ``filled``, and for coalitions that were not measured, NaN.
     """
 
     members: Tensor
@@ -71,7 +71,7 @@ class Coalitions:
 
     @classmethod
     def of(cls, state: SeedState) -> "Coalitions":
-        """Nothing measured yet."""
+        """Coalitions of ``state`` with nothing measured yet."""
         members = coalition_members(state.stage.shape[1]).to(state.stage.device)
         value = torch.full((len(state.stage), len(members)), float("nan"), device=members.device)
         return cls(members, state.alpha > 0, value)
@@ -79,7 +79,13 @@ class Coalitions:
     def filled(
         self, whole: Tensor, variants: list[Variant], columns: list[int], scores: list[Scores]
     ) -> "Coalitions":
-        """With the measurements of ``coalition_variants``, and of the hosts as they are."""
+        """A copy that holds the measured values.
+
+        Args:
+            whole: expected accuracy of the hosts themselves, ``[N]``.
+            variants, columns: as returned by ``coalition_variants``.
+            scores: scores of each variant.
+        """
         value = self.value.to(whole.dtype)
         for variant, column, score in zip(variants, columns, scores, strict=True):
             value[variant.rows, column] = score.expected
@@ -95,10 +101,11 @@ class Coalitions:
         )
 
     def shapley(self) -> Tensor:
-        """Exact Shapley value of each seed, ``[N, S]``; NaN where none acts.
+        """Exact Shapley value of each seed, ``[N, S]``; NaN where the seed does not act.
 
         ``phi_i = sum over C without i of |C|! (S - |C| - 1)! / S! (v(C + i) - v(C))`` (Shapley,
-        1953). The values of a row sum to v(all) - v(none). All NaN beyond ``MOST_FOR_SHAPLEY``.
+        1953). The values of a row sum to v(all) - v(none). With more than ``MOST_FOR_SHAPLEY``
+        slots all values are NaN.
         """
         slots = self.members.shape[1]
         if slots > MOST_FOR_SHAPLEY:
@@ -135,5 +142,5 @@ class Coalitions:
 
 
 def _share(size: int, slots: int) -> float:
-    """How often a coalition of ``size`` precedes a given seed in a random order."""
+    """Probability that exactly a given coalition of ``size`` precedes a given seed."""
     return factorial(size) * factorial(slots - size - 1) / factorial(slots)

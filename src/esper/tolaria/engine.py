@@ -1,4 +1,4 @@
-"""The engine: N hosts of one shape in training, and what a step measures of them."""
+"""The engine: trains N hosts of one shape and measures them once per step."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -20,22 +20,22 @@ from esper.tolaria.memory import keep_memory
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 
-_ORDINARY = partial(torch.inference_mode, False)
-"""Backends are called so: whoever calls, they may take gradients and keep tensors."""
+_OUTSIDE_INFERENCE_MODE = partial(torch.inference_mode, False)
+"""Backends run in this context: inference mode of the caller must not reach their gradients."""
 
 
 Variants = tuple[list[Variant], list[Variant]]
-"""Hosts without each of their acting seeds, and hosts as committed."""
+"""Ablations (one acting seed removed) and commitments (fossilised seeds only)."""
 
 
 class Rows:
-    """Who the rows of a stack are.
+    """Identities of the rows of a stack.
 
     Args:
         environment: identity of each row's seeds and actions, int64 ``[N]``.
         group: identity of each row's host and data, int64 ``[N]``. Rows of one group have one task,
             start from the same host and see the same minibatches.
-        task: index of each row's task in the data bank, int64 ``[N]``; all 0 when None.
+        task: index of each row's task in the data bank, int64 ``[N]``; None means all 0.
     """
 
     def __init__(self, environment: Tensor, group: Tensor, task: Tensor | None = None):
@@ -51,12 +51,12 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What validation found.
+    """Result of a validation.
 
     Attributes:
-        scores: the hosts as they are, ``[N]``.
-        committed: with fossilised seeds alone, ``[N]``; None when not asked for.
-        contribution: expected accuracy with minus without each acting seed, ``[N, S]``, in [-1, 1],
+        scores: scores of the hosts with all their acting seeds, ``[N]``.
+        committed: scores with fossilised seeds only, ``[N]``; None when not requested.
+        contribution: expected accuracy with the seed minus without it, ``[N, S]``, in [-1, 1],
             NaN where no seed acts.
     """
 
@@ -70,14 +70,14 @@ class Engine:
 
     Args:
         bank: tasks and their data.
-        rows: identities; the numbers of a row depend on these and on nothing else.
-        seed: of the run, in [0, 2^32).
-        backend: does the arithmetic; made for the bank's host.
-        max_batches: minibatches of an epoch.
-        batch_size: images of a minibatch.
-        episode_length: steps of an episode, in which a task's data may drift.
-        scales: of the rows' losses, for backends that compute in float16.
-        max_gradient_norm: at which the gradient of each host, and of each seed, is clipped.
+        rows: identities; the results of a row depend only on its identities.
+        seed: seed of the run, in [0, 2^32).
+        backend: does the arithmetic; created for the bank's host.
+        max_batches: minibatches per epoch.
+        batch_size: images per minibatch.
+        episode_length: steps per episode; a task's data may drift within an episode.
+        scales: loss scales of the rows, for backends that compute in float16.
+        max_gradient_norm: the gradient of each host and of each seed is clipped to this norm.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Engine:
         self.episode = 0
 
     def reset(self, episode: int) -> None:
-        """Fresh hosts without seeds for one episode."""
+        """Start an episode: fresh hosts without seeds."""
         self.episode = episode
         groups, index = self.rows.groups, self.rows.group_index
         self.switch_step = self.bank.switch_steps(
@@ -143,12 +143,12 @@ class Engine:
         self.stack.clear_optimizers()
 
     def germinate(self, where: Tensor, blueprint: Tensor, step: int) -> None:
-        """Give birth to the parameters of new seeds.
+        """Initialise the parameters of new seeds.
 
         Args:
             where: bool ``[N, S]``, the seeds that germinate now.
             blueprint: int64 ``[N, S]``.
-            step: of the episode; part of the identity of the seed's initial numbers.
+            step: step of the episode; part of the key of the seed's initial parameters.
         """
         for s, slot in enumerate(self.slots):
             rows = where[:, s].nonzero()[:, 0]
@@ -168,7 +168,7 @@ class Engine:
     def train(self, state: SeedState, step: int) -> EpochResult:
         """Train every host, and every seed from TRAINING on, for one epoch."""
         seeds, minibatches = Seeds.training(state), self.minibatches(step)
-        with _ORDINARY():
+        with _OUTSIDE_INFERENCE_MODE():
             return self.backend.train_epoch(self.stack, seeds, minibatches, self.optimisation)
 
     def measure(
@@ -180,15 +180,15 @@ class Engine:
         rows: Tensor | None = None,
         variants: Variants | None = None,
     ) -> Measurement:
-        """Validate hosts, once more without each acting seed, and as committed.
+        """Validate the hosts, each host without each of its acting seeds, and the committed hosts.
 
         Args:
             state: the seeds of the rows to measure.
-            step: of the episode; data that drift are those of this step.
-            committed: whether to measure what is committed.
+            step: step of the episode, which selects the data before or after a drift.
+            committed: whether to measure the hosts with fossilised seeds only.
             split: ``validation`` or ``test``.
-            rows: which rows, int64 ``[R]``; all when None.
-            variants: ``self.variants(state, committed)``, made here when None.
+            rows: rows to measure, int64 ``[R]``; all when None.
+            variants: ``self.variants(state, committed)``, computed here when None.
         """
         ablations, commitments = variants or self.variants(state, committed)
         scores, others = self._evaluate(state, step, ablations + commitments, split, rows)
@@ -206,8 +206,8 @@ class Engine:
     def variants(self, state: SeedState, committed: bool) -> Variants:
         """The ablations and commitments that ``measure`` validates.
 
-        Made before the epoch they cost a third of what they cost after it, when nothing but the
-        hosts is left in the caches.
+        Computing them before the epoch costs a third of computing them after it, because the epoch
+        leaves only the hosts in the caches.
         """
         return self._ablations(state), self._commitments(state) if committed else []
 
@@ -224,11 +224,11 @@ class Engine:
         dataset = self.datasets(step)[self.rows.group_index]
         held_back = self.bank.held_back(split, dataset if rows is None else dataset[rows])
         seeds = Seeds.acting(state)
-        with _ORDINARY():
+        with _OUTSIDE_INFERENCE_MODE():
             return self.backend.evaluate(self.stack, seeds, held_back, variants, rows)
 
     def datasets(self, step: int) -> Tensor:
-        """Which data set each group learns from at ``step``, int64 ``[G]``."""
+        """Index of the data set that each group learns from at ``step``, int64 ``[G]``."""
         return torch.where(step >= self.switch_step, self._after, self._before)
 
     # Native twin: step/pass.h, seed_parameters.
@@ -260,9 +260,9 @@ class Engine:
         return born.to(self.dtype)
 
     def minibatches(self, step: int) -> Minibatches:
-        """Those of an epoch, drawn with replacement, the same for all rows of a group.
+        """The minibatches of an epoch, drawn with replacement, the same for all rows of a group.
 
-        The first words of a step pick the images, the words behind them their poses.
+        The first random words of a step select the images, the words after them their poses.
         """
         shape = (self.max_batches, self.batch_size)
         bank, count = self.bank, self.max_batches * self.batch_size
@@ -279,7 +279,7 @@ class Engine:
         )
 
     def _ablations(self, state: SeedState) -> list[Variant]:
-        """Each acting seed's alpha at 0, one variant a slot."""
+        """Variants with the alpha of one acting seed set to 0, one variant per slot."""
         acts = (state.alpha > 0).T
         rows = acts.nonzero()[:, 1].split(acts.sum(1).tolist())
         variants = []
@@ -291,6 +291,6 @@ class Engine:
         return variants
 
     def _commitments(self, state: SeedState) -> list[Variant]:
-        """The alpha of every seed that is not fossilised at 0."""
-        loose = (state.alpha > 0) & (state.stage != Stage.FOSSILISED)
-        return grouped_by_first_change(state, loose)
+        """Variants with the alpha of every seed that is not fossilised set to 0."""
+        uncommitted = (state.alpha > 0) & (state.stage != Stage.FOSSILISED)
+        return grouped_by_first_change(state, uncommitted)

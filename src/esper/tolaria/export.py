@@ -1,6 +1,6 @@
-"""A grown host leaves the stack: an ordinary module, and files that run without Esper.
+"""Export of a grown host, as an ordinary module and as files that run without Esper.
 
-What leaves is the host as it is committed: seeds that are not fossilised stay behind.
+The committed host is exported: seeds that are not fossilised are left out.
 """
 
 import copy
@@ -25,14 +25,14 @@ from esper.tolaria.backends.torch import branch, seed_views
 from esper.tolaria.plan import Form, Seeds
 
 INPUT, OUTPUT = "images", "logits"
-"""Names of what the exported program takes and gives."""
+"""Names of the exported program's input and output."""
 
 _EXAMPLES = 3
-"""Images of the trace; with 0 or 1 torch.export would take the number for a constant."""
+"""Images in the traced batch; torch.export treats a batch size of 0 or 1 as a constant."""
 
 
 class _Numbers(nn.Module):
-    """Holds parameters and buffers under dotted names, as an ordinary module would."""
+    """A module whose parameters and buffers have dotted names, like those of nested modules."""
 
     def __init__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]):
         super().__init__()
@@ -54,7 +54,7 @@ class _Numbers(nn.Module):
         return holder, leaf
 
     def _stacked(self) -> tuple[Tensors, Tensors]:
-        """Parameters and buffers of a stack of one, ``[1, *shape]``."""
+        """Parameters and buffers as a stack of one row, ``[1, *shape]``."""
         parameters, buffers = self._names
         return (
             {name: self.get_parameter(name)[None] for name in parameters},
@@ -66,11 +66,11 @@ class GrownSeed(_Numbers):
     """A seed in its slot, over activations ``[B, H, W, 1, C]``.
 
     Args:
-        slot: where it lives.
-        kind: its blueprint.
-        form: how it enters the activation.
-        row: of the slot's store, ``[width]``.
-        alpha: how much of it enters, a number ``[]``.
+        slot: slot of the seed.
+        kind: index of its blueprint.
+        form: how the branch is combined with the activation.
+        row: the seed's row of the slot's store, ``[width]``.
+        alpha: weight of the branch, a scalar ``[]``.
     """
 
     def __init__(self, slot: SlotSpec, kind: int, form: Form, row: Tensor, alpha: Tensor):
@@ -79,26 +79,27 @@ class GrownSeed(_Numbers):
         self._what = slot, kind, form
 
     def forward(self, x: Tensor) -> Tensor:
+        """The activation with alpha times the branch added."""
         parameters, buffers = self._stacked()
         return x + buffers["alpha"] * branch(*self._what, parameters, x)
 
 
 class GrownSlot(nn.Module):
-    """A seed in the slot of somebody's own module, over ``[B, C, H, W]`` or ``[B, C]``."""
+    """A seed in a slot of a user's module, over ``[B, C, H, W]`` or ``[B, C]``."""
 
     def __init__(self, seed: GrownSeed):
         super().__init__()
         self.seed = seed
 
     def forward(self, x: Tensor) -> Tensor:
+        """The activation with the seed applied."""
         return across_hosts(self.seed, x[None])[0]
 
 
 class GrownHost(_Numbers):
-    """A host that is a chain of blocks, with what has grown in its slots.
+    """A host that is a chain of blocks, with the seeds grown in its slots.
 
-    Takes images ``[B, C, H, W]`` and gives logits ``[B, classes]``, of sequences
-    ``[B, T, classes]``.
+    Maps images ``[B, C, H, W]`` to logits ``[B, classes]``, or ``[B, T, classes]`` for sequences.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class GrownHost(_Numbers):
         self.seeds = nn.ModuleDict({host.slots[s].name: seed for s, seed in seeds.items()})
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits of ``images``."""
         parameters, buffers = self._stacked()
         x = images.permute(0, 2, 3, 1)[:, :, :, None]
         for kind, index in self.host.program:
@@ -127,17 +129,17 @@ class GrownHost(_Numbers):
 
 
 def grown_network(host: Host, stack: Stack, state: SeedState, row: int) -> nn.Module:
-    """One host of a stack as a module of its own, in evaluation mode.
+    """One host of a stack as a separate module, in evaluation mode.
 
     Args:
-        host: what the stack is made of.
+        host: host of the stack.
         stack: parameters.
-        state: the seeds; those that are fossilised come along, at their alpha.
-        row: which host.
+        state: the seeds; fossilised seeds are included with their alpha.
+        row: row of the host in the stack.
 
     Returns:
-        From images ``[B, C, H, W]`` to logits ``[B, *label_shape, classes]``, in the dtype of the
-        stack and on the CPU. A ``ModuleHost`` gives a copy of the user's module.
+        A module from images ``[B, C, H, W]`` to logits ``[B, *label_shape, classes]``, in the dtype
+        of the stack and on the CPU. For a ``ModuleHost`` it is a copy of the user's module.
     """
     parameters, buffers = (
         {name: x[0].cpu() for name, x in layout.views(store[row : row + 1]).items()}
@@ -166,17 +168,17 @@ def grown_network(host: Host, stack: Stack, state: SeedState, row: int) -> nn.Mo
 
 
 def committed(state: SeedState) -> Seeds:
-    """The seeds that are fossilised, as they act."""
+    """The fossilised seeds that act, with their alpha."""
     fossils = (state.stage == Stage.FOSSILISED) & (state.alpha > 0)
     alpha = torch.where(fossils, state.alpha, 0.0)
     return Seeds(fossils, state.blueprint, state.style, alpha, state.frozen)
 
 
 def export_program(network: nn.Module, image: tuple[int, int, int]) -> ExportedProgram:
-    """``network`` as a graph of torch's own operators, for any number of images.
+    """``network`` as a graph of torch operators, for any batch size.
 
     Args:
-        network: of ``grown_network``.
+        network: as returned by ``grown_network``.
         image: height, width and channels of its input.
     """
     height, width, channels = image
@@ -186,20 +188,20 @@ def export_program(network: nn.Module, image: tuple[int, int, int]) -> ExportedP
     with torch.no_grad():
         program = torch.export.export(network, (images,), dynamic_shapes=({0: batch},))
     for node in program.graph.nodes:
-        # Where in whose source code it came from is nobody else's business.
+        # Stack traces hold file paths of the machine that exports.
         node.meta.pop("stack_trace", None)
     return program
 
 
 def packed(program: ExportedProgram) -> bytes:
-    """The content of a ``.pt2`` file, which ``torch.export.load`` reads."""
+    """``program`` as the content of a ``.pt2`` file, to be read by ``torch.export.load``."""
     content = io.BytesIO()
     torch.export.save(program, content)
     return content.getvalue()
 
 
 def packed_onnx(program: ExportedProgram) -> bytes:
-    """The content of a ``.onnx`` file; needs the libraries onnx and onnxscript."""
+    """``program`` as the content of an ``.onnx`` file; needs the packages onnx and onnxscript."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

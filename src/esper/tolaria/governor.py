@@ -1,6 +1,6 @@
-"""The governor: sees hosts that diverge or collapse, and puts them back to their last snapshot.
+"""The governor: detects hosts that diverge or collapse and restores their last snapshot.
 
-Each environment is judged and restored by itself, as rows of tensors on the device.
+Each environment is judged and restored independently, as rows of tensors on the device.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from esper.kasmina.stack import Stack
 from esper.tolaria.backends import EpochResult, Scores
 
 HISTORY = 20
-"""Healthy validation losses that are remembered."""
+"""Number of healthy validation losses kept per host."""
 LEAST_HISTORY = 10
-"""Losses that must be known before one can be called a collapse or a runaway."""
+"""Losses needed in the history before a loss can count as a collapse or a runaway."""
 STRIKES = 3
-"""Runaway losses in a row that make a panic."""
+"""Consecutive runaway losses after which a host is rolled back."""
 
 
 class Reason(IntEnum):
@@ -32,17 +32,19 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What counts as a disaster, and how old a snapshot may be.
+    """Thresholds for a rollback, and the age limit of snapshots.
 
     Attributes:
         snapshot_every: steps between snapshots of a healthy host.
-        collapse_mean: a host has learned something once its mean loss is below this part of
-            ``ln(classes)``.
-        collapse_band: it has collapsed when its loss is then within this part of ``ln(classes)``.
-        collapse_expected: and its expected accuracy is at most this multiple of chance. A host
-            whose data changed may have such a loss without having forgotten everything.
-        runaway_loss, runaway_deviations, runaway_factor: a loss runs away when it is above all of
-            this many nats, the mean plus so many standard deviations, and so many means.
+        collapse_mean: a host has learned once its mean loss is below this fraction of
+            ``ln(classes)``; only such a host can collapse.
+        collapse_band: the loss of a collapsed host is within this fraction of ``ln(classes)``
+            around ``ln(classes)``, the loss of a host that guesses.
+        collapse_expected: the expected accuracy of a collapsed host is at most this multiple of
+            chance. A host whose data drifted can meet the other two conditions without collapse.
+        runaway_loss, runaway_deviations, runaway_factor: a loss is a runaway when it exceeds all
+            of: this many nats, the mean plus this many standard deviations, this multiple of the
+            mean.
     """
 
     snapshot_every: int = 5
@@ -55,13 +57,13 @@ class Limits:
 
 
 class Governor:
-    """Watches the rows of a stack.
+    """Judges, snapshots and restores the rows of a stack.
 
-    ``healthy``, bool ``[N]``, says of each row whether its last step was.
+    ``healthy``, bool ``[N]``, is true where the last step of a row was healthy.
 
     Args:
-        stack: what it restores; the first snapshot is taken here, of newborn hosts.
-        classes: of the task, for the loss of a host that guesses.
+        stack: stack to restore; the constructor takes the first snapshot, of newborn hosts.
+        classes: classes of the task, which give the loss of a host that guesses.
         limits: see ``Limits``.
     """
 
@@ -75,11 +77,11 @@ class Governor:
 
     # Native twin: step/governor.h, check_row.
     def check(self, epoch: EpochResult, scores: Scores, computing: Tensor) -> Tensor:
-        """Judge a step, and remember its losses where they are healthy.
+        """Judge a step, and append healthy losses to the history.
 
         Args:
-            epoch: what training measured.
-            scores: what validation found.
+            epoch: training results.
+            scores: validation scores.
             computing: seeds that took part in training, bool ``[N, S]``.
 
         Returns:
@@ -93,7 +95,7 @@ class Governor:
             gradients |= epoch.unmeasured
         finite = torch.stack([loss, epoch.loss.float()]).isfinite().all(0) & gradients
 
-        # What is remembered is finite, or NaN where there is nothing yet.
+        # The history holds finite losses, and NaN in unused places.
         count = (HISTORY - self.losses.isnan().sum(1)).clamp(min=1)
         experienced = count >= LEAST_HISTORY
         mean = self.losses.nansum(1) / count
@@ -125,10 +127,10 @@ class Governor:
         return self.limits.snapshot_every
 
     def snapshot(self, rows: Tensor) -> None:
-        """Keep the numbers of ``rows``, bool ``[N]``; those of seeds alone where a host runs away.
+        """Take a snapshot of ``rows``, bool ``[N]``; only of the seeds where a host is not healthy.
 
-        A seed that was just fossilised has to be there after a rollback, but a host that is on the
-        run would be put back to where it was running.
+        A seed that was just fossilised must survive a rollback, but the snapshot of a host must
+        not be taken while its loss runs away.
         """
         stack = self.stack
         hosts = (stack.host, stack.buffers)
@@ -137,7 +139,7 @@ class Governor:
             kept.copy_(torch.where(where[:, None], store, kept))
 
     def restore(self, rows: Tensor) -> None:
-        """Put ``rows``, bool ``[N]``, back to their snapshot, with no optimizer state."""
+        """Restore the snapshot of ``rows``, bool ``[N]``, and clear their optimizer state."""
         for kept, store in zip(self.kept, self._stores(), strict=True):
             store.copy_(torch.where(rows[:, None], kept, store))
         for optimizer in (self.stack.host_optimizer, *self.stack.seed_optimizers):

@@ -1,4 +1,4 @@
-"""Gradient health of seeds, and the bookkeeping of what was measured of them."""
+"""Gradient health of seeds, and the signals kept per seed from step to step."""
 
 import torch
 from torch import Tensor
@@ -16,18 +16,18 @@ RATIO_KEPT = 0.9
 VANISHING_WEIGHT = 0.5
 EXPLODING_WEIGHT = 0.8
 RATIO_FLOOR = 1e-8
-"""Added to the host's gradient, by which the ratio divides."""
+"""Added to the host's gradient, the denominator of the ratio."""
 
 
 # Native twin: step/signals.h, gradient_health.
 def gradient_health(tensor_norms: Tensor, tensor_counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Health ``1 - 0.5 f_v - 0.8 f_e`` in [0, 1], and whether anything explodes.
+    """Health ``1 - 0.5 f_v - 0.8 f_e`` in [0, 1], and whether any gradient explodes.
 
-    f_v is the fraction of parameter tensors with a gradient norm below 1e-7, f_e of those with one
-    above 10 or not finite. Health is 0 when any norm is not finite.
+    f_v is the fraction of parameter tensors with a gradient norm below 1e-7, f_e the fraction with
+    a norm above 10 or not finite. Health is 0 when any norm is not finite.
 
     Args:
-        tensor_norms: ``[..., tensors]``, the first ``tensor_counts`` of each row count.
+        tensor_norms: ``[..., tensors]``; only the first ``tensor_counts`` of each row are used.
         tensor_counts: int64 ``[...]``.
 
     Returns:
@@ -53,22 +53,22 @@ def updated_signals(
     seed_parameters: Tensor,
     host_parameters: int,
 ) -> SeedSignals:
-    """The signals after an epoch; what was not measured is NaN.
+    """The signals after an epoch; NaN where nothing was measured.
 
     Args:
-        previous: signals of the step before.
+        previous: signals of the previous step.
         state: the seeds during the epoch.
         slots: the host's slots.
-        epoch: what training measured.
+        epoch: training results.
         contribution: ``[N, S]``, NaN where not measured.
         accuracy: validation accuracy, ``[N]``.
-        seed_parameters: of the living seeds, ``[N, S]``.
-        host_parameters: of the host alone.
+        seed_parameters: parameter counts of the living seeds, ``[N, S]``.
+        host_parameters: parameter count of the host without seeds.
     """
     health, exploding = gradient_health(
         _side_by_side(epoch.seed_tensor_norms), _tensor_counts(slots, state.blueprint)
     )
-    # An epoch that was rolled back measured nothing that still holds.
+    # Measurements of an epoch that was rolled back are no longer valid.
     measured = state.computing & ~epoch.loss.isnan()[:, None]
     if epoch.unmeasured is not None:
         measured &= ~epoch.unmeasured[:, None]
@@ -89,7 +89,7 @@ def updated_signals(
 
 
 def _side_by_side(norms: list[Tensor]) -> Tensor:
-    """``[N, S, tensors]``: the slots' ``[N, tensors]``, filled up to the widest."""
+    """The slots' ``[N, tensors]`` stacked to ``[N, S, tensors]``, zero-padded to the widest."""
     widest = max(part.shape[1] for part in norms)
     return torch.stack(
         [
@@ -101,8 +101,8 @@ def _side_by_side(norms: list[Tensor]) -> Tensor:
 
 
 def _tensor_counts(slots: tuple[SlotSpec, ...], blueprint: Tensor) -> Tensor:
-    """Parameter tensors of each ``blueprint [N, S]``."""
-    # Not cached by slot: equal slots of two hosts may know other blueprints.
+    """Number of parameter tensors of each ``blueprint [N, S]``."""
+    # Not cached per slot: equal slots of two hosts may accept different blueprints.
     table = cached_tensor(tuple(slot.tensor_counts for slot in slots), blueprint.device)
     return table[torch.arange(len(slots), device=blueprint.device), blueprint]
 
@@ -112,7 +112,7 @@ def _smoothed_ratio(
     previous: SeedSignals, epoch: EpochResult, seed_parameters: Tensor, host_parameters: int
 ) -> Tensor:
     """Root-mean-square gradient of a seed over that of its host, smoothed, ``[N, S]``."""
-    # Through float64: MKL rounds the root of a float32 otherwise on some processors.
+    # Computed in float64: on some processors MKL rounds the root of a float32 differently.
     root = seed_parameters.clamp(min=1).double().sqrt().to(epoch.seed_gradient_norm.dtype)
     seed = epoch.seed_gradient_norm / root
     host = epoch.host_gradient_norm[:, None] / host_parameters**0.5

@@ -1,12 +1,12 @@
-"""Loss scaling for float16, each environment by itself.
+"""Loss scaling for float16, per environment.
 
-In float16 small gradients underflow, so the loss is multiplied by a scale before backward and the
-gradients divided by it before anything looks at them (Micikevicius et al., 2018, "Mixed precision
-training"). The scale follows the gradients: halved when one overflows, doubled after a while
-without. Unlike ``torch.amp.GradScaler`` there is one scale for each row of a stack, so that an
-overflow in one environment skips no update of another.
+In float16 small gradients underflow, so the loss is multiplied by a scale before the backward
+pass and the gradients are divided by it before any use (Micikevicius et al., 2018, "Mixed precision
+training"). A scale is halved when a gradient overflows and doubled after ``GROWTH_INTERVAL``
+updates without overflow. Unlike ``torch.amp.GradScaler`` there is one scale per row of a stack, so
+an overflow in one environment skips no update in another.
 
-Scales are powers of two: dividing by one loses nothing.
+Scales are powers of two, so dividing by a scale is exact.
 """
 
 from dataclasses import dataclass, fields
@@ -17,22 +17,22 @@ from torch import Tensor
 from esper.leyline.errors import UsageError
 
 START = 2.0**10
-"""Low enough that newborn hosts do not overflow: a skipped minibatch is lost to them."""
+"""Low enough that newborn hosts do not overflow, which would cost them a minibatch."""
 LEAST, MOST = 1.0, 2.0**16
-"""At ``LEAST`` a gradient that overflows is no matter of scaling; above ``MOST`` nothing is won,
-and the next fresh host would have to come down again."""
+"""Bounds of a scale. An overflow at ``LEAST`` is not caused by scaling. Scales above ``MOST`` gain
+nothing, and the next fresh host would overflow at them."""
 GROWTH_INTERVAL = 200
-"""Updates without overflow after which a scale doubles; an episode has a few hundred."""
+"""Updates without overflow after which a scale doubles; an episode has a few hundred updates."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleTable:
-    """The loss scales of all environments, whichever stacks these are in.
+    """The loss scales of all environments of a run, across all stacks.
 
     Attributes:
         scale: float32 ``[N]``, within [``LEAST``, ``MOST``].
         clean: minibatches without overflow since the scale last changed, int64 ``[N]``.
-        skipped: minibatches so far in which an update was skipped, int64 ``[N]``.
+        skipped: total minibatches in which an update was skipped, int64 ``[N]``.
     """
 
     scale: Tensor
@@ -41,7 +41,7 @@ class ScaleTable:
 
     @classmethod
     def fresh(cls, rows: int, device: torch.device) -> "ScaleTable":
-        """Every scale at ``START``."""
+        """A table of ``rows`` environments with every scale at ``START``."""
         counts = torch.zeros(rows, dtype=torch.long, device=device)
         return cls(torch.full((rows,), START, device=device), counts, counts.clone())
 
@@ -50,10 +50,10 @@ class ScaleTable:
         return {f.name: getattr(self, f.name).clone() for f in fields(self)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take up what ``state`` gave, in place.
+        """Restore the tensors returned by ``state``, in place.
 
         Raises:
-            UsageError: it is of another number of environments.
+            UsageError: ``state`` has a different number of environments.
         """
         for f in fields(self):
             mine, stored = getattr(self, f.name), state[f.name]
@@ -65,7 +65,10 @@ class ScaleTable:
             mine.copy_(stored)
 
     def copy_rows(self, target: "ScaleTable", rows: Tensor) -> None:
-        """Put ``rows``, int64 ``[M]`` on the target's device, into a table of the same size."""
+        """Copy ``rows`` into ``target``, a table of the same size.
+
+        ``rows`` is int64 ``[M]`` on the target's device.
+        """
         for f in fields(self):
             to, mine = getattr(target, f.name), getattr(self, f.name)
             to[rows] = mine[rows.to(mine.device)].to(to.device)
@@ -75,8 +78,8 @@ class LossScales:
     """The loss scales of the rows of a stack.
 
     Args:
-        table: where they are kept, and brought up to date in place.
-        rows: which of them are these, int64 ``[N]``.
+        table: table of all environments, updated in place.
+        rows: rows of the table that belong to this stack, int64 ``[N]``.
     """
 
     def __init__(self, table: ScaleTable, rows: Tensor):
@@ -84,20 +87,20 @@ class LossScales:
 
     @property
     def scale(self) -> Tensor:
-        """Float32 ``[N]``."""
+        """Scale of each row, float32 ``[N]``."""
         return self.table.scale[self.rows]
 
     @property
     def adaptable(self) -> Tensor:
-        """Where a smaller scale is left to try, bool ``[N]``."""
+        """Where the scale can still be reduced, bool ``[N]``."""
         return self.scale > LEAST
 
     def unscaled(self, gradient: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The gradient of the loss itself, and where it did not overflow.
+        """The gradient of the unscaled loss, and where it did not overflow.
 
         Args:
-            gradient: of the scaled loss, ``[M, P]``.
-            rows: of the stack, int64 ``[M]``; all when None.
+            gradient: gradient of the scaled loss, ``[M, P]``.
+            rows: rows of the stack, int64 ``[M]``; all when None.
 
         Returns:
             gradient ``[M, P]``, finite bool ``[M]``.
@@ -106,12 +109,12 @@ class LossScales:
         return gradient / scale[:, None].to(gradient.dtype), gradient.isfinite().all(1)
 
     def adjust(self, skipped: Tensor, loss: Tensor) -> None:
-        """Bring the scales up to date after a minibatch.
+        """Update the scales after a minibatch.
 
         Args:
-            skipped: where some gradient was not finite, bool ``[N]``.
-            loss: of the minibatch, ``[N]``; where it is not finite itself, the scale is not to
-                blame and stays.
+            skipped: where a gradient was not finite, bool ``[N]``.
+            loss: loss of the minibatch, ``[N]``; where it is not finite, the scale is not the
+                cause and stays.
         """
         table, rows = self.table, self.rows
         clean = torch.where(skipped, 0, table.clean[rows] + 1)

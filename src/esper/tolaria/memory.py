@@ -1,4 +1,4 @@
-"""How the C library treats the large temporaries of a training step, and what they come to."""
+"""Settings of the C allocator for the large temporaries of a training step; peak memory."""
 
 import ctypes
 import sys
@@ -13,10 +13,10 @@ _PAD_BYTES = 256 << 20
 
 @cache
 def keep_memory() -> bool:
-    """Make glibc reuse large blocks instead of returning them to the system; once a process.
+    """Make glibc reuse large blocks instead of returning them to the system; runs once per process.
 
-    Without it every activation is mapped, faulted in page by page and unmapped again in each
-    minibatch, which costs more than the arithmetic. Returns False where there is no glibc.
+    Without it glibc maps, faults in and unmaps every activation in each minibatch, which costs
+    more than the arithmetic. Returns False where there is no glibc.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -28,14 +28,14 @@ def keep_memory() -> bool:
 
 
 def forget_peak() -> None:
-    """Let ``peak_resident`` count from now on, where the system can."""
+    """Reset the peak that ``peak_resident`` reports, on systems that support it."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_resident() -> int | None:
-    """Most memory this process has had at once, bytes; None where that is not known."""
-    # Not ru_maxrss: a child inherits that of the process it was forked from.
+    """Peak resident memory of this process in bytes; None where the system does not report it."""
+    # Not ru_maxrss: a child process inherits the value of its parent.
     with suppress(OSError, ValueError, IndexError):
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024

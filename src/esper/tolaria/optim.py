@@ -1,4 +1,4 @@
-"""AdamW, SGD and gradient clipping over the rows of a flat store, each row by itself."""
+"""AdamW, SGD and gradient clipping for each row of a flat store independently."""
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 # Native twin: hosts/optimizer.h, clip_scale.
 def clip_scale(gradient: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
-    """Norm of each row and the factor that brings it to at most ``max_norm``.
+    """Norm of each row, and the factor that scales it to at most ``max_norm``.
 
-    As ``torch.nn.utils.clip_grad_norm_`` would for each row alone.
+    Same as ``torch.nn.utils.clip_grad_norm_`` applied to each row separately.
 
     Args:
         gradient: ``[M, P]``.
@@ -33,16 +33,17 @@ def adamw_(
     weight_decay: float,
     active: Tensor | None = None,
 ) -> None:
-    """One AdamW update in place (Loshchilov and Hutter, 2019, algorithm 2).
+    """One AdamW update, in place (Loshchilov and Hutter, 2019, algorithm 2).
 
     Args:
         parameters: ``[M, P]``.
         gradient: ``[M, P]``; overwritten.
         state: moments and update counts of the same rows.
         learning_rate: ``[M]``.
-        weight_decay: decoupled, as a fraction of the learning rate.
-        active: rows to update, ``[M]`` bool; all when None. The others keep parameters, moments
-            and count: masking the gradient would still let momentum and decay move them.
+        weight_decay: decoupled; an update multiplies parameters by ``1 - learning_rate *
+            weight_decay``.
+        active: rows to update, ``[M]`` bool; all when None. The other rows keep parameters, moments
+            and count; masking only the gradient would let momentum and decay move them.
     """
     if active is not None:
         before = _copies(parameters, state)
@@ -70,13 +71,13 @@ def sgd_(
     momentum: float,
     active: Tensor | None = None,
 ) -> None:
-    """One update of SGD with momentum in place, as ``torch.optim.SGD`` makes it.
+    """One update of SGD with momentum, in place, same as ``torch.optim.SGD``.
 
     Args:
         parameters, gradient, learning_rate, active: as for ``adamw_``.
-        state: the momentum is in ``first``.
-        weight_decay: added to the gradient as this much of the parameters.
-        momentum: how much of it is kept.
+        state: holds the momentum buffer in ``first``.
+        weight_decay: this multiple of the parameters is added to the gradient.
+        momentum: fraction of the momentum buffer that is kept.
     """
     if active is not None:
         before = _copies(parameters, state)

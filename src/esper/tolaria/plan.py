@@ -1,8 +1,8 @@
-"""Which seeds a pass has to compute, slot by slot, and in which order.
+"""The seeds to compute in a pass, per slot, and the order of the calls.
 
-A plan is made once per environment step on the host, from the struct of arrays; the minibatches
-then run without looking at the lifecycle. Seeds of one slot are sorted by (isolated, blueprint,
-form), and those that agree are computed in one call.
+A plan is made once per environment step on the CPU, from the struct of arrays; the minibatches
+then run without reading the lifecycle. Seeds of one slot are sorted by (isolated, blueprint, form),
+and seeds with equal keys are computed in one call.
 """
 
 from dataclasses import dataclass, fields
@@ -16,11 +16,11 @@ from esper.kasmina.seeds import SeedState
 from esper.leyline.actions import BLUEPRINTS, Style
 
 CHUNK = 12
-"""Most seeds computed in one call: their activations should stay in the second-level cache."""
+"""Maximum seeds per call, so that their activations stay in the second-level cache."""
 
 
 class Form(IntEnum):
-    """How a branch f enters the activation x."""
+    """How a branch f is combined with the activation x."""
 
     ADD = 0
     MULTIPLY = 1
@@ -37,13 +37,13 @@ FORM_OF_STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """What a backend computes in the slots of R rows.
+    """The seeds that a backend computes in the slots of R rows.
 
     Attributes:
-        computed: where there is a seed to compute, bool ``[R, S]``.
-        blueprint: of each seed, int64 ``[R, S]``.
-        style: likewise.
-        alpha: likewise; at 0 a seed is isolated, see ``Group``.
+        computed: slots with a seed to compute, bool ``[R, S]``.
+        blueprint: blueprint of each seed, int64 ``[R, S]``.
+        style: style of each seed, int64 ``[R, S]``.
+        alpha: alpha of each seed, ``[R, S]``; at 0 a seed is isolated, see ``Group``.
         frozen: seeds that are computed but not updated, bool ``[R, S]``.
     """
 
@@ -55,12 +55,12 @@ class Seeds:
 
     @classmethod
     def training(cls, state: SeedState) -> "Seeds":
-        """Every seed from TRAINING on."""
+        """Every seed in TRAINING or a later stage."""
         return cls(state.computing, state.blueprint, state.style, state.alpha, state.frozen)
 
     @classmethod
     def acting(cls, state: SeedState) -> "Seeds":
-        """Every seed that shows in the output."""
+        """Every seed that changes the output (alpha above 0)."""
         return cls(state.alpha > 0, state.blueprint, state.style, state.alpha, state.frozen)
 
     @property
@@ -69,11 +69,11 @@ class Seeds:
         return cached_tensor(tuple(FORM_OF_STYLE[s] for s in Style), self.style.device)[self.style]
 
     def of_rows(self, rows: Tensor) -> "Seeds":
-        """Those of ``rows``, int64 ``[M]``."""
+        """The seeds of ``rows``, int64 ``[M]``."""
         return Seeds(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def varied(self, rows: Tensor, alpha: Tensor) -> "Seeds":
-        """Those of ``rows``, int64 ``[M]`` and possibly repeated, that act at ``alpha [M, S]``."""
+        """The seeds of ``rows``, int64 ``[M]``, possibly repeated, with other alphas ``[M, S]``."""
         return Seeds(alpha > 0, self.blueprint[rows], self.style[rows], alpha, self.frozen[rows])
 
 
@@ -82,14 +82,13 @@ class Group:
     """Seeds of one slot that are computed in one call.
 
     Attributes:
-        kind: their blueprint.
-        form: how they enter the activation.
-        isolated: alpha is 0, in TRAINING and until the first tick of BLENDING. They learn behind
-            the host: the output is the host's, the branch gets the output's gradient as if it had
-            been added, the host gets none through it. The others (alpha above 0) let gradients
-            flow through.
+        kind: index of their blueprint.
+        form: how they are combined with the activation.
+        isolated: whether alpha is 0, in TRAINING and until the first tick of BLENDING. An isolated
+            seed does not change the output. Its branch gets the output's gradient as if it had been
+            added; the host gets no gradient through it. Other seeds (alpha above 0) pass gradients.
         rows: their environments, int64 ``[m]``, at most ``CHUNK``.
-        alpha: how much of each branch enters the output, ``[m]``.
+        alpha: weight of each branch in the output, ``[m]``.
     """
 
     kind: int
@@ -104,7 +103,7 @@ class SlotPlan:
     """The seeds of one slot.
 
     Attributes:
-        rows: environments of all seeds, ``[M]``: those of the groups one after another.
+        rows: environments of all seeds, ``[M]``, in the order of ``groups``.
         groups: the calls to make.
     """
 
@@ -113,11 +112,11 @@ class SlotPlan:
 
 
 Plan = list[SlotPlan | None]
-"""One entry a slot, None where there is nothing to compute."""
+"""One entry per slot, None where there is nothing to compute."""
 
 
 def plan(seeds: Seeds) -> Plan:
-    """The calls that compute ``seeds``."""
+    """Plan the calls that compute ``seeds``."""
     isolated = (seeds.alpha == 0).long()
     key = (isolated * len(BLUEPRINTS) + seeds.blueprint) * len(Form) + seeds.form
     columns = zip(seeds.computed.unbind(1), key.unbind(1), seeds.alpha.unbind(1), strict=True)

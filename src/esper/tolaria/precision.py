@@ -1,4 +1,4 @@
-"""In which precision hosts and seeds compute."""
+"""Arithmetic precision of hosts and seeds."""
 
 import contextlib
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class Precision:
     """Mixed precision of the host path.
 
-    Parameters, optimizer state and running statistics are float32 whatever the autocast dtype.
+    Parameters, optimizer state and running statistics are float32 for every autocast dtype.
 
     Attributes:
         device_type: ``cpu`` or ``cuda``.
         amp_dtype: dtype of the autocast region, None for full precision.
-        reason: why mixed precision was asked for and is off, None otherwise.
+        reason: why mixed precision is off although it was requested, None otherwise.
     """
 
     device_type: str
@@ -29,6 +29,7 @@ class Precision:
 
     @property
     def enabled(self) -> bool:
+        """Whether mixed precision is on."""
         return self.amp_dtype is not None
 
     @property
@@ -42,7 +43,7 @@ class Precision:
         return str(self.amp_dtype).removeprefix("torch.") if self.amp_dtype else None
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """The region for forward passes and losses; backward stays outside."""
+        """Context for forward passes and losses; backward passes run outside it."""
         if self.amp_dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device_type, dtype=self.amp_dtype)
@@ -51,15 +52,15 @@ class Precision:
 def resolve_precision(
     use_amp: bool, device: torch.device, amp_dtype: str = "auto", backend: str = "auto"
 ) -> Precision:
-    """Mixed precision where it was asked for and can be had.
+    """Mixed precision if it is requested and available, float32 otherwise.
 
-    Where it cannot, float32, with ``reason`` set for one warning.
+    If it is requested but not available, ``reason`` says why, for one warning.
 
     Args:
-        use_amp: whether it is asked for.
-        device: where hosts live.
-        amp_dtype: ``bfloat16``, ``float16``, or ``auto``: bfloat16 where the device has it.
-        backend: one of ``tolaria.backends.choice.NAMES``; on a CPU only ``torch`` can do it.
+        use_amp: whether mixed precision is requested.
+        device: device of the hosts.
+        amp_dtype: ``bfloat16``, ``float16``, or ``auto``: bfloat16 if the device supports it.
+        backend: one of ``tolaria.backends.choice.NAMES``; on a CPU only ``torch`` supports it.
     """
     if not use_amp:
         return Precision(device.type)
@@ -75,17 +76,17 @@ def _obstacle(device: torch.device, amp_dtype: str, backend: str) -> str | None:
     if disabled():
         return f"{DISABLE_VARIABLE} is set"
     if device.type == "cpu" and backend != "torch":
-        return f"backend {backend} has no mixed precision on {device}, --backend torch has"
+        return f"backend {backend} has no mixed precision on {device}; use --backend torch"
     if amp_dtype == "bfloat16" and not _has_bfloat16(device):
-        return f"{device} has no bfloat16, --amp-dtype float16 it has"
+        return f"{device} has no bfloat16; use --amp-dtype float16"
     return None
 
 
 def _has_bfloat16(device: torch.device) -> bool:
-    """Every CPU, by emulation at least; of the CUDA devices those that have it in hardware."""
+    """True for every CPU, at least by emulation, and for CUDA devices with hardware support."""
     return device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def disabled() -> bool:
-    """Whether the environment forbids mixed precision."""
+    """Whether ``ESPER_DISABLE_AMP`` turns mixed precision off."""
     return switched_on(DISABLE_VARIABLE)

@@ -1,4 +1,4 @@
-"""Masks against their definition, and masked distributions against torch's own in float64."""
+"""Action masks compared with their definition, masked distributions with torch in float64."""
 
 import math
 
@@ -29,13 +29,13 @@ def masks() -> ActionMasks:
     return random_masks((5, 7), 3, torch.Generator().manual_seed(1))
 
 
-def test_an_op_is_open_exactly_where_it_may_act_somewhere(masks) -> None:
+def test_an_op_is_legal_exactly_if_some_slot_allows_it(masks) -> None:
     for t, n, op in torch.cartesian_prod(torch.arange(5), torch.arange(7), torch.arange(len(Op))):
         assert masks.ops[t, n, op].item() == any(masks.slots[t, n, op].tolist())
     assert masks.ops.float().mean() < 0.95
 
 
-def test_slots_are_those_of_the_drawn_op(masks) -> None:
+def test_legal_slots_depend_on_the_drawn_op(masks) -> None:
     op = torch.randint(len(Op), (5, 7), generator=torch.Generator().manual_seed(2))
     slots = masks.slots_of(op)
     for t in range(5):
@@ -43,7 +43,7 @@ def test_slots_are_those_of_the_drawn_op(masks) -> None:
             assert torch.equal(slots[t, n], masks.slots[t, n, op[t, n]])
 
 
-def test_relevance_is_the_causal_table() -> None:
+def test_relevance_matches_the_table_of_relevant_heads() -> None:
     table = relevance(torch.tensor([list(Op)]))[0]
     for op in Op:
         assert {h for h, matters in zip(HEADS, table[op], strict=True) if matters} == set(
@@ -52,7 +52,7 @@ def test_relevance_is_the_causal_table() -> None:
 
 
 @pytest.mark.parametrize("op", Op)
-def test_heads_that_do_not_matter_have_their_canonical_option_alone(masks, op) -> None:
+def test_irrelevant_heads_have_only_their_canonical_option(masks, op) -> None:
     ops = torch.full((5, 7), int(op))
     slot = torch.randint(3, (5, 7), generator=torch.Generator().manual_seed(3))
     options = masks.choices_of(ops, slot)
@@ -88,11 +88,11 @@ def random_rows(rows: int, options: int, seed: int, scale: float = 3.0) -> tuple
 
 
 def on_the_legal(logits: Tensor, mask: Tensor) -> Categorical:
-    """Torch's distribution over the legal options of one row, in float64."""
+    """Torch's categorical distribution over the legal options of one row, in float64."""
     return Categorical(logits=logits.double()[mask], validate_args=False)
 
 
-def test_it_is_the_categorical_over_the_legal_options() -> None:
+def test_distribution_matches_the_categorical_over_legal_options() -> None:
     logits, mask = random_rows(50, 7, seed=1)
     ours = MaskedCategorical(logits, mask)
     for row in range(50):
@@ -106,7 +106,7 @@ def test_it_is_the_categorical_over_the_legal_options() -> None:
 
 
 @pytest.mark.parametrize("quantity", ["log_prob", "entropy"])
-def test_its_gradients_are_those_of_the_categorical_over_the_legal_options(quantity) -> None:
+def test_gradients_match_the_categorical_over_legal_options(quantity) -> None:
     logits, mask = random_rows(40, 6, seed=2)
     option = mask.float().argmax(1)
     mine = logits.clone().requires_grad_()
@@ -122,7 +122,7 @@ def test_its_gradients_are_those_of_the_categorical_over_the_legal_options(quant
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_half_precision_is_left_before_the_softmax(dtype) -> None:
+def test_half_precision_logits_are_upcast_before_the_softmax(dtype) -> None:
     exact, mask = random_rows(50, 9, seed=3)
     logits = exact.to(dtype).requires_grad_()
     ours = MaskedCategorical(logits, mask)
@@ -139,13 +139,13 @@ def test_half_precision_is_left_before_the_softmax(dtype) -> None:
     assert bool((logits.grad[~mask] == 0.0).all())
 
 
-def test_double_precision_is_kept() -> None:
+def test_double_precision_is_preserved() -> None:
     logits, mask = random_rows(3, 4, seed=4)
     assert MaskedCategorical(logits, mask).entropy().dtype == torch.float64
 
 
 def test_an_illegal_option_is_never_drawn() -> None:
-    """Not even where its logit is the highest, or not a number, and chance is all for it."""
+    """Even if its logit is the highest or NaN and the noise favours it."""
     generator = torch.Generator().manual_seed(5)
     _, mask = random_rows(20_000, 8, seed=5)
     logits = torch.randn(20_000, 8, generator=generator) - 1e4 * mask
@@ -163,7 +163,7 @@ def test_an_illegal_option_is_never_drawn() -> None:
     assert bool((distribution.log_probs.exp()[~mask] == 0.0).all())
 
 
-def test_what_an_illegal_option_says_changes_nothing() -> None:
+def test_logits_of_illegal_options_have_no_effect() -> None:
     logits, mask = random_rows(30, 6, seed=6)
     option = mask.float().argmax(1)
     expected = MaskedCategorical(logits, mask)
@@ -177,8 +177,8 @@ def test_what_an_illegal_option_says_changes_nothing() -> None:
         assert bool((leaf.grad[~mask] == 0.0).all())
 
 
-def test_frequencies_are_the_probabilities() -> None:
-    """Chi-square with three degrees of freedom: above 25 once in 65,000 seeds."""
+def test_sample_frequencies_match_the_probabilities() -> None:
+    """Chi-square with three degrees of freedom exceeds 25 once in 65,000 seeds."""
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.0, 5.0])
     mask = torch.tensor([True, True, False, True, True, False])
     draws = 40_000
@@ -211,7 +211,7 @@ def test_a_row_without_a_legal_option_is_an_error() -> None:
 
 @pytest.mark.parametrize("size", [1e2, 1e4, 6e4, 1e8, 1e30])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_extreme_logits_make_no_nan_and_open_nothing_illegal(size, dtype) -> None:
+def test_extreme_logits_give_no_nan_and_no_illegal_option(size, dtype) -> None:
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * 4)
     logits = (min(size, torch.finfo(dtype).max) * signs).to(dtype).requires_grad_()
     mask = torch.tensor([True, True, False, True]).expand(len(signs), -1)
@@ -225,8 +225,8 @@ def test_extreme_logits_make_no_nan_and_open_nothing_illegal(size, dtype) -> Non
     assert bool(logits.grad.isfinite().all())
 
 
-def test_large_negative_logits_keep_their_proportions() -> None:
-    """The floor for illegal options must stay out of sight."""
+def test_large_negative_logits_keep_their_probability_ratios() -> None:
+    """The logit of illegal options must be lower than any legal one."""
     logits = torch.tensor([[-6e4, -6e4 + 1.0, 0.0]])
     mask = torch.tensor([[True, True, False]])
     distribution = MaskedCategorical(logits, mask)

@@ -1,4 +1,4 @@
-"""The recurrent policy: free of the number of slots, one distribution in rollout and update."""
+"""The recurrent policy: any number of slots, the same distribution in rollout and update."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ MOST_SLOTS = 10
 
 @pytest.fixture
 def policy() -> FactoredLSTM:
-    """Away from its initial weights, where heads are near uniform and would hide mistakes."""
+    """A policy with changed weights: initial heads are nearly uniform and would hide mistakes."""
     torch.manual_seed(0)
     policy = FactoredLSTM(lstm_hidden=WIDTH)
     with torch.no_grad():
@@ -57,7 +57,7 @@ def in_double(observation: Observation) -> Observation:
 
 
 def every_action(observation: Observation) -> Tensor:
-    """Every legal action of the one environment, heads that do not matter canonical."""
+    """Every legal action of the single environment, with irrelevant heads canonical."""
     slots, kinds = observation.masks.slots[0], observation.masks.kinds[0]
     actions = []
     for op in Op:
@@ -77,7 +77,7 @@ def every_action(observation: Observation) -> Tensor:
 
 
 def acted(policy: FactoredLSTM, sequence: Observation, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Actions, log-probs and values of acting step by step on ``sequence [T, N]``."""
+    """Actions, log-probs and values from acting step by step on ``sequence [T, N]``."""
     steps, environments = sequence.host.shape[:2]
     hidden: RecurrentState = policy.initial_hidden(environments)
     taken = []
@@ -88,7 +88,7 @@ def acted(policy: FactoredLSTM, sequence: Observation, seed: int) -> tuple[Tenso
     return actions, log_prob, value
 
 
-# --- one set of weights -----------------------------------------------------------------------
+# --- shared weights -----------------------------------------------------------------------
 
 
 def test_one_state_dict_acts_on_two_three_and_ten_slots(policy) -> None:
@@ -105,7 +105,7 @@ def test_one_state_dict_acts_on_two_three_and_ten_slots(policy) -> None:
 
 
 def assert_legal(seen: Observation, actions: Tensor) -> None:
-    """Each action is legal, and canonical where a head does not matter."""
+    """Assert that each action is legal and its irrelevant heads are canonical."""
     op, slot = actions[..., 0], actions[..., 1]
     masks = seen.masks
     assert bool(masks.ops.gather(-1, op[..., None]).all())
@@ -114,7 +114,7 @@ def assert_legal(seen: Observation, actions: Tensor) -> None:
     assert bool(options.gather(-1, actions[..., 2:, None]).all())
 
 
-def test_permuting_the_slots_permutes_the_slot_head_and_nothing_else(policy) -> None:
+def test_permuting_slots_only_permutes_the_slot_head(policy) -> None:
     policy.double()
     slots, order = 5, torch.tensor([3, 0, 4, 1, 2])
     place = order.argsort()
@@ -127,7 +127,10 @@ def test_permuting_the_slots_permutes_the_slot_head_and_nothing_else(policy) -> 
         here, elsewhere = log_probs(policy, seen, actions), log_probs(policy, moved, there)
         torch.testing.assert_close(elsewhere, here, rtol=0.0, atol=1e-9)
 
-        for op in (Op.ADVANCE, Op.FOSSILISE):  # forced, so the slot's log-prob stands alone
+        for op in (
+            Op.ADVANCE,
+            Op.FOSSILISE,
+        ):  # the op is forced, so the joint log-prob is that of the slot
             pointed = torch.stack([canonical_action(op=op, slot=s) for s in range(slots)])
             free = log_probs(policy, only_op(seen, op), pointed)
             after = log_probs(policy, only_op(moved, op), pointed)
@@ -135,7 +138,7 @@ def test_permuting_the_slots_permutes_the_slot_head_and_nothing_else(policy) -> 
             assert free.std() > 0.01
 
 
-def test_op_value_and_memory_do_not_know_the_order_of_the_slots(policy) -> None:
+def test_op_value_and_memory_are_invariant_to_slot_order(policy) -> None:
     order = torch.tensor([2, 0, 1])
     seen = everything_legal(random_observation((6, 8), 3, seed=2))
     wait = canonical_action(op=Op.WAIT).expand(6, 8, -1)
@@ -145,18 +148,18 @@ def test_op_value_and_memory_do_not_know_the_order_of_the_slots(policy) -> None:
         torch.testing.assert_close(getattr(two, part), getattr(one, part), rtol=0.0, atol=1e-6)
 
 
-# --- one distribution -------------------------------------------------------------------------
+# --- distributions -------------------------------------------------------------------------
 
 
-def test_the_probabilities_of_all_legal_actions_add_up_to_one(policy) -> None:
+def test_probabilities_of_all_legal_actions_sum_to_one(policy) -> None:
     for seed in range(20):
         seen = random_observation((1,), 2, seed)
         total = log_probs(policy, seen, every_action(seen)).double().exp().sum()
         assert total.item() == pytest.approx(1.0, abs=1e-4)
 
 
-def test_the_entropies_of_the_heads_are_those_of_their_distributions(policy) -> None:
-    """ADVANCE alone is legal, so slot and op can be told apart from joint log-probs."""
+def test_head_entropies_match_their_distributions(policy) -> None:
+    """Only ADVANCE is legal, so that the joint log-probs identify op and slot."""
     seen = only_op(random_observation((1,), 4, seed=3), Op.ADVANCE)
     pointed = torch.stack([canonical_action(op=Op.ADVANCE, slot=s) for s in range(4)])
     slot = log_probs(policy, seen, pointed)
@@ -169,7 +172,7 @@ def test_the_entropies_of_the_heads_are_those_of_their_distributions(policy) -> 
     assert said.head_choice[0, 0].tolist() == [False, True] + [False] * 6
 
 
-def test_acting_step_by_step_is_evaluating_the_sequence(policy) -> None:
+def test_acting_step_by_step_matches_evaluating_the_sequence(policy) -> None:
     for slots in (2, 5):
         seen = random_observation((20, 30), slots, seed=4)
         actions, log_prob, value = acted(policy, seen, seed=5)
@@ -179,13 +182,13 @@ def test_acting_step_by_step_is_evaluating_the_sequence(policy) -> None:
         assert set(actions[..., 0].flatten().tolist()) == {int(op) for op in Op}
 
 
-def test_the_mode_is_the_most_probable_option_head_by_head(policy) -> None:
+def test_mode_is_the_most_probable_option_of_each_head(policy) -> None:
     seen = random_observation((40,), 3, seed=6)
     hidden = policy.initial_hidden(40)
     best, _, _, _ = policy.act(seen, hidden, None)
     batch = Observation.from_tensors({k: v[None] for k, v in seen.tensors().items()})
     at_best = policy.evaluate_actions(batch, best[None], hidden).log_prob[0]
-    # With its op and slot, no other choice of the last heads is more probable.
+    # Given op and slot, no other options of the choice heads are more probable.
     for seed in range(30):
         other, _, _, _ = policy.act(seen, hidden, noise(40, seed))
         same = (other[:, :2] == best[:, :2]).all(1)
@@ -193,7 +196,7 @@ def test_the_mode_is_the_most_probable_option_head_by_head(policy) -> None:
         assert bool((log_prob <= at_best + 1e-6)[same].all())
 
 
-def test_actions_are_drawn_from_the_probabilities_that_are_reported(policy) -> None:
+def test_action_frequencies_match_the_reported_probabilities(policy) -> None:
     draws = 20_000
     seen = random_observation((1,), 2, seed=7)
     seen = everything_legal(seen)
@@ -214,7 +217,7 @@ def test_actions_are_drawn_from_the_probabilities_that_are_reported(policy) -> N
             assert abs(found.item() - expected) < spread, (head, option)
 
 
-def test_an_environment_draws_the_same_alone_as_among_others(policy) -> None:
+def test_actions_of_an_environment_do_not_depend_on_other_environments(policy) -> None:
     streams = torch.tensor([11, 5, 7])
     seen = random_observation((3,), 3, seed=9)
     together = action_noise(1, streams, episode=2, step=3, widest=13)
@@ -240,10 +243,10 @@ def test_noise_differs_by_seed_environment_episode_step_and_purpose() -> None:
     assert all(bool(((part > 0.0) & (part < 1.0)).all()) for part in different)
 
 
-# --- who sees what ----------------------------------------------------------------------------
+# --- information flow ----------------------------------------------------------------------------
 
 
-def test_the_critic_s_features_move_the_value_and_nothing_else(policy) -> None:
+def test_critic_features_change_only_the_value(policy) -> None:
     seen = random_observation((6, 8), 3, seed=10)
     other = changed(seen, critic=seen.critic + 1.0)
     actions, log_prob, value = acted(policy, seen, seed=11)
@@ -259,7 +262,7 @@ def test_the_critic_s_features_move_the_value_and_nothing_else(policy) -> None:
     assert bool((one.value != two.value).all())
 
 
-def test_memory_carries_what_was_seen_before(policy) -> None:
+def test_memory_carries_earlier_observations(policy) -> None:
     seen = random_observation((5, 4), 2, seed=12)
     other = changed(seen, host=seen.host.clone())
     other.host[0] += 1.0
@@ -304,7 +307,7 @@ def gradients(policy: FactoredLSTM, op: Op, what: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("op", Op)
 @pytest.mark.parametrize("what", ["log_prob", "head_entropy"])
-def test_heads_that_do_not_matter_get_exactly_no_gradient(policy, op, what) -> None:
+def test_irrelevant_heads_get_zero_gradient(policy, op, what) -> None:
     found = gradients(policy, op, what)
     for head in HEADS:
         if head in RELEVANT_HEADS[op]:
@@ -314,7 +317,7 @@ def test_heads_that_do_not_matter_get_exactly_no_gradient(policy, op, what) -> N
     assert found["value"] == 0.0
 
 
-def test_a_forced_choice_gets_no_gradient(policy) -> None:
+def test_a_head_with_one_legal_option_gets_no_gradient(policy) -> None:
     seen = only_op(random_observation((2, 3), 1, seed=15), Op.ADVANCE)
     actions = canonical_action(op=Op.ADVANCE).expand(2, 3, -1)
     said = policy.evaluate_actions(seen, actions, policy.initial_hidden(3))
@@ -325,10 +328,10 @@ def test_a_forced_choice_gets_no_gradient(policy) -> None:
         assert parameter.grad is None or bool((parameter.grad == 0.0).all())
 
 
-# --- the beginning ----------------------------------------------------------------------------
+# --- initial policy ----------------------------------------------------------------------------
 
 
-def test_a_new_policy_waits_and_advances_and_hardly_prunes() -> None:
+def test_a_new_policy_prefers_wait_and_advance_and_rarely_prunes() -> None:
     torch.manual_seed(1)
     policy = FactoredLSTM(lstm_hidden=32)
     for seed in range(5):
@@ -341,7 +344,7 @@ def test_a_new_policy_waits_and_advances_and_hardly_prunes() -> None:
         assert of[Op.PRUNE] < 0.2 * min(p for op, p in of.items() if op != Op.PRUNE)
 
 
-def test_a_new_policy_has_no_favourite_slot_or_choice() -> None:
+def test_a_new_policy_chooses_slots_and_choices_uniformly() -> None:
     torch.manual_seed(2)
     policy = FactoredLSTM(lstm_hidden=32)
     seen = everything_legal(random_observation((3, 4), 3, seed=16))
@@ -355,8 +358,8 @@ def test_a_new_policy_has_no_favourite_slot_or_choice() -> None:
         )
 
 
-def test_a_new_policy_aims_at_alpha_one() -> None:
-    """A seed that is blended in part pays rent and cannot be kept."""
+def test_a_new_policy_prefers_alpha_target_one() -> None:
+    """A seed with a lower target pays rent and cannot be fossilised."""
     torch.manual_seed(3)
     policy = FactoredLSTM(lstm_hidden=32)
     seen = everything_legal(random_observation((1, 64), 2, seed=17))
@@ -370,8 +373,8 @@ def test_a_new_policy_aims_at_alpha_one() -> None:
     assert bool(((share > 0.7) & (share < 0.9)).all())
 
 
-def test_the_noise_of_an_episode_is_that_of_each_step():
+def test_episode_noise_matches_the_noise_of_each_step():
     streams = torch.tensor([4, 9])
     noise = EpisodeNoise(3, streams, episode=5, widest=7)
-    for step in (0, 1, 30, 600, 2):  # 600 is not drawn with the others
+    for step in (0, 1, 30, 600, 2):  # 600 is beyond the block of steps drawn first
         assert torch.equal(noise.at(step), action_noise(3, streams, 5, step, 7))

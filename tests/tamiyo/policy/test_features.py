@@ -1,4 +1,4 @@
-"""Features: every number under its name, and nothing of a seed where there is none."""
+"""Features: each value is at the index of its name; empty slots have no seed features."""
 
 import math
 from dataclasses import replace
@@ -48,7 +48,7 @@ def named(features: Tensor, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def state_of(stages: list[Stage], **columns) -> SeedState:
-    """One environment whose slots are in these stages."""
+    """One environment with slots in these stages."""
     state = SeedState.dormant((1, len(stages)), CPU)
     state.stage[0] = torch.tensor(stages)
     for name, values in columns.items():
@@ -56,7 +56,7 @@ def state_of(stages: list[Stage], **columns) -> SeedState:
     return state
 
 
-def test_host_features_say_what_their_names_say() -> None:
+def test_host_features_match_their_names() -> None:
     state = state_of([Stage.TRAINING, Stage.BLENDING, Stage.FOSSILISED, Stage.DORMANT])
     progress = progress_of(1, rolled_back=torch.tensor([True]), success=torch.tensor([False]))
     parameters = torch.tensor([[100, 50, 50, 0]])
@@ -88,7 +88,7 @@ def test_host_features_say_what_their_names_say() -> None:
         assert found[name] == pytest.approx(value, abs=1e-6), name
 
 
-def test_what_is_not_known_of_a_host_is_minus_one() -> None:
+def test_unknown_host_features_are_minus_one() -> None:
     nothing = torch.full((1, HISTORY + 1), NAN)
     progress = progress_of(
         1,
@@ -106,7 +106,7 @@ def test_what_is_not_known_of_a_host_is_minus_one() -> None:
 
 
 def described(state: SeedState, signals: SeedSignals | None = None) -> list[dict[str, float]]:
-    """Features of every slot of the one environment."""
+    """Features by name for every slot of the single environment."""
     slots = state.stage.shape[1]
     host = CnnHost(channels=(3, 5, 7)[:slots], classes=10, image=(8, 8, 1))
     unknown = SeedSignals.unknown((1, slots), CPU)
@@ -115,7 +115,7 @@ def described(state: SeedState, signals: SeedSignals | None = None) -> list[dict
     return [named(row, SLOT_FEATURES) for row in features[0]]
 
 
-def test_slot_features_say_what_their_names_say() -> None:
+def test_slot_features_match_their_names() -> None:
     state = state_of(
         [Stage.DORMANT, Stage.BLENDING, Stage.EMBARGOED],
         alpha=[0.0, 0.4, 0.0],
@@ -172,7 +172,7 @@ def test_slot_features_say_what_their_names_say() -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.DORMANT, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING])
-def test_a_slot_without_a_seed_tells_its_stage_and_place_alone(stage) -> None:
+def test_an_empty_slot_has_only_stage_and_place_features(stage) -> None:
     state = state_of([stage], alpha=[0.3], tempo=[5], style=[2], age=[7], stage_age=[3], goal=[0.5])
     signals = replace(SeedSignals.unknown((1, 1), CPU), contribution=torch.tensor([[0.5]]))
     found = described(state, signals)[0]
@@ -181,13 +181,13 @@ def test_a_slot_without_a_seed_tells_its_stage_and_place_alone(stage) -> None:
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_exactly_one_stage_is_told(stage) -> None:
+def test_exactly_one_stage_feature_is_set(stage) -> None:
     found = described(state_of([stage]))[0]
     told = [name for name, value in found.items() if name.startswith("stage_") and value == 1.0]
     assert told == [f"stage_{stage.name.lower()}"]
 
 
-def test_nothing_unmeasured_or_infinite_reaches_the_network() -> None:
+def test_slot_features_are_always_finite() -> None:
     state = state_of([Stage.TRAINING, Stage.HOLDING])
     signals = replace(
         SeedSignals.unknown((1, 2), CPU), gradient_norm=torch.tensor([[math.inf, NAN]])
@@ -203,13 +203,13 @@ def test_the_critic_sees_the_twin_and_the_gain() -> None:
     assert torch.equal(critic_features(torch.tensor([0.6]), None), torch.zeros(1, 3))
 
 
-def test_symlog_is_odd_and_tame() -> None:
+def test_symlog_is_odd_and_logarithmic_for_large_values() -> None:
     x = torch.tensor([-1e6, -1.0, 0.0, 1e-4, 1e6])
     expected = torch.tensor([-math.log(1e6 + 1), -math.log(2), 0.0, 1e-4, math.log(1e6 + 1)])
     torch.testing.assert_close(symlog(x), expected)
 
 
-def test_an_observation_is_its_tensors() -> None:
+def test_an_observation_round_trips_through_its_tensors() -> None:
     state = state_of([Stage.DORMANT, Stage.TRAINING])
     masks = {"mask_slots": torch.ones(1, 6, 2).bool(), "mask_kinds": torch.ones(1, 2, 13).bool()}
     tensors = {

@@ -1,4 +1,4 @@
-"""The native policy against torch's, in fp64 and fp32, and what is its own: threads, indices."""
+"""The native policy compared with torch in fp64 and fp32; threads; index checks."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ have rows longer than a page, and the very last more of them than are summed at 
 
 
 def moved_policy(width: int, dtype: torch.dtype, seed: int = 0) -> FactoredLSTM:
-    """A policy away from its initial weights, where heads are near uniform."""
+    """A policy with changed weights, because the initial heads are nearly uniform."""
     torch.manual_seed(seed)
     policy = FactoredLSTM(lstm_hidden=width)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def scene(
 
 
 def graded(policy: FactoredLSTM, *given) -> tuple[Evaluation, dict[str, Tensor]]:
-    """An evaluation, and the gradients of a random function of all that it says."""
+    """An evaluation, and the gradients of a random function of its outputs."""
     policy.zero_grad()
     said = policy.evaluate_actions(*given)
     torch.manual_seed(7)
@@ -68,7 +68,7 @@ def graded(policy: FactoredLSTM, *given) -> tuple[Evaluation, dict[str, Tensor]]
 
 
 def both_ways(policy: FactoredLSTM, *given):
-    """By torch, and natively."""
+    """The results of torch and of the library."""
     policy.native = False
     by_torch = graded(policy, *given)
     policy.native = True
@@ -76,7 +76,7 @@ def both_ways(policy: FactoredLSTM, *given):
 
 
 def assert_close(found: Tensor, expected: Tensor, tolerance: float, name: str) -> None:
-    """Within ``tolerance`` of the norm, or of 1 where that is larger."""
+    """Assert a difference of at most ``tolerance`` times the norm, or times 1 if that is larger."""
     error = (found - expected).norm() / expected.norm().clamp(min=1.0)
     assert error <= tolerance, (name, error)
 
@@ -85,7 +85,7 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float, name: str) -
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)], ids=["f64", "f32"]
 )
-def test_it_says_and_learns_what_torch_does(shape, dtype, tolerance) -> None:
+def test_outputs_and_gradients_match_torch(shape, dtype, tolerance) -> None:
     policy = moved_policy(shape[-1], dtype)
     (said, gradients), (native, natives) = both_ways(policy, *scene(shape, dtype))
     for part in fields(Evaluation):
@@ -94,13 +94,13 @@ def test_it_says_and_learns_what_torch_does(shape, dtype, tolerance) -> None:
         assert_close(found.double(), expected.double(), tolerance, part.name)
     for name, expected in gradients.items():
         assert_close(natives[name], expected, tolerance, name)
-    # Among this many decisions every head matters in one.
+    # With this many decisions every head is relevant at least once.
     if shape[0] * shape[1] > 15 and shape[2] > 1:
         assert all(bool((gradient != 0).any()) for gradient in natives.values())
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_it_acts_as_torch_does(greedy: bool) -> None:
+def test_actions_match_torch(greedy: bool) -> None:
     shape = (1, 300, 3, 16)
     policy = moved_policy(16, torch.float64)
     seen, _, hidden = scene(shape, torch.float64)
@@ -129,7 +129,7 @@ def test_equal_slots_share_the_gradient_of_their_maximum() -> None:
         assert_close(natives[name], expected, 1e-9, name)
 
 
-def test_a_slot_that_only_pads_a_host_is_not_seen() -> None:
+def test_padding_slots_have_no_effect() -> None:
     seen, actions, hidden = scene((3, 10, 3, 16), torch.float64)
     seen = everything_legal(seen)
     kinds, slots = seen.masks.kinds.clone(), seen.masks.slots.clone()
@@ -144,9 +144,9 @@ def test_a_slot_that_only_pads_a_host_is_not_seen() -> None:
         assert_close(natives[name], expected, 1e-9, name)
 
 
-def test_no_bit_depends_on_the_number_of_threads() -> None:
+def test_results_are_bitwise_independent_of_the_number_of_threads() -> None:
     policy = moved_policy(40, torch.float32)
-    given = scene((20, 68, 2, 40), torch.float32)  # rows enough for eight of them
+    given = scene((20, 68, 2, 40), torch.float32)  # enough rows for eight threads
     found = []
     for policy.threads in (1, 2, 3, 8):
         said, gradients = graded(policy, *given)
@@ -155,7 +155,7 @@ def test_no_bit_depends_on_the_number_of_threads() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-def test_no_bit_of_an_environment_depends_on_its_neighbours() -> None:
+def test_results_are_bitwise_independent_of_other_environments() -> None:
     seen, actions, hidden = scene((4, 20, 2, 16), torch.float32)
     policy = moved_policy(16, torch.float32)
     together = policy.evaluate_actions(seen, actions, hidden)
@@ -171,8 +171,8 @@ def test_no_bit_of_an_environment_depends_on_its_neighbours() -> None:
     assert bool(alone.value[:, 1].isnan().all())
 
 
-def test_acting_step_by_step_is_evaluating_the_sequence_to_the_bit() -> None:
-    """So the importance ratio of a first minibatch is 1 exactly."""
+def test_acting_step_by_step_is_bitwise_equal_to_evaluating() -> None:
+    """So that the importance ratio of the first minibatch is exactly 1."""
     seen, _, _ = scene((9, 21, 3, 24), torch.float32)
     policy = moved_policy(24, torch.float32)
     hidden, taken = policy.initial_hidden(21), []
@@ -186,8 +186,8 @@ def test_acting_step_by_step_is_evaluating_the_sequence_to_the_bit() -> None:
     assert torch.equal(said.value, value)
 
 
-def test_a_policy_that_is_held_says_what_it_says_anyway() -> None:
-    """Steps of one number of environments and then of another; after it, with other weights."""
+def test_frozen_weights_do_not_change_the_results() -> None:
+    """Steps with two numbers of environments, and afterwards with other weights."""
     policy, width = moved_policy(24, torch.float32), 24
     scenes = [scene((2, count, 3, width), torch.float32, seed=count) for count in (21, 21, 5)]
 
@@ -228,7 +228,7 @@ def test_an_index_out_of_range_is_an_error() -> None:
         policy.evaluate_actions(changed(seen, blueprints=blueprints), actions, hidden)
 
 
-def test_it_goes_backward_once_and_keeps_nothing_without_a_gradient() -> None:
+def test_backward_works_once_and_nothing_is_kept_without_gradients() -> None:
     policy = moved_policy(16, torch.float32)
     given = scene((2, 3, 2, 16), torch.float32)
     said = policy.evaluate_actions(*given)
@@ -240,13 +240,13 @@ def test_it_goes_backward_once_and_keeps_nothing_without_a_gradient() -> None:
 
 
 class Halved(FactoredLSTM):
-    """Computes something else with the same parameters."""
+    """Computes a different function of the same parameters."""
 
     def _value(self, memory: Tensor, observation: Observation) -> Tensor:
         return 0.5 * super()._value(memory, observation)
 
 
-def test_torch_computes_what_the_library_cannot(monkeypatch) -> None:
+def test_torch_computes_what_the_library_does_not_support(monkeypatch) -> None:
     def refused(*_: object) -> None:
         raise AssertionError("the library was asked")
 
@@ -282,7 +282,7 @@ for _ in range(2):
 """
 
 
-def test_without_a_compiler_torch_computes_and_one_line_says_so(tmp_path: Path) -> None:
+def test_without_a_compiler_torch_computes_and_logs_one_line(tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[2])
     run = subprocess.run(
         [sys.executable, "-c", FALLBACK.format(tests=tests)],
@@ -297,7 +297,7 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so(tmp_path: Path) 
     assert line.endswith("; using torch")
 
 
-def test_everything_legal_is_sampled_in_every_slot() -> None:
+def test_every_slot_is_sampled_if_everything_is_legal() -> None:
     seen = everything_legal(random_observation((2_000,), 3, 5))
     policy = moved_policy(16, torch.float32)
     noise = action_noise(1, torch.arange(2_000), 0, 0, 13)

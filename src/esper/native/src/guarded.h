@@ -1,4 +1,4 @@
-// What a function that Python calls says of how it went; library.py knows the numbers.
+// Result codes of functions that Python calls; library.py repeats the numbers.
 
 #pragma once
 
@@ -8,7 +8,7 @@ namespace esper {
 
 constexpr int kDone = 0, kOutOfMemory = 1, kFailed = 2, kOtherFeatures = 3;
 
-// No exception may leave the library.
+// Runs work() and returns a result code: no exception may leave the library.
 template <class Work>
 int guarded(Work work) {
   try {

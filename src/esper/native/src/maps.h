@@ -1,4 +1,4 @@
-// The activations of one environment, and the memory they lie in.
+// The activations of one environment, and the memory that holds them.
 
 #pragma once
 
@@ -16,9 +16,9 @@
 
 namespace esper {
 
-// Feature maps [channels, height, width, lanes]: the images of a batch lie side by side, so that one
+// Feature maps [channels, height, width, lanes]: the images of a batch are innermost, so that one
 // register holds the same pixel of several images. `lanes` is `images` rounded up to whole
-// registers; the lanes beyond are 0 in every activation and every gradient.
+// registers; the lanes beyond the images are 0 in every activation and every gradient.
 template <class T>
 struct Maps {
   T* data = nullptr;
@@ -35,7 +35,7 @@ struct Maps {
 inline int rounded_up(int count, int unit) { return (count + unit - 1) / unit * unit; }
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kRedZone = 256;  // numbers between two pieces that nobody may touch
+constexpr size_t kRedZone = 256;  // elements between two pieces, where access is an error
 inline void forbid(const void* memory, size_t bytes) { ASAN_POISON_MEMORY_REGION(memory, bytes); }
 inline void allow(const void* memory, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(memory, bytes); }
 #else
@@ -44,8 +44,8 @@ inline void forbid(const void*, size_t) {}
 inline void allow(const void*, size_t) {}
 #endif
 
-// Memory that is handed out piece by piece and taken back all at once; it is never returned to the
-// system, so that after the first minibatch nothing is allocated.
+// Memory that is handed out in pieces and released all at once. It is not returned to the system, so
+// nothing is allocated after the first minibatch.
 template <class T>
 class Arena {
  public:
@@ -81,7 +81,7 @@ class Arena {
     return piece;
   }
 
-  // Maps of the same images as `like` with other channels.
+  // Maps with the dimensions of `like`, but `channels` channels.
   Maps<T> maps(Maps<T> like, int channels) {
     like.channels = channels;
     like.data = take(like.size());
@@ -90,7 +90,7 @@ class Arena {
 
   Maps<T> maps(Maps<T> like) { return maps(like, like.channels); }
 
-  // These maps are not needed again; what is taken next may lie there, where the cache still is warm.
+  // Releases maps early: the next piece of this size reuses their memory while it is in the cache.
   void give_back(const Maps<T>& maps) {
     if (maps.data == nullptr) return;
     spare_.push_back({maps.data, rounded(maps.size())});
@@ -135,8 +135,8 @@ class Arena {
   size_t block_ = 0, used_ = 0;
 };
 
-// f(how many, first) for blocks of 4, 2 and 1 registers that make up a row of `registers`. The number
-// is a type, so that sums for all of a block can stay in registers.
+// Calls f(count, first) for blocks of 4, 2 and 1 registers that make up a row of `registers`. The count
+// is a type, so that the sums of a block can stay in registers.
 template <class Function>
 inline void in_registers(int registers, Function f) {
   int first = 0;
@@ -148,7 +148,7 @@ inline void in_registers(int registers, Function f) {
   if (registers > first) f(std::integral_constant<int, 1>{}, first);
 }
 
-// Put 0 into the lanes beyond the images.
+// Sets the lanes beyond the images to 0.
 template <class T>
 inline void clear_tail(Maps<T> x) {
   if (!x.ragged()) return;
@@ -156,7 +156,7 @@ inline void clear_tail(Maps<T> x) {
     for (int lane = x.images; lane < x.lanes; ++lane) pixel[lane] = 0;
 }
 
-// f(register) for every register of x, in place.
+// x = f(x) for every register of x, in place.
 template <class T, class Function>
 inline void transform(Maps<T> x, Function f) {
   for (ptrdiff_t i = 0; i < x.size(); i += kLanes<T>) store(x.data + i, f(load(x.data + i)));

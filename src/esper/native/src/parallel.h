@@ -1,4 +1,4 @@
-// A few threads that share a list of independent pieces of work.
+// Distributes independent pieces of work over a few threads.
 
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace esper {
 
-// work(worker, index) for every index below `count`; each worker is one thread. The first exception
-// is thrown again once all have stopped.
+// Calls work(worker, index) for every index below `count`; each worker is one thread. After an
+// exception no further piece starts; it is rethrown when all threads have stopped.
 template <class Work>
 void in_parallel(int64_t count, int threads, Work work) {
   std::atomic<int64_t> next{0};
@@ -29,7 +29,7 @@ void in_parallel(int64_t count, int threads, Work work) {
   try {
     for (int worker = 1; worker < threads; ++worker) others.emplace_back(run, worker);
   } catch (const std::system_error&) {
-    // The system gives no more threads: those there are share the work.
+    // The system refuses more threads: the existing ones share the work.
   }
   run(0);
   for (std::thread& other : others) other.join();

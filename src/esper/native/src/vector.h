@@ -1,4 +1,4 @@
-// One SIMD register of numbers, as wide as the instruction set allows, and the functions on it.
+// A SIMD register, as wide as the instruction set allows, and functions on it.
 
 #pragma once
 
@@ -26,7 +26,7 @@ struct VectorOf {
 template <class T>
 using Vector = typename VectorOf<T>::type;
 
-// Lanes of a register.
+// Elements per register.
 template <class T>
 constexpr int kLanes = kVectorBytes / int(sizeof(T));
 
@@ -40,7 +40,7 @@ inline void store(T* aligned, Vector<T> value) {
   *reinterpret_cast<Vector<T>*>(aligned) = value;
 }
 
-// Subtracting 0 changes no number, not even -0, so this is a broadcast and nothing else.
+// Subtracting 0 changes no value, not even -0, so this compiles to a plain broadcast.
 template <class T>
 inline Vector<T> broadcast(T value) {
   return value - Vector<T>{};
@@ -62,13 +62,13 @@ inline Vector<T> rectified(Vector<T> x) {
   return x < T(0) ? Vector<T>{} : x;
 }
 
-// The gradient where the rectified output is positive, or NaN.
+// The gradient where the rectified output is positive or NaN, 0 elsewhere.
 template <class T>
 inline Vector<T> where_active(Vector<T> output, Vector<T> gradient) {
   return output <= T(0) ? Vector<T>{} : gradient;
 }
 
-// Bits of a floating-point number, as far as 2^n needs them.
+// Layout of a floating-point number and constants for exp_parts.
 template <class T>
 struct Bits;
 
@@ -89,8 +89,8 @@ struct Bits<double> {
 };
 
 // exp(x) in two parts: 2^n, and 2^n (exp(r) - 1) with x = n ln 2 + r and |r| <= ln(2) / 2. Their sum
-// is exp(x); kept apart, exp(x) - 1 stays exact near 0. exp(r) - 1 is its Taylor series: the first
-// term left out is below half a unit in the last place. x is held where 2^n is a normal number.
+// is exp(x); with separate parts, exp(x) - 1 stays exact near 0. exp(r) - 1 is a Taylor series whose
+// first omitted term is below half a unit in the last place. x is clamped so that 2^n is normal.
 template <class T>
 struct ExpParts {
   Vector<T> power, rest;

@@ -1,1 +1,1 @@
-"""The learned policy: what it sees, what it may do, and its recurrent network."""
+"""The learned policy: observations, action masks and recurrent networks."""

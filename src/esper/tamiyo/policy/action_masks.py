@@ -1,4 +1,4 @@
-"""What a policy may choose, and distributions that respect it."""
+"""Masks of the legal options, and categorical distributions over them."""
 
 from dataclasses import dataclass
 
@@ -16,17 +16,17 @@ from esper.leyline.actions import (
 )
 
 MASKED_LOGIT = torch.finfo(torch.float32).min
-"""Logit of an illegal option: finite, so that no arithmetic on it makes a NaN."""
+"""Logit of an illegal option; finite, so that arithmetic on it never gives NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionMasks:
-    """What each environment may do; leading axes ``[...]`` are ``[N]`` or ``[T, N]``.
+    """Legal actions of each environment; leading axes ``[...]`` are ``[N]`` or ``[T, N]``.
 
     Attributes:
-        slots: bool ``[..., ops, S]``, where each op may act.
-        kinds: bool ``[..., S, blueprints]``, what can live in each slot; nothing in one that only
-            pads a host to the number of slots of another.
+        slots: bool ``[..., ops, S]``, the slots in which each op is legal.
+        kinds: bool ``[..., S, blueprints]``, the blueprints each slot accepts; all false for slots
+            that pad a host to the slot count of another host.
     """
 
     slots: Tensor
@@ -34,7 +34,7 @@ class ActionMasks:
 
     @property
     def ops(self) -> Tensor:
-        """Bool ``[..., ops]``: ops that may act somewhere."""
+        """Bool ``[..., ops]``: ops that are legal in at least one slot."""
         return self.slots.any(-1)
 
     @property
@@ -43,14 +43,14 @@ class ActionMasks:
         return self.kinds.any(-1)
 
     def slots_of(self, op: Tensor) -> Tensor:
-        """Slots where ``op [...]`` may act, bool ``[..., S]``."""
+        """Slots in which ``op [...]`` is legal, bool ``[..., S]``."""
         index = op[..., None, None].expand(*op.shape, 1, self.slots.shape[-1])
         return self.slots.gather(-2, index).squeeze(-2)
 
     def choices_of(self, op: Tensor, slot: Tensor) -> Tensor:
-        """Options of the heads drawn last, bool ``[..., choice heads, widest]``.
+        """Legal options of the choice heads, bool ``[..., choice heads, widest]``.
 
-        A head that does not matter for ``op`` has its canonical option alone, so its log-prob and
+        A head that is irrelevant for ``op`` has only its canonical option, so its log-prob and
         entropy are zero.
         """
         index = slot[..., None, None].expand(*slot.shape, 1, self.kinds.shape[-1])
@@ -62,13 +62,13 @@ class ActionMasks:
 
 
 def relevance(op: Tensor) -> Tensor:
-    """Which heads matter for ``op [...]``: bool ``[..., heads]`` in the order of ``HEADS``."""
+    """Heads that are relevant for ``op [...]``: bool ``[..., heads]`` in the order of ``HEADS``."""
     table = tuple(tuple(head in RELEVANT_HEADS[o] for head in HEADS) for o in Op)
     return cached_tensor(table, op.device)[op]
 
 
 def _choice_tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Existing options, and the canonical option alone, of the heads drawn last."""
+    """For the choice heads: a mask of the existing options, and one of the canonical option."""
     widest = range(max(HEAD_WIDTHS[head] for head in CHOICE_HEADS))
     free = tuple(tuple(i < HEAD_WIDTHS[head] for i in widest) for head in CHOICE_HEADS)
     canonical = tuple(tuple(i == CANONICAL_CHOICE[head] for i in widest) for head in CHOICE_HEADS)
@@ -78,14 +78,14 @@ def _choice_tables(device: torch.device) -> tuple[Tensor, Tensor]:
 class MaskedCategorical:
     """Categorical distributions over the legal options of the last axis.
 
-    Everything is computed in float32 whatever the dtype of the logits: half precision cannot tell
-    close logits apart, and gradients through its log-softmax overflow. Probabilities are never
-    re-normalised by hand; an illegal option has the least finite logit, and probability exactly 0.
+    Logits in half precision are converted to float32: half precision cannot distinguish close
+    logits, and gradients through its log-softmax overflow. Masking sets the logits of illegal
+    options to the lowest finite number, which gives them a probability of exactly 0.
 
     Args:
         logits: ``[..., K]``, any floating dtype.
-        mask: bool ``[..., K]``, true where legal.
-        validate: check that every row has a legal option.
+        mask: bool ``[..., K]``, true for legal options.
+        validate: whether to check that every row has a legal option.
 
     Raises:
         ValueError: a row of ``mask`` has no legal option.
@@ -101,10 +101,10 @@ class MaskedCategorical:
 
     # Native twin: policy/categorical.h, choose.
     def sample(self, uniform: Tensor) -> Tensor:
-        """One option for each row by the Gumbel-max trick, int64 ``[...]``.
+        """Draw one option per row with the Gumbel-max trick, int64 ``[...]``.
 
         Args:
-            uniform: numbers in (0, 1), ``[..., K]``.
+            uniform: uniform numbers in (0, 1), ``[..., K]``.
         """
         perturbed = self.log_probs - torch.log(-torch.log(uniform))
         return perturbed.masked_fill(self.illegal, -torch.inf).argmax(-1)
@@ -120,6 +120,6 @@ class MaskedCategorical:
 
     # Native twin: policy/categorical.h, entropy.
     def entropy(self) -> Tensor:
-        """Entropy in nats, ``[...]``; illegal options add nothing."""
+        """Entropy in nats, ``[...]``; illegal options contribute 0."""
         probabilities = self.log_probs.exp()
         return -(probabilities * self.log_probs.masked_fill(self.illegal, 0.0)).sum(-1)

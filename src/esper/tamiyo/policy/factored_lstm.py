@@ -1,7 +1,7 @@
-"""The recurrent policy: a shared slot encoder, an LSTM, and heads that follow one another.
+"""The recurrent policy: a shared slot encoder, an LSTM, and heads sampled in sequence.
 
-No parameter depends on the number of slots, so one set of weights acts on hosts of 2, 3 and 10
-slots, and permuting the slots permutes the slot head and nothing else.
+No parameter shape depends on the number of slots, so one set of weights works for hosts with 2, 3
+and 10 slots. Permuting the slots permutes the slot head's output and changes nothing else.
 """
 
 import copy
@@ -40,21 +40,21 @@ OP_BIAS: dict[Op, float] = {
     Op.FOSSILISE: 4.0,
     Op.ADVANCE: 5.0,
 }
-"""Logits the op head starts with. Unbiased, a policy prunes what it grows, learns that growing
-costs, and never grows again. With ADVANCE 2 and FOSSILISE 0 an untrained policy fossilised 2.6 % of
-what it germinated in 40-step episodes, too little to learn from; with these 32 %."""
+"""Initial biases of the op head. Without them a new policy prunes what it grows, learns that
+growing only costs, and stops growing. With ADVANCE 2 and FOSSILISE 0 an untrained policy fossilised
+2.6 % of its germinated seeds in 40-step episodes, too few to learn from; with these biases 32 %."""
 
 FULL_ALPHA_BIAS = 2.0
-"""Logit that alpha 1 starts with. A seed that is blended only in part pays rent and can never be
-kept: drawn uniformly, that was the fate of two seeds in three, and a policy in which growing costs
-more than it brings stops growing before it has learned what pays."""
+"""Initial bias of alpha target 1. A seed with a lower target pays rent but can never be fossilised.
+With uniform targets this happened to two seeds in three; growing then costs more than it gains, and
+the policy stops growing before it has learned which seeds pay."""
 
 MOST_HEAD_WIDTH = 128
-"""Hidden units of a head: beside a wide LSTM, heads as wide would cost half as much again."""
+"""Maximum hidden units of a head; heads as wide as a wide LSTM would add half of its cost."""
 
 
 class Head(nn.Module):
-    """Linear, ReLU, linear."""
+    """Two linear layers with a ReLU between them."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int):
         super().__init__()
@@ -62,22 +62,24 @@ class Head(nn.Module):
         self.out = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map ``[..., inputs]`` to ``[..., outputs]``."""
         return self.out(self.hidden(x).relu())
 
 
 class FactoredLSTM(Policy[Observation]):
     """Policy and critic over ``Observation``.
 
-    The op is drawn from the LSTM's output, the slot given the op by pointing at slot embeddings,
-    the six other heads given both. The critic alone sees ``Observation.critic``.
+    The op is sampled from the LSTM's output. The slot is sampled given the op, by scoring slot
+    embeddings. The six choice heads are sampled given op and slot. Only the critic sees
+    ``Observation.critic``.
 
-    On a CPU in full precision a native library computes all of it, on ``threads`` threads; no
-    number depends on how many. Elsewhere, in half precision, and where ``native`` is false, torch
-    does.
+    On a CPU in full precision the native library computes the policy on ``threads`` threads;
+    results do not depend on their number. On other devices, in half precision, or if ``native`` is
+    false, torch computes it.
 
     Args:
         lstm_hidden: width of the LSTM.
-        slot_width: width of a slot's embedding.
+        slot_width: width of a slot embedding.
     """
 
     heads = HEADS
@@ -173,7 +175,7 @@ class FactoredLSTM(Policy[Observation]):
     def _choose(
         self, memory: Tensor, slots: Tensor, observation: Observation, noise: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Op, then slot, then the other heads; actions, log-prob and value."""
+        """Choose op, then slot, then the other heads; returns actions, log-prob and value."""
 
         def choose(distribution: MaskedCategorical, heads: slice) -> Tensor:
             if noise is None:
@@ -209,9 +211,10 @@ class FactoredLSTM(Policy[Observation]):
             self._packed = None
 
     def op_teller(self) -> Callable[[RecurrentState, ActionMasks], Tensor]:
-        """Tells the probability of each op in a step, ``[N, ops]``, by the weights as they are now.
+        """A function that gives the probability of each op, ``[N, ops]``, with the current weights.
 
-        It is given what memory was after the step, for the LSTM's state is its output then.
+        It takes the recurrent state after a step, which contains the output of the LSTM in that
+        step, and the masks. Later updates of the policy do not change it.
         """
         return partial(_op_probabilities, copy.deepcopy(self.op_head))
 
@@ -231,7 +234,7 @@ class FactoredLSTM(Policy[Observation]):
         inputs = (observation.host, observation.slots, observation.critic, *hidden)
         return (
             self.native
-            # A subclass may compute something else.
+            # A subclass may override the computation.
             and type(self) is FactoredLSTM
             and weight.device.type == "cpu"
             and self.amp_dtype is None
@@ -260,7 +263,7 @@ class FactoredLSTM(Policy[Observation]):
         return tuple(sizes.items())
 
     def _native_parameters(self) -> list[Tensor]:
-        """In the order of ``native/src/policy/calls.h``."""
+        """All parameters, in the order of ``native/src/policy/calls.h``."""
         modules: list[nn.Module] = [
             self.blueprint_embedding,
             self.slot_encoder,
@@ -281,7 +284,7 @@ class FactoredLSTM(Policy[Observation]):
         with self.trunk_precision(observation.host.device):
             kinds = self.blueprint_embedding(observation.blueprints)
             slots = self.slot_encoder(torch.cat([observation.slots, kinds], -1))
-            # Embeddings are not negative, so a slot that does not exist never is the largest.
+            # Embeddings are non-negative, so the 0 of a missing slot never exceeds the maximum.
             exists = observation.masks.exists[..., None]
             present = torch.where(exists, slots, 0.0)
             mean = present.sum(-2) / exists.sum(-2)
@@ -304,11 +307,11 @@ class FactoredLSTM(Policy[Observation]):
         observation: Observation,
         actions: Tensor,
     ) -> Evaluation:
-        """See ``Policy.evaluate_heads``; one padded log-softmax for all heads."""
+        """See ``Policy.evaluate_heads``. All heads share one padded log-softmax."""
         with full_precision(memory.device):
-            return self._judged(memory, encoded[1], observation, actions)
+            return self._evaluation(memory, encoded[1], observation, actions)
 
-    def _judged(
+    def _evaluation(
         self, memory: Tensor, slots: Tensor, observation: Observation, actions: Tensor
     ) -> Evaluation:
         op, slot = actions[..., 0], actions[..., 1]
@@ -330,7 +333,7 @@ class FactoredLSTM(Policy[Observation]):
 
     # Native twin: policy/network.h, decide_slot.
     def _slot_logits(self, memory: Tensor, slots: Tensor, op: Tensor) -> Tensor:
-        """``[..., S]``: how well each slot fits memory and op."""
+        """Logit of each slot given memory and op, ``[..., S]``."""
         context = torch.cat([memory, self.op_embedding(op)], -1)
         context = context[..., None, :].expand(*slots.shape[:-1], -1)
         return self.slot_head(torch.cat([context, slots], -1))[..., 0]
@@ -339,9 +342,9 @@ class FactoredLSTM(Policy[Observation]):
     def _choices(
         self, memory: Tensor, slots: Tensor, op: Tensor, slot: Tensor, observation: Observation
     ) -> tuple[Tensor, Tensor]:
-        """Logits and legal options of the heads drawn last, given op and slot.
+        """Logits and legal options of the choice heads, given op and slot.
 
-        Both ``[..., choice heads, widest]``; the six linear maps are one.
+        Both are ``[..., choice heads, widest]``. The six linear maps are computed as one.
         """
         index = slot[..., None, None].expand(*slot.shape, 1, slots.shape[-1])
         chosen = slots.gather(-2, index).squeeze(-2)
@@ -369,7 +372,7 @@ def _op_probabilities(op_head: Head, hidden: RecurrentState, masks: ActionMasks)
 
 
 def _places(widths: list[int]) -> list[list[int]]:
-    """Where each option of each head stands in the row of all heads; one past it where none is."""
+    """Column of each head's options in the concatenated logits; one past the end for padding."""
     begins = [sum(widths[:i]) for i in range(len(widths))]
     return [
         [begin + i if i < width else sum(widths) for i in range(max(widths))]
@@ -378,7 +381,7 @@ def _places(widths: list[int]) -> list[list[int]]:
 
 
 def _widened(x: Tensor, width: int) -> Tensor:
-    """``x`` with zeros (false) appended to its last axis."""
+    """``x`` with its last axis padded to ``width`` with zeros (false)."""
     if x.shape[-1] == width:
         return x
     return nn.functional.pad(x, (0, width - x.shape[-1]))

@@ -1,4 +1,4 @@
-"""What a policy sees: features of the host and of each slot, never of a fixed number of slots."""
+"""Observations: features of the host and of each slot, for any number of slots."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -16,7 +16,7 @@ from esper.leyline.stages import STAGE_COUNT, Stage
 from esper.tamiyo.policy.action_masks import ActionMasks
 
 HISTORY = 5
-"""Past validation scores in the observation."""
+"""Number of past validation scores in the observation."""
 
 HOST_FEATURES = (
     "progress",
@@ -70,24 +70,24 @@ SLOT_FEATURES = (
 """Names of the slot features, in order."""
 
 POINTS = 10.0
-"""What a difference of scores is multiplied by."""
+"""Factor applied to differences of scores."""
 INFINITE_NORM = 1e6
-"""In place of a norm that is infinite."""
+"""Replaces an infinite norm."""
 
 CRITIC_FEATURES = ("twin_score", "gain", "known")
-"""Names of what the critic sees besides: the never-grow twin's score, and the gain over it."""
+"""Names of the critic's additional features: the never-grow twin's score and the gain over it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What policy and critic are given; leading axes ``[...]`` are ``[N]`` or ``[T, N]``.
+    """Input of policy and critic; leading axes ``[...]`` are ``[N]`` or ``[T, N]``.
 
     Attributes:
         host: ``[..., len(HOST_FEATURES)]``.
         slots: ``[..., S, len(SLOT_FEATURES)]``.
-        blueprints: what lives in each slot, int64 ``[..., S]``.
-        critic: ``[..., len(CRITIC_FEATURES)]``, for the critic alone.
-        masks: what may be done.
+        blueprints: blueprint of the seed in each slot, int64 ``[..., S]``.
+        critic: ``[..., len(CRITIC_FEATURES)]``, seen only by the critic.
+        masks: legal actions.
     """
 
     host: Tensor
@@ -110,15 +110,15 @@ class Observation:
 
 @dataclass(slots=True)
 class Progress:
-    """What has been measured of N hosts so far in an episode.
+    """Measurements of N hosts so far in an episode.
 
     Attributes:
-        step: environment steps that have passed.
-        episode_length: steps of an episode.
-        losses, expected: validation scores of the last ``HISTORY`` steps and now, newest last,
-            ``[N, HISTORY + 1]``, NaN where there was none.
+        step: environment steps completed.
+        episode_length: steps per episode.
+        losses, expected: validation scores of the last ``HISTORY`` steps and the current one,
+            newest last, ``[N, HISTORY + 1]``, NaN before the first step.
         train_loss, train_accuracy: of the last epoch, ``[N]``, NaN before the first.
-        last_op: int64 ``[N]``, as it took effect.
+        last_op: op that took effect in the last step, int64 ``[N]``.
         success: whether the last action took effect, bool ``[N]``.
         rolled_back: whether the governor rolled the host back in the last step, bool ``[N]``.
     """
@@ -145,7 +145,7 @@ class Progress:
 
 # Native twin: step/observe.h, symlog.
 def symlog(x: Tensor) -> Tensor:
-    """``sign(x) ln(1 + |x|)``: linear near zero, tame far out."""
+    """``sign(x) ln(1 + |x|)``: linear near zero, logarithmic for large values."""
     return x.sign() * x.abs().log1p()
 
 
@@ -157,7 +157,7 @@ def host_features(
     seed_parameters: Tensor,
     max_seeds: int,
 ) -> Tensor:
-    """``[N, len(HOST_FEATURES)]`` in float32; unknown values are -1."""
+    """Host features, float32 ``[N, len(HOST_FEATURES)]``; unknown values are -1."""
     count, slots = state.stage.shape
     part = progress.step / progress.episode_length
 
@@ -193,9 +193,9 @@ def host_features(
 
 
 def _one_hot(values: tuple[int, ...]) -> Table:
-    """By number up to the largest of ``values``: 1 at the place of each.
+    """One-hot rows for the integers from 0 to the largest of ``values``, one column per value.
 
-    torch's one_hot looks at the largest number first, for which the host waits.
+    torch's one_hot reads the largest index first, which makes the CPU wait for the device.
     """
     return Table([[float(i == v) for v in values] for i in range(max(values) + 1)])
 
@@ -211,7 +211,7 @@ SHARES = Table(
         for stage in range(STAGE_COUNT)
     ]
 )
-"""By stage, which of the three shares of slots it counts for."""
+"""For each stage, the shares of slots it counts towards: training, blending, kept."""
 
 
 # Native twin: step/observe.h, slot_features.
@@ -223,7 +223,7 @@ def slot_features(
     host_parameters: int,
     seed_parameters: Tensor,
 ) -> Tensor:
-    """``[N, S, len(SLOT_FEATURES)]`` in float32; what belongs to a seed is 0 in an empty slot."""
+    """Slot features, float32 ``[N, S, len(SLOT_FEATURES)]``; seed features of empty slots are 0."""
     living = state.living[..., None]
     alphas = torch.stack(
         [state.alpha, state.alpha_velocity, state.goal, state.ramp_target], -1
@@ -261,23 +261,23 @@ def slot_features(
 
 
 def log_size(host_parameters: int) -> float:
-    """The feature of the host's size."""
+    """The host feature ``log_host_parameters``."""
     return log(host_parameters) / 10.0
 
 
 def most_seeds(max_seeds: int, slots: int) -> int:
-    """The budget of seeds of a host with so many slots."""
+    """Maximum number of living seeds for a host with ``slots`` slots."""
     return max(1, min(max_seeds, slots))
 
 
 def places(slots: tuple[SlotSpec, ...]) -> tuple[tuple[float, float], ...]:
-    """The features of each slot that no seed changes."""
+    """Depth and ``log_channels`` of each slot, which do not depend on its seed."""
     return tuple((slot.depth, log(slot.channels) / 5.0) for slot in slots)
 
 
 # Native twin: step/observe.h, critic_features.
 def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
-    """``[N, len(CRITIC_FEATURES)]`` of scores ``[N]`` in [0, 1]; zeros without twins."""
+    """Critic features ``[N, len(CRITIC_FEATURES)]`` from scores ``[N]``; zeros without twins."""
     if twin_score is None:
         return torch.zeros(len(score), len(CRITIC_FEATURES), device=score.device)
     gain = POINTS * (score - twin_score)
@@ -286,5 +286,5 @@ def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
 
 # Native twin: step/observe.h, known.
 def _known(x: Tensor) -> Tensor:
-    """-1 where the value is NaN."""
+    """``x`` with NaN replaced by -1."""
     return x.float().nan_to_num(-1.0, torch.inf, -torch.inf)

@@ -1,4 +1,4 @@
-"""What the learner asks of a policy, whatever it sees and does."""
+"""The interface between the learner and a policy, for any observations and actions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 RecurrentState = tuple[Tensor, ...]
-"""What is carried from step to step, each ``[layers, N, width]``; empty without memory."""
+"""State carried from step to step, each tensor ``[layers, N, width]``; empty without memory."""
 
 
 class TensorRecord(Protocol):
@@ -30,7 +30,7 @@ ObservationT = TypeVar("ObservationT", bound=TensorRecord)
 
 
 def named_inputs(observation: TensorRecord, hidden: RecurrentState) -> dict[str, Tensor]:
-    """What a policy computes with, by name: ``observation/NAME`` and ``hidden/I``."""
+    """The inputs of a policy by name: ``observation/NAME`` and ``hidden/I``."""
     seen = {f"observation/{name}": x for name, x in observation.tensors().items()}
     return seen | named_hidden(hidden)
 
@@ -38,30 +38,31 @@ def named_inputs(observation: TensorRecord, hidden: RecurrentState) -> dict[str,
 def inputs_from(
     kind: type[ObservationT], tensors: dict[str, Tensor]
 ) -> tuple[ObservationT, RecurrentState]:
-    """The inverse of ``named_inputs``; other names are passed over, ``kind`` is of observations."""
+    """The inverse of ``named_inputs``; ignores other names. ``kind`` is the observation class."""
     prefix = "observation/"
     seen = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
     return kind.from_tensors(seen), hidden_from(tensors)
 
 
 def named_hidden(hidden: RecurrentState) -> dict[str, Tensor]:
-    """What is carried, by name: ``hidden/I``."""
+    """The recurrent state by name: ``hidden/I``."""
     return {f"hidden/{i}": state for i, state in enumerate(hidden)}
 
 
 def hidden_from(tensors: dict[str, Tensor]) -> RecurrentState:
-    """The inverse of ``named_hidden``; other names are passed over."""
+    """The inverse of ``named_hidden``; ignores other names."""
     return tuple(x for name, x in tensors.items() if name.startswith("hidden/"))
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What the policy says about actions that were taken; leading axes ``[T, N]``.
+    """The policy's evaluation of given actions; leading axes ``[T, N]``.
 
     Attributes:
-        log_prob: of the whole action, the sum over the heads that matter, ``[T, N]``.
-        head_entropy: nats, 0 where a head does not matter, ``[T, N, heads]``.
-        head_choice: whether a head mattered and had more than one option, bool ``[T, N, heads]``.
+        log_prob: log-prob of the action, summed over its relevant heads, ``[T, N]``.
+        head_entropy: nats, 0 where a head is irrelevant, ``[T, N, heads]``.
+        head_choice: whether a head was relevant with more than one legal option, bool
+            ``[T, N, heads]``.
         value: normalised value of the state, ``[T, N]``.
     """
 
@@ -72,11 +73,11 @@ class Evaluation:
 
 
 class Policy(nn.Module, ABC, Generic[ObservationT]):
-    """A recurrent actor and critic: an encoder, a memory, and heads on top of it.
+    """A recurrent actor and critic: an encoder, a memory, and heads on top.
 
-    The trunk (encoder and memory) computes in ``amp_dtype`` where one is set, when acting and when
-    learning alike: half precision on one side alone would bias every importance ratio. Heads,
-    log-probs and values are float32 whatever autocast region the caller is in.
+    The trunk (encoder and memory) computes in ``amp_dtype`` if set, both when acting and when
+    learning: half precision in only one of them would bias every importance ratio. Heads, log-probs
+    and values are float32, even inside an autocast region of the caller.
 
     Attributes:
         heads: names of the action heads, in the order of the last axis of the actions.
@@ -92,20 +93,22 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
 
     @abstractmethod
     def head_parameters(self, head: str) -> list[nn.Parameter]:
-        """Parameters that belong to one head alone; ``value`` is the critic's."""
+        """Parameters used only by ``head``; ``value`` stands for the critic."""
 
     def value_layer(self) -> nn.Linear | None:
-        """The linear map whose output is the normalised value, where it follows the moments of the
-        returns; None where it need not, for returns stay much the same."""
+        """The linear layer of the normalised value, rescaled when the returns' moments change.
+
+        None if it needs no rescaling because the returns change little.
+        """
         return None
 
     @abstractmethod
     def noise_shape(self, observation: ObservationT) -> tuple[int, int]:
-        """Heads, and options of the widest: how many uniform numbers ``act`` wants each row."""
+        """Shape of ``act``'s noise per environment: number of heads, options of the widest head."""
 
     @abstractmethod
     def encode(self, observation: ObservationT) -> tuple[Tensor, ...]:
-        """Input of the memory ``[..., width]``, and what else the heads need of the observation."""
+        """Input of the memory ``[..., width]``, followed by other tensors that the heads need."""
 
     @abstractmethod
     def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
@@ -119,7 +122,7 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
         observation: ObservationT,
         actions: Tensor,
     ) -> Evaluation:
-        """Log-probs, entropies and values given the memory's output and ``encode``'s."""
+        """Log-probs, entropies and values, given the outputs of the memory and of ``encode``."""
 
     @abstractmethod
     def act(
@@ -129,8 +132,8 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
 
         Args:
             observation: leading axis ``[N]``.
-            hidden: of the memory before this step.
-            noise: uniform numbers, ``[N, heads, at least the widest head]``; None takes the mode.
+            hidden: recurrent state before this step.
+            noise: uniform numbers, ``[N, heads, at least the widest head]``; None: take the mode.
 
         Returns:
             actions int64 ``[N, heads]``, log-prob ``[N]``, normalised value ``[N]``, hidden after.
@@ -138,28 +141,28 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
 
     @contextmanager
     def frozen_weights(self) -> Iterator[None]:
-        """A region in which no weight changes: ``act`` may keep there what it makes of them."""
+        """A context in which no weight changes, so that ``act`` may cache derived values."""
         yield
 
     def evaluate_actions(
         self, observation: ObservationT, actions: Tensor, hidden: RecurrentState
     ) -> Evaluation:
-        """Log-probs, entropies and values of whole sequences in one call of the memory.
+        """Log-probs, entropies and values of whole sequences, with one call of the memory.
 
         Args:
             observation: leading axes ``[T, N]``.
             actions: int64 ``[T, N, heads]``.
-            hidden: before the first step.
+            hidden: recurrent state before the first step.
         """
         encoded = self.encode(observation)
         memory, _ = self.remember(encoded[0], hidden)
         return self.evaluate_heads(memory, encoded, observation, actions)
 
     def trunk_precision(self, device: torch.device) -> torch.autocast:
-        """The region of encoder and memory.
+        """The autocast context of encoder and memory.
 
-        Casts are not cached: one made while acting, without gradients, would sever the next
-        backward pass through the weights.
+        Its cast cache is off: a cached cast made while acting, without gradients, would cut the
+        weights off from the next backward pass.
         """
         return torch.autocast(
             device.type,
@@ -170,10 +173,10 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
 
 
 def full_precision(device: torch.device) -> torch.autocast:
-    """A region in which nothing is cast, whatever surrounds it."""
+    """A context without autocast, even inside an autocast region."""
     return torch.autocast(device.type, enabled=False)
 
 
 def upcast(x: Tensor) -> Tensor:
-    """``x`` in float32 where it was computed in half precision."""
+    """``x`` converted to float32 if it is in half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -1,4 +1,4 @@
-"""Hands sequences over to the native library, as one operation of autograd."""
+"""The native policy network, as one autograd operation on sequences."""
 
 from collections.abc import Sequence
 from ctypes import POINTER, Array, c_int, c_void_p
@@ -23,12 +23,12 @@ CHOOSE = CALLS.enums["Choose"]
 
 
 Sizes = tuple[tuple[str, Any], ...]
-"""Widths of the network's layers by the names of ``PolicySpec``."""
+"""Layer widths of the network, named as in ``PolicySpec``."""
 
 
 @cache
 def _spec(sizes: Sizes) -> tuple[Struct, Pointers]:
-    """Sizes and causal table as the library reads them."""
+    """Layer widths and the table of relevant heads, in the layout of the library."""
     at = Pointers()
     relevant = [head in RELEVANT_HEADS[op] for op in Op for head in HEADS]
     numbers = dict(sizes)
@@ -44,7 +44,7 @@ def _spec(sizes: Sizes) -> tuple[Struct, Pointers]:
 
 
 def available(dtype: torch.dtype) -> bool:
-    """Whether the library computes in ``dtype`` here."""
+    """Whether the library is available and supports ``dtype``."""
     return dtype in SUFFIXES and native.available()
 
 
@@ -67,13 +67,13 @@ class Library:
 
 @cache
 def library_for(dtype: torch.dtype) -> Library:
-    """The functions for ``dtype``, see ``Library``."""
+    """The functions for ``dtype``, cached; see ``Library``."""
     return Library(dtype)
 
 
 @dataclass(slots=True)
 class _Result:
-    """What a call writes, see ``policy/calls.h``."""
+    """Outputs of a call, see ``policy/calls.h``."""
 
     actions: Tensor
     log_prob: Tensor
@@ -84,7 +84,7 @@ class _Result:
 
 
 class PackedWeights:
-    """The network with its weights laid out, for steps of one shape between which none changes."""
+    """Caches the network with packed weights, for steps of one shape with unchanged weights."""
 
     def __init__(self) -> None:
         self._shape: torch.Size | None = None
@@ -99,7 +99,7 @@ class PackedWeights:
         shape: torch.Size,
         threads: int,
     ) -> None:
-        """One step of ``shape``."""
+        """Compute one step whose ``observation.slots`` has ``shape``."""
         if self._made is not None and self._shape == shape:
             library.again(self._made[0].address, call, threads)
             return
@@ -136,7 +136,7 @@ def evaluate(
     hidden: RecurrentState,
     threads: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What ``Evaluation`` holds, in its order; see ``FactoredLSTM.evaluate_actions``."""
+    """The fields of ``Evaluation``, in order; see ``FactoredLSTM.evaluate_actions``."""
     evaluation: tuple[Tensor, Tensor, Tensor, Tensor] = _Evaluate.apply(
         sizes, observation, actions, hidden, threads, *parameters
     )
@@ -144,7 +144,7 @@ def evaluate(
 
 
 class _Evaluate(torch.autograd.Function):
-    """The network on sequences, differentiable by its parameters."""
+    """The network on sequences, differentiable with respect to its parameters."""
 
     @staticmethod
     def forward(
@@ -156,13 +156,14 @@ class _Evaluate(torch.autograd.Function):
         threads: int,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The fields of ``Evaluation``, in order."""
         library = library_for(parameters[0].dtype)
         call, result, at = _call(sizes, observation, actions.contiguous(), hidden)
         network, weights = Handle(library.free), addresses(parameters)
         wanted = network.address if any(ctx.needs_input_grad) else None
         library.forward(_spec(sizes)[0], weights, call, threads, wanted)
         ctx.save_for_backward(*parameters)
-        # The library reads inputs and parameters once more in the backward pass.
+        # The library reads inputs and parameters again in the backward pass.
         ctx.kept = network, weights, at, result.actions, threads
         ctx.mark_non_differentiable(result.choice)
         return result.log_prob, result.entropy, result.choice, result.value
@@ -170,10 +171,13 @@ class _Evaluate(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the parameters; other inputs get None."""
         parameters = ctx.saved_tensors
         network, _, _, _, threads = ctx.kept
         if not network.address:
-            raise RuntimeError("the native policy goes backward once")
+            raise RuntimeError(
+                "native policy: backward can run only once per evaluation; evaluate again"
+            )
         at, dtype = Pointers(), parameters[0].dtype
         d_log_prob, d_entropy, _, d_value = gradients
         given = [at.to(gradient, dtype) for gradient in (d_log_prob, d_entropy, d_value)]
@@ -191,7 +195,7 @@ class _Evaluate(torch.autograd.Function):
 def _call(
     sizes: Sizes, observation: Observation, actions: Tensor, hidden: RecurrentState
 ) -> tuple[Struct, _Result, Pointers]:
-    """A call on ``observation [T, N]``, or on one step ``[N]``, and what it fills."""
+    """A call on ``observation [T, N]``, or on one step ``[N]``, with its outputs and addresses."""
     leading, dtype = actions.shape[:-1], observation.host.dtype
     steps = leading[0] if len(leading) > 1 else 1
 

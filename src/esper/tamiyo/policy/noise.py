@@ -1,4 +1,4 @@
-"""Uniform numbers from which a policy samples its actions, keyed by environment."""
+"""Uniform numbers for sampling actions, keyed by environment."""
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ def action_noise(
 
 
 class EpisodeNoise:
-    """``action_noise`` of an episode's steps, drawn for many steps in one go."""
+    """``action_noise`` for the steps of an episode, drawn for many steps at a time."""
 
     def __init__(
         self, seed: int, environments: Tensor, episode: int, widest: int, heads: int = len(HEADS)
@@ -30,7 +30,7 @@ class EpisodeNoise:
         self.words = self.noise = self.bits.bits
 
     def at(self, step: int) -> Tensor:
-        """That of ``step``, ``[N, heads, widest]``."""
+        """The noise of ``step``, ``[N, heads, widest]``."""
         self.bits.at(step)
         if self.words is not self.bits.bits:
             self.words = self.bits.bits

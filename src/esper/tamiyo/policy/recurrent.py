@@ -1,7 +1,7 @@
-"""A recurrent policy over flat features: an encoder, a memory, heads side by side.
+"""A recurrent policy over flat features: an encoder, a memory and independent heads.
 
-The policy for tasks that are not networks in training. Its heads are drawn independently of one
-another given what is remembered.
+This is the policy for tasks other than growing networks. Its heads are sampled independently, given
+the output of the memory.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ from esper.tamiyo.policy.interface import Evaluation, Policy, RecurrentState, fu
 
 @dataclass(frozen=True, slots=True)
 class FlatObservation:
-    """What a policy sees of a task; leading axes ``[...]`` are ``[N]`` or ``[T, N]``.
+    """Observation of a task; leading axes ``[...]`` are ``[N]`` or ``[T, N]``.
 
     Attributes:
         features: ``[..., inputs]``.
-        masks: options that are legal, bool ``[..., heads, widest]``; false past a head's options.
+        masks: legal options, bool ``[..., heads, widest]``; false beyond the options of a head.
     """
 
     features: Tensor
@@ -38,7 +38,7 @@ class FlatObservation:
         return cls(**tensors)
 
     def to(self, device: torch.device) -> Self:
-        """The same on a device."""
+        """A copy on ``device``."""
         return type(self)(self.features.to(device), self.masks.to(device))
 
 
@@ -46,7 +46,7 @@ class Trunk(nn.Module):
     """Encoder and memory.
 
     Args:
-        inputs: features of an observation.
+        inputs: number of features of an observation.
         encoder: width of the encoder.
         memory: width of the LSTM, 0 for none.
     """
@@ -59,7 +59,7 @@ class Trunk(nn.Module):
         self._cell: list[Tensor] | None = None
 
     def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        """Output ``[T, N, width]`` for encoded features, and the state after them."""
+        """Output ``[T, N, width]`` for encoded features, and the state after the last step."""
         if self.lstm is None:
             return features, ()
         if len(features) == 1 and not torch.is_grad_enabled() and not self._autocasts(features):
@@ -67,10 +67,10 @@ class Trunk(nn.Module):
         return self.lstm(features, hidden)
 
     def hold(self) -> None:
-        """Keep the weights of single steps as these are fastest read, until ``let_go``.
+        """Cache the LSTM weights in the fastest layout for single steps, until ``let_go``.
 
-        A matrix product with few rows takes a third less time, and gives the same bits, where the
-        weights are stored column by column.
+        With weights stored column by column, a matrix product with few rows takes a third less
+        time and gives the same bits.
         """
         if self.lstm is not None:
             self._cell = [
@@ -79,7 +79,7 @@ class Trunk(nn.Module):
             ]
 
     def let_go(self) -> None:
-        """Read the weights as they are from now on."""
+        """Discard the weights cached by ``hold``."""
         self._cell = None
 
     def _autocasts(self, features: Tensor) -> bool:
@@ -88,28 +88,31 @@ class Trunk(nn.Module):
     def _step(
         self, weights: list[Tensor], features: Tensor, hidden: RecurrentState
     ) -> tuple[Tensor, RecurrentState]:
-        """One step. On a CPU a whole layer repacks its weights in every call, which for a single
-        step costs more than the step; in half precision it must be the layer that learns, too."""
+        """One step of the LSTM as a cell.
+
+        On a CPU ``nn.LSTM`` repacks its weights in every call, which costs more than a single step.
+        Not used under autocast: acting must compute with the same layer as learning.
+        """
         h, c = torch.lstm_cell(features, [state[0] for state in hidden], *weights)
         h, c = h[None], c[None]
         return h, (h, c)
 
 
 def cell_weights(lstm: nn.LSTM) -> list[Tensor]:
-    """Those for its input and for its state, then their biases."""
+    """Weights for input and state, then their biases."""
     parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     return [lstm.get_parameter(f"{part}_l0") for part in parts]
 
 
 class RecurrentPolicy(Policy[FlatObservation]):
-    """Actor and critic.
+    """Actor and critic over ``FlatObservation``.
 
     Args:
-        inputs: features of an observation.
-        options: of each head.
-        memory: width of the LSTM, 0 for none: then the policy sees the present alone.
-        shared: whether actor and critic have one trunk. With one they cost half as much; with two
-            the critic's errors do not move what the actor sees.
+        inputs: number of features of an observation.
+        options: number of options of each head.
+        memory: width of the LSTM; 0 for none, so that the policy sees only the current step.
+        shared: whether actor and critic share a trunk. A shared trunk costs half as much; with
+            separate trunks the critic's gradients do not change the actor's features.
         encoder: width of the encoder.
         head: hidden units of the actor's and of the critic's head.
     """
@@ -139,9 +142,12 @@ class RecurrentPolicy(Policy[FlatObservation]):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Orthogonal, biases 0, the policy nearly uniform (Huang et al., "The 37 implementation
-        details of proximal policy optimization", 2022). The LSTM stays as torch makes it: with
-        orthogonal weights and a forget gate biased to 1 masked CartPole took a third longer."""
+        """Orthogonal weights, zero biases and a nearly uniform policy.
+
+        See Huang et al., "The 37 implementation details of proximal policy optimization", 2022.
+        The LSTM keeps torch's initialisation: with orthogonal weights and a forget-gate bias of 1,
+        masked CartPole took a third longer.
+        """
         for name, parameter in self.named_parameters():
             if "lstm" in name:
                 continue
@@ -158,11 +164,11 @@ class RecurrentPolicy(Policy[FlatObservation]):
         return [layer for layer in self.action_heads if isinstance(layer, nn.Linear)]
 
     def _trunks(self) -> list[Trunk]:
-        """The actor's, and the critic's where it has its own."""
+        """The actor's trunk, and the critic's if it is separate."""
         return [trunk for trunk in self.trunks if isinstance(trunk, Trunk)]
 
     def initial_hidden(self, environments: int) -> RecurrentState:
-        """See ``Policy.initial_hidden``. State and cell of each trunk."""
+        """See ``Policy.initial_hidden``: state and cell of each trunk."""
         if not self.memory_width:
             return ()
         zeros = next(self.parameters()).new_zeros(1, environments, self.memory_width)
@@ -187,13 +193,13 @@ class RecurrentPolicy(Policy[FlatObservation]):
         return heads, widest
 
     def encode(self, observation: FlatObservation) -> tuple[Tensor, ...]:
-        """Input of the memories, side by side, ``[..., trunks * encoder]``."""
+        """Inputs of all memories, concatenated, ``[..., trunks * encoder]``."""
         with self.trunk_precision(observation.features.device):
             encoded = [trunk.encoder(observation.features) for trunk in self._trunks()]
             return (encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1),)
 
     def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        """See ``Policy.remember``; outputs side by side, ``[T, N, trunks * width]``."""
+        """See ``Policy.remember``; outputs are concatenated, ``[T, N, trunks * width]``."""
         trunks = self._trunks()
         outputs: list[Tensor] = []
         after: list[Tensor] = []
@@ -209,8 +215,11 @@ class RecurrentPolicy(Policy[FlatObservation]):
 
     @contextmanager
     def frozen_weights(self) -> Iterator[None]:
-        """See ``Policy.frozen_weights``. CPU only: a captured CUDA graph would read packed weights
-        even after an update."""
+        """See ``Policy.frozen_weights``.
+
+        Weights are packed only on a CPU: a captured CUDA graph would read packed weights even after
+        an update.
+        """
         if self.get_buffer("places").device.type != "cpu":
             yield
             return
@@ -232,7 +241,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
         observation: FlatObservation,
         actions: Tensor,
     ) -> Evaluation:
-        """See ``Policy.evaluate_heads``; one padded log-softmax for all heads."""
+        """See ``Policy.evaluate_heads``. All heads share one padded log-softmax."""
         with full_precision(memory.device):
             distribution = self._distribution(memory, observation)
             log_prob = distribution.log_prob(actions).sum(-1)
@@ -254,7 +263,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
             return actions, log_prob, self._value(memory), hidden
 
     def _distribution(self, memory: Tensor, observation: FlatObservation) -> MaskedCategorical:
-        """Over the options of every head ``[..., heads, widest]``; the linear maps are one."""
+        """Distribution over the options of every head, ``[..., heads, widest]``."""
         packed = None if torch.is_grad_enabled() else self._options
         mine = memory.chunk(len(self.trunks), -1)[0]
         logits = nn.functional.linear(self.actor(mine), *(packed or self._option_weights()))
@@ -263,7 +272,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
         )
 
     def _option_weights(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the linear map to the options of all heads, one after another."""
+        """Weight and bias of one linear map to the concatenated options of all heads."""
         layers = self._action_layers()
         weights, biases = zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
         return torch.cat(weights), torch.cat(biases)
@@ -273,7 +282,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
 
 
 def places(options: tuple[int, ...]) -> list[list[int]]:
-    """Where each option of each head stands in the row of all heads; 0, masked, where none is."""
+    """Column of each head's options in the concatenated logits; padding is 0 and masked."""
     begins = [sum(options[:i]) for i in range(len(options))]
     widest = range(max(options))
     return [

@@ -1,4 +1,4 @@
-"""Backends do the arithmetic of N hosts: an epoch of training, a pass of validation."""
+"""Interface of the backends, which train and validate N hosts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +19,10 @@ class Optimisation:
     Attributes:
         host_learning_rate: ``[N]``.
         seed_learning_rate: ``[N, S]``.
-        weight_decay: of the hosts; seeds have none.
-        max_gradient_norm: of each host, and of each seed, by itself.
-        momentum: of SGD, in which weight decay is a part of the gradient; AdamW when None.
-        scales: of the losses, brought up to date after every minibatch; losses are not scaled
-            when None.
+        weight_decay: weight decay of the hosts; seeds have none.
+        max_gradient_norm: clipping norm, applied to each host and each seed separately.
+        momentum: momentum of SGD, which adds weight decay to the gradient; None means AdamW.
+        scales: loss scales, updated after every minibatch; None means losses are not scaled.
     """
 
     host_learning_rate: Tensor
@@ -36,12 +35,12 @@ class Optimisation:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Data sets to score on.
+    """Held-back data sets for scoring.
 
     Attributes:
-        images: of D data sets, ``[D, V, H, W, C]``.
+        images: images of D data sets, ``[D, V, H, W, C]``.
         labels: int64 ``[D, V]``.
-        dataset: which of them each row is scored on, int64 ``[R]``.
+        dataset: index of the data set that each row is scored on, int64 ``[R]``.
     """
 
     images: Tensor
@@ -51,7 +50,7 @@ class HeldBack:
     def by_row(self) -> tuple[Tensor, Tensor]:
         """Images ``[V, H, W, R, C]`` and labels ``[R, V]``.
 
-        R is 1, shared by all rows, while there is a single data set.
+        With a single data set R is 1, shared by all rows.
         """
         if len(self.images) == 1:
             return self.images[0][:, :, :, None], self.labels
@@ -60,17 +59,17 @@ class HeldBack:
 
 @dataclass(slots=True)
 class EpochResult:
-    """What an epoch of training measured.
+    """Measurements of an epoch of training.
 
     Attributes:
         loss: mean cross-entropy, nats, ``[N]``.
         accuracy: fraction of correct training predictions, ``[N]``.
-        host_gradient_norm: of the last minibatch before clipping, ``[N]``. Where losses are scaled,
-            of the last one that did not overflow; NaN where all did.
+        host_gradient_norm: gradient norm in the last minibatch before clipping, ``[N]``. With loss
+            scaling, in the last minibatch without overflow; NaN where all overflowed.
         seed_gradient_norm: likewise ``[N, S]``, NaN where no seed was computed.
-        seed_tensor_norms: by parameter tensor, ``S`` tensors ``[N, tensors]``, NaN likewise.
-        unmeasured: where a gradient is unknown because the loss scale was too high all epoch and
-            has come down since, bool ``[N]``: nothing diverged. None where losses are not scaled.
+        seed_tensor_norms: norms per parameter tensor, ``S`` tensors ``[N, tensors]``, NaN likewise.
+        unmeasured: where a gradient is unknown because every minibatch overflowed and the loss
+            scale can still be reduced, bool ``[N]``; this is no divergence. None without scaling.
     """
 
     loss: Tensor
@@ -81,7 +80,7 @@ class EpochResult:
     unmeasured: Tensor | None = None
 
     def forget(self, rows: Tensor) -> None:
-        """Put NaN where ``rows``, bool ``[N]``, is true: what was measured there holds no more."""
+        """Set measurements of ``rows``, bool ``[N]``, to NaN because they are no longer valid."""
         nan = float("nan")
         self.loss, self.accuracy, self.host_gradient_norm = (
             part.masked_fill(rows, nan)
@@ -95,7 +94,7 @@ class EpochResult:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a validation pass measured of each row ``[R]``.
+    """Validation scores of each row, ``[R]``.
 
     Attributes:
         loss: mean cross-entropy, nats.
@@ -108,11 +107,11 @@ class Scores:
     expected: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
-        """The scores with ``function`` applied to each."""
+        """The scores with ``function`` applied to each tensor."""
         return Scores(function(self.loss), function(self.accuracy), function(self.expected))
 
     def put(self, rows: Tensor, other: "Scores") -> None:
-        """Overwrite ``rows``, int64 ``[R]``, in place with ``other [R]``."""
+        """Overwrite ``rows``, int64 ``[M]``, in place with ``other``, ``[M]``."""
         self.loss[rows] = other.loss
         self.accuracy[rows] = other.accuracy
         self.expected[rows] = other.expected
@@ -120,12 +119,12 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Hosts to be validated again with other alphas.
+    """Hosts to validate again with different alphas.
 
     Attributes:
         start: index of the first slot whose alpha differs.
         rows: environments, int64 ``[M]``, possibly repeated.
-        alpha: of every slot of these rows, ``[M, S]``.
+        alpha: alpha of every slot of these rows, ``[M, S]``.
     """
 
     start: int
@@ -134,12 +133,12 @@ class Variant:
 
 
 class Backend(Protocol):
-    """The arithmetic of N hosts. No result of one environment depends on another's numbers.
+    """Trains and validates N hosts. Results of one environment never depend on another's values.
 
     Attributes:
-        name: of the backend, as the settings spell it.
-        threaded: whether a call uses all threads by itself; otherwise the caller deals environments
-            over threads.
+        name: name of the backend in the settings.
+        threaded: whether a call uses all threads itself; otherwise the caller distributes
+            environments over threads.
     """
 
     name: str
@@ -152,13 +151,13 @@ class Backend(Protocol):
         minibatches: Minibatches,
         optimisation: Optimisation,
     ) -> EpochResult:
-        """Train every host and every computed seed, in place.
+        """Train every host and every computed seed for one epoch, in place.
 
         Args:
             stack: parameters and optimizer state.
-            seeds: of all N rows.
+            seeds: seeds of all N rows.
             minibatches: at least one.
-            optimisation: rates and clipping.
+            optimisation: learning rates and clipping.
         """
         ...
 
@@ -170,13 +169,13 @@ class Backend(Protocol):
         variants: list[Variant],
         rows: Tensor | None = None,
     ) -> tuple[Scores, list[Scores]]:
-        """Score hosts, and variants of them.
+        """Score hosts and variants of them.
 
         Args:
             stack: parameters.
-            seeds: those that act in each of the R rows.
-            held_back: what to score on.
-            variants: their rows and those of ``seeds`` index ``rows``.
+            seeds: acting seeds of each of the R rows.
+            held_back: data to score on.
+            variants: hosts to score again; their ``rows`` index the R rows.
             rows: environments to score, int64 ``[R]``; all when None.
         """
         ...

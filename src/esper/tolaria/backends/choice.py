@@ -1,4 +1,4 @@
-"""Which backend computes: the native one where it can, torch everywhere."""
+"""Choice of the backend: native where it is available, torch elsewhere."""
 
 import torch
 
@@ -27,25 +27,26 @@ def choose_backend(
 ) -> Backend:
     """The backend called ``name`` for hosts of one shape.
 
-    ``auto`` is ``native`` on a CPU in full precision and ``torch`` elsewhere. Where the native
-    backend cannot be had, torch takes its place and one line of the log says why; where it does not
-    know a blueprint, in the hosts with such a seed alone.
+    ``auto`` is ``native`` on a CPU in full precision and ``torch`` elsewhere. If the native backend
+    is not available, torch replaces it and one log line says why. If it does not implement a
+    blueprint, torch computes only the hosts with such a seed.
 
     Args:
         name: one of ``NAMES``.
-        host: what the stack is made of.
-        precision: of the arithmetic.
-        dtype: of parameters and data.
-        device: where they live.
-        threads: of the native backend; with torch the caller deals environments over threads.
+        host: host of the stack.
+        precision: precision of the arithmetic.
+        dtype: dtype of parameters and data.
+        device: device of parameters and data.
+        threads: threads of the native backend; with torch the caller distributes environments
+            over threads.
     """
     if name == "torch" or (name == "auto" and (device.type != "cpu" or precision.enabled)):
         return torch_backend(host, precision)
     try:
         if device.type != "cpu":
-            raise Unavailable(f"it computes on the CPU alone, not on {device}")
+            raise Unavailable(f"it computes on the CPU only, not on {device}")
         if precision.enabled:
-            raise Unavailable("it computes in full precision alone")
+            raise Unavailable("it computes in full precision only")
         native = NativeBackend(host, dtype, threads)
     except Unavailable as reason:
         fall_back(str(reason))
@@ -54,12 +55,14 @@ def choose_backend(
     unknown = [BLUEPRINTS[kind] for kind in kinds if native.kind_of[kind] < 0]
     if not unknown:
         return native
-    fall_back(f"it does not know the blueprint {unknown[0]!r}", "hosts with such a seed use torch")
+    fall_back(
+        f"it does not implement the blueprint {unknown[0]!r}", "hosts with such a seed use torch"
+    )
     return MixedBackend(native, TorchBackend(host, precision))
 
 
 def torch_backend(host: Host, precision: Precision) -> TorchBackend:
-    """The backend that computes ``host`` with torch: somebody's own module by ``torch.vmap``."""
+    """The backend that computes ``host`` with torch; a user's module with ``torch.vmap``."""
     if isinstance(host, ModuleHost):
         return FunctionalBackend(host, precision)
     return TorchBackend(host, precision)

@@ -1,4 +1,4 @@
-"""The backend of hosts that are somebody's own module: ``torch.vmap`` over its forward pass."""
+"""The backend of hosts that are a user's module: ``torch.vmap`` over its forward pass."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,19 +12,19 @@ from esper.tolaria.plan import Plan
 from esper.tolaria.precision import Precision
 
 _RESUMED = 1
-"""Where a pass goes on whose images already have an axis of environments."""
+"""Start of a forward pass whose images already have an environment axis."""
 
 
 class FunctionalBackend(TorchBackend):
-    """Implements ``tolaria.backends.Backend`` for ``ModuleHost``; otherwise as the torch backend.
+    """Implements ``tolaria.backends.Backend`` for ``ModuleHost``; otherwise the torch backend.
 
-    Seeds are computed outside of vmap, grouped by what they are. A host whose seed is ablated is
-    computed from its images on: nobody knows what lies in front of a slot.
+    Seeds are computed outside of vmap, grouped by kind. An ablated host is computed again from its
+    images, because the layers before a slot of a user's module are unknown.
     """
 
     name = "functional"
     threaded = True
-    """While one thread computes, the module holds its numbers: shards take turns."""
+    """A forward pass stores its parameters in the module, so only one thread computes at a time."""
 
     host: ModuleHost
 

@@ -1,4 +1,4 @@
-"""Native where the library knows every seed of an environment, torch for the other environments."""
+"""The native backend, with torch for environments that have a seed the library does not know."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,10 +15,10 @@ from esper.tolaria.plan import Seeds
 
 
 class MixedBackend:
-    """Implements ``Backend`` for hosts with blueprints that are written in Python alone.
+    """Implements ``Backend`` for hosts that accept blueprints written only in Python.
 
-    An environment is computed by torch in the calls in which such a seed takes part, otherwise by
-    the library; which of them depends on no other environment.
+    In a call in which such a seed takes part, torch computes its environment; otherwise the library
+    does. The choice does not depend on other environments.
     """
 
     name = "native"
@@ -32,7 +32,7 @@ class MixedBackend:
     ) -> EpochResult:
         """See ``Backend.train_epoch``."""
         foreign = self._foreign(seeds, seeds.computed)
-        results, everyone = [], []
+        results, rows_done = [], []
         for backend, rows in self._parts(foreign):
             if len(rows) == len(foreign):
                 return backend.train_epoch(stack, seeds, minibatches, optimisation)
@@ -45,10 +45,10 @@ class MixedBackend:
             )
             batches = replace(minibatches, group=group)
             results.append(backend.train_epoch(part, seeds.of_rows(rows), batches, rates))
-            everyone.append(rows)
+            rows_done.append(rows)
             for store, trained in zip(stack.stores(), part.stores(), strict=True):
                 store[rows] = trained
-        return _together(results, torch.cat(everyone).argsort())
+        return _together(results, torch.cat(rows_done).argsort())
 
     def evaluate(
         self,
@@ -63,34 +63,38 @@ class MixedBackend:
         for variant in variants:
             acting = acting.index_add(0, variant.rows, (variant.alpha > 0).long())
         foreign = self._foreign(seeds, acting > 0)
-        everywhere = torch.arange(len(foreign)) if rows is None else rows
+        stack_rows = torch.arange(len(foreign)) if rows is None else rows
         found = _empty(len(foreign), stack.host.dtype)
-        of_variants = [_empty(len(variant.rows), stack.host.dtype) for variant in variants]
-        for backend, mine in self._parts(foreign):
-            if len(mine) == len(foreign):
+        variant_scores = [_empty(len(variant.rows), stack.host.dtype) for variant in variants]
+        for backend, own_rows in self._parts(foreign):
+            if len(own_rows) == len(foreign):
                 return backend.evaluate(stack, seeds, held_back, variants, rows)
-            place = torch.full_like(everywhere, -1)
-            place[mine] = torch.arange(len(mine))
+            place = torch.full_like(stack_rows, -1)
+            place[own_rows] = torch.arange(len(own_rows))
             parts = [
                 (whole, keep, Variant(one.start, place[one.rows[keep]], one.alpha[keep]))
-                for whole, one in zip(of_variants, variants, strict=True)
+                for whole, one in zip(variant_scores, variants, strict=True)
                 if len(keep := (place[one.rows] >= 0).nonzero()[:, 0])
             ]
-            data = replace(held_back, dataset=held_back.dataset[mine])
+            data = replace(held_back, dataset=held_back.dataset[own_rows])
             scores, others = backend.evaluate(
-                stack, seeds.of_rows(mine), data, [part for *_, part in parts], everywhere[mine]
+                stack,
+                seeds.of_rows(own_rows),
+                data,
+                [part for *_, part in parts],
+                stack_rows[own_rows],
             )
-            found.put(mine, scores)
+            found.put(own_rows, scores)
             for (whole, keep, _), other in zip(parts, others, strict=True):
                 whole.put(keep, other)
-        return found, of_variants
+        return found, variant_scores
 
     def _foreign(self, seeds: Seeds, computed: Tensor) -> Tensor:
-        """Where a seed is computed that the library does not know, bool ``[R]``."""
+        """Rows that compute a seed unknown to the library, bool ``[R]``."""
         return (computed & (self.native.kind_of[seeds.blueprint] < 0)).any(1)
 
     def _parts(self, foreign: Tensor) -> Iterator[tuple[Backend, Tensor]]:
-        """The rows of each backend, int64 ``[m]``, where there are any."""
+        """Each backend that has rows to compute, and its rows, int64 ``[m]``."""
         parts: tuple[tuple[Backend, Tensor], ...]
         parts = (self.native, ~foreign), (self.others, foreign)
         for backend, where in parts:
@@ -99,7 +103,7 @@ class MixedBackend:
 
 
 def _together(parts: list[EpochResult], order: Tensor) -> EpochResult:
-    """The results of some rows and of the others, in the order of all."""
+    """Concatenate results of several sets of rows and reorder their rows by ``order``."""
     return EpochResult(
         loss=torch.cat([part.loss for part in parts])[order],
         accuracy=torch.cat([part.accuracy for part in parts])[order],

@@ -1,4 +1,4 @@
-"""Hands stacks over to the native library, and says which it can take."""
+"""The native backend: passes stacks to the C++ library."""
 
 from ctypes import POINTER, c_int, c_int32, c_void_p
 from threading import Lock
@@ -21,27 +21,27 @@ from esper.tolaria.plan import Seeds
 
 CALLS = definitions("hosts")
 KINDS = CALLS.enums["Kind"]
-"""The blueprints that the library knows."""
+"""The blueprints that the library implements."""
 
 EVALUATION_LANES = 64
-"""Images that are scored at once, where activations are small."""
+"""Images scored at once if activations are small."""
 _ACTIVATION_BYTES = 1 << 20
-"""The largest activation of a chunk: it should stay in the second-level cache."""
+"""Size limit of an activation of a chunk, so that it stays in the second-level cache."""
 
 
 class NativeBackend:
     """Implements ``tolaria.backends.Backend`` for the hosts and blueprints that come with Esper.
 
-    ``kind_of`` is the library's number of each blueprint, int64 ``[blueprints]``; -1 for one that
-    it does not know, and no such seed may be computed.
+    ``kind_of`` is the library's index of each blueprint, int64 ``[blueprints]``; -1 for blueprints
+    that the library does not implement. Seeds of these must not be computed with this backend.
 
     Args:
         host: a ``CnnHost`` or an ``MlpHost``.
         dtype: float32 or float64.
-        threads: among which the environments of a call are dealt. No number depends on it.
+        threads: threads that share the environments of a call; results do not depend on it.
 
     Raises:
-        Unavailable: the library cannot be built, or knows this host or the dtype not.
+        Unavailable: the library cannot be built, or does not implement this host or dtype.
     """
 
     name = "native"
@@ -49,12 +49,12 @@ class NativeBackend:
 
     def __init__(self, host: Host, dtype: torch.dtype, threads: int = 1):
         if dtype not in SUFFIXES:
-            raise Unavailable(f"it knows float32 and float64, not {dtype}")
+            raise Unavailable(f"it computes in float32 and float64, not {dtype}")
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         # A subclass may compute something else.
         if type(host) not in (CnnHost, MlpHost):
-            raise Unavailable(f"it does not know hosts of the kind {type(host).__name__}")
+            raise Unavailable(f"it does not implement hosts of the type {type(host).__name__}")
         self.host, self.dtype = host, dtype
         assert isinstance(host, CnnHost | MlpHost)
         suffix, at = SUFFIXES[dtype], Pointers()
@@ -153,7 +153,7 @@ class NativeBackend:
             buffers=at.into(stack.buffers),
             seed=at.of_each(stack.seeds),
             row=at.to(torch.arange(count) if rows is None else rows),
-            # Alpha 0 takes a seed out; a variant may put in one that the row itself leaves out.
+            # Alpha 0 disables a seed; a variant may enable a seed that is disabled in its row.
             **self._seeds(seeds, torch.ones_like(seeds.computed), at),
             packed=at.into(packed),
             labels=at.to(held_back.labels),
@@ -180,9 +180,9 @@ class NativeBackend:
         }
 
     def _packed(self, held_back: HeldBack) -> Tensor:
-        """The images as the library reads them, ``[D, chunks, channels, pixels, lanes]``.
+        """The images in the layout of the library, ``[D, chunks, channels, pixels, lanes]``.
 
-        They are packed once: held-back sets do not change.
+        The result is cached, because held-back sets do not change.
         """
         images = held_back.images
         known = self.packed.get(images.data_ptr())
@@ -209,7 +209,7 @@ class NativeBackend:
         return min(EVALUATION_LANES, registers * lanes)
 
     def _check_layout(self) -> None:
-        """Both sides must mean the same by a row of the store."""
+        """Assert that Python and C++ agree on the layout of the stores."""
         found, kind_of_found = (c_int32 * 2)(), POINTER(c_int32)
         name = f"hosts_sizes_{SUFFIXES[self.dtype]}"
         sizes = function(name, c_void_p, c_int, c_int, kind_of_found)
@@ -223,7 +223,7 @@ class NativeBackend:
 
 
 def _host_spec(host: CnnHost | MlpHost, at: Pointers) -> Struct:
-    """What the library has to know of a host."""
+    """Description of a host for the library."""
     height, width, channels = host.image
     blocks, kernel = (host.channels, host.kernel) if isinstance(host, CnnHost) else (host.widths, 0)
     steps = CALLS.enums["Step"]
@@ -246,7 +246,7 @@ def _host_spec(host: CnnHost | MlpHost, at: Pointers) -> Struct:
 
 
 def _state(name: str, states: list[AdamState], at: Pointers, single: bool) -> dict[str, int]:
-    """Addresses of moments and counts: of the one state, or of an array of all."""
+    """Addresses of moments and counts: of a single state, or of arrays with one entry per state."""
     parts = {
         "first": [state.first for state in states],
         "second": [state.second for state in states],

@@ -22,10 +22,10 @@ from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision
 
 EVALUATION_BATCH = 100
-"""Validation images a pass: small enough for the activations of many hosts to stay in cache."""
+"""Validation images per pass, few enough that activations of many hosts stay in the cache."""
 
 EVALUATION_PREDICTIONS = 400
-"""Most predictions a pass, for sequences make many."""
+"""Maximum predictions per pass; a sequence makes one prediction per position."""
 
 
 class TorchBackend:
@@ -51,35 +51,35 @@ class TorchBackend:
         """See ``Backend.train_epoch``."""
         calls, scales = plan(seeds), optimisation.scales
         hosts = _host_rows(stack, optimisation)
-        growing = {
+        seed_stores = {
             s: _SeedRows(stack, s, p, seeds.frozen, optimisation)
             for s, p in enumerate(calls)
             if p is not None
         }
-        everything = [hosts, *growing.values()]
+        all_stores = [hosts, *seed_stores.values()]
         buffers = self.host.buffers.views(stack.buffers)
         losses, hits = [], []
         for images, drawn_labels in minibatches:
             labels = drawn_labels.flatten(1)
             host = stack.host.detach().requires_grad_()
-            leaves = {s: rows.store.detach().requires_grad_() for s, rows in growing.items()}
+            leaves = {s: rows.store.detach().requires_grad_() for s, rows in seed_stores.items()}
             with self.precision.autocast():
                 parameters = self.host.layout.views(host)
                 logits = self._forward(parameters, buffers, leaves, calls, images, training=True)
                 loss = cross_entropy(logits, labels)
             total = loss.sum() if scales is None else (loss * scales.scale).sum()
             gradients = torch.autograd.grad(total, [host, *leaves.values()])
-            for rows, gradient in zip(everything, gradients, strict=True):
+            for rows, gradient in zip(all_stores, gradients, strict=True):
                 rows.update(gradient)
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(-1) == labels).to(loss.dtype).mean(1))
             if scales is not None:
-                scales.adjust(_in_any(everything, _Rows.overflowed), losses[-1])
-        for rows in growing.values():
+                scales.adjust(_in_any(all_stores, _Rows.overflowed), losses[-1])
+        for rows in seed_stores.values():
             rows.write_back(stack)
-        result = self._result(torch.stack(losses), torch.stack(hits), hosts, growing)
+        result = self._result(torch.stack(losses), torch.stack(hits), hosts, seed_stores)
         if scales is not None:
-            result.unmeasured = scales.adaptable & _in_any(everything, _Rows.unknown)
+            result.unmeasured = scales.adaptable & _in_any(all_stores, _Rows.unknown)
         return result
 
     def _result(
@@ -106,9 +106,9 @@ class TorchBackend:
         variants: list[Variant],
         rows: Tensor | None = None,
     ) -> tuple[Scores, list[Scores]]:
-        """See ``Backend.evaluate``. A variant resumes at the first slot that differs."""
+        """See ``Backend.evaluate``. A variant resumes at the first slot whose alpha differs."""
         images, labels = held_back.by_row()
-        everything = self._read(stack, plan(seeds), rows)
+        complete = self._read(stack, plan(seeds), rows)
         readings = [
             self._read(
                 stack,
@@ -129,7 +129,7 @@ class TorchBackend:
             kept: dict[int, Tensor] = {}
             x = batch.contiguous()
             with self.precision.autocast():
-                logits = self._forward(*everything, x, training=False, keep=starts, kept=kept)
+                logits = self._forward(*complete, x, training=False, keep=starts, kept=kept)
             totals[0].add(logits, batch_labels)
             for total, start, reading, variant in zip(
                 totals[1:], starts, readings, variants, strict=True
@@ -144,25 +144,25 @@ class TorchBackend:
 
     @torch.no_grad()
     def logits(self, stack: Stack, seeds: Seeds, images: Tensor) -> Tensor:
-        """Logits ``[N, B, *label_shape, classes]`` of all hosts, as they are validated.
+        """Logits ``[N, B, *label_shape, classes]`` of all hosts in evaluation mode.
 
         Args:
             stack: parameters.
-            seeds: those that act.
-            images: ``[B, H, W, C]``, the same for all.
+            seeds: the acting seeds.
+            images: ``[B, H, W, C]``, the same for all hosts.
         """
         reading = self._read(stack, plan(seeds), None)
         logits = self._forward(*reading, images[:, :, :, None].contiguous(), training=False)
         return logits.unflatten(1, (-1, *self.host.label_shape))
 
     def _resumption(self, slot: int) -> int:
-        """The instruction at which a host resumes whose seed in ``slot`` differs."""
+        """The instruction at which a variant resumes if its first different seed is in ``slot``."""
         return cast(BlockHost, self.host).program.index(("slot", slot))
 
     def _read(
         self, stack: Stack, calls: Plan, rows: Tensor | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[int, Tensor], Plan]:
-        """Host parameters, buffers and seeds of some environments (all when ``rows`` is None)."""
+        """Host parameters, buffers and seeds of ``rows`` (all when None), and ``calls``."""
         host, buffers = stack.host, stack.buffers
         if rows is not None:
             host, buffers = host.index_select(0, rows), buffers.index_select(0, rows)
@@ -188,8 +188,8 @@ class TorchBackend:
     ) -> Tensor:
         """Logits ``[N, P, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
 
-        ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The activations before the
-        instructions in ``keep`` are put into ``kept``.
+        ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The inputs of the
+        instructions in ``keep`` are stored in ``kept``.
         """
         host = cast(BlockHost, self.host)
         for position, (kind, index) in enumerate(host.program[start:], start):
@@ -220,7 +220,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 # Native twin: hosts/slot.h, Slot.
 def slot_block(slot: SlotSpec, plan: SlotPlan, parameters: Tensor, x: Tensor) -> Tensor:
-    """The activation ``x [B, H, W, N, C]`` with the slot's seeds in it.
+    """The activation ``x [B, H, W, N, C]`` with the slot's seeds applied.
 
     ``parameters [M, width]`` are the rows of the slot's store for ``plan.rows``.
     """
@@ -234,9 +234,9 @@ def slot_block(slot: SlotSpec, plan: SlotPlan, parameters: Tensor, x: Tensor) ->
 
 
 def seed_views(slot: SlotSpec, kind: int, form: Form, rows: Tensor) -> Tensors:
-    """Named parameters ``[M, *shape]`` of seeds of one kind, the gate's where there is one.
+    """Named parameters ``[M, *shape]`` of seeds of one kind, including the gate's for GATE.
 
-    ``rows [M, width]`` are of the slot's store.
+    ``rows [M, width]`` are rows of the slot's store.
     """
     views = slot.layouts[kind].views(rows)
     if form is Form.GATE:
@@ -245,9 +245,9 @@ def seed_views(slot: SlotSpec, kind: int, form: Form, rows: Tensor) -> Tensors:
 
 
 def branch(slot: SlotSpec, kind: int, form: Form, parameters: Tensors, x: Tensor) -> Tensor:
-    """What seeds of one kind would add to their ``x [B, H, W, M, C]`` at alpha 1.
+    """The term that seeds of one kind add to their ``x [B, H, W, M, C]`` at alpha 1.
 
-    ``parameters`` are those of ``seed_views``.
+    ``parameters`` are as returned by ``seed_views``.
     """
     f = blueprints.build(kind, slot.channels, slot.family).forward(parameters, x)
     if form is Form.MULTIPLY:
@@ -260,8 +260,8 @@ def branch(slot: SlotSpec, kind: int, form: Form, parameters: Tensors, x: Tensor
 def _gate_values(slot: SlotSpec, p: Tensors, x: Tensor) -> Tensor:
     """The gate of each image and seed, in (0, 1), ``[B, 1, 1, M, 1]``.
 
-    In a sequence every position has its own, ``[B, H, W, M, 1]``: a mean over all of them would
-    tell the past of the future.
+    In a sequence every position has its own gate, ``[B, H, W, M, 1]``: a mean over positions would
+    leak future bytes into earlier positions.
     """
     if slot.family == "sequence":
         wide = F.relu(ops.dense(x, p["gate.hidden.weight"], p["gate.hidden.bias"]))
@@ -271,14 +271,15 @@ def _gate_values(slot: SlotSpec, p: Tensors, x: Tensor) -> Tensor:
 
 
 class _Take(torch.autograd.Function):
-    """Each group's environments of ``x [B, H, W, N, C]``; isolated ones send no gradient back.
+    """Select each group's environments of ``x [B, H, W, N, C]``; isolated groups pass no gradient.
 
-    One function for all groups, so that backward writes into one buffer instead of adding up a
-    full-size gradient for every group.
+    One function serves all groups, so that backward writes into one buffer instead of adding a
+    full-size gradient per group.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, groups: tuple[Group, ...]) -> tuple[Tensor, ...]:
+        """One tensor ``[B, H, W, m, C]`` per group."""
         ctx.groups, ctx.shape = groups, x.shape
         parts = tuple(x.index_select(3, group.rows) for group in groups)
         behind = [p for p, group in zip(parts, groups, strict=True) if group.isolated]
@@ -287,6 +288,7 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        """Gradient of ``x``, zero where no seed passes one."""
         flowing = [
             (group.rows, gradient)
             for group, gradient in zip(ctx.groups, gradients, strict=True)
@@ -303,12 +305,13 @@ class _Take(torch.autograd.Function):
 class _Attach(torch.autograd.Function):
     """Add each group's branch times alpha; an isolated branch learns as if alpha were 1.
 
-    That is the straight-through estimator: forward leaves the host's activation as it is, backward
-    hands the output's gradient to the branch.
+    For isolated branches this is the straight-through estimator: forward leaves the host's
+    activation unchanged, backward passes the output's gradient to the branch.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, groups: tuple[Group, ...], *branches: Tensor) -> Tensor:
+        """``x`` plus the branches that act."""
         ctx.groups, ctx.dtypes = groups, [f.dtype for f in branches]
         out = x.clone()
         for group, f in zip(groups, branches, strict=True):
@@ -318,6 +321,7 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of ``x`` and of each branch."""
         parts: list[Tensor | None] = [gradient, None]
         for group, dtype in zip(ctx.groups, ctx.dtypes, strict=True):
             part = gradient.index_select(3, group.rows)
@@ -338,7 +342,7 @@ def _update(
     optimisation: Optimisation,
     active: Tensor | None = None,
 ) -> None:
-    """One step of AdamW, or of SGD where there is a momentum."""
+    """One step of SGD if ``optimisation`` has a momentum, otherwise of AdamW."""
     if optimisation.momentum is None:
         adamw_(parameters, gradient, state, rate, weight_decay, active)
     else:
@@ -350,16 +354,17 @@ class _Rows:
     """Rows of a store in training.
 
     Args:
-        store: their parameters ``[M, P]``; updated in place, and so is ``optimizer``.
+        store: parameters of the rows, ``[M, P]``; updated in place, as is ``optimizer``.
+        optimizer: moments and update counts of the rows.
+        optimisation: clipping, momentum and loss scales.
         rate: learning rate of each row, ``[M]``.
-        weight_decay: of all.
-        active: where parameters learn, bool ``[M]``; everywhere when None.
-        rows: which rows of the stack they are, int64 ``[M]``; all when None.
+        weight_decay: weight decay of all rows.
+        active: rows to update, bool ``[M]``; all when None.
+        rows: indices of these rows in the stack, int64 ``[M]``; all when None.
 
     Attributes:
-        gradient: of the last minibatch whose gradient did not overflow, ``[M, P]``; NaN before.
-        finite: where the last minibatch's gradient was finite, bool ``[M]``; kept where losses are
-            scaled.
+        gradient: gradient of the last minibatch without overflow, ``[M, P]``; initially NaN.
+        finite: rows whose last gradient was finite, bool ``[M]``; updated only with loss scaling.
     """
 
     def __init__(
@@ -378,7 +383,7 @@ class _Rows:
         self.finite = torch.ones_like(rate, dtype=torch.bool)
 
     def update(self, gradient: Tensor) -> None:
-        """Go against ``gradient [M, P]`` of the loss, or where it is scaled of the scaled loss."""
+        """One optimizer step; with loss scaling, ``gradient [M, P]`` is that of the scaled loss."""
         active, scales = self.active, self.optimisation.scales
         if scales is None:
             self.gradient = gradient
@@ -398,16 +403,16 @@ class _Rows:
         )
 
     def overflowed(self) -> Tensor:
-        """Where the last minibatch was skipped, bool ``[M]``."""
+        """Rows whose last minibatch was skipped, bool ``[M]``."""
         return ~self.finite
 
     def unknown(self) -> Tensor:
-        """Where all were, bool ``[M]``."""
+        """Rows of which every minibatch was skipped, bool ``[M]``."""
         return self.gradient.isnan().any(1)
 
     @property
     def norm(self) -> Tensor:
-        """Of each row's gradient before clipping, ``[M]``."""
+        """Gradient norm of each row before clipping, ``[M]``."""
         return torch.linalg.vector_norm(self.gradient, dim=1)
 
 
@@ -417,7 +422,7 @@ def _host_rows(stack: Stack, optimisation: Optimisation) -> _Rows:
 
 
 class _SeedRows(_Rows):
-    """The computed seeds of one slot, gathered for an epoch so that idle rows cost nothing."""
+    """The computed seeds of one slot, gathered for an epoch so that other rows cost nothing."""
 
     rows: Tensor
 
@@ -428,7 +433,7 @@ class _SeedRows(_Rows):
         sizes = torch.tensor([len(group.rows) for group in plan.groups])
         kinds = torch.tensor([group.kind for group in plan.groups])
         self.kinds = kinds.repeat_interleave(sizes).to(rows.device)
-        still = frozen[rows, slot]
+        frozen_rows = frozen[rows, slot]
         state = stack.seed_optimizers[slot]
         super().__init__(
             stack.seeds[slot][rows],
@@ -436,18 +441,19 @@ class _SeedRows(_Rows):
             optimisation,
             optimisation.seed_learning_rate[rows, slot],
             0.0,
-            ~still if bool(still.any()) else None,
+            ~frozen_rows if bool(frozen_rows.any()) else None,
             rows,
         )
 
     def tensor_norms(self, slot: SlotSpec) -> Tensor:
-        """Gradient norm of every parameter tensor of the last minibatch, ``[M, tensors]``."""
+        """Gradient norm of every parameter tensor in the last minibatch, ``[M, tensors]``."""
         segments = slot.segment_table[self.kinds]
         squares = self.gradient.new_zeros(len(self.rows), slot.segment_count + 1)
         squares.scatter_add_(1, segments, self.gradient.square())
         return squares[:, :-1].sqrt()
 
     def write_back(self, stack: Stack) -> None:
+        """Copy parameters and optimizer state into the stack."""
         state = stack.seed_optimizers[self.slot]
         stack.seeds[self.slot][self.rows] = self.store
         state.first[self.rows] = self.optimizer.first
@@ -456,7 +462,10 @@ class _SeedRows(_Rows):
 
 
 def _in_any(stores: Sequence[_Rows], where: Callable[[_Rows], Tensor]) -> Tensor:
-    """Environments with something true, bool ``[N]``, in the hosts' store or in one behind it."""
+    """Environments where ``where`` is true for the host or a seed, bool ``[N]``.
+
+    The first of ``stores`` holds the hosts.
+    """
     hosts, *others = stores
     found = where(hosts)
     for rows in others:
@@ -466,14 +475,14 @@ def _in_any(stores: Sequence[_Rows], where: Callable[[_Rows], Tensor]) -> Tensor
 
 # Native twin: hosts/loss.h, score_batch.
 class _ScoreSums:
-    """Sums over validation batches."""
+    """Sums of scores over validation batches."""
 
     def __init__(self) -> None:
         self.count = 0
         self.sums: Tensor | None = None
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """``logits [R, B, K]``, ``labels [R, B]`` or ``[1, B]``."""
+        """Add a batch: ``logits [R, B, K]``, ``labels [R, B]`` or ``[1, B]``."""
         logits = logits if logits.dtype == torch.float64 else logits.float()
         log_probabilities = logits.log_softmax(-1)
         true_class = labels.expand(logits.shape[:2])[..., None]
@@ -484,5 +493,6 @@ class _ScoreSums:
         self.count += labels.shape[1]
 
     def scores(self) -> Scores:
+        """Means over all images added."""
         assert self.sums is not None
         return Scores(*(self.sums / self.count))

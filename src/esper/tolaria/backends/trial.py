@@ -1,7 +1,8 @@
-"""Tries mixed precision on the very hosts and seeds a run may come to, before it begins.
+"""Tries mixed precision on all hosts and seeds that a run may compute, before the run begins.
 
-Not every operation exists in every dtype on every device, and a plug-in's may fail in its own way.
-Found at the start, it costs a warning; found in the middle, a run whose numbers depend on when.
+Not every operation supports every dtype on every device, including operations of plug-ins. A
+failure at the start costs a warning. A failure during the run would make results depend on when it
+happens.
 """
 
 from collections.abc import Sequence
@@ -26,13 +27,13 @@ _BATCH = 2
 def tried(
     precision: Precision, hosts: Sequence[Host], dtype: torch.dtype, device: torch.device
 ) -> Precision:
-    """``precision`` if all ``hosts`` can be trained and scored in it, else float32 and why.
+    """``precision`` if all ``hosts`` can be trained and scored in it, else float32 and the reason.
 
     Args:
-        precision: wanted.
-        hosts: of every stack.
-        dtype: of parameters and data.
-        device: where they live.
+        precision: requested precision.
+        hosts: the host of every stack.
+        dtype: dtype of parameters and data.
+        device: device of parameters and data.
     """
     if not precision.enabled:
         return precision
@@ -49,7 +50,11 @@ def tried(
 
 
 def try_host(host: Host, precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
-    """A minibatch and a validation of every blueprint in every slot and style."""
+    """Train one minibatch and validate, with every blueprint in every slot and style.
+
+    Raises:
+        RuntimeError: an operation fails in this precision.
+    """
     seeds = _every_seed(host, device)
     rows, slots = seeds.alpha.shape
     widths = [slot.width for slot in host.slots]

@@ -1,4 +1,4 @@
-// What a seed can be: its residual branch f. The parameters lie as in kasmina/blueprints.
+// The residual branch f of each blueprint. Parameters are laid out as in kasmina/blueprints.
 
 #pragma once
 
@@ -11,7 +11,7 @@ namespace esper::hosts {
 
 constexpr size_t kKinds = size_t(Kind::mlp) + 1;
 
-// tanh(s) (GroupNorm(x) - x); a scalar s, then the norm's weight and bias.
+// f = tanh(s) (GroupNorm(x) - x). Parameters: a scalar s, then weight and bias of the norm.
 // Twin of kasmina.blueprints.conv.norm.
 template <class T>
 class ScaledNorm : public Layer<T> {
@@ -60,7 +60,7 @@ class ScaledNorm : public Layer<T> {
   Maps<T> difference_;
 };
 
-// Squeeze and excitation, x (W2 relu(W1 mean(x)) + b).
+// Squeeze and excitation: f = x (W2 relu(W1 mean(x)) + b).
 // Twin of kasmina.blueprints.conv.attention.
 template <class T>
 class Attention : public Layer<T> {
@@ -103,7 +103,7 @@ class Attention : public Layer<T> {
  private:
   static int width(int channels) { return std::max(1, channels / 4); }
 
-  // out = in times the factor of its image and channel.
+  // out = in times the factor of each image and channel.
   void scale(Maps<T> in, Maps<T> out) const {
     for (int c = 0; c < in.channels; ++c)
       for (ptrdiff_t pixel = 0; pixel < in.plane(); pixel += in.lanes)
@@ -116,7 +116,7 @@ class Attention : public Layer<T> {
   Maps<T> x_, factor_;
 };
 
-// LayerNorm, linear, ReLU, linear. Slots of fully connected hosts have one pixel.
+// LayerNorm, linear, ReLU, linear. Slots of fully connected hosts have a single pixel.
 // Twin of kasmina.blueprints.mlp._perceptron.
 template <class T>
 std::unique_ptr<Layer<T>> perceptron(int channels, int hidden) {

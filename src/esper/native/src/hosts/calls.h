@@ -1,5 +1,5 @@
-// What Python hands over. Python reads this file for the same structures and enumerations (see
-// structures.py). Arrays are contiguous, numbers of type T are passed as double.
+// Arguments of the calls from Python. Python parses this file for the structures and enumerations (see
+// structures.py). Arrays are contiguous; scalars of type T are passed as double.
 
 #pragma once
 
@@ -7,10 +7,10 @@
 
 namespace esper::hosts {
 
-// What a host consists of.
+// Instructions of a host's program.
 enum class Step : int32_t { input, block, slot, pool, head };
 
-// The blueprints, by their names in Python.
+// The blueprints, named as in Python.
 enum class Kind : int32_t {
   conv_light,
   attention,
@@ -25,12 +25,12 @@ enum class Kind : int32_t {
 
 struct HostSpec {
   int32_t height, width, channels, classes;
-  int32_t kernel;  // of the blocks; 0 for fully connected ones
+  int32_t kernel;  // kernel size of the blocks; 0 if fully connected
   int32_t steps, slots;
-  const int32_t* program;         // [steps, 2]: Step and its number
-  const int32_t* block_channels;  // by number of the block
+  const int32_t* program;         // [steps, 2]: Step and its index
+  const int32_t* block_channels;  // by index of the block
   const int32_t* slot_channels;   // [slots]
-  const int32_t* slot_width;      // [slots], columns of the slot's store
+  const int32_t* slot_width;      // [slots], row length of the slot's store
   const int32_t* gate_offset;     // [slots]
 };
 
@@ -47,8 +47,8 @@ struct TrainCall {
   const T* images;                                             // [samples, height, width, channels]
   const int64_t* labels;                                       // [samples]
   const int64_t* drawn;                                        // [N, batches, batch_size]
-  const int64_t* poses;                                        // likewise; null: images as they are
-  int64_t reach;                                               // of the poses, in pixels
+  const int64_t* poses;                                        // likewise; null: no augmentation
+  int64_t reach;                                               // largest shift of a pose, in pixels
   const T *host_rate, *seed_rate;                              // [N], [N, S]
   double weight_decay, momentum, most_norm;
   int32_t rule;
@@ -63,13 +63,13 @@ struct EvaluateCall {
   int64_t rows, images, lanes, chunks;
   const T *host, *buffers;               // [N, P], [N, Q]
   const T* const* seed;                  // S of [N, P_s]
-  const int64_t* row;                    // [R], which of the N
+  const int64_t* row;                    // [R], index into the N rows
   const int32_t *kind, *form;            // [R, S]
   const T* alpha;                        // [R, S]
   const T* packed;                       // [D, chunks, channels, height, width, lanes]
   const int64_t *labels, *dataset;       // [D, images], [R]
   const int64_t* variants;               // [R + 1], where each row's variants begin
-  const int32_t* start;                  // [M], the first slot that differs
+  const int32_t* start;                  // [M], first slot whose alpha differs
   const T* variant_alpha;                // [M, S]
   T *scores, *variant_scores;            // [R, 3] and [M, 3]: loss, accuracy, expected
 };

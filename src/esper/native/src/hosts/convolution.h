@@ -1,10 +1,10 @@
-// Same-size convolution with a 1x1 or 3x3 kernel, its two gradients, and the depthwise kind.
+// Same-size convolution with a 1x1 or 3x3 kernel, its gradients, and depthwise convolution.
 //
 //   x        [inputs,  height, width, lanes]
 //   y        [outputs, height, width, lanes]
 //   weight   [outputs, inputs, kernel, kernel]
 //
-// A linear map is a 1x1 convolution of one pixel.
+// A linear map is a 1x1 convolution of a single pixel.
 
 #pragma once
 
@@ -14,13 +14,13 @@
 
 namespace esper::hosts {
 
-// A place of the kernel that lies within the image: where its pixel and its weight are.
+// A kernel position inside the image: the offsets of its pixel and of its weight.
 struct Tap {
   ptrdiff_t pixel;
   int weight;
 };
 
-// The taps at one pixel; offsets from the pixel itself.
+// The taps at one pixel; pixel offsets are relative to it. Returns their number.
 template <class T>
 inline int taps_at(const Maps<T>& x, int kernel, int row, int column, Tap* taps) {
   const int reach = kernel / 2;
@@ -31,7 +31,7 @@ inline int taps_at(const Maps<T>& x, int kernel, int row, int column, Tap* taps)
   return count;
 }
 
-// Some output channels and registers of one pixel; the sums stay in registers.
+// Computes a block of output channels and registers of one pixel, with its sums in registers.
 template <class T, int OUTPUTS, int REGISTERS>
 inline void convolve_block(const T* x, ptrdiff_t x_plane, int inputs, const Tap* taps, int tap_count,
                            const T* weight, int kernel_size, T* y, ptrdiff_t y_plane) {
@@ -52,11 +52,11 @@ inline void convolve_block(const T* x, ptrdiff_t x_plane, int inputs, const Tap*
     for (int r = 0; r < REGISTERS; ++r) store(y + o * y_plane + r * kLanes<T>, sums[o][r]);
 }
 
-// Most output channels of a block, so that its sums fit into the registers.
+// Maximum output channels per block, so that its sums fit into the registers.
 template <int REGISTERS>
 constexpr int kOutputBlock = (kManyRegisters ? 16 : 8) / (REGISTERS < 2 ? 2 : REGISTERS);
 
-// `count` output channels, at most OUTPUTS.
+// Computes `count` output channels, at most OUTPUTS.
 template <class T, int OUTPUTS, int REGISTERS, class... Arguments>
 inline void convolve_outputs(int count, Arguments... arguments) {
   if (count == OUTPUTS) {
@@ -66,7 +66,7 @@ inline void convolve_outputs(int count, Arguments... arguments) {
   }
 }
 
-// All output channels of some registers of one pixel.
+// Computes all output channels for REGISTERS registers of one pixel.
 template <class T, int REGISTERS>
 inline void convolve_pixel(const T* x, const Maps<T>& in, const Tap* taps, int tap_count,
                            const T* weight, int kernel_size, T* y, const Maps<T>& out) {
@@ -96,8 +96,8 @@ void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y) {
   }
 }
 
-// Gradient of x: the convolution of dy with the kernels turned round, inputs for outputs.
-// `turned` has room for as many numbers as `weight`.
+// Gradient of x: the convolution of dy with the kernels rotated by 180 degrees and input and output
+// channels swapped. `turned` has room for as many elements as `weight`.
 template <class T>
 void convolve_back(Maps<T> dy, const T* weight, int kernel, T* turned, Maps<T> dx) {
   const int size = kernel * kernel, outputs = dy.channels, inputs = dx.channels;
@@ -108,7 +108,7 @@ void convolve_back(Maps<T> dy, const T* weight, int kernel, T* turned, Maps<T> d
   convolve(dy, turned, kernel, dx);
 }
 
-// sums[o][c] += sum over `count` numbers of dy[o] x[c], for a few output and input channels.
+// sums[o][c] += sum over `count` elements of dy[o] x[c], for a few output and input channels.
 template <class T, int OUTPUTS, int INPUTS>
 inline void correlate_block(const T* dy, ptrdiff_t dy_plane, const T* x, ptrdiff_t x_plane,
                             ptrdiff_t count, Vector<T>* sums) {
@@ -127,13 +127,13 @@ inline void correlate_block(const T* dy, ptrdiff_t dy_plane, const T* x, ptrdiff
     for (int c = 0; c < INPUTS; ++c) sums[o * INPUTS + c] = own[o][c];
 }
 
-// Gradient of the weights between OUTPUTS and INPUTS channels, at every place of the kernel.
+// Gradient of the weights between OUTPUTS and INPUTS channels, at every kernel position.
 template <class T, int OUTPUTS, int INPUTS>
 void correlate_channels(Maps<T> dy, Maps<T> x, int kernel, int first_output, int first_input,
                         T* gradient) {
   const int reach = kernel / 2, size = kernel * kernel;
   Vector<T> sums[9][OUTPUTS * INPUTS] = {};
-  // A 1x1 kernel sees one long row.
+  // For a 1x1 kernel all pixels form one long row.
   const int height = kernel == 1 ? 1 : x.height, width = kernel == 1 ? x.pixels() : x.width;
   const ptrdiff_t stride = ptrdiff_t(width) * x.lanes;
   const T* gradients = dy.channel(first_output);
@@ -157,7 +157,7 @@ void correlate_channels(Maps<T> dy, Maps<T> x, int kernel, int first_output, int
             sum<T>(sums[t][o * INPUTS + c]);
 }
 
-// Most output channels of a block: with a single input channel there is room for more.
+// Maximum output channels per block; a single input channel leaves registers for more.
 template <int INPUTS>
 constexpr int kCorrelationBlock = (kManyRegisters ? 2 : 1) * (INPUTS == 1 ? 4 : 2);
 
@@ -189,7 +189,8 @@ void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient) {
     correlate_inputs<T, 4>(std::min(4, x.channels - c), dy, x, kernel, c, gradient);
 }
 
-// Each channel by its own 3x3 kernel, weight [channels, 3, 3]; turned round for the gradient of x.
+// Convolves each channel with its own 3x3 kernel, weight [channels, 3, 3]. `turned` rotates the
+// kernels, which gives the gradient of x.
 // Twin of kasmina.ops.depthwise_conv2d.
 template <class T>
 void convolve_depthwise(Maps<T> x, const T* weight, bool turned, Maps<T> y) {

@@ -1,7 +1,7 @@
-// Layers that remember what their gradient needs, and chains of them.
+// Layers that keep the activations their backward pass needs, and chains of layers.
 //
-// A layer is bound to the parameters of one environment, runs forward and then backward on the same
-// minibatch. Activations lie in an arena that outlives both.
+// A layer is bound to the parameters of one environment and runs forward, then backward on the same
+// minibatch. Activations are in an arena that outlives both passes.
 
 #pragma once
 
@@ -20,10 +20,10 @@ class Layer {
  public:
   virtual ~Layer() = default;
 
-  // Sizes of the parameter tensors, in the order in which they lie.
+  // Sizes of the parameter tensors, in memory order.
   virtual std::vector<int> fields() const { return {}; }
 
-  // Numbers that training moves but no gradient: running statistics.
+  // Number of running statistics, which training updates without a gradient.
   virtual int buffers() const { return 0; }
 
   virtual void bind(const T* parameters, T* gradient, T* buffers) {
@@ -34,14 +34,14 @@ class Layer {
 
   virtual Maps<T> forward(Maps<T> x, Arena<T>& arena) = 0;
 
-  // As `forward`, by running statistics, and without a gradient to follow.
+  // Like `forward`, but with running statistics and without a backward pass.
   virtual Maps<T> evaluate(Maps<T> x, Arena<T>& arena) { return forward(x, arena); }
 
-  // Writes the gradient of the parameters and returns that of the input; dy may be overwritten. A
-  // layer whose input needs no gradient may return empty maps.
+  // Writes the gradient of the parameters and returns that of the input; may overwrite dy. May
+  // return empty maps if the input needs no gradient.
   virtual Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) = 0;
 
-  // Whether `backward` leaves dy as it is.
+  // Whether `backward` leaves dy unchanged.
   virtual bool keeps_gradient() const { return false; }
 
   int parameters() const {
@@ -56,7 +56,7 @@ class Layer {
   T* buffers_ = nullptr;
 };
 
-// A convolution, with an optional bias and ReLU. weight [outputs, inputs, kernel, kernel].
+// A convolution with an optional bias and ReLU, weight [outputs, inputs, kernel, kernel].
 template <class T>
 class Convolution : public Layer<T> {
  public:
@@ -115,7 +115,7 @@ class Convolution : public Layer<T> {
   Maps<T> x_, y_;
 };
 
-// A 3x3 convolution of each channel by itself, weight [channels, 3, 3].
+// A depthwise 3x3 convolution, weight [channels, 3, 3].
 template <class T>
 class DepthwiseConvolution : public Layer<T> {
  public:
@@ -179,7 +179,7 @@ class BatchNorm : public Layer<T> {
   T* moments_ = nullptr;
 };
 
-// GroupNorm with an optional ReLU; of one pixel and one group it is a LayerNorm.
+// GroupNorm with an optional ReLU; for one pixel and one group this is LayerNorm.
 template <class T>
 class GroupNorm : public Layer<T> {
  public:
@@ -257,7 +257,7 @@ class MeanPool : public Layer<T> {
   Maps<T> x_;
 };
 
-// Layers one after another; their parameters lie one after another too.
+// A sequence of layers; their parameters are consecutive in memory.
 template <class T>
 class Chain : public Layer<T> {
  public:
@@ -307,7 +307,7 @@ class Chain : public Layer<T> {
   Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) override {
     for (size_t i = layers_.size(); i-- > 0;) {
       const Maps<T> dx = layers_[i]->backward(dy, i > 0 || input_needs_gradient, arena);
-      // The first dy is the caller's.
+      // The first dy belongs to the caller.
       if (i + 1 < layers_.size() && dx.data != dy.data) arena.give_back(dy);
       dy = dx;
     }

@@ -1,4 +1,4 @@
-// What Python calls: each function for float and for double. 0 says that all went well.
+// Functions that Python calls, each for float and for double. They return 0 on success.
 
 #include <algorithm>
 #include <memory>
@@ -18,7 +18,7 @@ struct Network {
     for (int i = 0; i < threads; ++i) workers.push_back(std::make_unique<Worker<T>>(spec));
   }
 
-  // work(worker, row) for every row.
+  // Calls work(worker, row) for every row.
   template <class Work>
   int run(int64_t rows, Work work) {
     return guarded([&] {
@@ -47,8 +47,8 @@ int evaluate(void* network, const EvaluateCall<T>* call) {
       call->rows, [&](Worker<T>& worker, int64_t r) { worker.evaluate(*call, r); });
 }
 
-// Sizes by which Python checks that both sides mean the same rows: parameters and running statistics
-// of the host, or with a slot the parameters and tensors of a blueprint there.
+// Sizes with which Python checks that both sides use the same layout: number of parameters and running
+// statistics of the host, or for a slot, number of parameters and of tensors of a blueprint.
 template <class T>
 int sizes(void* network, int slot, int kind, int32_t* result) {
   return guarded([&] {

@@ -1,4 +1,4 @@
-// Cross-entropy of logits [classes, 1, 1, lanes], and what is counted of a batch.
+// Cross-entropy of logits [classes, 1, 1, lanes], and the scores of a batch.
 
 #pragma once
 
@@ -21,7 +21,7 @@ struct Score {
   }
 };
 
-// The score of a batch; logits become their softmax.
+// The score of a batch. Replaces the logits by their softmax.
 // Twin of tolaria.backends.torch._ScoreSums.
 template <class T>
 Score<T> score_batch(Maps<T> logits, const int64_t* labels) {
@@ -38,7 +38,7 @@ Score<T> score_batch(Maps<T> logits, const int64_t* labels) {
       const T* mine = logits.data + lane + i;
       truth[i] = mine[labels[lane + i] * lanes] - most[i];
       int best = 0;
-      // The first of the largest, NaN being larger than any number.
+      // The first maximum, where NaN is larger than any number.
       const auto is_most = [&](T logit) { return logit == most[i] || logit != logit; };
       while (best < classes && !is_most(mine[ptrdiff_t(best) * lanes])) ++best;
       score.hits += best == labels[lane + i] ? T(1) : T(0);
@@ -60,7 +60,7 @@ Score<T> score_batch(Maps<T> logits, const int64_t* labels) {
   return score;
 }
 
-// Gradient of the mean cross-entropy, in place of the softmax.
+// Gradient of the mean cross-entropy with respect to the logits; overwrites the softmax.
 // Twin of tolaria.backends.torch.cross_entropy.
 template <class T>
 void cross_entropy_back(Maps<T> softmax, const int64_t* labels) {

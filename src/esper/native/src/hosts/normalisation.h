@@ -1,5 +1,5 @@
-// BatchNorm and GroupNorm with an optional ReLU behind them. Batch statistics are taken over images
-// and pixels of a channel, group statistics over channels and pixels of an image.
+// BatchNorm and GroupNorm, followed by an optional ReLU. Batch statistics are computed over images and
+// pixels of a channel, group statistics over channels and pixels of an image.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace esper::hosts {
 constexpr double kNormEpsilon = 1e-5;
 constexpr double kMomentum = 0.1;
 
-// Ones for the images of a row of lanes, zeros beyond.
+// 1 in the lanes of images, 0 beyond.
 template <class T>
 inline Vector<T> image_mask(const Maps<T>& x, int lane) {
   Vector<T> mask = {};
@@ -22,8 +22,8 @@ inline Vector<T> image_mask(const Maps<T>& x, int lane) {
   return mask;
 }
 
-// Mean and biased variance of a channel, in one pass over the differences to a number near them: the
-// mean of the first pixel. (Without it a large mean would eat the digits of a small variance.)
+// Mean and biased variance of a channel, in one pass over the differences to the mean of the first
+// pixel. Without this shift a large mean would cancel the digits of a small variance.
 template <class T>
 inline std::pair<T, T> channel_moments(const Maps<T>& x, int c) {
   const T count = T(x.pixels()) * T(x.images);
@@ -49,7 +49,7 @@ inline std::pair<T, T> channel_moments(const Maps<T>& x, int c) {
   return {near + shift, variance < T(0) ? T(0) : variance};
 }
 
-// y = max(0, (x - mean) factor + bias) for a channel; y may be x.
+// y = (x - mean) factor + bias for a channel, with a ReLU if `rectify`; y may be x.
 template <class T>
 inline void normalise_channel(const Maps<T>& x, int c, T mean, T factor, T bias, bool rectify,
                               const Maps<T>& y) {
@@ -64,8 +64,8 @@ inline void normalise_channel(const Maps<T>& x, int c, T mean, T factor, T bias,
   }
 }
 
-// BatchNorm in training: y from batch statistics, which move the running ones. `moments` keeps mean
-// and inverse deviation of each channel.
+// BatchNorm in training: y from batch statistics; updates the running statistics. `moments` receives
+// mean and inverse deviation of each channel.
 // Twin of kasmina.ops.batch_norm.
 template <class T>
 void batch_norm(Maps<T> x, const T* weight, const T* bias, T* running_mean, T* running_variance,
@@ -84,7 +84,7 @@ void batch_norm(Maps<T> x, const T* weight, const T* bias, T* running_mean, T* r
   clear_tail(y);
 }
 
-// BatchNorm by running statistics, in place.
+// BatchNorm with running statistics, in place.
 template <class T>
 void batch_norm_evaluated(Maps<T> x, const T* weight, const T* bias, const T* running_mean,
                           const T* running_variance) {
@@ -124,7 +124,7 @@ void batch_norm_back(Maps<T> x, Maps<T> y, const T* weight, const T* moments, Ma
   clear_tail(dy);
 }
 
-// Most groups of at least 16 channels, a power of two up to 32; one below 16 channels.
+// The largest power of two up to 32 that divides the channels into groups of at least 16, else 1.
 // Twin of kasmina.ops.norm_groups.
 inline int norm_groups(int channels) {
   for (int count = 32; count > 1; count /= 2)
@@ -132,8 +132,8 @@ inline int norm_groups(int channels) {
   return 1;
 }
 
-// Mean and inverse deviation of some registers of images over `size` numbers; the second is stored
-// one row of lanes behind the first. In one pass, as channel_moments.
+// Mean and inverse deviation over `size` elements, for some registers of images; the second is stored
+// one row of lanes after the first. One pass, like channel_moments.
 template <class T, int REGISTERS>
 inline void image_moments(const T* values, ptrdiff_t size, int lanes, T count, T* moments) {
   Vector<T> near[REGISTERS], total[REGISTERS] = {}, squares[REGISTERS] = {};
@@ -156,7 +156,7 @@ inline void image_moments(const T* values, ptrdiff_t size, int lanes, T count, T
   }
 }
 
-// GroupNorm. `moments` keeps mean and inverse deviation, [groups, 2, lanes].
+// GroupNorm. `moments` receives mean and inverse deviation, [groups, 2, lanes].
 // Twin of kasmina.ops.group_norm.
 template <class T>
 void group_norm(Maps<T> x, int groups, const T* weight, const T* bias, bool rectify, T* moments,
@@ -188,8 +188,8 @@ void group_norm(Maps<T> x, int groups, const T* weight, const T* bias, bool rect
   clear_tail(y);
 }
 
-// Gradients of GroupNorm and of the ReLU behind it; dy becomes the gradient of x where that is
-// needed. `sums` has room for [2, lanes].
+// Gradients of GroupNorm and of the ReLU after it; dy becomes the gradient of x if that is needed.
+// `sums` has room for [2, lanes].
 template <class T>
 void group_norm_back(Maps<T> x, Maps<T> y, int groups, const T* weight, bool rectify,
                      const T* moments, Maps<T> dy, bool input_needs_gradient, T* weight_gradient,

@@ -25,7 +25,7 @@ T norm(const T* values, ptrdiff_t count) {
   return std::sqrt(total);
 }
 
-// The factor that brings a gradient of `norm` to at most `most`; NaN stays NaN.
+// The factor that scales a gradient with norm `norm` to at most `most`; NaN stays NaN.
 // Twin of tolaria.optim.clip_scale.
 template <class T>
 T clip_scale(T norm, T most) {
@@ -38,8 +38,8 @@ template <class T>
 struct Update {
   Rule rule;
   T learning_rate, weight_decay, momentum;
-  T scale;  // of the gradient
-  T step;   // number of this update, from 1
+  T scale;  // clipping factor of the gradient
+  T step;   // number of this update, counted from 1
 };
 
 // Loshchilov and Hutter (2019), algorithm 2.
@@ -61,7 +61,7 @@ void adamw(const Update<T>& update, const T* __restrict gradient, T* __restrict 
   }
 }
 
-// With momentum in `first`, and decay as a part of the gradient.
+// SGD with its momentum buffer in `first`; weight decay is added to the gradient.
 // Twin of tolaria.optim.sgd_.
 template <class T>
 void sgd(const Update<T>& update, const T* __restrict gradient, T* __restrict parameters,

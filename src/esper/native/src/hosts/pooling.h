@@ -1,4 +1,4 @@
-// 2x2 max pooling, and the mean over the pixels.
+// 2x2 max pooling, and mean pooling over all pixels.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace esper::hosts {
 
-// x [channels, height, width, lanes] to y [channels, height / 2, width / 2, lanes]. NaN wins.
+// x [channels, height, width, lanes] to y [channels, height / 2, width / 2, lanes]. NaN is largest.
 // Twin of kasmina.ops.max_pool.
 template <class T>
 void max_pool(Maps<T> x, Maps<T> y) {
@@ -29,7 +29,7 @@ void max_pool(Maps<T> x, Maps<T> y) {
   }
 }
 
-// The gradient goes to the first of the largest pixels.
+// The gradient goes to the first of equal largest pixels.
 template <class T>
 void max_pool_back(Maps<T> x, Maps<T> y, Maps<T> dy, Maps<T> dx) {
   if (x.height % 2 || x.width % 2) std::fill(dx.data, dx.data + dx.size(), T(0));

@@ -1,4 +1,4 @@
-// A place in the host where a seed may live, and how its branch f enters the activation x:
+// A slot of the host, and how the branch f of its seed is combined with the activation x:
 //
 //   add       x + alpha f(x)
 //   multiply  x + alpha x tanh f(x)
@@ -17,10 +17,10 @@ namespace esper::hosts {
 
 enum class Form : int { add, multiply, gate };
 
-// What lives in a slot of one environment.
+// The seed in a slot of one environment.
 template <class T>
 struct Seed {
-  int kind = -1;  // none below 0
+  int kind = -1;  // negative: no seed
   Form form = Form::add;
   T alpha = 0;
   const T* parameters = nullptr;
@@ -55,7 +55,7 @@ class Slot {
 
   const Seed<T>& seed() const { return seed_; }
 
-  // Another alpha for the seed that is bound; 0 takes it out of an evaluation.
+  // Changes the alpha of the bound seed; 0 disables it in an evaluation.
   void set_alpha(T alpha) { seed_.alpha = alpha; }
 
   Maps<T> forward(Maps<T> x, Arena<T>& arena) {
@@ -96,7 +96,7 @@ class Slot {
  private:
   bool isolated() const { return seed_.alpha == T(0); }
 
-  // A blueprint's layers, made when they are first needed, and the sizes of their tensors.
+  // The layers of a blueprint, created on first use, and the sizes of their tensors.
   struct Branch {
     std::unique_ptr<Layer<T>> layers;
     std::vector<int> fields;
@@ -115,7 +115,7 @@ class Slot {
 
   Layer<T>& branch(int kind) { return *made(kind).layers; }
 
-  // x + alpha m, where m is f, x f or g f. f itself is not needed again where it is added.
+  // x + alpha m, where m is f, x f or g f. In the first case f is not needed again and is overwritten.
   Maps<T> attached(Arena<T>& arena) {
     const Maps<T> y = seed_.form == Form::add ? f_ : arena.maps(x_);
     const T alpha = seed_.alpha;
@@ -136,7 +136,7 @@ class Slot {
     transform(gates_, [](Vector<T> value) { return sigmoid<T>(value); });
   }
 
-  // df becomes the gradient of f; f_ holds t = tanh f. dy gains what flows through the factor x.
+  // df becomes the gradient of f; f_ holds t = tanh f. Adds the gradient through the factor x to dy.
   void multiply_back(Maps<T> dy, Maps<T> df, bool flows) {
     for (ptrdiff_t i = 0; i < df.size(); i += kLanes<T>) {
       const Vector<T> d = load(df.data + i), t = load(f_.data + i);
@@ -145,7 +145,7 @@ class Slot {
     }
   }
 
-  // df becomes the gradient of f; returns that of x through the gate.
+  // df becomes the gradient of f; returns the gradient of x through the gate.
   Maps<T> gate_back(Maps<T> df, bool flows, Arena<T>& arena) {
     const Maps<T> logits = arena.maps(gates_);
     std::fill(logits.data, logits.data + logits.size(), T(0));
@@ -159,7 +159,7 @@ class Slot {
     return gate_->backward(logits, flows, arena);
   }
 
-  // f(index, lane) for every register of the activation and its place among the images.
+  // Calls f(index, lane) for every register of the activation; `lane` is its first image.
   template <class Function>
   void for_each_image(Function f) const {
     for (ptrdiff_t pixel = 0; pixel < x_.size(); pixel += x_.lanes)

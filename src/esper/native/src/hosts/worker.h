@@ -1,5 +1,5 @@
-// One thread's copy of the host: layers, slots and memory. It takes one environment after another
-// through an epoch or a validation; nothing it keeps of one can reach the next.
+// One thread's copy of the host: layers, slots and memory. It trains or validates one environment after
+// another; no state of one environment reaches the next.
 
 #pragma once
 
@@ -55,7 +55,7 @@ class Worker {
   std::vector<Stage> stages_;
   std::vector<size_t> stage_of_slot_;
   std::vector<Slot<T>> slots_;
-  std::vector<ptrdiff_t> destination_;  // where each number of an image goes, in rows of lanes
+  std::vector<ptrdiff_t> destination_;  // destination of each element of an image, in rows of lanes
   int parameters_ = 0, buffers_ = 0;
   Arena<T> arena_;
   std::vector<T> host_gradient_;
@@ -100,7 +100,7 @@ Worker<T>::Worker(const HostSpec& spec) : spec_(spec) {
     }
   }
   host_gradient_.resize(size_t(parameters_));
-  spec_.program = spec_.block_channels = spec_.slot_channels = nullptr;  // the caller's memory
+  spec_.program = spec_.block_channels = spec_.slot_channels = nullptr;  // owned by the caller
   spec_.slot_width = spec_.gate_offset = nullptr;
 }
 
@@ -122,7 +122,7 @@ void Worker<T>::bind_host(const T* parameters, T* gradient, T* buffers) {
   }
 }
 
-// What the call says lives in its row `row`, with the parameters of environment n.
+// Binds the slots to the seeds in row `row` of the call, with the parameters of environment n.
 template <class T>
 template <class Call>
 void Worker<T>::bind_seeds(const Call& call, int64_t row, int64_t n) {
@@ -146,7 +146,7 @@ Maps<T> Worker<T>::input_maps(int images, int lanes) const {
   return x;
 }
 
-// Room for the images of a minibatch.
+// Maps for the images of a minibatch, uninitialised.
 template <class T>
 Maps<T> Worker<T>::minibatch(int count) {
   Maps<T> x = input_maps(count, rounded_up(count, kLanes<T>));
@@ -154,13 +154,13 @@ Maps<T> Worker<T>::minibatch(int count) {
   return x;
 }
 
-// The images of a minibatch, side by side.
+// Copies the images of a minibatch, interleaved by lanes.
 template <class T>
 Maps<T> Worker<T>::gather(const T* images, const int64_t* drawn, int count) {
   Maps<T> x = minibatch(count);
   const size_t numbers = destination_.size();
   for (int first = 0; first < x.lanes; first += kLanes<T>) {
-    // Lanes beyond the images repeat one of them, and are cleared below.
+    // Lanes beyond the images repeat the last image and are cleared below.
     const T* image[kLanes<T>];
     for (int i = 0; i < kLanes<T>; ++i)
       image[i] = images + drawn[std::min(first + i, count - 1)] * ptrdiff_t(numbers);
@@ -174,8 +174,8 @@ Maps<T> Worker<T>::gather(const T* images, const int64_t* drawn, int count) {
   return x;
 }
 
-// The same with each image moved and mirrored as its pose says (runtime/augmentation.py), and 0
-// where it has no pixel.
+// Like `gather`, with each image shifted and mirrored according to its pose, and 0 outside the image;
+// see runtime/augmentation.py.
 // Twin of runtime.augmentation.Augmentation.apply.
 template <class T>
 Maps<T> Worker<T>::gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count) {
@@ -311,7 +311,7 @@ template <class T>
 void Worker<T>::evaluate(const EvaluateCall<T>& call, int64_t r) {
   const int count = slot_count();
   const int64_t n = call.row[r], first = call.variants[r], last = call.variants[r + 1];
-  // Nothing is written to what is bound here: evaluation has no gradient and moves no statistics.
+  // Evaluation writes neither gradients nor statistics, so the const_cast is safe.
   bind_host(call.host + n * parameters_, host_gradient_.data(),
             const_cast<T*>(call.buffers) + n * buffers_);
   bind_seeds(call, r, n);

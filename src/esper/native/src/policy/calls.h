@@ -1,4 +1,4 @@
-// What Python hands over. Python reads this file for the same structures and enumerations (see
+// Arguments of the calls from Python. Python parses this file for the structures and enumerations (see
 // structures.py). Arrays are contiguous.
 
 #pragma once
@@ -7,21 +7,20 @@
 
 namespace esper::policy {
 
-// The network's sizes and the causal table.
+// Layer widths of the network, and the table of relevant heads.
 struct PolicySpec {
   int32_t host_features, slot_features, critic_features;
   int32_t blueprints, kind_width;  // of the blueprint embedding
   int32_t slot_width, hidden;      // of a slot's embedding, of the LSTM
   int32_t ops, op_width;           // of the op embedding
   int32_t op_hidden, slot_hidden, trunk, value_hidden;
-  int32_t choices;                 // heads drawn last
+  int32_t choices;                 // number of choice heads
   const int32_t* widths;           // [choices]
-  const uint8_t* relevant;         // [ops, 2 + choices], heads that matter for each op
-  const int32_t* canonical;        // [2 + choices], the option of a head that does not
+  const uint8_t* relevant;         // [ops, 2 + choices], heads relevant for each op
+  const int32_t* canonical;        // [2 + choices], option of an irrelevant head
 };
 
-// The parameters in the order in which Python hands them over: first those of `weights` below, then
-// weight and bias of each head that is drawn last.
+// Indices of the parameters in the order of Python, followed by weight and bias of each choice head.
 enum Parameter : int {
   kKindEmbedding,
   kSlotFirst, kSlotFirstBias, kSlotSecond, kSlotSecondBias,
@@ -46,9 +45,9 @@ struct PolicyCall {
   const uint8_t *may, *kinds;            // [T, N, ops, S] and [T, N, S, blueprints]
   const T *hidden, *cell;                // [N, H], before the first step
   Choose choose;
-  const float* uniform;                  // [N, heads, widest], where actions are sampled (T is 1)
+  const float* uniform;                  // [N, heads, widest], if actions are sampled (T is 1)
   int64_t widest;
-  int64_t* actions;                      // [T, N, heads], read where they are given
+  int64_t* actions;                      // [T, N, heads], input if they are given
   T *log_prob, *entropy, *value;         // [T, N], [T, N, heads], [T, N]
   uint8_t* choice;                       // [T, N, heads]
   T *hidden_after, *cell_after;          // [N, H]

@@ -1,4 +1,4 @@
-// A categorical distribution over the legal ones of a few options.
+// A categorical distribution over the legal options of a head.
 
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace esper::policy {
 
-// `logits` become log-probabilities; the numbers lie `step` apart. An illegal option has the logit
-// kMasked, which no arithmetic turns into a NaN, and probability 0.
+// Replaces `logits`, `step` elements apart, by log-probabilities. An illegal option has probability 0
+// and the logit kMasked, on which arithmetic never gives NaN.
 template <class T>
 struct Categorical {
   static constexpr T kMasked = T(std::numeric_limits<float>::lowest());
@@ -33,7 +33,7 @@ struct Categorical {
     for (int i = 0; i < count; ++i) at(i) = (legal[i] ? at(i) : kMasked) - whole;
   }
 
-  // Nats.
+  // Entropy in nats.
   // Twin of tamiyo.policy.action_masks.MaskedCategorical.entropy.
   T entropy() const {
     T total = 0;
@@ -48,7 +48,8 @@ struct Categorical {
     return options > 1;
   }
 
-  // The most probable legal option, or by the Gumbel-max trick a drawn one (`uniform` in (0, 1)).
+  // The most probable legal option, or one drawn with the Gumbel-max trick if `uniform`, numbers in
+  // (0, 1), is not null.
   // Twin of tamiyo.policy.action_masks.MaskedCategorical.sample.
   int choose(const float* uniform) const {
     int best = 0;
@@ -64,8 +65,8 @@ struct Categorical {
     return best;
   }
 
-  // Log-probabilities become the gradient of the logits, given those of the log-probability of
-  // `taken` and of the entropy.
+  // Replaces the log-probabilities by the gradient of the logits, given the gradients of the
+  // log-probability of `taken` and of the entropy.
   void backward(int taken, T d_log_prob, T d_entropy) const {
     const T whole = entropy();
     for (int i = 0; i < count; ++i) {

@@ -1,4 +1,4 @@
-// What Python calls: each function for float and for double. 0 says that all went well.
+// Functions that Python calls, each for float and for double. They return 0 on success.
 
 #include <memory>
 
@@ -8,7 +8,7 @@
 namespace esper::policy {
 namespace {
 
-// *network is what `backward` needs; null asks for it not to be kept.
+// *network receives the network for `backward`; if `network` is null it is freed at once.
 template <class T>
 int forward(const PolicySpec* spec, const T* const* parameters, const PolicyCall<T>* call,
             int threads, void** network) {

@@ -1,7 +1,7 @@
 // Row-major matrices, and linear maps of their rows.
 //
-// A row begins at a register and is padded to whole ones; what lies in the padding is finite and
-// means nothing. The number of rows is a multiple of kRows.
+// A row is aligned to a register and padded to whole registers; the padding is finite and has no
+// meaning. The number of rows is a multiple of kRows.
 
 #pragma once
 
@@ -31,8 +31,8 @@ struct Matrix {
   Matrix column(ptrdiff_t c) const { return {data + c, stride}; }
 };
 
-// Rows a power of two apart would all lie in the same few places of the cache: one register between
-// them puts them elsewhere.
+// With a power of two as row stride, rows would compete for the same few cache sets; one extra register
+// per row avoids that.
 template <class T>
 inline Matrix<T> take(Arena<T>& arena, ptrdiff_t rows, int columns) {
   const ptrdiff_t wide = padded<T>(columns), bytes = wide * ptrdiff_t(sizeof(T));
@@ -40,7 +40,7 @@ inline Matrix<T> take(Arena<T>& arena, ptrdiff_t rows, int columns) {
   return {arena.take(rows * stride), stride};
 }
 
-// f(register number) for every register of `rows` rows whose padding belongs to them.
+// Calls f(offset) for every register of `rows` rows, including the padding.
 template <class T, class Function>
 inline void each_register(Matrix<T> y, ptrdiff_t rows, Function f) {
   for (ptrdiff_t i = 0; i < rows * y.stride; i += kLanes<T>) f(i);
@@ -51,7 +51,7 @@ inline void rectify(Matrix<T> y, ptrdiff_t rows) {
   each_register(y, rows, [&](ptrdiff_t i) { store(y.data + i, rectified<T>(load(y.data + i))); });
 }
 
-// dy, where y was not cut off at 0.
+// Gradient of the ReLU, in place: sets dy to 0 where y is 0.
 template <class T>
 inline void rectify_back(Matrix<T> y, Matrix<T> dy, ptrdiff_t rows) {
   each_register(y, rows, [&](ptrdiff_t i) {
@@ -59,11 +59,11 @@ inline void rectify_back(Matrix<T> y, Matrix<T> dy, ptrdiff_t rows) {
   });
 }
 
-// Rows of a tile, so that its sums fit into the registers.
+// Rows per tile, so that its sums fit into the registers.
 template <int REGISTERS>
 constexpr int kTileRows = std::min(kRows, (kManyRegisters ? 16 : 8) / REGISTERS);
 
-// sums[i] += sum over `depth` steps k of a[i * a_row + k * a_step] * b[k * b_step], a few registers of b.
+// sums[i] += sum over k < `depth` of a[i * a_row + k * a_step] * b[k * b_step], some registers of b.
 template <class T, int REGISTERS>
 inline void add_products(const T* a, ptrdiff_t a_row, ptrdiff_t a_step, const T* b,
                          ptrdiff_t b_step, ptrdiff_t depth,
@@ -78,8 +78,8 @@ inline void add_products(const T* a, ptrdiff_t a_row, ptrdiff_t a_step, const T*
   }
 }
 
-// A matrix [depth, columns] cut into blocks of registers that lie one after another, each
-// [depth, registers], so that a product reads it from front to back.
+// A matrix [depth, columns] stored as consecutive blocks [depth, registers], so that a product reads it
+// sequentially.
 template <class T>
 class Packed {
  public:
@@ -90,8 +90,8 @@ class Packed {
     data_ = arena.take(ptrdiff_t(depth) * registers_ * kLanes<T>);
   }
 
-  // Element (k, c) is w[k * depth_step + c * column_step]. Either way one of the two is read or written
-  // across rows: those of a few stay in the first-level cache.
+  // Element (k, c) is w[k * depth_step + c * column_step]. Either the reads or the writes are strided;
+  // the loop covers few rows at a time, which stay in the first-level cache.
   void pack(const T* w, ptrdiff_t depth_step, ptrdiff_t column_step) {
     in_registers(registers_, [&](auto block, int first) {
       const int begin = first * kLanes<T>, width = block() * kLanes<T>;
@@ -106,7 +106,7 @@ class Packed {
     });
   }
 
-  // y = x times this plus `bias` (null for none), or added to y.
+  // y = x times this matrix plus `bias` (null for none); added to y if `add`.
   void multiply(Matrix<T> x, ptrdiff_t rows, const T* bias, bool add, Matrix<T> y) const {
     in_registers(registers_, [&](auto block, int first) {
       constexpr int registers = block(), tile = kTileRows<registers>;
@@ -136,7 +136,7 @@ class Packed {
   int depth_ = 0, columns_ = 0, registers_ = 0;
 };
 
-// numbers[c] += sums[c] for the first `count` lanes, numbers that lie anywhere.
+// numbers[c] += sums[c] for the first `count` lanes; `numbers` need not be aligned.
 template <class T>
 inline void add_to(T* numbers, Vector<T> sums, int count) {
   if (count >= kLanes<T>) {
@@ -149,13 +149,13 @@ inline void add_to(T* numbers, Vector<T> sums, int count) {
   }
 }
 
-// Rows whose products are summed at a time: those of x stay in the first-level cache.
+// Rows summed at a time, so that the rows of x stay in the first-level cache.
 constexpr ptrdiff_t kDepth = 128;
-// Where a row is longer than a page of memory, rows lie on more pages than the processor can find at
-// once. Then they are copied to where they lie side by side, which pays for more of them at a time.
+// If a row is longer than a memory page, the rows need more pages than the TLB holds. They are then
+// copied to contiguous memory, and more rows are summed at a time to pay for the copy.
 constexpr ptrdiff_t kPage = 4096, kCopiedDepth = 256;
 
-// Room for `count` numbers of this thread, for a moment.
+// Temporary thread-local memory for `count` elements, valid until the next call.
 template <class T>
 inline T* scratch(ptrdiff_t count) {
   thread_local std::vector<T> memory;
@@ -166,12 +166,12 @@ inline T* scratch(ptrdiff_t count) {
   return static_cast<T*>(std::align(kVectorBytes, size_t(count) * sizeof(T), place, space));
 }
 
-// Some rows of a matrix, column by column in strips of `width`: element (k, c) of a strip lies at
+// Some rows of a matrix, split into strips of `width` columns: element (k, c) of a strip is at offset
 // k * step() + c.
 template <class T>
 class Strips {
  public:
-  // Copied to `room` where that is not null.
+  // Copies the strips to `room` if that is not null.
   Strips(Matrix<T> x, ptrdiff_t depth, T* room) : x_(x), depth_(depth), room_(room) {}
 
   void copy(ptrdiff_t begin, ptrdiff_t width) {
@@ -193,7 +193,7 @@ class Strips {
   T* room_;
 };
 
-// gradient[o][i] += sum over rows of dy[row][o] x[row][i]; a row of `gradient` has `length` numbers.
+// gradient[o][i] += sum over rows of dy[row][o] x[row][i]; `length` is the row stride of `gradient`.
 template <class T>
 void add_weight_gradient(Matrix<T> dy, Matrix<T> x, ptrdiff_t rows, int outputs, int inputs,
                          T* gradient, ptrdiff_t length) {
@@ -234,12 +234,12 @@ void add_rows(Matrix<T> x, ptrdiff_t rows, int columns, T* sums) {
   }
 }
 
-// y = x W^T + b for some columns of a weight [outputs, length] of the parameters.
+// y = x W^T + b, where W is a range of columns of a weight parameter [outputs, length].
 template <class T>
 class Linear {
  public:
   struct Place {
-    int weight, bias;  // index of the parameters, bias -1 for none
+    int weight, bias;  // indices of the parameters; bias -1 for none
     int first_output, first_input, length;
   };
 
@@ -257,7 +257,7 @@ class Linear {
 
   void take_backward(Arena<T>& arena) { up_.take(outputs_, inputs_, arena); }
 
-  // Once each, before `forward` and before `backward`.
+  // Each is called once, before `forward` and before `backward` respectively.
   void prepare_forward() { down_.pack(weight_, 1, place_.length); }
   void prepare_backward() { up_.pack(weight_, place_.length, 1); }
 
@@ -270,7 +270,7 @@ class Linear {
     up_.multiply(dy, rows, nullptr, add, dx);
   }
 
-  // Adds what these rows contribute to the gradients of weight and bias.
+  // Adds the contribution of these rows to the gradients of weight and bias.
   void learn(Matrix<T> dy, Matrix<T> x, ptrdiff_t rows, T* const* gradients) const {
     add_weight_gradient(dy, x, rows, outputs_, inputs_, gradients[place_.weight] + offset(),
                         place_.length);

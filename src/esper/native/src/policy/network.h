@@ -1,8 +1,8 @@
-// The policy's network on whole sequences: forward, and backward to its parameters.
+// The policy network on whole sequences: forward, and backward to its parameters.
 //
-// Environments are dealt in blocks; a block is computed from end to end by one thread, and
-// then each parameter's gradient is summed over all blocks in their order by one thread. So no bit
-// depends on how many threads there are, and none of an environment's on its neighbours.
+// Environments are split into blocks. One thread computes a whole block, and one thread sums the
+// gradient of a parameter over all blocks in order. So results are bitwise independent of the number of
+// threads, and those of an environment also of the other environments.
 //
 // Rows of a block: [steps, block]; rows of slots: [slots, steps, block].
 
@@ -39,7 +39,7 @@ class PolicyNetwork {
     compute(threads);
   }
 
-  // Once more with other inputs of the same shape, and with the parameters there were.
+  // Runs forward again with other inputs of the same shape and unchanged parameters.
   void again(const PolicyCall<T>& call, int threads) {
     if (call.steps != call_.steps || call.environments != call_.environments ||
         call.slots != call_.slots)
@@ -48,8 +48,8 @@ class PolicyNetwork {
     compute(worthwhile(threads));
   }
 
-  // From the gradients of log_prob [T, N], entropy [T, N, heads] and value [T, N]; adds those of the
-  // parameters to `gradients`. Once.
+  // Adds the gradients of the parameters to `gradients`, given those of log_prob [T, N], entropy
+  // [T, N, heads] and value [T, N]. May be called only once.
   void backward(const T* d_log_prob, const T* d_entropy, const T* d_value, T* const* gradients,
                 int threads) {
     threads = worthwhile(threads);
@@ -68,9 +68,9 @@ class PolicyNetwork {
   }
 
  private:
-  // The weights of a wider LSTM are read from memory in every step: for more environments at a time.
+  // Every step reads the weights of a wide LSTM from memory; larger blocks amortise that.
   static constexpr int kNarrow = 256;
-  // A thread is worth waking for so many rows.
+  // Minimum rows per thread; below it, waking a thread costs more than it saves.
   static constexpr int64_t kRowsOfAThread = 128;
 
   int worthwhile(int threads) const {
@@ -93,7 +93,7 @@ class PolicyNetwork {
              kRecurrent, kRecurrentBias, parameters_,  arena_};
     op_hidden_ = linear(kOpHidden, spec_.hidden, spec_.op_hidden);
     op_out_ = linear(kOpOut, spec_.op_hidden, spec_.ops);
-    // One weight over [memory, op, slot], cut in two: the first part is the same for all slots.
+    // A weight over [memory, op, slot] is split in two: the first part is the same for all slots.
     slot_context_ = {{kSlotHidden, kSlotHiddenBias, 0, 0, whole},
                      context_width_, spec_.slot_hidden, parameters_, arena_};
     slot_place_ = {{kSlotHidden, -1, 0, context_width_, whole},
@@ -196,7 +196,7 @@ class PolicyNetwork {
     norm_.forward(of(normal_, block), rows_, scale_ + block * rows_, of(encoded_, block));
   }
 
-  // The inputs of a block; rows of environments that do not exist are 0.
+  // Copies the inputs of a block; rows beyond the last environment are 0.
   void fill(int64_t block) {
     const Matrix<T> kinds = of_slots(kinds_in_, block), encoder = of(encoder_in_, block);
     const Matrix<T> seen = of(seen_, block);
@@ -230,7 +230,7 @@ class PolicyNetwork {
     }
   }
 
-  // What is used as an index must be one.
+  // Throws if a value used as an index is out of range.
   void check(int64_t i) const {
     for (int64_t s = 0; s < call_.slots; ++s) within(blueprint(i, s), spec_.blueprints);
     if (call_.choose != Choose::given) return;
@@ -249,7 +249,7 @@ class PolicyNetwork {
       std::copy_n(source + environment * spec_.hidden, spec_.hidden, row);
   }
 
-  // Mean and largest embedding over the slots that exist, one that does not counting as 0.
+  // Mean and maximum of the embeddings of existing slots; for the maximum missing slots count as 0.
   void pool(int64_t block) {
     const Matrix<T> slots = of_slots(slots_, block), encoder = of(encoder_in_, block);
     each_row(block, [&](ptrdiff_t row, int64_t i) {
@@ -268,7 +268,7 @@ class PolicyNetwork {
     });
   }
 
-  // What the LSTM says goes where the heads read it; the state after the last step goes out.
+  // Runs the LSTM, copies its output for the heads, and writes the state after the last step.
   void remember(int64_t block) {
     const Matrix<T> memory = of_states(hidden_, block).from(block_);
     for (ptrdiff_t row = 0; row < rows_; ++row) {
@@ -328,7 +328,7 @@ class PolicyNetwork {
     }
   }
 
-  // The logits become log-probabilities; an action that is not given is chosen.
+  // Normalises the logits to log-probabilities; chooses the action unless it is given.
   // Twin of tamiyo.policy.factored_lstm.FactoredLSTM.act.
   // Twin of tamiyo.policy.factored_lstm.FactoredLSTM.evaluate_heads.
   void decide(Categorical<T> options, int64_t i, int head) {
@@ -355,7 +355,7 @@ class PolicyNetwork {
 
   // --- backward -----------------------------------------------------------------------------------
 
-  // Gradients of all logits and of the value, in place; 0 in rows of no environment.
+  // Gradients of all logits and of the value, in place; 0 in rows beyond the last environment.
   void heads_back(int64_t block, const T* d_log_prob, const T* d_entropy, const T* d_value) {
     const auto clear = [](Matrix<T> x, ptrdiff_t row) { std::fill_n(x.row(row), x.stride, T(0)); };
     for (int64_t n = call_.environments; n < (block + 1) * block_; ++n) {
@@ -410,7 +410,7 @@ class PolicyNetwork {
                          of_slots(d_kinds_in_, block));
   }
 
-  // Through the last map of a head and the ReLU before it.
+  // Backward through the last layer of a head and the ReLU before it.
   void through(const Linear<T>& map, Matrix<T> hidden, Matrix<T> d_out, Matrix<T> d_hidden,
                int64_t block) {
     map.backward(of(d_out, block), rows_, of(d_hidden, block));
@@ -434,7 +434,7 @@ class PolicyNetwork {
       add(d_hidden.row(s * rows_), rows_ * d_base.stride, d_base.data);
   }
 
-  // The largest of equal embeddings share its gradient.
+  // Embeddings that tie for the maximum share its gradient.
   void pool_back(int64_t block) {
     const Matrix<T> slots = of_slots(slots_, block), d_slots = of_slots(d_slots_, block);
     each_row(block, [&](ptrdiff_t row, int64_t i) {
@@ -464,7 +464,7 @@ class PolicyNetwork {
 
   using GradientTask = std::function<void(int64_t)>;
 
-  // What one block adds to some parameters' gradients. No two write to the same numbers.
+  // A task adds the contribution of one block to some gradients. No two tasks write to the same ones.
   std::vector<GradientTask> all_gradient_tasks(T* const* gradients) {
     std::vector<GradientTask> all;
     const auto of_rows = [&](const Linear<T>& map, Matrix<T> dy, Matrix<T> x) {
@@ -512,7 +512,7 @@ class PolicyNetwork {
     });
   }
 
-  // --- where things are ---------------------------------------------------------------------------
+  // --- indexing ---------------------------------------------------------------------------
 
   Matrix<T> of(Matrix<T> x, int64_t block) const { return x.from(block * rows_); }
   Matrix<T> of_slots(Matrix<T> x, int64_t block) const { return x.from(block * slot_rows_); }
@@ -520,7 +520,7 @@ class PolicyNetwork {
     return x.from(block * (rows_ + block_));
   }
 
-  // f(row of the block, index into [T, N]) for the environments that there are.
+  // Calls f(row of the block, index into [T, N]) for every existing environment and step.
   template <class Function>
   void each_row(int64_t block, Function f) const {
     const int64_t first = block * block_, end = std::min(first + block_, call_.environments);
@@ -569,7 +569,7 @@ class PolicyNetwork {
     return {places.row(row), rows_ * places.stride, may_of(i, action(i, 0)), int(call_.slots)};
   }
 
-  // The first of these heads draws a blueprint, which has to fit the slot.
+  // The first choice head draws a blueprint, which the slot must accept.
   Categorical<T> choice_of(int64_t block, ptrdiff_t row, int64_t i, int k) const {
     const uint8_t* legal = k == 0 ? kinds_of(i, action(i, 1)) : all_legal_.data();
     return {of(chosen_[size_t(k)], block).row(row), 1, legal, spec_.widths[k]};
@@ -579,9 +579,9 @@ class PolicyNetwork {
   PolicyCall<T> call_;
   const T* const* parameters_;
   int heads_;
-  int64_t block_, blocks_;  // environments of one, and how many there are
+  int64_t block_, blocks_;  // environments per block, number of blocks
   ptrdiff_t rows_, slot_rows_;
-  int context_width_;  // memory and op
+  int context_width_;  // width of memory and op embedding
   Arena<T> arena_;
 
   Linear<T> slot_first_, slot_second_, encoder_, op_hidden_, op_out_, slot_context_, slot_place_;

@@ -1,4 +1,4 @@
-// What runs over the rows of a block of environments: LayerNorm, and the LSTM step by step.
+// LayerNorm and the LSTM, over the rows of a block of environments.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace esper::policy {
 
-// LayerNorm and ReLU over rows of `columns` numbers; the padding of y is 0.
+// LayerNorm and ReLU over rows of `columns` elements; the padding of y is 0.
 template <class T>
 class LayerNorm {
  public:
@@ -25,7 +25,7 @@ class LayerNorm {
     std::fill_n(ones_, columns, T(1));
   }
 
-  // x becomes the normalised numbers; `scale` [rows] is 1 / deviation.
+  // x becomes its normalised values; `scale` [rows] receives 1 / deviation.
   void forward(Matrix<T> x, ptrdiff_t rows, T* scale, Matrix<T> y) const {
     for (ptrdiff_t row = 0; row < rows; ++row) {
       T* numbers = x.row(row);
@@ -41,7 +41,7 @@ class LayerNorm {
     }
   }
 
-  // From dy, the gradient before the ReLU, to that of x; `weighted` gets dy times normal.
+  // Turns dy, the gradient before the ReLU, into that of x; `weighted` receives dy times normal.
   void backward(Matrix<T> normal, const T* scale, ptrdiff_t rows, Matrix<T> dy, Matrix<T> weighted,
                 Matrix<T> dx) const {
     for (ptrdiff_t row = 0; row < rows; ++row) {
@@ -68,8 +68,8 @@ class LayerNorm {
   T *weight_ = nullptr, *bias_ = nullptr, *ones_ = nullptr;
 };
 
-// An LSTM layer in the order of torch's gates: input, forget, cell, output. Gate g of a row lies at
-// column g * padded(hidden). Rows of a block: the `block` ones of a step after those of the step before.
+// An LSTM layer with the gate order of torch: input, forget, cell, output. Gate g of a row begins at
+// column g * padded(hidden). Rows are ordered by step, with `block` rows per step.
 // Twin of tamiyo.policy.factored_lstm.FactoredLSTM.remember.
 template <class T>
 class Lstm {
@@ -95,7 +95,7 @@ class Lstm {
     for (Linear<T>& map : recurrent_) all.push_back(&map);
   }
 
-  // x [steps * block, inputs]. `hidden` and `cell` have one step more: their first holds the state
+  // x [steps * block, inputs]. `hidden` and `cell` have one more step: the first holds the state
   // before. `gates` and `shown` = tanh(cell) are kept for `backward`.
   void forward(Matrix<T> x, ptrdiff_t steps, Matrix<T> gates, Matrix<T> cell, Matrix<T> shown,
                Matrix<T> hidden) const {
@@ -111,7 +111,7 @@ class Lstm {
     }
   }
 
-  // dh is the gradient of what each step says; `gates` become their gradients before activation.
+  // dh is the gradient of each step's output; `gates` become their gradients before activation.
   // `carried` has room for two steps.
   void backward(Matrix<T> dh, ptrdiff_t steps, Matrix<T> gates, Matrix<T> cell, Matrix<T> shown,
                 Matrix<T> carried, Matrix<T> dx) const {
@@ -128,7 +128,7 @@ class Lstm {
       input_[size_t(g)].backward(gates.column(g * width_), steps * block_, dx, g > 0);
   }
 
-  // The weight gradient of one of kGates * 2 maps, for one block.
+  // Adds the weight gradient of one of the kGates * 2 maps for one block.
   void learn(int map, Matrix<T> gates, Matrix<T> x, Matrix<T> hidden, ptrdiff_t steps,
              T* const* gradients) const {
     const int g = map % kGates;

@@ -1,5 +1,5 @@
-// What Python hands over. Python reads this file for the same structures (see structures.py). Arrays
-// are contiguous.
+// Arguments of the calls from Python. Python parses this file for the structures (see structures.py).
+// Arrays are contiguous.
 
 #pragma once
 
@@ -7,12 +7,12 @@
 
 namespace esper::step {
 
-// Where each head stands in a row of actions.
+// Column of each head in a row of actions.
 struct Heads {
   int64_t op, slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve;
 };
 
-// The numbers of the enumerations.
+// Values of the enumerations in Python.
 struct Ops {
   int64_t wait, germinate, set_alpha_target, prune, fossilise, advance;
 };
@@ -33,14 +33,13 @@ struct Rules {
   int64_t training_age, blending_age, prune_age, embargo, max_seeds, strict, one_at_a_time;
 };
 
-// What a shard is and what holds in all of its steps. Of the rows, the first are environments and
-// the others twins.
+// Constants of a shard, valid for all of its steps. The first rows are environments, the others twins.
 struct StepSpec {
   int64_t rows, environments, slots;
   int64_t heads, ops, blueprints, styles, stage_count;
-  int64_t stage_features, style_features, op_features;  // columns of the tables
-  int64_t host_width, slot_width;                       // features
-  int64_t history;                                      // past scores in the observation
+  int64_t stage_features, style_features, op_features;  // columns of the one-hot tables
+  int64_t host_width, slot_width;                       // numbers of features
+  int64_t history;                                      // number of past scores in the observation
 
   Heads head;
   Ops op;
@@ -49,27 +48,27 @@ struct StepSpec {
   Curves curve;
   Rules rules;
 
-  float tolerance, full;  // of alpha; 1 less the tolerance
+  float tolerance, full;  // tolerance of alpha; 1 minus the tolerance
   float healthy, least_improvement, least_gradient_ratio, least_contribution;
   float vanishing_norm, exploding_norm, vanishing_weight, exploding_weight;
   float velocity_kept, velocity_new, ratio_kept, ratio_new, ratio_floor;
   float pi;
-  float host_root;        // square root of the host's parameters
+  float host_root;        // square root of the host's parameter count
   float host_parameters, log_host, most_seeds, episode_length;
   float points, infinite_norm;
 
   const int64_t* last_option;         // [heads]
   const int64_t* moved;               // [ops, stages]
   const int64_t* first_curve;         // [styles]
-  const float* targets;               // by option of each head
+  const float* targets;               // values of the options
   const int64_t *speeds, *tempos;
   const float* sigmoids;              // [curves, 3]
-  const uint8_t *living, *computing;  // sets of stages
+  const uint8_t *living, *computing;  // bool by stage
   const uint8_t *developing, *prunable, *blended;
   const uint8_t* kinds;               // [S, blueprints]
   const int64_t* parameters;          // [S, blueprints, styles]
   const int64_t* tensor_counts;       // [S, blueprints]
-  const int64_t* tensors;             // [S], widths of the tables of norms
+  const int64_t* tensors;             // [S], columns of the tables of norms
   const float *stage_table, *share_table, *ramp_table, *style_table, *op_table;
   const float* place;                 // [S, 2]
 };
@@ -88,14 +87,14 @@ struct Signals {
   bool exploding;
 };
 
-// The fields of many seeds, those of each type in a block of its own and in their order.
+// The fields of many seeds; the fields of each type form a block, in order of declaration.
 struct SeedBlocks {
   int64_t* numbers;  // [10, N, S]
   float* amounts;    // [5, N, S]
   uint8_t* flags;    // [1, N, S]
 };
 
-// What was measured of them, likewise.
+// Signals of the same seeds, likewise.
 struct SignalBlocks {
   float* amounts;  // [9, N, S]
   uint8_t* flags;  // [1, N, S]
@@ -107,10 +106,10 @@ struct ActCall {
   const uint8_t* legal;            // [N, ops, S]
   SeedBlocks after;
   uint8_t* success;                // [N]
-  int64_t germinated, fossilised;  // how many seeds did
+  int64_t germinated, fossilised;  // number of seeds in this call
 };
 
-// The governor's limits, scaled to its task, and what it remembers: changed in place.
+// The governor's limits, scaled to its task, and its history, which is updated in place.
 struct CheckCall {
   int64_t rows, slots, history, least_history, strikes_allowed;
   float guessing, collapse_mean, collapse_band, collapse_expected;
@@ -129,7 +128,7 @@ struct CheckCall {
 struct PassCall {
   SeedBlocks before, acted;
   SignalBlocks previous;
-  const uint8_t* rolled;                              // [N], null where none was rolled back
+  const uint8_t* rolled;                              // [N], null if no row was rolled back
   const int64_t* seed_parameters;                     // [N, S], before
   const float *accuracy_before, *accuracy;            // [N]
   const float *train_loss, *host_norm, *seed_norm;    // [N], [N], [N, S]
@@ -137,16 +136,16 @@ struct PassCall {
   const float* contribution;                          // [N, S]
   SeedBlocks after;
   SignalBlocks signals;
-  float* birth_accuracy;                              // [N, S], of seeds that ended too
+  float* birth_accuracy;                              // [N, S], also of seeds that ended in this step
   uint8_t* legal;                                     // [N, ops, S]
-  int64_t *parameters, *ever;                         // [N, S], after; the larger of both
+  int64_t *parameters, *ever;                         // [N, S], after; maximum of before and after
 };
 
 struct ObserveCall {
   SeedBlocks seeds;
   SignalBlocks signals;
   const int64_t* seed_parameters;                     // [N, S]
-  float part, rest;                                   // of the episode: over, to come
+  float part, rest;                                   // fractions of the episode: elapsed, remaining
   const float *losses, *expected;                     // [N, history + 1]
   const float *train_loss, *train_accuracy;           // [N]
   const int64_t* last_op;                             // [N]

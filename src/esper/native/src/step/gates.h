@@ -1,4 +1,4 @@
-// What a seed must have shown before it may go on, and what may be done where; see kasmina.gates.
+// Gates for advancing a seed, and the legal ops of each slot; see kasmina.gates.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace esper::step {
 
-// What an environment's slots together say of germinating; gate G0.
+// Gate G0: whether the environment may germinate another seed.
 // Twin of kasmina.gates.open_gates.
 inline bool may_germinate(const StepSpec& spec, const int64_t* stages) {
   int64_t living = 0;
@@ -20,7 +20,7 @@ inline bool may_germinate(const StepSpec& spec, const int64_t* stages) {
   return living < spec.rules.max_seeds && !(spec.rules.one_at_a_time && developing);
 }
 
-// Gates G1 to G3. A NaN compares false.
+// Gates G1 to G3. A comparison with NaN is false.
 // Twin of kasmina.gates.open_gates.
 inline bool may_advance(const StepSpec& spec, const Seed& seed, const Signals& signals,
                         bool healthy) {
@@ -44,7 +44,7 @@ inline bool may_fossilise(const StepSpec& spec, const Seed& seed, const Signals&
          (!spec.rules.strict || signals.contribution >= spec.least_contribution);
 }
 
-// `legal` is the slot's in the first op's row of its environment, [ops, S].
+// `legal` points to the slot in the row of the first op of its environment, [ops, S].
 // Twin of kasmina.gates.legal_slots.
 inline void mark_legal(const StepSpec& spec, const Seed& seed, const Signals& signals,
                        bool germinates, uint8_t* legal) {

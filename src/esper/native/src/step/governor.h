@@ -1,4 +1,4 @@
-// Sees hosts that diverge or collapse; see tolaria.governor.
+// Detects hosts that diverge or collapse; see tolaria.governor.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace esper::step {
 
-// Mean and standard deviation of the losses that are known, and how many these are.
+// Number, mean and standard deviation of the losses in the history.
 struct Remembered {
   int64_t count;
   float mean, deviation;

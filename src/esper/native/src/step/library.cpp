@@ -1,7 +1,7 @@
-// What Python calls; 0 says that all went well. Each of them is a loop over a few hundred seeds.
+// Functions that Python calls; they return 0 on success. Each loops over a few hundred seeds.
 //
-// This part is compiled without contraction of floating point, so that sums and products are torch's to
-// the bit.
+// This part is compiled without floating-point contraction, so that sums and products are bitwise equal
+// to those of torch.
 
 #include "guarded.h"
 #include "observe.h"

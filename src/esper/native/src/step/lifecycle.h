@@ -1,4 +1,4 @@
-// What an action does to a seed, and what the passing of a step does; see kasmina.lifecycle.
+// Effects of an action and of an environment step on a seed; see kasmina.lifecycle.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace esper::step {
 
-// Where its stage is another, its age begins.
+// Moves the seed to `stage`; a change of stage resets its stage age.
 // Twin of kasmina.lifecycle._in_stage.
 inline void enter(Seed& seed, int64_t stage) {
   if (seed.stage != stage) seed.stage_age = 0;
@@ -23,7 +23,7 @@ inline void stop(const StepSpec& spec, Seed& seed) {
   seed.pruning = false;
 }
 
-// A ramp of 0 steps, or to where alpha is already, is over at once.
+// A ramp of 0 steps, or to the current alpha, ends immediately.
 // Twin of kasmina.lifecycle._ramp.
 inline void begin_ramp(const StepSpec& spec, Seed& seed, float target, int64_t steps,
                        int64_t curve) {
@@ -38,7 +38,7 @@ inline void begin_ramp(const StepSpec& spec, Seed& seed, float target, int64_t s
   if (jump) seed.alpha = target;
 }
 
-// An operation that is legal; `choice` is the row of actions.
+// Applies a legal action; `choice` is the row of actions.
 // Twin of kasmina.lifecycle._done.
 inline void operate(const StepSpec& spec, Seed& seed, const int64_t* choice) {
   const Heads& head = spec.head;
@@ -70,7 +70,7 @@ inline void operate(const StepSpec& spec, Seed& seed, const int64_t* choice) {
   if (prunes && !slowly) stop(spec, seed);
 }
 
-// Whether row n's action may act; nothing is looked up by an option that does not exist.
+// Whether the action of row n is legal; checks ranges first, so options are safe as indices.
 // Twin of kasmina.lifecycle.apply.
 inline bool is_legal(const StepSpec& spec, const ActCall& call, int64_t n) {
   const int64_t* choice = call.actions + n * spec.heads;
@@ -109,7 +109,7 @@ inline void roll_back(const StepSpec& spec, Seed& seed) {
   stop(spec, seed);
 }
 
-// How far a ramp has come at `time` in [0, 1].
+// Completed fraction of a ramp at `time` in [0, 1].
 // Twin of kasmina.lifecycle.progress.
 inline float progress(const StepSpec& spec, int64_t curve, float time) {
   if (curve == spec.curve.linear) return time;
@@ -119,7 +119,7 @@ inline float progress(const StepSpec& spec, int64_t curve, float time) {
   return (risen - sigmoid[1]) / sigmoid[2];
 }
 
-// One environment step.
+// Advances a seed by one environment step.
 // Twin of kasmina.lifecycle.tick.
 inline void tick(const StepSpec& spec, Seed& seed) {
   const Stages& stages = spec.stage;

@@ -1,4 +1,4 @@
-// What a policy sees of environments and slots; see tamiyo.policy.features.
+// Features of environments and slots for the policy; see tamiyo.policy.features.
 
 #pragma once
 
@@ -10,10 +10,10 @@
 
 namespace esper::step {
 
-// Features of one row that Python has no room for, or room that no feature fills.
+// Thrown if the number of features written differs from the number that Python expects.
 struct OtherFeatures {};
 
-// Writes the features of one row, one after another.
+// Writes the features of one row in order.
 struct Writer {
   float *at, *end;
 
@@ -39,7 +39,7 @@ inline float known(float x) { return std::isnan(x) ? -1.0f : x; }
 
 inline float or_zero(float x) { return std::isnan(x) ? 0.0f : x; }
 
-// A large number in place of an infinite one.
+// Replaces an infinite norm by a large number.
 inline float norm_feature(const StepSpec& spec, float x) {
   using Limits = std::numeric_limits<float>;
   if (x == Limits::infinity()) return symlog(spec.infinite_norm);
@@ -76,7 +76,7 @@ inline void host_features(const StepSpec& spec, const ObserveCall& call, int64_t
   out.close();
 }
 
-// What belongs to a seed.
+// Writes the features that belong to a seed.
 inline void seed_features(const StepSpec& spec, const Seed& seed, const Signals& signals,
                           int64_t parameters, Writer& out) {
   const auto time = [&](int64_t steps) { return float(steps) / spec.episode_length; };

@@ -1,4 +1,4 @@
-// The passing of a step: alphas and ages tick, what was measured is taken in, gates open or close.
+// The end of a step: updates alphas, ages, signals and legal ops.
 
 #pragma once
 

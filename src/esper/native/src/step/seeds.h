@@ -1,4 +1,4 @@
-// A seed and what was measured of it, out of the blocks in which fields lie one after another.
+// Loads and stores a seed and its signals, whose fields are in separate blocks.
 
 #pragma once
 
@@ -13,7 +13,7 @@ namespace esper::step {
 
 constexpr float kUnknown = std::numeric_limits<float>::quiet_NaN();
 
-// The order of the blocks.
+// Order of the fields in the blocks.
 constexpr int64_t Seed::*kNumbers[] = {
     &Seed::stage,      &Seed::blueprint,  &Seed::style,     &Seed::tempo, &Seed::ramp_mode,
     &Seed::ramp_curve, &Seed::ramp_steps, &Seed::ramp_done, &Seed::age,   &Seed::stage_age};
@@ -25,7 +25,7 @@ constexpr float Signals::*kSignals[] = {
     &Signals::previous_health, &Signals::gradient_norm,        &Signals::gradient_ratio,
     &Signals::baseline,       &Signals::improvement,           &Signals::birth_accuracy};
 
-// A field of calls.h that is missing above would not be copied.
+// Fails if a field of calls.h is missing above and so would not be copied.
 static_assert(sizeof(Seed) == sizeof(int64_t) * std::size(kNumbers) +
                                   sizeof(float) * (std::size(kAmounts) + 1));
 static_assert(sizeof(Signals) == sizeof(float) * (std::size(kSignals) + 1));
@@ -33,7 +33,7 @@ static_assert(sizeof(Signals) == sizeof(float) * (std::size(kSignals) + 1));
 constexpr Signals kNothingMeasured = {kUnknown, 0.0f,     kUnknown, kUnknown, kUnknown,
                                       kUnknown, kUnknown, kUnknown, kUnknown, false};
 
-// `size` is the number of places of a field.
+// `size` is the number of elements of a field.
 inline Seed load(const SeedBlocks& blocks, ptrdiff_t size, ptrdiff_t place) {
   Seed seed;
   const int64_t* numbers = blocks.numbers + place;

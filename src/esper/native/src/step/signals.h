@@ -1,4 +1,4 @@
-// What is remembered of what was measured; see tolaria.health and SeedSignals.entered.
+// Signals of a seed; see tolaria.health and SeedSignals.entered.
 
 #pragma once
 
@@ -14,7 +14,7 @@ struct Health {
   bool exploding;
 };
 
-// Of the first `count` norms of parameter tensors.
+// Health from the first `count` norms of parameter tensors.
 // Twin of tolaria.health.gradient_health.
 inline Health gradient_health(const StepSpec& spec, const float* norms, int64_t count) {
   int64_t vanishing = 0, exploding = 0;
@@ -31,7 +31,7 @@ inline Health gradient_health(const StepSpec& spec, const float* norms, int64_t 
   return {infinite ? 0.0f : std::max(health, 0.0f), exploding > 0};
 }
 
-// After an action that took the seed from stage `before` to `after`.
+// Updates the signals after an action that moved the seed from stage `before` to `after`.
 // Twin of kasmina.seeds.SeedSignals.entered.
 inline void enter(const StepSpec& spec, Signals& signals, int64_t before, int64_t after,
                   float accuracy) {
