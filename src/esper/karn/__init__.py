@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def query(runs: Path | str | Sequence[Path | str], sql: str) -> pyarrow.Table:
-"""Run ``sql`` on some runs, live or ended; return an Arrow table (it has ``to_pandas()``).
+    """Run ``sql`` on some runs, live or ended; return an Arrow table (it has ``to_pandas()``).
 
     Args:
         runs: run directories, or directories that contain some at any depth.
