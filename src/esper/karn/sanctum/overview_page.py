@@ -1,4 +1,4 @@
-"""The first page: all environments in a table, and how the run has gone so far."""
+"""The first page: a table of all environments, accuracy over rounds, and recent events."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from esper.leyline.events import EpisodeOutcome, EpochCompleted, to_floats
 
 
 class Overview(View):
-    """See the module."""
+    """The page of all environments."""
 
     title = "overview"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -40,7 +40,7 @@ class Overview(View):
         self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
         self.rows: list[Row] = []
         self._means = OfEach(_accuracies)
-        # Pages hold their parts: while Sanctum is being closed a query may find nothing.
+        # Pages keep their widgets: while Sanctum is closing, a query may find nothing.
         self.summary = Lines(id="overview-summary")
         self.table = RowsTable("environments", "no environment matches")
         self.side = Vertical(id="overview-side", classes="wide-only")
@@ -120,29 +120,29 @@ class Overview(View):
         self.sort_by(names[(names.index(self.sort) + by) % len(names)])
 
     def sort_by(self, name: str) -> None:
-        """Sort by a column; by the same once more, turn it round."""
+        """Sort by a column; the same column again reverses the order."""
         self.reversed = name == self.sort and not self.reversed
         self.sort = name
         self.show_again()
 
     def action_reverse(self) -> None:
-        """Turn the order round."""
+        """Reverse the order."""
         self.reversed = not self.reversed
         self.show_again()
 
     def action_filter(self) -> None:
-        """Go to the next filter."""
+        """Apply the next filter."""
         names = list(FILTERS)
         self.keep = names[(names.index(self.keep) + 1) % len(names)]
         self.show_again()
 
     def action_search(self) -> None:
-        """Type words that a row must hold."""
+        """Open the search: rows must contain all words typed."""
         self.search.display = True
         self.search.focus()
 
     def action_clear_search(self) -> None:
-        """Show every row again."""
+        """Clear search and filter."""
         self.search.value, self.words, self.keep = "", "", "all"
         self.search.display = False
         self.table.focus()
@@ -165,10 +165,10 @@ class Overview(View):
 
 
 def _totals(every: list[Row], gains: list[float], palette: Palette, words: bool) -> Text:
-    """Means over environments, and how many slots are in which stage."""
+    """Means over environments, and the number of slots in each stage."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if not every:
-        return text.append("no step of an environment yet", style=palette.muted)
+        return text.append("no environment step yet", style=palette.muted)
     text.append("accuracy ", style=palette.muted)
     text.append(written(fmean(row.accuracy for row in every)), style=f"bold {palette.grown}")
     text.append("  twin ", style=palette.muted)
@@ -192,12 +192,12 @@ def _accuracies(outcome: EpisodeOutcome) -> tuple[float, float]:
 
 
 def gain_text(gain: float, palette: Palette) -> Text:
-    """Accuracy above the twin's."""
+    """Return a gain (accuracy above the twin's) in its colour."""
     return Text(written(gain, "+.3f"), style=palette.good if gain >= 0 else palette.bad)
 
 
 def slot_glyphs(stages: list[int], palette: Palette) -> Text:
-    """The stage of each slot."""
+    """Return the glyph of each slot's stage."""
     text = Text()
     for i, stage in enumerate(stages):
         text.append(" " if i else "").append(GLYPHS.get(stage, "?"), style=palette.stage(stage))
