@@ -69,7 +69,7 @@ class Store:
         self.unreadable = sum(row["unreadable"] for row in rows)
         if self.unreadable:
             lines = "1 line" if self.unreadable == 1 else f"{self.unreadable} lines"
-            print(f"warning: {lines} cut off or corrupt, passed over", file=sys.stderr)
+            print(f"warning: skipped {lines} truncated or corrupt", file=sys.stderr)
         self._database = self._open(rows)
 
     def __enter__(self) -> Self:
