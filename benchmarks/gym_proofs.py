@@ -98,6 +98,7 @@ class Result:
 
 
 def config_of(proof: Proof, seed: int, folder: Path) -> TrainConfig:
+    """Return the configuration of a proof: its budget as rounds, with all checkpoints kept."""
     config = unflatten({"gym": proof.gym, "gym_args": proof.args, **proof.settings})
     steps = config.world.envs * config.gymnasium.rollout_steps
     rounds = proof.budget // steps
@@ -250,6 +251,7 @@ def command(proof: Proof) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=[proof.name for proof in PROOFS])

@@ -62,11 +62,13 @@ class Idle(gymnasium.Env):
         self.time = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
         super().reset(seed=seed)
         self.time = 0
         return self.rows[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Advance time by one step; the action has no effect."""
         self.time += 1
         row = self.rows[self.time % 16]
         return row, float(row[0]), self.time == self.length, False, {}
@@ -85,10 +87,12 @@ class Ours:
         self.rollout = self.collect()
 
     def collect(self) -> Rollout[FlatObservation]:
+        """Collect one rollout."""
         self.number += 1
         return collect(self.environments, self.agent, STEPS, self.number)
 
     def update(self) -> None:
+        """Learn from the rollout."""
         self.agent.update(self.rollout)
 
 
@@ -122,16 +126,19 @@ class Theirs:
         self.collect()
 
     def collect(self) -> None:
+        """Collect one rollout."""
         model = self.model
         model.collect_rollouts(
             model.env, self.callback, model.rollout_buffer, n_rollout_steps=STEPS
         )
 
     def update(self) -> None:
+        """Learn from the rollout."""
         self.model.train()
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     arguments = parser.parse_args()

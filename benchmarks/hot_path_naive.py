@@ -32,6 +32,7 @@ class Seed(NaiveSeed):
     needs no gradient, so an isolated seed gets its input in the other order."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the seed to ``x``."""
         if self.alpha != 0.0:
             return super().forward(x)
         branch = self.contribution(x.detach().clone(memory_format=torch.contiguous_format))

@@ -92,6 +92,7 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = study_parser(__doc__, "learning", seeds=3, rounds=30)
     parser.add_argument("--task", default="digits_shift")
     arguments = parser.parse_args()

@@ -37,6 +37,7 @@ def slope(task_name: str, backend: str = "torch") -> float:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     suites = [name for names in SUITES.values() for name in names]
     parser.add_argument("--tasks", nargs="+", default=suites)

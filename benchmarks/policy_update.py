@@ -53,6 +53,7 @@ class PlainPolicy(nn.Module):
         self.index = torch.tensor(index)
 
     def forward(self, x: Tensor, hidden: State | None = None) -> tuple[Tensor, Tensor, State]:
+        """Return log-probabilities of all options, values, and the state of the LSTM."""
         memory, hidden = self.lstm(self.encoder(x), hidden)
         logits = nn.functional.pad(self.heads(memory), (0, 1), value=-1e9)
         return logits[..., self.index].log_softmax(-1), self.value(memory)[..., 0], hidden
@@ -73,6 +74,7 @@ class Plain:
         self.advantages, self.targets = torch.randn(2, STEPS, ENVS)
 
     def update(self) -> None:
+        """Do one PPO update."""
         log_probs, value, _ = self.policy(self.x)
         log_ratio = log_probs.gather(-1, self.actions)[..., 0].sum(-1) - self.old
         ratio = log_ratio.exp()
@@ -87,6 +89,7 @@ class Plain:
 
     @torch.no_grad()
     def act(self) -> None:
+        """Choose actions for all steps of a rollout."""
         hidden = None
         for x in self.x:
             log_probs, _, hidden = self.policy(x[None], hidden)
@@ -114,9 +117,11 @@ class Growth:
             self.rollout.outcome(t, torch.randn(ENVS), t + 1 == STEPS)
 
     def update(self) -> None:
+        """Do one PPO update."""
         self.agent.update(self.rollout)
 
     def act(self) -> None:
+        """Choose actions for all steps of a rollout."""
         self.agent.begin(self.environments, 0)
         with self.agent.policy.frozen_weights():
             for t in range(STEPS):
@@ -158,6 +163,7 @@ def telemetry(repeats: int) -> list[tuple[str, ...]]:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()

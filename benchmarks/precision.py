@@ -72,6 +72,7 @@ def page(rows: list[dict[str, Any]], amp_dtype: str) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = study_parser(__doc__, "precision", seeds=3, rounds=16)
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--task", default="digits_shift")

@@ -104,6 +104,7 @@ async def frames(run: Path, size: tuple[int, int]) -> dict[str, list[tuple[float
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     arguments = new_parser(__doc__).parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:

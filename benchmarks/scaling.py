@@ -101,6 +101,7 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--most", type=int, default=1024, help="environments")
     parser.add_argument("--episodes", type=int, default=2)

@@ -59,6 +59,7 @@ def compared(figures: dict[str, list[dict[str, float]]]) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = study_parser(__doc__, "schedules", seeds=5, rounds=30)
     parser.add_argument("--task", default="digits_shift")
     arguments = parser.parse_args()

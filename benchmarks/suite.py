@@ -112,6 +112,7 @@ def by_task(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = study_parser(__doc__, "suite", seeds=5, rounds=32)
     parser.add_argument("--rewards", nargs="+", default=["paired", "terminal", "utility"])
     parser.add_argument("--envs", type=int, default=28)

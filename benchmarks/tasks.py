@@ -338,6 +338,7 @@ def page(finals: dict[str, Rows], suites: list[str]) -> list[str]:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--suites", nargs="+", default=["suite", "held_out"])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)

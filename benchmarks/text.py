@@ -57,6 +57,7 @@ def _mean(values: ArrayLike, sign: str = "", digits: int = 1) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--tasks", nargs="+", default=["text_bytes", "text_gpt"])
     parser.add_argument("--groups", type=int, default=3)

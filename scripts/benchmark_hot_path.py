@@ -226,6 +226,7 @@ def compared(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
+    """Run the benchmark, or compare two results; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, nargs="+", default=[64])

@@ -70,6 +70,7 @@ def expected() -> None:
 
 
 def main() -> None:
+    """Write the pictures or the expected screens."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, help="show this run instead of one trained for it")
     parser.add_argument("--expected", action="store_true", help="write what the tests expect")

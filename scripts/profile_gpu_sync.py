@@ -143,6 +143,7 @@ def report(title: str, found: Counter[str], calls: int) -> bool:
 
 
 def main() -> int:
+    """Print all synchronisations; return 1 if one is not documented."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, default=16)

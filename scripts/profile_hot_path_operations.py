@@ -85,6 +85,7 @@ class Ledger:
         self.since = 0.0
 
     def enter(self, stage: str) -> None:
+        """Start the clock of a stage; that of its caller stops."""
         now = time.perf_counter()
         if self.stack:
             self.seconds[self.stack[-1]] += now - self.since
@@ -93,6 +94,7 @@ class Ledger:
         self.since = time.perf_counter()
 
     def leave(self) -> None:
+        """Stop the clock of the innermost stage; that of its caller continues."""
         now = time.perf_counter()
         self.seconds[self.stack.pop()] += now - self.since
         self.since = time.perf_counter()
@@ -174,6 +176,7 @@ def page(
 
 
 def main() -> int:
+    """Print the tables of a step and of an update; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, default=64)

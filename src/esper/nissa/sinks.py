@@ -32,12 +32,15 @@ class JsonLines:
         self._file = path.open("ab")
 
     def write(self, event: Event) -> None:
+        """Append one event."""
         self._file.write(encode(event) + b"\n")
 
     def flush(self) -> None:
+        """Flush the file."""
         self._file.flush()
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
@@ -58,6 +61,7 @@ class ParquetAtEnd:
         """The lines are read at the end."""
 
     def close(self) -> None:
+        """Write ``events.parquet``."""
         write_parquet(self._run, self._run / "events.parquet")
 
 

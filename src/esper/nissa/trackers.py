@@ -60,6 +60,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def write(self, event: Event) -> None:
+        """Write the scalars of an event, and the message of an anomaly."""
         if isinstance(event, TrainingStarted):
             from torch.utils.tensorboard import SummaryWriter
 
@@ -71,10 +72,12 @@ class TensorBoard:
             self._writer.add_text(f"anomaly/{event.kind}", event.message, event.round)
 
     def flush(self) -> None:
+        """Flush the file."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
@@ -91,6 +94,7 @@ class WandB:
         self._run: Any = None
 
     def write(self, event: Event) -> None:
+        """Log the scalars of an event, and the message of an anomaly."""
         if isinstance(event, TrainingStarted):
             import wandb
 
@@ -114,5 +118,6 @@ class WandB:
         """Nothing to do: wandb's own process writes."""
 
     def close(self) -> None:
+        """Finish the run."""
         if self._run is not None:
             self._run.finish()

@@ -108,6 +108,7 @@ class RunData:
 
     @property
     def task_names(self) -> list[str]:
+        """Names of the tasks that the run trains on."""
         return self.started.tasks
 
 

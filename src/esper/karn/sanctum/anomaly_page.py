@@ -24,10 +24,12 @@ class Anomalies(View):
         self.table = RowsTable("anomaly-table", "● no anomalies so far")
 
     def compose(self) -> ComposeResult:
+        """Yield the widgets of the page."""
         yield self.summary
         yield self.table
 
     def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw the anomalies of a moment."""
         self.troubles = troubles(moment)
         self.summary.show(_summary(moment, palette))
         wide = self.app.screen.size.width >= WIDE
@@ -35,6 +37,7 @@ class Anomalies(View):
         self.table.show(columns, self.troubles, palette.cursor)
 
     def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+        """Open the round and the environment of the chosen anomaly."""
         trouble = self.troubles[event.row]
         self.post_message(self.Chosen(trouble.anomaly.round, trouble.environment))
 

@@ -88,6 +88,7 @@ class Sanctum(App[None]):
         self.switcher = ContentSwitcher(initial=PAGES[0].title)
 
     def compose(self) -> ComposeResult:
+        """Yield the header, the pages and the footer."""
         yield from (self.header, self.strip, self.tabs)
         with self.switcher:
             yield from self.pages.values()
@@ -105,6 +106,7 @@ class Sanctum(App[None]):
         return self.pages[self.switcher.current]
 
     def on_mount(self) -> None:
+        """Start to follow the run and to draw."""
         modified = self.log_file.modified()
         if modified is not None:
             self._last_data -= max(0.0, time.time() - modified)
@@ -184,6 +186,7 @@ class Sanctum(App[None]):
         self.call_after_refresh(self.draw)
 
     def on_resize(self) -> None:
+        """Draw again once the new size is known."""
         self.call_after_refresh(self.draw)
 
     def on_view_resized(self) -> None:

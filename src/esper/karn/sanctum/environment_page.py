@@ -44,6 +44,7 @@ class Environment(View):
         self.decisions: list[Decision] = []
 
     def compose(self) -> ComposeResult:
+        """Yield the widgets of the page."""
         yield self.heading
         with Horizontal():
             with Vertical(id="environment-life"):
@@ -64,6 +65,7 @@ class Environment(View):
         self.show_again()
 
     def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw the environment at a moment."""
         if moment.step is None:
             self.heading.show(
                 Text("no environment steps; telemetry level normal writes them", palette.muted)
@@ -92,6 +94,7 @@ class Environment(View):
         self.detail.show(text)
 
     def on_rows_table_cursor_moved(self) -> None:
+        """Show the decision under the cursor."""
         if self._shown is not None:
             self._show_decision(self._shown[1])
 

@@ -51,6 +51,7 @@ class Help(ModalScreen[None]):
         self.palette = palette
 
     def compose(self) -> ComposeResult:
+        """Yield the help text."""
         with VerticalScroll(id="help"):
             yield Static(help_text(self.palette))
 

@@ -49,6 +49,7 @@ class Overview(View):
         self.search = Input(placeholder="words: growing, conv_heavy, a number", id="search")
 
     def compose(self) -> ComposeResult:
+        """Yield the widgets of the page."""
         yield self.summary
         with Horizontal():
             yield self.table
@@ -58,6 +59,7 @@ class Overview(View):
         yield self.search
 
     def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw all environments at a moment."""
         every = rows(moment)
         self.rows = arranged(every, self.sort, self.reversed, self.keep, self.words)
         gains = [grown - twin for grown, twin in map(self._means, moment.outcomes[-12:])]
@@ -149,18 +151,22 @@ class Overview(View):
         self.show_again()
 
     def on_input_changed(self, event: Input.Changed) -> None:
+        """Search while words are typed."""
         self.words = event.value
         self.show_again()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Close the search field and keep the search."""
         event.input.display = False
         self.table.focus()
 
     def on_rows_table_heading_clicked(self, event: RowsTable.HeadingClicked) -> None:
+        """Sort by the clicked column."""
         if event.title in SORTS:
             self.sort_by(event.title)
 
     def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+        """Open the chosen environment."""
         self.post_message(self.Chosen(None, self.rows[event.row].environment))
 
 

@@ -72,12 +72,14 @@ class Policy(View):
         self.plots = {name: Plot(title, id=f"policy-{name}") for name, title, _ in PLOTS}
 
     def compose(self) -> ComposeResult:
+        """Yield the widgets of the page."""
         yield self.heads
         yield self.scalars
         with self.grid:
             yield from self.plots.values()
 
     def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw the policy's latest update at a moment."""
         updates = moment.updates
         if not updates:
             self.heads.show(Text("no update of a policy yet", style=palette.muted))

@@ -87,11 +87,13 @@ class Scoreboard(View):
         self.round_table = RowsTable("best-rounds", "no round is over yet")
 
     def compose(self) -> ComposeResult:
+        """Yield the widgets of the page."""
         with Horizontal():
             yield self.episode_table
             yield self.round_table
 
     def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw the best episodes and rounds up to a moment."""
         every = (score for outcome in moment.outcomes for score in self._episodes(outcome))
         self.best = nlargest(SHOWN, every, key=lambda s: s.gain)
         means = [
@@ -106,6 +108,7 @@ class Scoreboard(View):
         self.round_table.show([*front, *_back(".2f")], self.rounds, palette.cursor)
 
     def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+        """Open the end of the chosen episode or round."""
         score = (self.best if event.table is self.episode_table else self.rounds)[event.row]
         self.post_message(self.Chosen(score.round, score.environment))
 

@@ -64,6 +64,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
 
         @property
         def control(self) -> "RowsTable":
+            """The table that sent the message."""
             return self.table
 
     class CursorMoved(Message):
@@ -78,6 +79,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
 
         @property
         def control(self) -> "RowsTable":
+            """The table that sent the message."""
             return self.table
 
     def __init__(self, id: str, nothing: str):
@@ -103,6 +105,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
+        """Draw line ``y`` of the widget: the heading, a row, or a blank."""
         scroll_x, scroll_y = self.scroll_offset
         row = y - 1 + scroll_y
         base = self.rich_style
@@ -133,6 +136,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         return Strip(segments)
 
     def watch_cursor(self) -> None:
+        """Scroll to the cursor and announce that it moved."""
         height = max(1, self.size.height - 1)
         top = round(self.scroll_y)
         if self.cursor < top:
@@ -156,6 +160,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
             self.post_message(self.Chosen(self, self.cursor))
 
     def on_click(self, event: Click) -> None:
+        """Move the cursor to the clicked row; a double click opens it."""
         if event.y == 0:
             self._click_heading(event.x + round(self.scroll_x))
             return

@@ -38,6 +38,7 @@ class View(Vertical):
         self._shown: tuple[Moment, Palette] | None = None
 
     def on_resize(self) -> None:
+        """Ask for the page to be drawn in its new size."""
         self.post_message(self.Resized())
 
     def show(self, moment: Moment, palette: Palette) -> None:
