@@ -1,13 +1,13 @@
-"""How fast is the recurrent engine? Beside sb3-contrib, in one process, taking turns.
+"""How fast is the recurrent engine? Times it against sb3-contrib, in turns in one process.
 
     python benchmarks/gym_speed.py --write
 
 An observation of 128 numbers, an LSTM of 512 that actor and critic share, eight heads of 3, 8, 4,
 3, 3, 4, 4 and 6 options, 150 steps of 16 environments, one epoch of the full batch, one thread. The
-environment does nothing, so that a rollout costs inference and bookkeeping; its episodes have 150
-steps, and an update learns 16 whole ones. Between LSTM and heads each network has its own hidden
-layers of 64, Esper's also an encoder of 64 in front of the LSTM. Medians of wall and of CPU time:
-on a machine that does other things the second says more.
+environment does nothing, so that a rollout measures inference and bookkeeping; its episodes have
+150 steps, and an update learns from 16 complete ones. Between LSTM and heads, each network has its
+own hidden layers of 64; Esper's also has an encoder of 64 before the LSTM. Reports medians of wall
+and of CPU time; on a busy machine, CPU time is the more reliable of the two.
 """
 
 import os
@@ -47,7 +47,7 @@ WANTED = {"update fp32": 2.5, "update bf16": 4.0, "rollout": 1.7}
 
 
 class Idle(gymnasium.Env):
-    """Shows one of a few rows of noise.
+    """An environment without dynamics: each observation is one of a few rows of noise.
 
     Args:
         length: steps of an episode.
@@ -100,8 +100,8 @@ class Theirs:
     """Rollout and update of RecurrentPPO.
 
     Args:
-        length: steps of an episode. It steps through an LSTM in Python as soon as an episode begins
-            in a batch; only where none does it makes one call.
+        length: steps of an episode. RecurrentPPO steps through the LSTM in Python if an episode
+            begins within a batch; otherwise it makes one call.
     """
 
     def __init__(self, length: float = STEPS) -> None:

@@ -1,12 +1,11 @@
-"""What do a step and an update consist of? Time, operations and Python's share, stage by stage.
+"""What do a step and an update consist of? Time, operations and Python's share per stage.
 
     python scripts/profile_hot_path_operations.py
     python scripts/profile_hot_path_operations.py --task digits_mlp --envs 256 --backend torch
 
-Two passes over one episode each: one for the time, one for the operations that reach torch's
-dispatcher and the time spent inside of them. What a stage takes beyond that is Python's share;
-there is none to tell where the native library computes. Stages are counted without the stages
-within.
+Two passes over one episode each: one measures the time, the other the operations that reach torch's
+dispatcher and the time spent inside them. The rest of a stage's time is Python's share; it is
+unknown where the native library computes. Figures of a stage exclude the stages within it.
 """
 
 import argparse
@@ -74,7 +73,7 @@ UPDATE_STAGES: Stages = (
 
 
 class Ledger:
-    """Amounts by stage; what a stage within has taken is not its caller's."""
+    """Time, calls and operations by stage; a nested stage does not count for its caller."""
 
     def __init__(self) -> None:
         self.stack: list[str] = []
@@ -102,7 +101,7 @@ class Ledger:
 
 @contextmanager
 def watched(ledger: Ledger) -> Iterator[None]:
-    """Every stage's function reports to the ledger."""
+    """Make the function of every stage report to the ledger."""
 
     def reporting(function: Callable[..., object], stage: str) -> Callable[..., object]:
         @wraps(function)
@@ -127,7 +126,7 @@ def watched(ledger: Ledger) -> Iterator[None]:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations by stage, and the time inside of them."""
+    """Counts operations by stage, and the time inside them."""
 
     def __init__(self, ledger: Ledger):
         super().__init__()
@@ -146,7 +145,7 @@ class Operations(TorchDispatchMode):
 
 
 def play(loop: Loop, ledger: Ledger) -> None:
-    """One episode and its update."""
+    """Play one episode and its update."""
     loop.begin()
     loop.clear()
     with watched(ledger):
@@ -156,7 +155,7 @@ def play(loop: Loop, ledger: Ledger) -> None:
 def page(
     title: str, stages: Stages, timed: Ledger, counted: Ledger, native: bool, calls: int
 ) -> str:
-    """One line a stage, the longest first; all figures for one of ``calls``."""
+    """Return a table with one line per stage, longest first; figures are per one of ``calls``."""
     names = dict.fromkeys(stage for _, _, stage in stages if timed.calls[stage])
     total = sum(timed.seconds[name] for name in names)
     library = ("train", "validate and ablate") if native else ()
@@ -194,7 +193,7 @@ def main() -> int:
         threads=arguments.threads,
     )
     loop = Loop(workload, arguments.backend)
-    play(loop, Ledger())  # tables are made on first use
+    play(loop, Ledger())  # warm-up: lookup tables are made on first use
     timed, counted = Ledger(), Ledger()
     play(loop, timed)
     with Operations(counted):
