@@ -1,12 +1,12 @@
-"""Does the engine learn tasks that nobody here wrote? Beside sb3-contrib, three seeds each.
+"""Does the engine learn public Gymnasium tasks? Compares it with sb3-contrib, three seeds each.
 
     python benchmarks/gym_proofs.py --write          # about an hour on one core
     python benchmarks/gym_proofs.py --only masked --seeds 1
 
-Every run is the command that the table names. Its checkpoints are evaluated with the most probable
-action in 20 fresh episodes; what counts is the first evaluation that reaches the threshold.
-RecurrentPPO of sb3-contrib is evaluated in the same way and ends there. What is done lies under
-``--work`` and is not done again.
+Every run is the command that the page lists. Its checkpoints are evaluated with the most probable
+action in 20 fresh episodes; the result is the first evaluation that reaches the threshold.
+RecurrentPPO of sb3-contrib is evaluated in the same way and stops there. Results are kept under
+``--work`` and not computed again.
 """
 
 import contextlib
@@ -40,17 +40,17 @@ BETWEEN = 2
 
 @dataclass(frozen=True)
 class Proof:
-    """A task, what must be reached, and within how many steps.
+    """A task, the return to reach, and the number of steps allowed.
 
     Attributes:
-        name: of the row.
-        gym: id.
-        threshold: mean return.
-        budget: environment steps.
-        args: of the environment.
-        settings: that differ from the defaults of ``--gym``.
-        reached: whether the threshold must be reached, or never be.
-        compared: whether RecurrentPPO is run on it too.
+        name: name of the row in the table.
+        gym: id of the Gymnasium environment.
+        threshold: mean return to reach.
+        budget: environment steps allowed.
+        args: arguments of the environment.
+        settings: settings that differ from the defaults of ``--gym``.
+        reached: whether the threshold must be reached; else it must never be.
+        compared: whether RecurrentPPO runs on the task too.
     """
 
     name: str
@@ -82,22 +82,23 @@ PROOFS = (
 
 @dataclass(frozen=True)
 class Result:
-    """How a run went.
+    """Evaluations of a run.
 
     Attributes:
-        steps, returns: of each evaluation.
+        steps, returns: environment steps before, and mean return of, each evaluation.
     """
 
     steps: list[int]
     returns: list[float]
 
     def first(self, threshold: float) -> float:
-        """Steps at the first evaluation that reached it; infinite where none did."""
+        """Return the steps at the first evaluation that reached it; infinite where none did."""
         found = (s for s, r in zip(self.steps, self.returns, strict=True) if r >= threshold)
         return next(found, math.inf)
 
 
 def config_of(proof: Proof, seed: int, folder: Path) -> TrainConfig:
+    """Return the configuration of a proof: its budget as rounds, with all checkpoints kept."""
     config = unflatten({"gym": proof.gym, "gym_args": proof.args, **proof.settings})
     steps = config.world.envs * config.gymnasium.rollout_steps
     rounds = proof.budget // steps
@@ -115,7 +116,7 @@ def config_of(proof: Proof, seed: int, folder: Path) -> TrainConfig:
 
 
 def ours(proof: Proof, seed: int, work: Path) -> Result:
-    """Train, or resume a run that was interrupted, and evaluate its checkpoints."""
+    """Train, or resume an interrupted run, and evaluate its checkpoints."""
     config = config_of(proof, seed, work)
     saved = sorted(work.glob("*/checkpoints/0*"))
     if saved:
@@ -141,7 +142,7 @@ def ours(proof: Proof, seed: int, work: Path) -> Result:
 
 
 def rival(proof: Proof, seed: int, work: Path) -> Result:
-    """RecurrentPPO with the settings of sb3-contrib's own test of masked CartPole."""
+    """Train RecurrentPPO with the settings of sb3-contrib's own test of masked CartPole."""
     import gymnasium
     from sb3_contrib import RecurrentPPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -201,7 +202,7 @@ def rival(proof: Proof, seed: int, work: Path) -> Result:
 
 
 def results(proof: Proof, seeds: list[int], who: str, work: Path) -> list[Result]:
-    """Those on disk, and what is missing made now."""
+    """Return the results of all seeds: stored ones, and the missing ones computed now."""
     found = []
     for seed in seeds:
         place = work / f"{who}-{proof.name}-seed{seed}"
@@ -212,7 +213,7 @@ def results(proof: Proof, seeds: list[int], who: str, work: Path) -> list[Result
 
 
 def row(proof: Proof, mine: list[Result], theirs: list[Result]) -> tuple[list[str], bool]:
-    """A line of the table, and whether what must hold does."""
+    """Return a line of the table, and whether the proof holds."""
     firsts, others = ([r.first(proof.threshold) for r in found] for found in (mine, theirs))
     best, final = (
         statistics.median([value(r.returns) for r in mine] or [math.nan])
@@ -229,7 +230,7 @@ def row(proof: Proof, mine: list[Result], theirs: list[Result]) -> tuple[list[st
 
 
 def _steps(counts: list[float]) -> str:
-    """The median in bold, and the seeds."""
+    """The median in bold, and the values of the seeds."""
     if not counts:
         return "not run"
     median, *each = (
@@ -240,7 +241,7 @@ def _steps(counts: list[float]) -> str:
 
 
 def command(proof: Proof) -> str:
-    """What one would type."""
+    """Return the command that reproduces a proof."""
     settings = {**proof.settings, "seed": "SEED"}
     config = config_of(proof, 1, Path("runs"))
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
@@ -250,6 +251,7 @@ def command(proof: Proof) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=[proof.name for proof in PROOFS])

@@ -1,13 +1,13 @@
-"""How fast is the recurrent engine? Beside sb3-contrib, in one process, taking turns.
+"""How fast is the recurrent engine? Times it against sb3-contrib, in turns in one process.
 
     python benchmarks/gym_speed.py --write
 
 An observation of 128 numbers, an LSTM of 512 that actor and critic share, eight heads of 3, 8, 4,
 3, 3, 4, 4 and 6 options, 150 steps of 16 environments, one epoch of the full batch, one thread. The
-environment does nothing, so that a rollout costs inference and bookkeeping; its episodes have 150
-steps, and an update learns 16 whole ones. Between LSTM and heads each network has its own hidden
-layers of 64, Esper's also an encoder of 64 in front of the LSTM. Medians of wall and of CPU time:
-on a machine that does other things the second says more.
+environment does nothing, so that a rollout measures inference and bookkeeping; its episodes have
+150 steps, and an update learns from 16 complete ones. Between LSTM and heads, each network has its
+own hidden layers of 64; Esper's also has an encoder of 64 before the LSTM. Reports medians of wall
+and of CPU time; on a busy machine, CPU time is the more reliable of the two.
 """
 
 import os
@@ -47,7 +47,7 @@ WANTED = {"update fp32": 2.5, "update bf16": 4.0, "rollout": 1.7}
 
 
 class Idle(gymnasium.Env):
-    """Shows one of a few rows of noise.
+    """An environment without dynamics: each observation is one of a few rows of noise.
 
     Args:
         length: steps of an episode.
@@ -62,11 +62,13 @@ class Idle(gymnasium.Env):
         self.time = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
         super().reset(seed=seed)
         self.time = 0
         return self.rows[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Advance time by one step; the action has no effect."""
         self.time += 1
         row = self.rows[self.time % 16]
         return row, float(row[0]), self.time == self.length, False, {}
@@ -85,10 +87,12 @@ class Ours:
         self.rollout = self.collect()
 
     def collect(self) -> Rollout[FlatObservation]:
+        """Collect one rollout."""
         self.number += 1
         return collect(self.environments, self.agent, STEPS, self.number)
 
     def update(self) -> None:
+        """Learn from the rollout."""
         self.agent.update(self.rollout)
 
 
@@ -96,8 +100,8 @@ class Theirs:
     """Rollout and update of RecurrentPPO.
 
     Args:
-        length: steps of an episode. It steps through an LSTM in Python as soon as an episode begins
-            in a batch; only where none does it makes one call.
+        length: steps of an episode. RecurrentPPO steps through the LSTM in Python if an episode
+            begins within a batch; otherwise it makes one call.
     """
 
     def __init__(self, length: float = STEPS) -> None:
@@ -122,16 +126,19 @@ class Theirs:
         self.collect()
 
     def collect(self) -> None:
+        """Collect one rollout."""
         model = self.model
         model.collect_rollouts(
             model.env, self.callback, model.rollout_buffer, n_rollout_steps=STEPS
         )
 
     def update(self) -> None:
+        """Learn from the rollout."""
         self.model.train()
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
-"""The obvious way, given its best: one ordinary module for each environment, in a Python loop.
+"""The naive baseline, tuned: one ordinary module per environment, in a Python loop.
 
-It stands behind the same interface as Esper's backends, so that everything around it (policy,
+It implements the same interface as Esper's backends, so that everything around it (policy,
 lifecycle, reward, update, telemetry) is the same in both loops that are timed.
 """
 
@@ -28,10 +28,11 @@ Optimizers = dict[str, torch.optim.AdamW]
 
 
 class Seed(NaiveSeed):
-    """As its parent; torch 2.13's group norm crashes going backward from a channels_last image that
-    needs no gradient, so an isolated seed gets its input in the other order."""
+    """A naive seed that avoids a crash of torch 2.13: the backward pass of its group norm fails for
+    a channels_last input without gradient, so an isolated seed gets a contiguous input."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the seed to ``x``."""
         if self.alpha != 0.0:
             return super().forward(x)
         branch = self.contribution(x.detach().clone(memory_format=torch.contiguous_format))
@@ -39,13 +40,13 @@ class Seed(NaiveSeed):
 
 
 class NaiveBackend:
-    """Implements ``tolaria.backends.Backend`` by a loop over modules.
+    """Implements ``tolaria.backends.Backend`` with a loop over modules.
 
-    Numbers live in the stack between epochs, so that seeds are born and rolled back as ever; to
-    copy them costs a thousandth of an epoch.
+    Parameters live in the stack between epochs, so that germination and rollback work as usual;
+    copying them costs a thousandth of an epoch.
 
     Args:
-        host: of all environments.
+        host: the host of all environments.
     """
 
     name = "naive"
@@ -57,7 +58,7 @@ class NaiveBackend:
         self.optimizers: dict[int, Optimizers] = {}
 
     def set(self, threads: int, channels_last: bool) -> None:
-        """Continue with so many threads of torch and another memory order."""
+        """Set the number of torch threads and the memory format."""
         self.threads = threads
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.modules: dict[tuple[object, ...], Modules] = {}
@@ -192,7 +193,7 @@ class NaiveBackend:
     def _stored(
         self, row: int, stack: Stack, module: NaiveHost, living: dict[str, NaiveSeed], steps: int
     ) -> None:
-        """Write what was learned into the stack."""
+        """Write the learned parameters into the stack."""
         for tensors, layout, store in self._places(row, stack, module, living):
             for name, view in layout.views(store[row : row + 1]).items():
                 if name in tensors:
@@ -205,7 +206,7 @@ class NaiveBackend:
     def _places(
         self, row: int, stack: Stack, module: NaiveHost, living: dict[str, NaiveSeed]
     ) -> list[tuple[dict[str, Tensor], Layout, Tensor]]:
-        """Named tensors of the modules, and where the stack has them."""
+        """Named tensors of the modules, and their places in the stack."""
         places: list[tuple[dict[str, Tensor], Layout, Tensor]] = [
             (dict(module.named_parameters()), self.host.layout, stack.host),
             (module.statistics(), self.host.buffers, stack.buffers),
@@ -225,7 +226,7 @@ class NaiveBackend:
         stack: Stack,
         optimisation: Optimisation,
     ) -> Optimizers:
-        """Fused AdamW of the host and of each seed, by name; moments as long as the stack's."""
+        """Fused AdamW of the host and of each seed, by name, with the moments of the stack."""
         own = self.optimizers.setdefault(row, {})
         rates = {"": float(optimisation.host_learning_rate[row])}
         counts = {"": float(stack.host_optimizer.step[row])}
@@ -256,7 +257,7 @@ def choose_best(
     rates: Optimisation,
     most: int,
 ) -> str:
-    """Put the backend into the fastest of {1, 2, most threads} x {NCHW, NHWC}; says which."""
+    """Set the backend to the fastest of {1, 2, most threads} x {NCHW, NHWC}; return its name."""
     seconds = {}
     few = min(8, len(seeds.alpha))
     some = Seeds(*(getattr(seeds, name)[:few] for name in seeds.__slots__))

@@ -1,8 +1,8 @@
 """The standard workload of the hot-path scripts, and the loop that runs it.
 
-Actions are scripted: in every environment a ``conv_light`` (in an MLP the smallest blueprint)
+Actions are scripted: in every environment, a ``conv_light`` (in an MLP, the smallest blueprint)
 germinates in the first slot at step 5 and is blended in as soon as its gates allow. The policy is
-computed all the same, and learns from what it would have done.
+still computed, and learns from the actions it would have taken.
 """
 
 import tempfile
@@ -42,7 +42,7 @@ SEED = 1
 
 
 def _pixels(validation: int) -> Dataset:
-    """Random images of the shape of CIFAR-10's; for speed alone, there is nothing to learn."""
+    """Random images of the shape of CIFAR-10's; for timing only, there is nothing to learn."""
     generator = torch.Generator().manual_seed(0)
 
     def split(count: int) -> tuple[Tensor, Tensor]:
@@ -78,20 +78,20 @@ def pixels_tiny() -> Task:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run.
+    """The workload to run.
 
     Attributes:
-        task: name of a task, ``pixels`` and ``pixels_tiny`` included.
-        envs: environments, twins not counted.
-        episode_length: steps.
-        max_batches, batch_size: of a step; the task's own when None.
-        device: where everything lives.
-        precision: of the hosts.
-        telemetry: level.
-        threads: of the CPU.
-        lstm_hidden, ppo_epochs: of the policy.
-        seeds: how many slots of every environment a seed lives in.
-        compile_mode: of the policy's update, see ``simic.compiled``.
+        task: name of a task, possibly ``pixels`` or ``pixels_tiny``.
+        envs: number of environments without twins.
+        episode_length: steps of an episode.
+        max_batches, batch_size: minibatches of a step and their size; the task's own when None.
+        device: device of all tensors.
+        precision: precision of the hosts.
+        telemetry: telemetry level.
+        threads: CPU threads.
+        lstm_hidden, ppo_epochs: settings of the policy.
+        seeds: number of slots per environment in which a seed lives.
+        compile_mode: compilation of the policy's update, see ``simic.compiled``.
     """
 
     task: str = "digits_shift"
@@ -110,12 +110,12 @@ class Workload:
 
     @property
     def found(self) -> Task:
-        """The task itself."""
+        """The task."""
         (found,) = find_all([self.task])
         return found
 
     def growth(self, backend: str) -> GrowthConfig:
-        """Settings of the environment."""
+        """Return the settings of the environment."""
         return GrowthConfig(
             seed=SEED,
             episode_length=self.episode_length,
@@ -127,7 +127,7 @@ class Workload:
         )
 
     def script(self, envs: int) -> ScheduleActor:
-        """The scripted actions."""
+        """Return the scripted actions."""
         slots = self.found.host.slots
         rows = Schedule.never(envs, len(slots))
         for s, slot in enumerate(slots[: self.seeds]):
@@ -161,9 +161,9 @@ class Loop:
     """The whole training loop with one backend, step by step.
 
     Args:
-        workload: what is run.
-        backend: its name.
-        instead: makes another backend for the host, which takes the place of the named one.
+        workload: the workload to run.
+        backend: name of the backend.
+        instead: makes another backend for the host, which replaces the named one.
     """
 
     def __init__(
@@ -195,12 +195,12 @@ class Loop:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was timed."""
+        """Reset all timings."""
         self.steps: list[float] = []
         self.host, self.policy, self.update = 0.0, 0.0, 0.0
 
     def begin(self) -> None:
-        """A new episode."""
+        """Begin a new episode."""
         self.observation: Observation = self.environment.reset(self.episode)
         shards = self.environment.shards
         self.lanes = len(shards)
@@ -217,7 +217,7 @@ class Loop:
         self.t = 0
 
     def step(self) -> Step:
-        """One environment step."""
+        """Take one environment step."""
         before = self._host_seconds()
         begin = time.perf_counter()
         chosen, log_prob, value = self.actor.act(self.observation, self.t)
@@ -239,13 +239,13 @@ class Loop:
         return step
 
     def play(self) -> None:
-        """The steps of an episode that has begun, and the update."""
+        """Take all steps of an episode that has begun, then update."""
         for _ in range(self.workload.episode_length):
             self.step()
         self.end()
 
     def end(self) -> None:
-        """The update, and what is told of the round."""
+        """Update the policy, and write the events of the round."""
         assert self.rollout is not None
         self.held.close()
         begin = time.perf_counter()
@@ -263,7 +263,7 @@ class Loop:
 
     @property
     def seconds(self) -> float:
-        """All that was timed."""
+        """Total of all timings."""
         return sum(self.steps) + self.update
 
     def _host_seconds(self) -> float:

@@ -1,13 +1,13 @@
-"""Does the policy learn? Trains it on several seeds and compares it with its controls.
+"""Does the policy learn? Trains it with several seeds and compares it with its controls.
 
     python benchmarks/learning.py                     # about 45 minutes on 2 cores
     python benchmarks/learning.py --seeds 1 --rounds 4
 
 For every seed: PPO for ``--rounds`` rounds, then the random policy, the plateau heuristic and
 never-grow on the same seed. The gain is committed validation accuracy minus that of the never-grow
-twin with the same host and data; see ``runs.Run.gain``. Runs lie under ``--work``; a run that was
-interrupted goes on from its last checkpoint, and one that is finished is not run again. For several
-tasks at once see ``suite.py``.
+twin with the same host and data; see ``runs.Run.gain``. Runs are kept under ``--work``: an
+interrupted run is resumed from its last checkpoint, and a finished one is not repeated. For several
+tasks at once, see ``suite.py``.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from esper.leyline.config import TrainConfig
 
 
 def measured(settings: Settings, work: Path) -> dict[str, Any]:
-    """Everything the table needs of one seed."""
+    """Return everything that the table needs for one seed."""
     run = trained("ppo", settings, work / f"ppo-seed{settings['seed']}")
     begin, end = run.ends(10)
     first, last = run.gain(begin), run.gain(end)
@@ -62,7 +62,7 @@ def measured(settings: Settings, work: Path) -> dict[str, Any]:
 
 
 def page(rows: list[dict[str, Any]]) -> str:
-    """The results in Markdown."""
+    """Return the results in Markdown."""
     heads = (
         "seed",
         "first tenth",
@@ -92,6 +92,7 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = study_parser(__doc__, "learning", seeds=3, rounds=30)
     parser.add_argument("--task", default="digits_shift")
     arguments = parser.parse_args()

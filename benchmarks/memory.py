@@ -1,13 +1,14 @@
-"""How much memory an environment takes: slope of peak resident memory between two numbers of them.
+"""How much memory does an environment take? The slope of peak memory over environments.
 
     python benchmarks/memory.py --write                # every task, a few minutes
     python benchmarks/memory.py --tasks digits_mlp
 
-Each measurement is a process of its own that trains with a seed growing in every slot (the largest
-blueprint of its family) until all of them act, with one minibatch a step: memory peaks within a
-minibatch or a validation batch, so more of them take longer and not more. The slope counts the
-never-grow twin of each eight environments. The backend is torch; the native one works on one
-environment at a time and takes no more than its parameters.
+Each measurement is a separate process that trains with a seed growing in every slot (the largest
+blueprint that the slot allows) until all seeds act. It uses one minibatch per step: memory peaks
+within a minibatch or a validation batch, so more minibatches would take longer but not more memory.
+The slope is that of peak resident memory between two numbers of environments; it includes one
+never-grow twin per eight environments. The backend is torch; the native one works on one
+environment at a time and needs little beyond its parameters.
 """
 
 import argparse
@@ -25,18 +26,19 @@ FEW, MANY = 64, 256
 
 
 def peak(task_name: str, envs: int, backend: str) -> int:
-    """Peak resident memory of a fresh process in which all seeds came to act, bytes."""
+    """Return the peak resident memory, in bytes, of a fresh process in which all seeds act."""
     command = [sys.executable, __file__, "--measure", task_name, str(envs), backend]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def slope(task_name: str, backend: str = "torch") -> float:
-    """Bytes an environment."""
+    """Return bytes per environment."""
     many, few = (peak(task_name, envs, backend) for envs in (MANY, FEW))
     return (many - few) / (MANY - FEW)
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     suites = [name for names in SUITES.values() for name in names]
     parser.add_argument("--tasks", nargs="+", default=suites)

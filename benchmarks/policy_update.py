@@ -1,11 +1,12 @@
-"""What do masks, autoregressive heads and telemetry cost? Ratios within one run.
+"""What do masks, autoregressive heads and telemetry cost? Times them against a plain policy.
 
     python benchmarks/policy_update.py --write
 
-Update and rollout of the growth policy beside the plainest recurrent policy there is: one linear
+Times update and rollout of the growth policy against a minimal recurrent policy: one linear
 encoder, one ``nn.LSTM`` call over the whole sequence, one linear map to all heads, one padded
 log-softmax, one value, fused Adam. 150 steps of 16 environments, one epoch of the full batch, one
-thread; the two take turns. Then whole training loops at telemetry levels off, normal and debug.
+thread; the two take turns. Then times whole training loops at telemetry levels off, normal and
+debug.
 """
 
 import os
@@ -37,7 +38,7 @@ State = tuple[Tensor, Tensor]
 
 
 class PlainPolicy(nn.Module):
-    """The reference: no masks, no head that depends on another."""
+    """The reference: no masks, and no head depends on another."""
 
     def __init__(self, hidden: int, widths: list[int]):
         super().__init__()
@@ -53,6 +54,7 @@ class PlainPolicy(nn.Module):
         self.index = torch.tensor(index)
 
     def forward(self, x: Tensor, hidden: State | None = None) -> tuple[Tensor, Tensor, State]:
+        """Return log-probabilities of all options, values, and the state of the LSTM."""
         memory, hidden = self.lstm(self.encoder(x), hidden)
         logits = nn.functional.pad(self.heads(memory), (0, 1), value=-1e9)
         return logits[..., self.index].log_softmax(-1), self.value(memory)[..., 0], hidden
@@ -73,6 +75,7 @@ class Plain:
         self.advantages, self.targets = torch.randn(2, STEPS, ENVS)
 
     def update(self) -> None:
+        """Do one PPO update."""
         log_probs, value, _ = self.policy(self.x)
         log_ratio = log_probs.gather(-1, self.actions)[..., 0].sum(-1) - self.old
         ratio = log_ratio.exp()
@@ -87,6 +90,7 @@ class Plain:
 
     @torch.no_grad()
     def act(self) -> None:
+        """Choose actions for all steps of a rollout."""
         hidden = None
         for x in self.x:
             log_probs, _, hidden = self.policy(x[None], hidden)
@@ -95,7 +99,7 @@ class Plain:
 
 
 class Growth:
-    """The same of the growth policy, on observations of a real environment, repeated."""
+    """Rollout step and update of the growth policy, on a repeated real observation."""
 
     def __init__(self, hidden: int):
         config = LearnerConfig(lstm_hidden=hidden, ppo_epochs=1, minibatches=1, target_kl=1e9)
@@ -114,9 +118,11 @@ class Growth:
             self.rollout.outcome(t, torch.randn(ENVS), t + 1 == STEPS)
 
     def update(self) -> None:
+        """Do one PPO update."""
         self.agent.update(self.rollout)
 
     def act(self) -> None:
+        """Choose actions for all steps of a rollout."""
         self.agent.begin(self.environments, 0)
         with self.agent.policy.frozen_weights():
             for t in range(STEPS):
@@ -124,7 +130,7 @@ class Growth:
 
 
 def policies(hidden: int, repeats: int) -> list[tuple[object, ...]]:
-    """Medians of both policies, and ratios."""
+    """Return the median times of both policies, and their ratios."""
     plain, growth = Plain(hidden), Growth(hidden)
     rows: list[tuple[object, ...]] = []
     for name, what in (("update", "update"), ("act", f"{STEPS} rollout steps")):
@@ -135,7 +141,7 @@ def policies(hidden: int, repeats: int) -> list[tuple[object, ...]]:
 
 
 def telemetry(repeats: int) -> list[tuple[str, ...]]:
-    """Whole loops by level, each step taken in turns."""
+    """Return the times of whole loops by telemetry level; the loops take turns step by step."""
     workload = Workload(envs=64, episode_length=20, threads=os.cpu_count() or 1)
     levels = ("off", "normal", "debug")
     loops = {level: Loop(replace(workload, telemetry=level), "auto") for level in levels}
@@ -158,6 +164,7 @@ def telemetry(repeats: int) -> list[tuple[str, ...]]:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()

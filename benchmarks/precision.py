@@ -1,13 +1,13 @@
-"""Does mixed precision of the hosts cost accuracy? The same training in float32 and in bfloat16.
+"""Does mixed precision of the hosts cost accuracy? Compares trainings in float32 and bfloat16.
 
     python benchmarks/precision.py --write                 # about half an hour on one free core
     python benchmarks/precision.py --amp-dtype float16 --work runs/precision16
 
 For every seed: PPO with ``--backend torch`` in float32 and in mixed precision, all other settings
-equal. Final accuracy is committed validation accuracy of the grown hosts, mean over the last
-quarter of the rounds; growing is learned, so it falls both when hosts learn worse and when the
-policy does. Runs lie under ``--work``; a run that was interrupted goes on from its last checkpoint,
-and one that is finished is not run again.
+equal. Final accuracy is the committed validation accuracy of the grown hosts, averaged over the
+last quarter of the rounds. Since growing is learned, it falls both when hosts learn worse and when
+the policy does. Runs are kept under ``--work``: an interrupted run is resumed from its last
+checkpoint, and a finished one is not repeated.
 """
 
 import statistics
@@ -20,11 +20,11 @@ from runs import Run, Settings, study_parser, trained
 from esper.leyline.events import EpisodeOutcome, to_floats
 
 LEAST_RATIO = 0.9
-"""Of mixed precision's final accuracy over that of float32; the median over the seeds counts."""
+"""Least ratio of final accuracy in mixed precision to that in float32, median over the seeds."""
 
 
 def measured(run: Run) -> dict[str, Any]:
-    """Accuracies and gains over the never-grow twin, in the first and the last quarter."""
+    """Return accuracies and gains over the never-grow twin, in the first and last quarter."""
 
     def accuracy(part: list[EpisodeOutcome], field: str) -> float:
         return statistics.fmean(v for o in part for v in to_floats(getattr(o, field)))
@@ -41,7 +41,7 @@ def measured(run: Run) -> dict[str, Any]:
 
 
 def compared(settings: Settings, amp_dtype: str, work: Path) -> dict[str, Any]:
-    """Both runs of one seed."""
+    """Return the results of both runs of one seed."""
     row: dict[str, Any] = {"seed": settings["seed"]}
     for name, use_amp in (("float32", False), (amp_dtype, True)):
         given = {**settings, "use_amp": use_amp, "amp_dtype": amp_dtype}
@@ -54,7 +54,7 @@ def compared(settings: Settings, amp_dtype: str, work: Path) -> dict[str, Any]:
 
 
 def page(rows: list[dict[str, Any]], amp_dtype: str) -> str:
-    """The results in Markdown, the medians last."""
+    """Return the results in Markdown, medians last."""
     heads, medians = ["seed"], ["median"]
     lines = [[str(row["seed"])] for row in rows]
     for name in ("float32", amp_dtype):
@@ -72,6 +72,7 @@ def page(rows: list[dict[str, Any]], amp_dtype: str) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = study_parser(__doc__, "precision", seeds=3, rounds=16)
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--task", default="digits_shift")

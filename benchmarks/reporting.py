@@ -1,4 +1,4 @@
-"""Pages of results: arguments, medians, tables in Markdown, and where figures were taken."""
+"""Pages of results: arguments, timings, tables in Markdown, and the machine they were made on."""
 
 import argparse
 import json
@@ -18,14 +18,14 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def new_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser described by the first line of ``doc``, with ``--write``."""
+    """Return a parser with ``--write``, described by the first line of ``doc``."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     return parser
 
 
 def kept(path: Path, make: Callable[[], Any]) -> Any:
-    """What ``make`` returned once: read from the JSON file ``path``, or made and written now."""
+    """Return the JSON in ``path`` if the file exists; else call ``make`` and write its result."""
     if not path.exists():
         found = make()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,10 +36,10 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
 def in_turns(
     calls: Mapping[str, Callable[[], object]], repeats: int
 ) -> dict[str, tuple[float, float]]:
-    """Median seconds of wall and of CPU time of each call.
+    """Return the median wall and CPU seconds of each call.
 
-    The calls take turns, so that drift of the machine's speed affects all of them. Two further
-    turns before are not counted.
+    The calls take turns, so that drift of the machine's speed affects all of them. The first two
+    turns are not counted.
     """
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for _ in range(repeats + 2):
@@ -57,13 +57,13 @@ def in_turns(
 
 
 def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     first, *others = (f"| {' | '.join(map(str, cells))} |" for cells in (heads, *rows))
     return "\n".join([first, "|" + "---|" * len(heads), *others])
 
 
 def made_on(*more: str) -> str:
-    """Version of torch, processor, ``more`` and today, with commas and without a full stop."""
+    """Return torch version, processor, ``more`` and today's date, separated by commas."""
     processor = f"{os.cpu_count()} x {processor_name()}"
     return ", ".join([f"torch {torch.__version__}", processor, *more, time.strftime("%Y-%m-%d")])
 
@@ -74,11 +74,11 @@ def publish(
     """Print a page: its title, the command as typed, and ``parts``.
 
     Args:
-        name: of the files below ``results/``, without suffix.
-        title: of the page.
+        name: name of the files in ``results/``, without suffix.
+        title: title of the page.
         parts: paragraphs and tables.
         write: whether to write the page, and ``figures`` beside it as JSON where there are any.
-        figures: what the tables were made of.
+        figures: data behind the tables.
     """
     threads = os.environ.get("OMP_NUM_THREADS")
     command = f"{f'OMP_NUM_THREADS={threads} ' if threads else ''}python {' '.join(sys.argv)}"

@@ -1,4 +1,4 @@
-"""Runs that benchmarks train or find finished, and means with errors over their episodes."""
+"""Runs that benchmarks train or reuse, and means with standard errors over their episodes."""
 
 import argparse
 import math
@@ -37,13 +37,13 @@ class Mean:
 
     @classmethod
     def of(cls, samples: ArrayLike) -> "Mean":
-        """That of independent samples; the error of a single one is not known."""
+        """Return the mean of independent samples; the error of a single sample is NaN."""
         values = np.asarray(samples, float)
         error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
         return cls(float(values.mean()), float(error))
 
     def above(self, other: "Mean") -> bool:
-        """Whether this is larger by two standard errors of the difference."""
+        """Whether this mean is larger by more than two standard errors of the difference."""
         return self.value - other.value > 2.0 * math.hypot(self.error, other.error)
 
     def __format__(self, spec: str) -> str:
@@ -56,15 +56,15 @@ class Mean:
 
 ZERO = Mean(0.0, 0.0)
 _FREE = {"rounds", "threads", "telemetry_dir", "plugin"}
-"""Settings that may differ between a run that is found and what is wanted."""
+"""Settings that may differ between a stored run and the one wanted."""
 
 
 class Run:
     """The events of a finished run.
 
     Attributes:
-        path: its directory.
-        outcomes, updates, snapshots: those of every round.
+        path: the run directory.
+        outcomes, updates, snapshots: events of every round.
     """
 
     def __init__(self, path: Path):
@@ -76,27 +76,27 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Time of rollouts and updates."""
+        """Seconds of all rollouts and updates."""
         return sum(s.rollout_seconds + s.update_seconds for s in self.snapshots)
 
     def ends(self, parts: int) -> tuple[list[EpisodeOutcome], list[EpisodeOutcome]]:
-        """The first and the last of ``parts`` equal parts of the rounds."""
+        """Return the first and the last of ``parts`` equal parts of the rounds."""
         count = math.ceil(len(self.outcomes) / parts)
         return self.outcomes[:count], self.outcomes[-count:]
 
     def metric(self, name: str) -> NDArray[np.float64]:
-        """A metric of every update."""
+        """Return a metric of every update; NaN where it is missing."""
         values = [update.metrics[name] for update in self.updates]
         return np.array([math.nan if value is None else float(value) for value in values])
 
     def gain(self, outcomes: Sequence[EpisodeOutcome], measure: str = "accuracy") -> Mean:
-        """Mean gain over the never-grow twin, tasks weighing the same.
+        """Return the mean gain over the never-grow twin, with equal weight per task.
 
         The environments of a group share a twin, so the error is that of (round, group) means
         within each task.
 
         Args:
-            outcomes: of some rounds.
+            outcomes: outcomes of some rounds.
             measure: ``accuracy`` (committed) or ``utility``.
         """
         samples = defaultdict(list)
@@ -111,7 +111,7 @@ class Run:
 
 
 def of_task(outcomes: Sequence[EpisodeOutcome], task: str, field: str) -> float:
-    """Mean of a field over the environments that drew ``task``."""
+    """Return the mean of a field over the environments that drew ``task``."""
     values = [
         value
         for outcome in outcomes
@@ -122,13 +122,13 @@ def of_task(outcomes: Sequence[EpisodeOutcome], task: str, field: str) -> float:
 
 
 def study_parser(doc: str | None, work: str, seeds: int, rounds: int) -> argparse.ArgumentParser:
-    """A parser with what every study of trainings takes.
+    """Return a parser with the arguments that every study of trainings takes.
 
     Args:
-        doc: the script's.
-        work: name of the folder of its runs below ``runs/``.
-        seeds: how many, from 1 on.
-        rounds: of a training.
+        doc: docstring of the script.
+        work: name of the folder of its runs in ``runs/``.
+        seeds: default number of seeds, counted from 1.
+        rounds: default number of rounds of a training.
     """
     parser = new_parser(doc)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, seeds + 1)))
@@ -138,7 +138,7 @@ def study_parser(doc: str | None, work: str, seeds: int, rounds: int) -> argpars
 
 
 def trained(policy: str, settings: Settings, folder: Path) -> Run:
-    """The finished run of a policy in ``folder``: found, resumed, or made."""
+    """Return the finished run of a policy in ``folder``: reused, resumed, or trained now."""
     config = unflatten({**settings, "telemetry_dir": str(folder), "telemetry_level": "minimal"})
     for run in sorted(folder.glob("*")):
         _same(flatten(config), run)
@@ -151,7 +151,7 @@ def trained(policy: str, settings: Settings, folder: Path) -> Run:
 
 
 def controls(settings: Settings, work: Path) -> dict[str, Run]:
-    """Finished runs of the policies that do not learn."""
+    """Return finished runs of the policies that do not learn."""
     return {
         policy: trained(policy, settings, work / f"{policy}-seed{settings['seed']}")
         for policy in ("random", "heuristic", "never")
@@ -159,7 +159,7 @@ def controls(settings: Settings, work: Path) -> dict[str, Run]:
 
 
 def _same(wanted: Settings, run: Path) -> None:
-    """Refuse a run that was made with other settings."""
+    """Exit if a stored run was made with other settings."""
     stored = flatten(stored_config(run)[0])
     wanted = wanted | {"task": [task.name for task in find_all(wanted["task"])]}
     for name, value in wanted.items():

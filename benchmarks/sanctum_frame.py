@@ -1,12 +1,12 @@
-"""How long Sanctum takes to open a long run, and to draw a frame of it.
+"""How long does Sanctum take to open a long run, and to draw a frame of it?
 
     python benchmarks/sanctum_frame.py --write
 
 The run has 10^6 environment steps of 64 environments at level normal (15,625 steps): one round is
-trained, and its events are repeated as those of 125 rounds. It opens when the status line of a real
-(pseudo) terminal says ``finished``, counted from the start of the process. Frames are drawn in this
-process, at moments spread over a replay: from the moment asked for to the characters of the whole
-screen. Processor time is given besides wall time, for a machine may be busy with other things.
+trained, and its events are repeated as those of 125 rounds. Opening is timed from the start of the
+process until the status line on a pseudo-terminal says ``finished``. Frames are drawn in this
+process, at moments spread over a replay; a frame is timed from the request for its moment to the
+characters of the whole screen. Processor time is reported too, because the machine may be busy.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ FRAMES = 30
 
 
 def write_run(folder: Path) -> Path:
-    """The directory of a run of one round, its events repeated as those of ``ROUNDS``."""
+    """Write a run of one round whose events are repeated ``ROUNDS`` times; return its directory."""
     settings = {"envs": ENVS, "episode_length": LENGTH, "rounds": 1, "telemetry_dir": str(folder)}
     run = run_training(unflatten(settings), "ppo").path
     file = run / "events.jsonl"
@@ -56,7 +56,7 @@ def write_run(folder: Path) -> Path:
 
 
 def opening(run: Path, size: tuple[int, int]) -> tuple[float, float]:
-    """Seconds from the start of ``esper sanctum`` until the whole run is shown: wall, processor."""
+    """Return wall and processor seconds from the start of Sanctum until the whole run is shown."""
     begin = time.perf_counter()
     process, terminal = pty.fork()
     if process == 0:
@@ -81,7 +81,7 @@ def opening(run: Path, size: tuple[int, int]) -> tuple[float, float]:
 
 
 async def frames(run: Path, size: tuple[int, int]) -> dict[str, list[tuple[float, float]]]:
-    """Wall and processor seconds of frames, by page."""
+    """Return the wall and processor seconds of frames, by page."""
     app = Sanctum(run)
     found: dict[str, list[tuple[float, float]]] = {}
     async with app.run_test(size=size) as pilot:
@@ -104,6 +104,7 @@ async def frames(run: Path, size: tuple[int, int]) -> dict[str, list[tuple[float
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     arguments = new_parser(__doc__).parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:

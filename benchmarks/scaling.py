@@ -1,11 +1,11 @@
-"""What an environment step costs as the work grows: environments, slots, living seeds, host width.
+"""How does the cost of a step grow with environments, slots, living seeds and host width?
 
     python benchmarks/scaling.py --write
 
-Whole training loops (see ``hot_path_workload.py``) without the naive one, both backends.
-Writes a table and plots. The exponent is the slope of log time against log size between the two
-largest sizes: 1 is linear in the number of environments, slots and seeds, and in the operations of
-a wider host; above it a term would be superlinear.
+Times whole training loops (see ``hot_path_workload.py``) with both backends; the naive loop is not
+run. Writes a table and plots. The exponent is the slope of log time against log size between the
+two largest sizes: 1 means linear in the number of environments, slots and seeds, or in the
+operations of a wider host; more means superlinear.
 """
 
 import math
@@ -32,7 +32,7 @@ WIDTHS = (4, 8, 16, 32)
 
 
 def register(name: str, host: CnnHost) -> str:
-    """A task on plain digits for ``host``."""
+    """Register a task on plain digits for ``host``; return its name."""
 
     def made() -> Task:
         return Task(name, "digits", host, data.digits)
@@ -43,13 +43,13 @@ def register(name: str, host: CnnHost) -> str:
 
 
 def ten_blocks(slots: int) -> CnnHost:
-    """Ten blocks of four channels, with the first ``slots`` slots in use."""
+    """Return a host of ten blocks of four channels, with slots in the first ``slots`` blocks."""
     names = tuple(f"r0c{block}" for block in range(slots))
     return CnnHost((4,) * SLOTS, 10, (8, 8, 1), slot_names=names)
 
 
 def milliseconds(workload: Workload, backend: str, episodes: int) -> float:
-    """Median over episodes of the time of a step of all environments, update included."""
+    """Return the median over episodes of the time per step of all environments, with update."""
     loop = Loop(workload, backend)
     found = []
     for _ in range(episodes + 1):
@@ -62,18 +62,18 @@ def milliseconds(workload: Workload, backend: str, episodes: int) -> float:
 
 
 def sweeps(most: int) -> dict[str, dict[float, Workload]]:
-    """What is varied: workloads by size."""
+    """Return the workloads of each sweep, by size."""
     base = Workload(episode_length=12, threads=os.cpu_count() or 1)
     few = replace(base, envs=16)
     slots = {s: register(f"scaling_slots_{s}", ten_blocks(s)) for s in (1, 2, 5, SLOTS)}
-    # Seeds germinate one after another: a longer episode, so that most of it has all of them.
+    # Seeds germinate one after another: in a longer episode, most steps have all of them.
     ten = replace(few, task=slots[SLOTS], episode_length=30)
     hosts = {w: register(f"scaling_width_{w}", CnnHost((w, 2 * w), 10, (8, 8, 1))) for w in WIDTHS}
     return {
         "environments": {n: replace(base, envs=n) for n in (4, 16, 64, 256, 1024) if n <= most},
         "slots": {s: replace(few, task=name) for s, name in slots.items()},
         "living seeds": {s: replace(ten, seeds=s) for s in (0, 1, 2, 5, 10)},
-        # The second block dominates: its multiplications go with the square of the width.
+        # The second block dominates: its multiplications grow with the square of the width.
         "operations of the host": {
             (w / WIDTHS[0]) ** 2: replace(few, task=name) for w, name in hosts.items()
         },
@@ -81,12 +81,12 @@ def sweeps(most: int) -> dict[str, dict[float, Workload]]:
 
 
 def exponent(sizes: list[float], times: list[float]) -> float:
-    """Slope in the logarithms between the two largest sizes."""
+    """Return the slope of log time over log size between the two largest sizes."""
     return math.log(times[-1] / times[-2]) / math.log(sizes[-1] / sizes[-2])
 
 
 def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
-    """One panel for each thing that is varied."""
+    """Plot one panel per sweep."""
     figure = Figure(figsize=(9, 6.5), layout="tight")
     for panel, (name, rows) in zip(figure.subplots(2, 2).flat, found.items(), strict=True):
         for backend, times in rows["ms"].items():
@@ -101,8 +101,9 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
-    parser.add_argument("--most", type=int, default=1024, help="environments")
+    parser.add_argument("--most", type=int, default=1024, help="largest number of environments")
     parser.add_argument("--episodes", type=int, default=2)
     parser.add_argument("--backends", nargs="+", default=["native", "torch"])
     arguments = parser.parse_args()

@@ -1,13 +1,13 @@
-"""Do warmup and cosine decay steady the update? The user's claim, measured.
+"""Do warmup and cosine decay make updates steadier? Measures the scatter of update metrics.
 
     python benchmarks/schedules.py --write      # about half an hour on 2 cores
 
 Trains the default growth policy on ``digits_shift`` at a constant step size and with
-``--lr-warmup-frac 0.1 --lr-decay cosine`` over the same number of updates, on the same seeds. Of
-each run: how much the value loss and the importance ratio scatter from update to update, around
-their own trend, and the gain over the never-grow twin at the end. Intervals are those of a
-bootstrap over seeds of the paired difference. Runs lie under ``--work``; one that was interrupted
-goes on from its last checkpoint, and one that is finished is not run again.
+``--lr-warmup-frac 0.1 --lr-decay cosine`` over the same number of updates, on the same seeds.
+Measures, for each run, how much the value loss and the importance ratio scatter from update to
+update around their trend, and the gain over the never-grow twin at the end. Intervals come from a
+bootstrap over seeds of the paired difference. Runs are kept under ``--work``: an interrupted run is
+resumed from its last checkpoint, and a finished one is not repeated.
 """
 
 import numpy as np
@@ -25,16 +25,16 @@ SCHEDULES: dict[str, dict[str, object]] = {
 
 
 def scatter(values: NDArray[np.float64]) -> float:
-    """Variance of a series around its trend, a running mean of five updates.
+    """Return the variance of a series around its trend, a running mean of five updates.
 
-    A loss that falls varies too; what is asked is how restless it is on its way.
+    The trend is subtracted because a falling loss varies even when its updates are steady.
     """
     trend = np.convolve(values, np.ones(5) / 5.0, mode="valid")
     return float(np.var(values[2:-2] - trend))
 
 
 def measured(run: Run) -> dict[str, float]:
-    """The figures of one run."""
+    """Return the figures of one run."""
     return {
         "variance of value loss": scatter(run.metric("value_loss")),
         "variance of the ratio": float(run.metric("ratio_variance").mean()),
@@ -45,7 +45,7 @@ def measured(run: Run) -> dict[str, float]:
 
 
 def compared(figures: dict[str, list[dict[str, float]]]) -> str:
-    """The results in Markdown."""
+    """Return the results in Markdown."""
     constant, scheduled = (figures[name] for name in SCHEDULES)
     rows = []
     for name in constant[0]:
@@ -59,6 +59,7 @@ def compared(figures: dict[str, list[dict[str, float]]]) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = study_parser(__doc__, "schedules", seeds=5, rounds=30)
     parser.add_argument("--task", default="digits_shift")
     arguments = parser.parse_args()

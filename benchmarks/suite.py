@@ -1,12 +1,12 @@
-"""Does a policy learn to look? Training on the suite, by reward, against its controls.
+"""Does a policy learn to adapt to the task? Trains on the suite, by reward, against controls.
 
-    python benchmarks/suite.py --write                    # every reward of utility, five seeds
+    python benchmarks/suite.py --write                    # all rewards of utility, five seeds
     python benchmarks/suite.py --rewards paired --seeds 1
 
 For every reward and seed: PPO on the training suite. For every seed: the random policy, the plateau
-heuristic and never-grow. What counts is utility above the never-grow twin's, tasks weighing the
-same, over the last quarter of the rounds; see ``runs.Run.gain``. Runs lie under ``--work``; a run
-that was interrupted goes on from its last checkpoint, and one that is finished is not run again.
+heuristic and never-grow. The measure is utility above the never-grow twin's over the last quarter
+of the rounds, with equal weight per task; see ``runs.Run.gain``. Runs are kept under ``--work``: an
+interrupted run is resumed from its last checkpoint, and a finished one is not repeated.
 """
 
 from pathlib import Path
@@ -19,12 +19,12 @@ from runs import ZERO, Mean, Settings, controls, of_task, study_parser, trained
 from esper.runtime.tasks import SUITES
 
 TRACE_DECAY = {"terminal": 1.0}
-"""Lambda where it is not the default: a reward on the last step alone has nothing to trace."""
+"""Lambda where it is not the default: a reward on the last step alone needs no decay."""
 CONTROL_ROUNDS = 3
 
 
 def measured(reward: str, settings: Settings, work: Path) -> dict[str, Any]:
-    """What came of one PPO run."""
+    """Return the results of one PPO run."""
     own: Settings = {"reward": reward}
     if reward in TRACE_DECAY:
         own["trace_decay"] = TRACE_DECAY[reward]
@@ -50,13 +50,13 @@ def measured(reward: str, settings: Settings, work: Path) -> dict[str, Any]:
 
 
 def holds(row: dict[str, Any], control: dict[str, Mean]) -> bool:
-    """Whether a run shows what it should: above never and random, and it looks."""
-    looks = row["seeds"]["digits"] <= 0.5 * row["seeds"]["digits_shift"]
-    return row["last"].above(ZERO) and row["last"].above(control["random"]) and looks
+    """Whether a run beats never and random, and germinates less where growing gains less."""
+    adapts = row["seeds"]["digits"] <= 0.5 * row["seeds"]["digits_shift"]
+    return row["last"].above(ZERO) and row["last"].above(control["random"]) and adapts
 
 
 def compared(rows: list[dict[str, Any]], rewards: list[str]) -> str:
-    """Rewards against each other, means over seeds."""
+    """Compare the rewards, with means over seeds."""
     heads = (
         *("reward", "utility above never, points", f"less that of {rewards[0]}, same seeds"),
         *("accuracy", "seeds on digits", "on digits_shift"),
@@ -81,7 +81,7 @@ def compared(rows: list[dict[str, Any]], rewards: list[str]) -> str:
 
 
 def by_seed(rows: list[dict[str, Any]], control: dict[int, dict[str, Mean]]) -> str:
-    """One line for every run."""
+    """Return a table with one line per run."""
     heads = (
         *("reward", "seed", "first quarter", "last quarter", "random", "heuristic"),
         *("seeds on digits", "on digits_shift", "minutes", "holds"),
@@ -101,7 +101,7 @@ def by_seed(rows: list[dict[str, Any]], control: dict[int, dict[str, Mean]]) -> 
 
 
 def by_task(rows: list[dict[str, Any]]) -> str:
-    """Utility gained on each task, by run."""
+    """Return a table of the utility gained on each task, one line per run."""
     tasks = SUITES["suite"]
     lines = []
     for row in rows:
@@ -112,6 +112,7 @@ def by_task(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = study_parser(__doc__, "suite", seeds=5, rounds=32)
     parser.add_argument("--rewards", nargs="+", default=["paired", "terminal", "utility"])
     parser.add_argument("--envs", type=int, default=28)

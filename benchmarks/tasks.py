@@ -1,20 +1,20 @@
-"""What is growing worth on each task? Fixed schedules, from never to the best that were found.
+"""What is growing worth on each task? Compares fixed schedules, from never to the best found.
 
     python benchmarks/tasks.py --write      # every task of both suites
-    python benchmarks/tasks.py --check      # is the committed table found again?
+    python benchmarks/tasks.py --check      # is the committed table reproduced?
 
 Every plan is played by real actions in the real environment, on the same hosts and data as every
-other plan: a plan's gain is its utility minus that of never growing on the same hosts. A hundred
-schedules are drawn once; what they grow in a slot is drawn for each family of slots.
+other plan. A plan's gain is its utility minus that of never growing on the same hosts. A hundred
+random schedules are drawn once; blueprints are drawn per slot from those that the slot allows.
 
 1. Screening: never, everything at step 0 (the largest blueprint in every slot), each blueprint in
    each slot from step 0, and the random schedules, on few hosts.
-2. Semifinal, on other hosts: the best of these, and the best over the training suite. With both
-   stages the choices are made: the task's best single seed, its best random schedule, its best plan
-   of all, and the plan that is best over the suite.
-3. Final, on fresh hosts that had no part in any choice: what the chosen plans are worth.
+2. Semifinal, on other hosts: the best of these, and the best over the training suite. Both stages
+   together select the task's best single seed, its best random schedule, its best plan of all, and
+   the plan that is best over the suite.
+3. Final, on fresh hosts that were not used for selection: the gains of the selected plans.
 
-Stages are kept in ``--work``; a run that was cut off goes on from there.
+Results of stages are kept in ``--work``; an interrupted benchmark continues from there.
 """
 
 import json
@@ -44,17 +44,17 @@ from esper.tolaria.precision import Precision
 
 Floats = NDArray[np.float64]
 Rows = dict[str, dict[str, Any]]
-"""What a task's plans are worth, by role."""
+"""Results of a task's plans, by role."""
 
 RANDOM_SCHEDULES = 100
 MOST_SLOTS = 10
 PER_SCREENING, PER_SEMIFINAL, PER_FINAL = 4, 10, 24
-"""Groups of hosts each plan is played on; screening takes half for what is not trained on."""
+"""Groups of hosts per plan and stage; screening uses half as many for tasks outside the suite."""
 SEMIFINALISTS = 6
 FINAL_HOSTS, CHECK_HOSTS = 3, 4
-"""Episode numbers that stand for hosts nothing was chosen by."""
+"""Episode numbers of hosts that were not used for selection."""
 CHUNK = 64
-"""Plans that are played at once; more would not fit into the cache."""
+"""Plans that are played in one batch; more would not fit into the cache."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Plan:
     slots: tuple[tuple[int, int, int, int] | None, ...]
 
     def words(self, task: Task) -> str:
-        """What grows where from when."""
+        """Describe the plan: which blueprint grows in which slot from which step."""
         parts = [
             f"{BLUEPRINTS[chosen[1]]} in {slot.name} from step {chosen[0]}"
             f" ({Style(chosen[2]).name.lower()}, {TEMPO_STEPS[chosen[3]]} steps)"
@@ -76,7 +76,7 @@ class Plan:
 
 
 def single_plans(task: Task) -> list[Plan]:
-    """Never, everything, and each blueprint in each slot, from step 0."""
+    """Return the plans never, everything, and each blueprint in each slot, from step 0."""
     slots = task.host.slots
     style, tempo = int(Style.LINEAR_ADD), 0
     plans = [Plan("never", (None,) * len(slots))]
@@ -91,7 +91,7 @@ def single_plans(task: Task) -> list[Plan]:
 
 
 def random_plans(task: Task) -> list[Plan]:
-    """The random schedules as this task plays them; the draws do not depend on the task."""
+    """Return the random schedules for this task; the draws themselves do not depend on it."""
     generator = np.random.default_rng(0)
     length = task.episode_length
     plans = []
@@ -117,7 +117,7 @@ def random_plans(task: Task) -> list[Plan]:
 
 
 def schedule(plans: list[Plan], slots: int) -> Schedule:
-    """One row for each plan."""
+    """Return a schedule with one row per plan."""
     rows = Schedule.never(len(plans), slots)
     for i, plan in enumerate(plans):
         for s, chosen in enumerate(plan.slots):
@@ -127,9 +127,9 @@ def schedule(plans: list[Plan], slots: int) -> Schedule:
 
 
 def play(task: Task, plans: list[Plan], groups: int, episode: int, lanes: int) -> Floats:
-    """Utility, committed accuracy and loss, ``[3, groups, plans]``; all plans on the same hosts.
+    """Return utility, committed accuracy and loss, ``[3, groups, plans]``, on the same hosts.
 
-    ``episode`` names the hosts: the same number gives the same hosts to any plans.
+    ``episode`` determines the hosts: the same number gives the same hosts for all plans.
     """
     result = np.zeros((3, groups, len(plans)))
     at_once = [i for i, plan in enumerate(plans) if plan.name == "everything"]
@@ -144,7 +144,7 @@ def play(task: Task, plans: list[Plan], groups: int, episode: int, lanes: int) -
 def _play(
     task: Task, plans: list[Plan], groups: int, episode: int, lanes: int, at_once: bool
 ) -> Floats:
-    # Environment g * CHUNK + i plays plan i in group g, whatever the part.
+    # Environment g * CHUNK + i plays plan i of the batch in group g.
     members = [g * CHUNK + i for g in range(groups) for i in range(len(plans))]
     rows = torch.arange(len(plans)).repeat(groups)
     config = GrowthConfig(
@@ -165,12 +165,12 @@ def _play(
 
 
 def known_plans(task: Task) -> dict[str, Plan]:
-    """Every plan of a task by name."""
+    """Return every plan of a task by name."""
     return {plan.name: plan for plan in single_plans(task) + random_plans(task)}
 
 
 def gains(task: Task, names: list[str], groups: int, episode: int, lanes: int) -> dict[str, float]:
-    """Mean gain in utility of each plan over never growing on the same hosts."""
+    """Return the mean gain in utility of each plan over never growing on the same hosts."""
     known = known_plans(task)
     plans = [known[name] for name in ["never", *names]]
     worth = play(task, plans, groups, episode, lanes)[0]
@@ -178,13 +178,13 @@ def gains(task: Task, names: list[str], groups: int, episode: int, lanes: int) -
 
 
 def best_of(found: dict[str, float], kind: str, count: int) -> list[str]:
-    """The best plans whose name begins with ``kind``."""
+    """Return the best ``count`` plans whose name begins with ``kind``."""
     own = [name for name in found if name.startswith(kind)]
     return sorted(own, key=lambda name: -found[name])[:count]
 
 
 def chosen_plans(both: dict[str, float], suite_plan: str) -> dict[str, str]:
-    """What goes to the final, by role; ``own`` is the best of all, never growing included."""
+    """Return the plans of the final by role; ``own`` is the best of all, including never."""
     roles = {
         "never": "never",
         "everything": "everything",
@@ -197,7 +197,7 @@ def chosen_plans(both: dict[str, float], suite_plan: str) -> dict[str, str]:
 
 
 def final(task: Task, names: dict[str, str], lanes: int, episode: int = FINAL_HOSTS) -> Rows:
-    """Each plan of ``names`` on fresh hosts."""
+    """Play each plan of ``names`` on fresh hosts; return its results by role."""
     known, different = known_plans(task), list(dict.fromkeys(names.values()))
     worth, accuracy, _ = play(task, [known[n] for n in different], PER_FINAL, episode, lanes)
     rows: Rows = {}
@@ -213,7 +213,7 @@ def final(task: Task, names: dict[str, str], lanes: int, episode: int = FINAL_HO
 
 
 def best_fixed(rows: Rows) -> dict[str, Any]:
-    """The task's own best plan as ``esper tasks`` reads it."""
+    """Return the task's own best plan in the form that ``esper tasks`` reads."""
     row = rows["own"]
     low, high = (row["gain"] + errors * row["gain_error"] for errors in (-2, 2))
     fields = {name: row[name] for name in ("schedule", "utility", "accuracy")}
@@ -221,9 +221,9 @@ def best_fixed(rows: Rows) -> dict[str, Any]:
 
 
 def reproduces(finals: dict[str, Rows], lanes: int) -> bool:
-    """Whether the gains of the committed table are found again on other hosts.
+    """Whether the gains of the committed table are reproduced on other hosts.
 
-    Within three standard errors of the difference: there are some fifty gains to compare.
+    The bound is three standard errors of the difference, because some fifty gains are compared.
     """
     fine = True
     for name, rows in finals.items():
@@ -242,7 +242,7 @@ def reproduces(finals: dict[str, Rows], lanes: int) -> bool:
 
 
 def suite_table(finals: dict[str, Rows], members: tuple[str, ...]) -> str:
-    """The rows of one suite in Markdown."""
+    """Return the rows of one suite in Markdown."""
     roles = {
         "never": "never grow",
         "everything": "everything at step 0",
@@ -265,7 +265,7 @@ def suite_table(finals: dict[str, Rows], members: tuple[str, ...]) -> str:
 
 
 def _gap(rows: Rows) -> Mean:
-    """What the task's own best plan has above the suite's, on the same hosts."""
+    """Difference in utility between the task's own best plan and the suite's, on the same hosts."""
     return Mean.of(np.subtract(rows["own"]["utilities"], rows["suite"]["utilities"]))
 
 
@@ -274,7 +274,7 @@ def _points(mean: Mean) -> str:
 
 
 def chosen_and_played(tasks: dict[str, Task], work: Path, lanes: int) -> dict[str, Rows]:
-    """All three stages: what every task's plans are worth on fresh hosts, by role."""
+    """Run all three stages; return the results of the final by task and role."""
     training = {task.name: task for task in find_all(["suite"])}
 
     def stage(name: str, task: Task, make: Callable[..., Any], *given: object) -> Any:
@@ -309,7 +309,7 @@ def chosen_and_played(tasks: dict[str, Task], work: Path, lanes: int) -> dict[st
 
 
 def page(finals: dict[str, Rows], suites: list[str]) -> list[str]:
-    """The page of results."""
+    """Return the paragraphs and tables of the page."""
     parts = [
         "Utility in points (committed validation accuracy in brackets), ± two standard errors "
         f"over {PER_FINAL} hosts and data orders that had no part in choosing the plans. The last "
@@ -338,11 +338,14 @@ def page(finals: dict[str, Rows], suites: list[str]) -> list[str]:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--suites", nargs="+", default=["suite", "held_out"])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, default=Path("runs/tasks"))
-    parser.add_argument("--check", action="store_true", help="is the committed table found again?")
+    parser.add_argument(
+        "--check", action="store_true", help="check that the committed table is reproduced"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tasks = {task.name: task for suite in arguments.suites for task in find_all([suite])}

@@ -1,10 +1,10 @@
-"""What is growing worth on a text? Fixed schedules: every blueprint in every slot from step 0.
+"""What is growing worth on a text? Plays every blueprint in every slot from step 0.
 
     python benchmarks/text.py --write
 
-Also never growing, and everything at once, on ``--groups`` hosts of each task on text. All plans
-are played on the same hosts, by ``tasks.play``. What is finished is kept under ``--work``. A loss
-is shown in bits per byte: nats over ln 2. ``learning.py --task text_bytes`` trains PPO on it.
+Also plays never growing and growing everything at once, on ``--groups`` hosts of each text task.
+All plans are played on the same hosts, by ``tasks.play``. Results are kept under ``--work``. A loss
+is shown in bits per byte: nats over ln 2. ``learning.py --task text_bytes`` trains PPO on a text.
 """
 
 from functools import partial
@@ -22,11 +22,11 @@ from esper.runtime.tasks import Task, find
 from esper.runtime.text import BITS_A_NAT
 
 HOSTS = 1
-"""Episode number that names the hosts."""
+"""Episode number that determines the hosts."""
 
 
 def schedules(task: Task, groups: int) -> dict[str, Any]:
-    """Utility, accuracy and bits per byte of each plan, by host."""
+    """Return utility, accuracy and bits per byte of each plan, by host."""
     plans = single_plans(task)
     utility, accuracy, loss = play(task, plans, groups, HOSTS, 1)
     return {
@@ -41,7 +41,7 @@ def schedules(task: Task, groups: int) -> dict[str, Any]:
 
 
 def page(found: dict[str, Any]) -> str:
-    """One line a plan, the best first, with the gain over never growing on the same hosts."""
+    """Return one line per plan, best first, with the gain over never growing on the same hosts."""
     never = np.array(found["never"]["utility"])
     rows = []
     for row in sorted(found.values(), key=lambda row: -float(np.mean(row["utility"]))):
@@ -57,6 +57,7 @@ def _mean(values: ArrayLike, sign: str = "", digits: int = 1) -> str:
 
 
 def main() -> int:
+    """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--tasks", nargs="+", default=["text_bytes", "text_gpt"])
     parser.add_argument("--groups", type=int, default=3)

@@ -1,15 +1,16 @@
-"""Environment steps per second of the whole training loop, beside the obvious way.
+"""Environment steps per second of the whole training loop, against a naive loop.
 
     python scripts/benchmark_hot_path.py
     python scripts/benchmark_hot_path.py --task pixels --envs 16 --json pixels.json
     python scripts/benchmark_hot_path.py --compare before.json after.json
 
 A loop trains, validates and ablates the hosts, runs the policy, learns from the episode (PPO) and
-writes telemetry. Next to it runs a ``naive`` loop in which the hosts are ordinary modules, one an
-environment, in a Python loop: same minibatches and same numbers, which is checked first, in the
-best of {1, 2, all threads} x {NCHW, NHWC} with fused AdamW and the same allocator settings. Both
-take turns of a few steps, so that drift of the machine falls on both and each finds its own data in
-the cache, as it would alone. For the workload see ``benchmarks/hot_path_workload.py``.
+writes telemetry. It is compared with a ``naive`` loop whose hosts are ordinary modules, one per
+environment, in a Python loop. The naive loop uses the same minibatches and must compute the same
+numbers, which is checked first. It runs in the fastest of {1, 2, all threads} x {NCHW, NHWC}, with
+fused AdamW and the same allocator settings. The loops take turns of several steps, so that drift of
+the machine's speed affects both and each finds its data in the cache, as it would alone. For the
+workload, see ``benchmarks/hot_path_workload.py``.
 """
 
 import argparse
@@ -44,18 +45,18 @@ from oracles.naive import naive_host
 
 CHECKED_STEPS = 12
 TURN = 10
-"""Steps that a loop takes before it is the other's turn."""
+"""Steps that a loop takes per turn."""
 
 
 def build(workload: Workload, backend: str) -> Loop:
-    """The loop of one mode. The naive one is put into its best way."""
+    """Return a loop with the named backend, or the naive one."""
     if backend != "naive":
         return Loop(workload, backend)
     return Loop(workload, "torch", instead=NaiveBackend)
 
 
 def prepare(loop: Loop) -> str:
-    """Let a naive loop choose its way on numbers that are thrown away."""
+    """Let a naive loop choose its fastest variant on throwaway data; return the variant's name."""
     (backend,) = loop.environment.backends.values()
     assert isinstance(backend, NaiveBackend)
     loop.begin()
@@ -72,9 +73,9 @@ def prepare(loop: Loop) -> str:
 
 
 def check_same_numbers(workload: Workload, backend: str) -> None:
-    """Both loops must find the same losses, seeds included, before anything is timed.
+    """Check before timing that both loops compute the same losses, also with seeds.
 
-    One minibatch a step: rounding grows with every update until the two are different runs.
+    Uses one minibatch per step, because rounding differences grow with every update.
     """
     few = min(8, workload.envs)
     short = replace(workload, episode_length=CHECKED_STEPS, envs=few, max_batches=1)
@@ -86,13 +87,13 @@ def check_same_numbers(workload: Workload, backend: str) -> None:
         pairs = [(r.train_loss, r.scores.loss, r.signals.contribution) for r in (ours, naive)]
         for a, b in zip(*pairs, strict=True):
             torch.testing.assert_close(a.cpu(), b.cpu(), rtol=5e-3, atol=5e-3, equal_nan=True)
-    assert bool(ours.signals.contribution.isfinite().any()), "a seed should act by now"
+    assert bool(ours.signals.contribution.isfinite().any()), "no seed acts after all checked steps"
     for loop in loops:
         loop.close()
 
 
 def play_in_turns(loops: tuple[Loop, Loop], episodes: int) -> None:
-    """Time whole episodes of both, after one that warms up."""
+    """Time whole episodes of both loops in turns, after a warm-up episode."""
     workload = loops[0].workload
     for episode in range(-1, episodes):
         # A compiled update is timed on episodes of one length, so the first must have it too.
@@ -112,7 +113,7 @@ def play_in_turns(loops: tuple[Loop, Loop], episodes: int) -> None:
 
 
 def measure(workload: Workload, backend: str, episodes: int, use_amp: bool) -> dict[str, Any]:
-    """Both loops in turns; a row of the table."""
+    """Time both loops in turns; return a row of the table."""
     if not use_amp:
         check_same_numbers(workload, backend)
     ours, naive = build(workload, backend), build(workload, "naive")
@@ -148,7 +149,7 @@ def measure(workload: Workload, backend: str, episodes: int, use_amp: bool) -> d
 
 
 def peak_gflops(threads: int) -> float:
-    """What a large matrix product reaches here on so many threads, 10^9 operations a second."""
+    """Measure a large matrix product on so many threads, in 10^9 operations per second."""
     size = 1024
     torch.set_num_threads(threads)
     a, b = torch.randn(size, size), torch.randn(size, size)
@@ -158,10 +159,10 @@ def peak_gflops(threads: int) -> float:
 
 
 def host_flops(workload: Workload) -> float:
-    """Multiplications and additions of a bare host's layers in an environment step.
+    """Return the multiplications and additions of a bare host's layers per environment step.
 
-    Forward and backward of every minibatch, forward of the validation images. Seeds, norms and
-    pools are left out, so the figure errs on the low side.
+    Counts forward and backward of every minibatch, and forward of the validation images. Seeds,
+    norms and pools are left out, so the figure is a lower bound.
     """
     host, growth = workload.found.host, workload.growth("torch")
     height, width, channels = host.image
@@ -181,7 +182,7 @@ def host_flops(workload: Workload) -> float:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What a figure must be read with."""
+    """Return the machine and versions on which figures depend."""
     found = machine_fingerprint(device, TrainConfig(), "")
     driver = None
     if device.type == "cuda":
@@ -195,7 +196,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def page(rows: list[dict[str, Any]]) -> str:
-    """The results in Markdown."""
+    """Return the results in Markdown."""
     parts = ("host", "policy", "update", "rest")
     heads = ("task", "envs", "backend", "env steps/s", "naive", "ratio", "step ms p50", "p95")
     lines = [
@@ -212,7 +213,7 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def compared(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-    """Two files row by row."""
+    """Compare the rows of two files in Markdown."""
     names = ("task", "envs", "backend", "device", "amp", "compile", "telemetry", "threads")
     known = {tuple(row[name] for name in names): row for row in before}
     lines = []
@@ -226,20 +227,23 @@ def compared(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
+    """Run the benchmark, or compare two results; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, nargs="+", default=[64])
     parser.add_argument("--max-batches", type=int)
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--episode-length", type=int, help="the task's own when not given")
-    parser.add_argument("--episodes", type=int, default=2, help="timed ones")
+    parser.add_argument("--episode-length", type=int, help="default: the task's own")
+    parser.add_argument("--episodes", type=int, default=2, help="timed episodes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--amp", action="store_true")
-    parser.add_argument("--compile", default="auto", choices=MODES, help="of the policy's update")
+    parser.add_argument(
+        "--compile", default="auto", choices=MODES, help="compilation of the policy's update"
+    )
     parser.add_argument("--backend", nargs="+", default=["native", "torch"])
     parser.add_argument("--telemetry", default="normal")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path, help="where to write the rows; a table lies beside")
+    parser.add_argument("--json", type=Path, help="file for the rows; a table is written beside it")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("A", "B"))
     arguments = parser.parse_args()
     if arguments.compare:

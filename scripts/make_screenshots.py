@@ -1,6 +1,6 @@
-"""Makes the pictures of Sanctum that the documents show, and the screens that the tests expect.
+"""Write the pictures of Sanctum for the documentation, and the screens that the tests expect.
 
-python scripts/make_screenshots.py [--run RUN]   # docs/images/*.svg, of a run that is trained
+python scripts/make_screenshots.py [--run RUN]   # docs/images/*.svg, of RUN or a new training
 python scripts/make_screenshots.py --expected    # tests/karn/sanctum/screens/*.txt
 """
 
@@ -29,7 +29,7 @@ DEMO: dict[str, Any] = {
 
 
 async def picture(run: Path, target: Path, keys: list[str], light: bool = False) -> None:
-    """One page of a run as SVG."""
+    """Write one page of a run as SVG."""
     app = Sanctum(run, light)
     async with app.run_test(size=(WIDTH, HEIGHT)) as pilot:
         while not app.loaded:
@@ -42,7 +42,7 @@ async def picture(run: Path, target: Path, keys: list[str], light: bool = False)
 
 
 def pictures(run: Path) -> None:
-    """The pictures of the documents. A replay shows the run while it still grows."""
+    """Write the pictures of the documentation. A past moment shows the run while it grows."""
     IMAGES.mkdir(exist_ok=True)
     past = ["less_than_sign", *["comma"] * 20]
     for name, keys, light in (
@@ -55,7 +55,7 @@ def pictures(run: Path) -> None:
 
 
 def expected() -> None:
-    """The screens of the recorded runs."""
+    """Write the screens of the recorded runs."""
     sys.path.insert(0, str(TESTS))
     from karn.sanctum.screen import RECORDED, shown
 
@@ -70,8 +70,9 @@ def expected() -> None:
 
 
 def main() -> None:
+    """Write the pictures or the expected screens."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, help="show this run instead of one trained for it")
+    parser.add_argument("--run", type=Path, help="show this run instead of a new training")
     parser.add_argument("--expected", action="store_true", help="write what the tests expect")
     arguments = parser.parse_args()
     if arguments.expected:

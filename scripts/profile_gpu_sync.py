@@ -1,12 +1,12 @@
-"""Where does the host wait for the device? Every place in a step and in an update.
+"""Where does the host wait for the device? Lists every place in a step and in an update.
 
     python scripts/profile_gpu_sync.py
     python scripts/profile_gpu_sync.py --device cuda:0
 
-On CUDA torch itself reports each synchronisation (sync debug mode). On a CPU nothing waits, but
-the operations that would are dispatched all the same (a number taken out of a tensor, a shape that
-depends on values), so they are caught there. The torch backend runs: it is the one for CUDA. Exit
-status 1 when there is a place outside ``DOCUMENTED``.
+On CUDA, torch itself reports each synchronisation (sync debug mode). On a CPU nothing waits, but
+the operations that would wait (reading a number from a tensor, a shape that depends on values) are
+still dispatched, so they are counted there. Runs the torch backend, which is the one for CUDA.
+The exit status is 1 if there is a place outside ``DOCUMENTED``.
 """
 
 import argparse
@@ -64,11 +64,11 @@ WAITING = {
     "aten.equal",
     "aten.repeat_interleave",
 }
-"""Operations whose result the host has to have."""
+"""Operations whose result the host must read."""
 
 
 def place() -> str:
-    """The innermost function of Esper that is running: file and function."""
+    """Return the innermost running function of Esper as file, function and line."""
     for frame in reversed(traceback.extract_stack()):
         if str(SOURCE) in frame.filename and "site-packages" not in frame.filename:
             file = Path(frame.filename).relative_to(SOURCE / "esper")
@@ -79,7 +79,7 @@ def place() -> str:
 
 
 class Dispatched(TorchDispatchMode):
-    """Counts what would wait on a device, by place."""
+    """Counts operations that would wait on a device, by place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,11 +99,11 @@ class Dispatched(TorchDispatchMode):
 
 @contextmanager
 def caught_on_cpu(found: Counter[str]) -> Iterator[None]:
-    """Count what would wait, ``tolist`` included, which is not dispatched."""
+    """Count operations that would wait, including ``tolist``, which is not dispatched."""
     original = torch.Tensor.tolist
 
     def tolist(tensor: torch.Tensor) -> Any:
-        # Telemetry's own thread reads what was brought to the host before.
+        # The telemetry thread reads only tensors that are already on the host.
         if threading.current_thread() is threading.main_thread():
             found[place()] += 1
         return original(tensor)
@@ -116,7 +116,7 @@ def caught_on_cpu(found: Counter[str]) -> Iterator[None]:
 
 @contextmanager
 def caught_on_cuda(found: Counter[str]) -> Iterator[None]:
-    """Count what torch warns of."""
+    """Count the synchronisations that torch warns of."""
 
     def note(*_: object, **__: object) -> None:
         found[place()] += 1
@@ -132,7 +132,7 @@ def caught_on_cuda(found: Counter[str]) -> Iterator[None]:
 
 
 def report(title: str, found: Counter[str], calls: int) -> bool:
-    """Print the places; whether all of them are documented."""
+    """Print the places; return whether all of them are documented."""
     print(f"\n{title}: {sum(found.values()) / calls:.1f} a call")
     fine = True
     for where, count in sorted(found.items(), key=lambda pair: -pair[1]):
@@ -143,6 +143,7 @@ def report(title: str, found: Counter[str], calls: int) -> bool:
 
 
 def main() -> int:
+    """Print all synchronisations; return 1 if one is not documented."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, default=16)
@@ -160,7 +161,7 @@ def main() -> int:
     torch.set_num_threads(1)
     loop = Loop(workload, "torch")
     loop.begin()
-    loop.play()  # what is made once is made in the first episode
+    loop.play()  # the first episode also does one-time work
     steps: Counter[str] = Counter()
     update: Counter[str] = Counter()
     loop.begin()
@@ -173,7 +174,7 @@ def main() -> int:
     fine = report("a step", steps, workload.episode_length)
     fine &= report("an update, and the outcome of its round", update, 1)
     if not fine:
-        print("\nthere are synchronisations that nobody has documented", file=sys.stderr)
+        print("\nthere are undocumented synchronisations", file=sys.stderr)
     return 0 if fine else 1
 
 

@@ -1,12 +1,11 @@
-"""What do a step and an update consist of? Time, operations and Python's share, stage by stage.
+"""What do a step and an update consist of? Time, operations and Python's share per stage.
 
     python scripts/profile_hot_path_operations.py
     python scripts/profile_hot_path_operations.py --task digits_mlp --envs 256 --backend torch
 
-Two passes over one episode each: one for the time, one for the operations that reach torch's
-dispatcher and the time spent inside of them. What a stage takes beyond that is Python's share;
-there is none to tell where the native library computes. Stages are counted without the stages
-within.
+Two passes over one episode each: one measures the time, the other the operations that reach torch's
+dispatcher and the time spent inside them. The rest of a stage's time is Python's share; it is
+unknown where the native library computes. Figures of a stage exclude the stages within it.
 """
 
 import argparse
@@ -74,7 +73,7 @@ UPDATE_STAGES: Stages = (
 
 
 class Ledger:
-    """Amounts by stage; what a stage within has taken is not its caller's."""
+    """Time, calls and operations by stage; a nested stage does not count for its caller."""
 
     def __init__(self) -> None:
         self.stack: list[str] = []
@@ -85,6 +84,7 @@ class Ledger:
         self.since = 0.0
 
     def enter(self, stage: str) -> None:
+        """Start the clock of a stage; that of its caller stops."""
         now = time.perf_counter()
         if self.stack:
             self.seconds[self.stack[-1]] += now - self.since
@@ -93,6 +93,7 @@ class Ledger:
         self.since = time.perf_counter()
 
     def leave(self) -> None:
+        """Stop the clock of the innermost stage; that of its caller continues."""
         now = time.perf_counter()
         self.seconds[self.stack.pop()] += now - self.since
         self.since = time.perf_counter()
@@ -100,7 +101,7 @@ class Ledger:
 
 @contextmanager
 def watched(ledger: Ledger) -> Iterator[None]:
-    """Every stage's function reports to the ledger."""
+    """Make the function of every stage report to the ledger."""
 
     def reporting(function: Callable[..., object], stage: str) -> Callable[..., object]:
         @wraps(function)
@@ -125,7 +126,7 @@ def watched(ledger: Ledger) -> Iterator[None]:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations by stage, and the time inside of them."""
+    """Counts operations by stage, and the time inside them."""
 
     def __init__(self, ledger: Ledger):
         super().__init__()
@@ -144,7 +145,7 @@ class Operations(TorchDispatchMode):
 
 
 def play(loop: Loop, ledger: Ledger) -> None:
-    """One episode and its update."""
+    """Play one episode and its update."""
     loop.begin()
     loop.clear()
     with watched(ledger):
@@ -154,7 +155,7 @@ def play(loop: Loop, ledger: Ledger) -> None:
 def page(
     title: str, stages: Stages, timed: Ledger, counted: Ledger, native: bool, calls: int
 ) -> str:
-    """One line a stage, the longest first; all figures for one of ``calls``."""
+    """Return a table with one line per stage, longest first; figures are per one of ``calls``."""
     names = dict.fromkeys(stage for _, _, stage in stages if timed.calls[stage])
     total = sum(timed.seconds[name] for name in names)
     library = ("train", "validate and ablate") if native else ()
@@ -174,6 +175,7 @@ def page(
 
 
 def main() -> int:
+    """Print the tables of a step and of an update; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, default=64)
@@ -191,7 +193,7 @@ def main() -> int:
         threads=arguments.threads,
     )
     loop = Loop(workload, arguments.backend)
-    play(loop, Ledger())  # tables are made on first use
+    play(loop, Ledger())  # warm-up: lookup tables are made on first use
     timed, counted = Ledger(), Ledger()
     play(loop, timed)
     with Operations(counted):

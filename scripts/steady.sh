@@ -1,6 +1,6 @@
 #!/bin/sh
-# Does the suite pass however busy the machine is? Runs the command, `make test` by default, so many
-# times beside two busy loops and stops at the first that fails.
+# Does the test suite pass on a busy machine? Runs the command (default: `make test`) several times
+# (default: 10) beside two busy loops, and stops at the first failure.
 #
 #     scripts/steady.sh [TIMES] [COMMAND ...]
 times=${1:-10}

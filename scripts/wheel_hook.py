@@ -1,4 +1,4 @@
-"""Puts the compiled library into a wheel; `make wheel` asks hatchling for it."""
+"""Build hook of hatchling that puts the compiled library into a wheel (`make wheel`)."""
 
 import sys
 import sysconfig
@@ -10,10 +10,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class NativeLibrary(BuildHookInterface[Any]):
-    """Compiles for every instruction set, and names the platform in the wheel's tag."""
+    """Compiles the library for every instruction set and sets the platform tag of the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """See hatchling."""
+        """Compile the library and add it to the wheel; called by hatchling."""
         if version == "editable":
             return
         sys.path.insert(0, str(Path(self.root) / "src"))

@@ -234,7 +234,7 @@ def test_lines_that_cannot_be_read_are_counted_and_said_once(
     )  # fmt: skip
     run = run_of(tmp_path, update(1), tail=bad + encode(update(2)) + b'\n{"event_type":"PPO_UP')
     assert rows(run, "SELECT count(*) FROM updates") == [(2,)]
-    assert capsys.readouterr().err == "warning: 5 lines cut off or corrupt, passed over\n"
+    assert capsys.readouterr().err == "warning: skipped 5 lines truncated or corrupt\n"
     assert rows(run, "SELECT unreadable FROM runs") == [(5,)]
     assert rows("interrupted", "SELECT unreadable, status FROM runs") == [(1, "interrupted")]
 

@@ -45,7 +45,7 @@ def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(
     tmp_path: Path, kind: str
 ) -> None:
     page = report(RECORDED / kind, to=tmp_path)
-    wanted = {"Accuracy", "Gain over the twin", "Seeds an episode", "Accuracy against parameters",
+    wanted = {"Accuracy", "Gain over the twin", "Seeds per episode", "Accuracy against parameters",
               "Lives of seeds", "Updates", "Entropy of each head", "Gradient norm of each head",
               "Schedules", "Throughput"}  # fmt: skip
     assert wanted <= page.plots.keys()
@@ -126,7 +126,7 @@ def test_one_environment_has_a_curve_but_no_interval(tmp_path: Path) -> None:
 def test_a_run_within_its_first_round_has_a_report_of_sentences(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run", [started()]), to=tmp_path)
     assert page.plots == {}
-    for sentence in ("has no whole round yet", "No round was whole yet", "No round was timed"):
+    for sentence in ("has not completed a round", "No round is complete yet", "No round was timed"):
         assert sentence in page.text
 
 

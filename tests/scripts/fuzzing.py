@@ -351,7 +351,7 @@ def _strange_configs(draw: random.Random) -> Iterator[Case]:
             ({**good, "resume": "run"}, ("resume",)),
             ({**good, alias: 1, own: 2}, spellings(alias)),
             (b'{"rounds": 1, "rounds": 2}', ("rounds",)),
-            (b'{"rounds": {"a": 1, "a": 2}}', ("a: stands twice",)),
+            (b'{"rounds": {"a": 1, "a": 2}}', ("a: appears twice",)),
         ]
         for content, mentions in contents:
             yield _with_file(draw, content, 2, mentions)

@@ -183,7 +183,7 @@ def test_another_process_says_the_same_of_a_mistake(tmp_path: Path, command: str
         ('{"rounds": true}', "rounds"),
         ('{"rounds": 1, "n_episodes": 2}', "n_episodes"),
         ('{"slots": 3}', "slots"),
-        ('{"rounds": 1, "rounds": 2}', "rounds: stands twice"),
+        ('{"rounds": 1, "rounds": 2}', "rounds: appears twice"),
         ('{"learning_rate": 1' + "0" * 400 + "}", "learning_rate"),
         ('{"learning_rate": NaN}', "learning_rate"),
         ('{"reward": "most"}', "reward"),

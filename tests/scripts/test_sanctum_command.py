@@ -142,9 +142,9 @@ def test_closing_or_killing_it_leaves_a_training_in_plain_sight(
         else:
             (child,) = one.children()
             os.kill(child, end)
-        one.until(lambda out: b"training goes on" in out)
+        one.until(lambda out: b"training continues" in out)
         assert one.modes() == one.modes_before
-        one.until(lambda out: b"steps/s" in out[out.rindex(b"training goes on") :])
+        one.until(lambda out: b"steps/s" in out[out.rindex(b"training continues") :])
         assert (b"ended with status -9" in one.output) == (end is not None)
         one.type("\x03")
         assert one.exit_status() == 130

@@ -46,7 +46,7 @@ def test_piped_it_is_plain_lines_of_80_columns_suite_by_suite() -> None:
     assert [line for line in lines if not line.startswith(" ")] == [
         "suite: the training suite",
         "held_out: the held-out suite",
-        "cifar: the CIFAR-10 tasks, whose data esper tasks fetch cifar10 gets",
+        "cifar: the CIFAR-10 tasks; esper tasks fetch cifar10 downloads their data",
         "others",
     ]
     names = [line.strip() for line in lines if re.fullmatch(r"  \S+", line)]
@@ -193,7 +193,7 @@ def test_a_task_of_ones_own_is_described(tmp_path: Path, capsys) -> None:  # typ
     out = capsys.readouterr().out
     for words in ("quick_digits", "never", "random", "heuristic", "everything", "FOSSILISED"):
         assert words in out
-    assert re.search(r"\d+ % by init alone \(host and data\), \d+ % by actions alone", out)
+    assert re.search(r"\d+ % from init alone \(host and data\), \d+ % from actions alone", out)
     assert re.search(r"signal to noise .* \d+\.\d+ in the reward of a step", out)
 
 

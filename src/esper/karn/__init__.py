@@ -1,4 +1,4 @@
-"""Karn takes telemetry in: it reads run directories, and never takes part in training."""
+"""Karn reads telemetry: it reads run directories and never takes part in training."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 def query(runs: Path | str | Sequence[Path | str], sql: str) -> pyarrow.Table:
-    """What ``sql`` says of some runs, live or ended, as an Arrow table (``to_pandas()`` by it).
+    """Run ``sql`` on some runs, live or ended; return an Arrow table (it has ``to_pandas()``).
 
     Args:
-        runs: run directories, or directories that hold some at any depth.
+        runs: run directories, or directories that contain some at any depth.
         sql: one SELECT over the views of ``karn.views``.
 
     Raises:
-        UsageError: there is no run, or the SQL is at fault.
+        UsageError: there is no run, or the SQL is invalid.
     """
-    # Who only reads events does not wait for the database to load.
+    # Imported late: code that only reads events need not wait for the database to load.
     from esper.karn.queries import Store
 
-    several = [runs] if isinstance(runs, Path | str) else runs
-    with Store([Path(run) for run in several]) as store:
+    places = [runs] if isinstance(runs, Path | str) else runs
+    with Store([Path(place) for place in places]) as store:
         return store.query(sql)

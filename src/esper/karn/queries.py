@@ -1,4 +1,4 @@
-"""SQL over the events of runs, live or ended, in a database in memory that sees nothing else."""
+"""SQL over the events of runs, live or ended, in an in-memory database without file access."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from esper.leyline.events import EVENTS, PPOUpdateCompleted, TrainingStarted, ev
 from esper.leyline.events.reader import EventReader
 
 CHUNK = 4096
-"""Lines that are handed to the database at once."""
+"""Lines that are handed to the database in one batch."""
 
 _RUNS = pyarrow.schema(
     [
@@ -42,21 +42,22 @@ _RUNS = pyarrow.schema(
         ("settings", pyarrow.string()),
     ]
 )
-"""``started`` and ``last_sign`` are seconds since 1970; ``resumed`` counts how often it was gone on
-with, ``unreadable`` the lines that were passed over; ``settings`` is JSON."""
+"""Columns of the view ``runs``. ``started`` and ``last_sign`` are seconds since 1970; ``resumed``
+counts how often the run was resumed, ``unreadable`` the lines that were skipped; ``settings`` is
+JSON."""
 
 
 class Store:
-    """The views over some runs, as they stand when it is made.
+    """The views over some runs, as the runs stand when the store is created.
 
     Args:
-        places: run directories, or directories that hold some at any depth.
+        places: run directories, or directories that contain some at any depth.
 
     Attributes:
-        unreadable: lines that were passed over, of all runs; a warning counts them on stderr.
+        unreadable: lines that were skipped, over all runs; a warning on stderr counts them.
 
     Raises:
-        UsageError: a place holds no run.
+        UsageError: a place contains no run.
     """
 
     def __init__(self, places: list[Path]):
@@ -68,7 +69,7 @@ class Store:
         self.unreadable = sum(row["unreadable"] for row in rows)
         if self.unreadable:
             lines = "1 line" if self.unreadable == 1 else f"{self.unreadable} lines"
-            print(f"warning: {lines} cut off or corrupt, passed over", file=sys.stderr)
+            print(f"warning: skipped {lines} truncated or corrupt", file=sys.stderr)
         self._database = self._open(rows)
 
     def __enter__(self) -> Self:
@@ -78,10 +79,10 @@ class Store:
         self._database.close()
 
     def query(self, sql: str) -> pyarrow.Table:
-        """The result of one SELECT.
+        """Run one SELECT and return its result.
 
         Raises:
-            UsageError: it is no SELECT, or it is at fault.
+            UsageError: ``sql`` is not one SELECT, or it is invalid.
         """
         try:
             statements = self._database.extract_statements(sql)
@@ -92,7 +93,7 @@ class Store:
             raise UsageError(f"SQL: {_first_words(error)}") from error
 
     def columns(self) -> dict[str, list[tuple[str, str]]]:
-        """Names and types of the columns of each view."""
+        """Return the names and types of the columns of each view."""
         return {
             view: [
                 (row[0], row[1]) for row in self._database.execute(f"DESCRIBE {view}").fetchall()
@@ -101,23 +102,23 @@ class Store:
         }
 
     def _read(self, path: Path, name: str) -> dict[str, Any]:
-        """Take in the lines of a run; its row in the view ``runs``."""
-        reader, waiting = EventReader(path), defaultdict(list)
+        """Read the lines of a run; return its row of the view ``runs``."""
+        reader, pending = EventReader(path), defaultdict(list)
         started: list[TrainingStarted] = []
         for line, event in reader:
             kind = event_type(type(event))
-            waiting[kind].append(line)
-            if len(waiting[kind]) == CHUNK:
-                self._hand_over(kind, name, waiting.pop(kind))
+            pending[kind].append(line)
+            if len(pending[kind]) == CHUNK:
+                self._add_batch(kind, name, pending.pop(kind))
             if isinstance(event, TrainingStarted):
                 started.append(event)
             if isinstance(event, PPOUpdateCompleted):
                 self._metrics.update(event.metrics)
-        for kind, lines in waiting.items():
-            self._hand_over(kind, name, lines)
+        for kind, lines in pending.items():
+            self._add_batch(kind, name, lines)
         return _row(path, name, started, reader.unreadable)
 
-    def _hand_over(self, kind: str, name: str, lines: list[bytes]) -> None:
+    def _add_batch(self, kind: str, name: str, lines: list[bytes]) -> None:
         names = pyarrow.array([name] * len(lines), pyarrow.string())
         texts = pyarrow.array(lines, pyarrow.binary()).cast(pyarrow.large_string())
         self._lines[kind].append(pyarrow.record_batch([names, texts], names=["run", "line"]))
@@ -134,7 +135,7 @@ class Store:
         database.execute(f"CREATE VIEW words AS {WORDS}")
         for view, sql in view_definitions(self._metrics).items():
             database.execute(f"CREATE VIEW {view} AS {sql}")
-        # From here on SQL reaches neither files nor the variables of Python.
+        # From here on, SQL can read neither files nor Python variables.
         database.execute("SET enable_external_access = false")
         database.execute("SET lock_configuration = true")
         return database
@@ -157,13 +158,13 @@ def _is_readable(path: Path) -> bool:
 
 
 def _names(paths: list[Path]) -> dict[Path, str]:
-    """What each run is called: its directory's name, the whole path where two have one name."""
-    short = [path.name for path in paths]
-    return {path: _text(path.name if short.count(path.name) == 1 else str(path)) for path in paths}
+    """Name each run by its directory, or by the whole path where two share a name."""
+    names = [path.name for path in paths]
+    return {path: _text(path.name if names.count(path.name) == 1 else str(path)) for path in paths}
 
 
 def _text(name: str) -> str:
-    """A name in which bytes that are no text are escaped."""
+    """Escape the bytes of a name that are not valid text."""
     return name.encode(errors="backslashreplace").decode()
 
 
@@ -188,5 +189,5 @@ def _row(path: Path, name: str, started: list[TrainingStarted], unreadable: int)
 
 
 def _first_words(error: duckdb.Error) -> str:
-    """A database's message without the lines that quote the query."""
+    """The database's message without the lines that quote the query."""
     return " ".join(str(error).split("\n\nLINE")[0].split("\nLINE")[0].split())

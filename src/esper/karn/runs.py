@@ -1,4 +1,4 @@
-"""What run directories there are and how they stand, read from their files alone."""
+"""Find run directories and report their state, from their files alone."""
 
 import fcntl
 import json
@@ -17,28 +17,29 @@ from esper.leyline.events import EpisodeOutcome, TrainingFinished, TrainingStart
 from esper.leyline.events.reader import EventReader
 
 STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
-"""``running``: a living process holds the run's lock. ``finished``: it did all its rounds.
-``interrupted``: it ended before that, by a signal or without an event, and its whole rounds are
-kept. ``failed``: its last event is a failure, or it ended before its first round was whole.
+"""``running``: a live process holds the run's lock. ``finished``: the run completed all its rounds.
+``interrupted``: it ended earlier, by a signal or without a final event, and its completed rounds
+are kept. ``failed``: its last event is a failure, or it ended before it completed a round.
 ``unknown``: too little was recorded (``--telemetry-level off``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """How a run stands.
+    """The state of a run.
 
     Attributes:
         path: its directory.
         status: one of ``STATUSES``.
-        policy: ``ppo``, ``heuristic`` and so on, None where it is not known.
-        tasks: what is trained.
-        rounds_done: whole rounds.
-        rounds_total: as configured.
-        gain: committed accuracy above the twin's in the last whole round, mean over environments.
-        started: seconds since 1970, None where it is not known.
+        policy: ``ppo``, ``heuristic`` and so on; None where it is unknown.
+        tasks: names of the tasks it trains on.
+        rounds_done: completed rounds.
+        rounds_total: rounds the settings ask for; None where unknown.
+        gain: committed accuracy above the twin's in the last completed round, mean over
+            environments.
+        started: seconds since 1970; None where it is unknown.
         last_sign: time of the last event, or of the last checkpoint.
-        bytes: of all its files.
-        resume: the command that goes on with it, None where nothing can be resumed.
+        bytes: size of all its files.
+        resume: the command that resumes the run; None where it cannot be resumed.
     """
 
     path: Path
@@ -56,12 +57,12 @@ class RunInfo:
 
 def is_run(path: Path) -> bool:
     """Whether ``path`` is a run directory."""
-    others = ("events.jsonl", "checkpoints", "lock")
-    return (path / "config.json").is_file() and any((path / name).exists() for name in others)
+    contents = ("events.jsonl", "checkpoints", "lock")
+    return (path / "config.json").is_file() and any((path / name).exists() for name in contents)
 
 
 def find_runs(place: Path) -> list[Path]:
-    """The run directories at or below ``place``, the oldest first. Links are not followed.
+    """List the run directories at or below ``place``, oldest first. Links are not followed.
 
     Raises:
         UsageError: there is no such directory.
@@ -69,15 +70,15 @@ def find_runs(place: Path) -> list[Path]:
     if not place.is_dir():
         raise UsageError(f"DIR: {place} is no directory; name the one that holds your runs")
     found = []
-    for folder, below, _ in os.walk(place):
+    for folder, subfolders, _ in os.walk(place):
         if is_run(Path(folder)):
             found.append(Path(folder))
-            below.clear()
+            subfolders.clear()
     return sorted(found, key=lambda run: (_started(run) or 0.0, run.name))
 
 
 def inspect(run: Path) -> RunInfo:
-    """How the run in directory ``run`` stands; a large event file is read from its end."""
+    """Return the state of the run in directory ``run``. Its event file is read from the end."""
     settings = stored(run).get("settings", {})
     first, tail = _first_start(run), _tail(run)
     checkpoint, saved = _last_checkpoint(run)
@@ -102,7 +103,7 @@ def inspect(run: Path) -> RunInfo:
 
 
 def stored(run: Path) -> dict[str, Any]:
-    """The content of ``config.json``; empty where it cannot be read."""
+    """Return the content of ``config.json``; empty where it cannot be read."""
     try:
         content = json.loads((run / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -111,7 +112,7 @@ def stored(run: Path) -> dict[str, Any]:
 
 
 def is_running(run: Path) -> bool:
-    """Whether a living process holds the run's lock; the system frees it when a process dies."""
+    """Whether a live process holds the run's lock; the system frees it when a process dies."""
     try:
         with locked(run):
             return False
@@ -123,10 +124,10 @@ def is_running(run: Path) -> bool:
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the run's lock, so that nobody begins to write there.
+    """Hold the run's lock, so that no other process starts writing to the run.
 
     Raises:
-        BlockingIOError: a process writes to the run.
+        BlockingIOError: a process is writing to the run.
         OSError: the lock cannot be opened.
     """
     with (run / "lock").open("rb") as lock:
@@ -135,16 +136,16 @@ def locked(run: Path) -> Iterator[None]:
 
 
 def remove(run: Path) -> None:
-    """Remove a run directory that no process writes to.
+    """Remove a run directory that no process is writing to.
 
     Raises:
-        BlockingIOError: a process writes to it.
-        OSError: something cannot be removed.
+        BlockingIOError: a process is writing to it.
+        OSError: a file cannot be removed.
     """
     if not (run / "lock").exists():
         (run / "lock").touch()
     with locked(run):
-        # config.json goes last: what is left after an interruption is still known as a run.
+        # config.json goes last: after an interruption the remains still count as a run.
         for child in sorted(run.iterdir(), key=lambda child: child.name == "config.json"):
             if child.is_dir() and not child.is_symlink():
                 shutil.rmtree(child)
@@ -158,11 +159,11 @@ class _Tail:
     """The end of an event file.
 
     Attributes:
-        recorded: whether there are events at all.
-        end: the status with which the last process ended, None where it wrote none.
-        done: the last whole round.
-        gain: of that round.
-        time: of the last event.
+        recorded: whether there are any events.
+        end: the final status the last process wrote; None where it wrote none.
+        done: the last completed round.
+        gain: mean gain of that round.
+        time: time of the last event.
     """
 
     recorded: bool = False
@@ -173,7 +174,7 @@ class _Tail:
 
 
 def _tail(run: Path) -> _Tail:
-    """Read events from the end until the last whole round is found."""
+    """Read events from the end until the last completed round is found."""
     tail = _Tail()
     ended = False
     for event in EventReader(run).backwards():
@@ -204,7 +205,7 @@ def _gain(event: EpisodeOutcome) -> float | None:
 
 
 def _first_start(run: Path) -> TrainingStarted | None:
-    """The first event, which says what begins."""
+    """The run's first event, or None where it does not describe a training."""
     try:
         _, event = next(iter(EventReader(run)))
     except (UsageError, StopIteration):
@@ -213,7 +214,7 @@ def _first_start(run: Path) -> TrainingStarted | None:
 
 
 def _started(run: Path) -> float | None:
-    """When the run began; its settings are written before anything else."""
+    """When the run began: its first event, else ``config.json``, which is written first."""
     first = _first_start(run)
     if first is not None:
         return first.time

@@ -11,10 +11,10 @@ E = TypeVar("E", bound=Event)
 
 
 def read_events(run: Path, kind: type[E]) -> Iterator[E]:
-    """Events of one kind, in order. A line that is cut off or corrupt is passed over.
+    """Yield the events of one kind, in order. Truncated or corrupt lines are skipped.
 
     Raises:
-        UsageError: ``run`` holds no events.
+        UsageError: ``run`` has no events.
     """
     for _, event in EventReader(run, kind):
         if isinstance(event, kind):

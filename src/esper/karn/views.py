@@ -1,7 +1,7 @@
-"""The tables that queries see: every kind of event as it was written, and views made for people.
+"""The tables that queries see: one per kind of event, and views made for people.
 
-A line of JSON becomes columns by types that are declared from the event schema, so a number is a
-DOUBLE whether it was written as a number or as the text ``NaN``, and what is missing is NULL.
+The event schema declares the column types, so a number is a DOUBLE whether it was written as a
+number or as the text ``NaN``, and a missing value is NULL.
 """
 
 from collections.abc import Iterable
@@ -24,12 +24,12 @@ VIEWS: Final = (
     "episodes",
     "anomalies",
 )
-"""The views made for people, the coarsest first. Each event is a table besides, ``epoch_completed``
-and so on, one row a line."""
+"""The views made for people, coarsest first. Each kind of event is also a table of its own
+(``epoch_completed`` and so on), with one row per event."""
 
 
 def structure(kind: type[Event]) -> dict[str, Any]:
-    """The columns of an event for DuckDB's ``from_json``."""
+    """Return the columns of an event in the form that DuckDB's ``from_json`` takes."""
     return {field.name: _column(field.type) for field in msgspec.structs.fields(kind)}
 
 
@@ -44,7 +44,7 @@ def _of_info(info: msgspec.inspect.Type) -> Any:
         case msgspec.inspect.DictType():
             return f"MAP(VARCHAR, {_of_info(info.value_type)})"
         case msgspec.inspect.UnionType():
-            # A number is a float or a text; what may be missing is the type or null.
+            # A number is a float or a text; an optional field is its type or null.
             parts = [_of_info(part) for part in info.types]
             return next(part for part in ("DOUBLE", "BIGINT", "VARCHAR") if part in parts)
     names = {"Int": "BIGINT", "Float": "DOUBLE", "Bool": "BOOLEAN", "Str": "VARCHAR"}
@@ -53,7 +53,7 @@ def _of_info(info: msgspec.inspect.Type) -> Any:
 
 
 def event_table(name: str) -> str:
-    """SQL of the table of one kind of event over its lines."""
+    """Return the SQL of the table of one kind of event over its lines."""
     kind = EVENTS[name]
     spec = msgspec.json.encode(structure(kind)).decode()
     return (
@@ -63,15 +63,15 @@ def event_table(name: str) -> str:
 
 
 def metric_column(metric: str) -> str:
-    """The column of a metric: its name with ``_`` for what would need quotes."""
+    """Return the column name of a metric: ``_`` replaces characters that would need quotes."""
     return "".join(c if c.isalnum() else "_" for c in metric)
 
 
 def view_definitions(found: Iterable[str] = ()) -> dict[str, str]:
-    """SQL of each view over the tables of events.
+    """Return the SQL of each view over the tables of events.
 
     Args:
-        found: metrics that some update reports, besides those of ``leyline.metrics``.
+        found: metrics that the updates report besides those of ``leyline.metrics``.
     """
     metrics = dict.fromkeys([*METRICS, *sorted(found)])
     columns = {metric_column(m): m for m in metrics if metric_column(m) not in _KEYS}
@@ -105,7 +105,7 @@ def _named(index: str, names: Iterable[object]) -> str:
 
 
 def _lists(kind: type[Event], without: Iterable[str] = ()) -> list[str]:
-    """Fields that hold one plain value an environment."""
+    """Fields that hold one plain value per environment."""
     return [
         name
         for name, column in structure(kind).items()
@@ -126,12 +126,12 @@ SELECT run, round, any_value(task) AS task FROM (
     SELECT run, round, task FROM episode_started
     UNION ALL SELECT run, round, task FROM episode_outcome
 ) GROUP BY run, round"""
-"""What each environment trained, a list a round."""
+"""The task of each environment, one list per round."""
 
 WORDS = f"""
 SELECT run, {_BLUEPRINT_NAMES} AS names, any_value(tasks) AS tasks, any_value(slots) AS slots
 FROM training_started GROUP BY run"""
-"""The vocabulary of each run."""
+"""The names of blueprints, tasks and slots of each run."""
 
 _STEP_VALUES = _lists(EpochCompleted, ("op", "slot", "success"))
 _PARALLEL = ("op", "slot", "success", "stage", "blueprint", "alpha")
@@ -154,7 +154,7 @@ FROM (
 
 
 def _head(head: str) -> str:
-    """SQL of a head's choice as a value, NULL where it does not matter for the op."""
+    """SQL of a head's choice as a value; NULL where the op does not use the head."""
     ops = [op.value for op in Op if head in RELEVANT_HEADS[op]]
     index = f"actions[{HEADS.index(head) + 1}]"
     value = _named(index, CHOICES[head]) if head in CHOICES else f"names[{index} + 1]"

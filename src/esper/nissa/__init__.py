@@ -1,1 +1,1 @@
-"""Nissa carries telemetry out: events go through one hub to sinks, off the training path."""
+"""Nissa writes telemetry: events go through one hub to sinks, off the training path."""

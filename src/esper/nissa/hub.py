@@ -1,4 +1,4 @@
-"""The hub: training hands it events, a background thread gives them to the sinks."""
+"""The hub: training hands it events, and a background thread writes them to the sinks."""
 
 import sys
 import threading
@@ -12,27 +12,28 @@ from esper.leyline.events import LEVELS, Event, RoundEvent, TelemetryDropped
 from esper.nissa.sinks import Sink
 
 Making = Callable[[], Iterable[Event]]
-"""What makes events when it is called."""
+"""A function that makes events when it is called."""
 
 CAPACITY = 256
-"""Steps that may wait for the sinks. One of 1,000 environments holds about 0.3 MB until then."""
+"""Steps that may wait for the sinks. A step of 1,000 environments takes about 0.3 MB."""
 
 BREATH = 0.01
-"""Seconds before the thread turns to the events of a step. A step is handed over while Python is at
-work on the next one; a little later that is in compiled code, which does not need Python's lock."""
+"""Seconds that the thread waits before it makes the events of a step. When a step arrives, Python
+is busy with the next one; a little later, that one is in compiled code, which does not hold the
+GIL."""
 
 
 class Hub:
     """Passes events to sinks on a thread of its own.
 
-    A sink that fails is dropped with one message on stderr; training goes on. Where sinks are too
-    slow, whole steps are left out: one message says so on stderr and
-    ``TelemetryDropped`` counts them. Events of a round are never left out.
+    A sink that fails is removed with one message on stderr; training continues. Where the sinks are
+    too slow, the hub drops the events of whole steps: one message on stderr says so, and
+    ``TelemetryDropped`` counts them. Events of rounds are never dropped.
 
     Args:
-        sinks: where events go.
-        level: one of ``leyline.events.LEVELS``; other events are left out.
-        capacity: how much may wait.
+        sinks: receive the events.
+        level: one of ``leyline.events.LEVELS``; determines which kinds of events are written.
+        capacity: how many items may wait for the sinks.
     """
 
     def __init__(self, sinks: Sequence[Sink], level: str, capacity: int = CAPACITY):
@@ -46,18 +47,18 @@ class Hub:
         self._thread.start()
 
     def wants(self, kind: type[Event]) -> bool:
-        """Whether this level writes events of ``kind``; saves the work of making them."""
+        """Whether this level writes events of ``kind``; if not, they need not be made."""
         return kind in self.wanted
 
     def emit(self, event: Event) -> None:
-        """Hand over an event that must not be lost; waits where the sinks are behind."""
+        """Hand over an event that must not be lost; waits where the queue is full."""
         if type(event) in self.wanted:
             self._queue.put(lambda: (event,))
 
     def emit_later(self, make: Making) -> None:
-        """Hand over what makes the events of a step; it is called on the hub's thread.
+        """Hand over a function that makes the events of a step; the hub's thread calls it.
 
-        Returns at once. Where the sinks are behind, the step is left out and counted.
+        Returns at once. Where the queue is full, the step is dropped and counted.
         """
         try:
             self._queue.put_nowait(make)
@@ -73,7 +74,7 @@ class Hub:
         self._hurry.clear()
 
     def close(self) -> None:
-        """Write what is left and stop."""
+        """Write all waiting events, close the sinks and stop the thread."""
         self._hurry.set()
         self._queue.put(None)
         self._thread.join()
@@ -81,7 +82,7 @@ class Hub:
     def _drop(self, reason: str) -> None:
         self.dropped += 1
         if self.dropped == 1:
-            text = f"telemetry: steps are left out, {reason}; TELEMETRY_DROPPED tells how many"
+            text = f"telemetry: dropping steps, {reason}; TELEMETRY_DROPPED counts them"
             print(text, file=sys.stderr)
 
     def _work(self) -> None:
@@ -104,7 +105,7 @@ class Hub:
         try:
             return list(make())
         except Exception as error:
-            # The thread must live on: training waits for it between rounds.
+            # The thread must stay alive: training waits for it between rounds.
             self._drop(repr(error))
             return []
 
@@ -114,7 +115,7 @@ class Hub:
         self._each(partial(_hand_over, event))
 
     def _flush(self) -> None:
-        """Count what was left out in an event, and see that sinks keep what they have."""
+        """Write an event that counts dropped steps, and flush the sinks."""
         total = self.dropped
         if total > self._reported:
             self._write(

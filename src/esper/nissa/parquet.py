@@ -1,4 +1,4 @@
-"""The events of a finished run as one Parquet file, for tools that read columns."""
+"""Write the events of a finished run to one Parquet file, for tools that read columns."""
 
 from pathlib import Path
 
@@ -17,11 +17,11 @@ SCHEMA = pyarrow.schema(
         ("data", pyarrow.string()),
     ]
 )
-"""``data`` is the event's JSON line; the other columns are what one filters by."""
+"""``data`` is the event's JSON line; the other columns are for filtering."""
 
 
 def write_parquet(run: Path, target: Path) -> None:
-    """Write the events of ``run`` to ``target``; a line that cannot be read is left out."""
+    """Write the events of ``run`` to ``target``; unreadable lines are skipped."""
     columns: dict[str, list[object]] = {field.name: [] for field in SCHEMA}
     for line, event in EventReader(run):
         columns["event_type"].append(event_type(type(event)))
@@ -30,6 +30,6 @@ def write_parquet(run: Path, target: Path) -> None:
         columns["data"].append(line.decode().rstrip("\n"))
     draft = target.with_suffix(".draft")
     with draft.open("wb") as file:
-        # Given a path, pyarrow would read a name such as "s3:/x" as an address.
+        # An open file, because pyarrow would read a path such as "s3:/x" as a remote address.
         pyarrow.parquet.write_table(pyarrow.table(columns, schema=SCHEMA), file)
     draft.rename(target)

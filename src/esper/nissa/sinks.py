@@ -1,4 +1,4 @@
-"""Where events go: the protocol of a sink, and the sinks that a run asks for."""
+"""The protocol of a sink, and the sinks of a run."""
 
 from pathlib import Path
 from typing import Protocol
@@ -10,23 +10,23 @@ from esper.nissa.trackers import TensorBoard, WandB, require_library
 
 
 class Sink(Protocol):
-    """Somewhere events go. Any method may raise: the hub then goes on without the sink."""
+    """A destination of events. If a method raises, the hub continues without the sink."""
 
     def write(self, event: Event) -> None:
-        """Take one event."""
+        """Write one event."""
         ...
 
     def flush(self) -> None:
-        """Make sure that what was taken is kept."""
+        """Make sure that the events written so far are stored."""
         ...
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Finish; no event will follow."""
         ...
 
 
 class JsonLines:
-    """Appends events to a file, one line each."""
+    """Appends events to a file, one JSON line per event."""
 
     def __init__(self, path: Path):
         self._file = path.open("ab")
@@ -45,10 +45,10 @@ class JsonLines:
 
 
 class ParquetAtEnd:
-    """Turns the lines that another sink wrote into a Parquet file when the run ends.
+    """Converts the lines that another sink wrote to a Parquet file when the run ends.
 
     Args:
-        run: holds the lines; what writes them stands before this sink.
+        run: the run directory; the sink that writes its lines must come before this one.
     """
 
     def __init__(self, run: Path):
@@ -66,10 +66,10 @@ class ParquetAtEnd:
 
 
 def check_sinks(output: OutputConfig) -> None:
-    """Refuse sinks that cannot work, before anything is written.
+    """Check that the sinks can work, before anything is written.
 
     Raises:
-        UsageError: a library is missing, or the level leaves a tracker nothing to track.
+        UsageError: a library is missing, or the telemetry level writes no events to track.
     """
     for name in ("tensorboard", "wandb"):
         if getattr(output, name):
@@ -77,7 +77,7 @@ def check_sinks(output: OutputConfig) -> None:
 
 
 def run_sinks(run: Path, output: OutputConfig) -> list[Sink]:
-    """The sinks of a run directory, none where nothing shall be written."""
+    """Return the sinks of a run directory; none at telemetry level ``off``."""
     if output.telemetry_level == "off":
         return []
     sinks: list[Sink] = [JsonLines(run / "events.jsonl"), ParquetAtEnd(run)]

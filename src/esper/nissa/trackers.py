@@ -1,4 +1,4 @@
-"""Trackers of other makers: what a round and an update came to, as scalars over rounds."""
+"""Third-party trackers: results of rounds and updates as scalars over rounds."""
 
 import importlib.util
 from pathlib import Path
@@ -23,7 +23,7 @@ _SPEEDS = ("environment_steps_per_second", "rollout_seconds", "update_seconds")
 
 
 def require_library(name: str, level: str) -> None:
-    """Refuse the tracker ``name`` where it cannot work.
+    """Check that the tracker ``name`` can work.
 
     Raises:
         UsageError: its library is missing, or ``level`` writes no events.
@@ -37,7 +37,7 @@ def require_library(name: str, level: str) -> None:
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """What a tracker shows of an event, by name; of many environments the mean."""
+    """Return the scalars of an event by name; values per environment become their mean."""
     if isinstance(event, PPOUpdateCompleted):
         known = {name: value for name, value in event.metrics.items() if value is not None}
         return {f"update/{name}": float(value) for name, value in known.items()}
@@ -49,10 +49,10 @@ def scalars(event: Event) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Writes TensorBoard's event files.
+    """Writes TensorBoard event files.
 
     Args:
-        folder: where they lie; ``tensorboard --logdir`` reads it.
+        folder: directory of the files, for ``tensorboard --logdir``.
     """
 
     def __init__(self, folder: Path):
@@ -67,7 +67,7 @@ class TensorBoard:
         if isinstance(event, TrainingStarted):
             from torch.utils.tensorboard import SummaryWriter
 
-            # Rounds that a resumed run repeats replace their earlier scalars.
+            # The scalars of rounds that a resumed run repeats replace the earlier ones.
             self._writer = SummaryWriter(str(self._folder), purge_step=event.round + 1)
         for name, value in scalars(event).items():
             self._writer.add_scalar(name, value, event.round)  # type: ignore[attr-defined]
@@ -86,10 +86,10 @@ class TensorBoard:
 
 
 class WandB:
-    """Writes a Weights & Biases run offline; ``wandb sync`` sends it where one wants it.
+    """Writes a Weights & Biases run offline; ``wandb sync`` uploads it.
 
     Args:
-        run: the run directory, in whose ``wandb`` folder it lies.
+        run: the run directory; the files are in its folder ``wandb``.
     """
 
     def __init__(self, run: Path):
@@ -121,7 +121,7 @@ class WandB:
             self._run.log({"round": event.round, **values})  # type: ignore[attr-defined]
 
     def flush(self) -> None:
-        """Its own process writes."""
+        """Nothing to do: wandb's own process writes."""
 
     def close(self) -> None:
         """Finish the run, so that ``wandb sync`` can send it."""

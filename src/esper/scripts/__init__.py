@@ -1,1 +1,1 @@
-"""Scripts are the command line: thin commands over the other packages."""
+"""The command line: thin commands over the other packages."""

@@ -1,8 +1,8 @@
-"""Sanctum beside a training: it gets the terminal, and neither can hurt the other.
+"""Run Sanctum beside a training, so that a failure of either does not affect the other.
 
-Sanctum is a process of its own that reads the run directory. Training stays in this process; what
-it prints meanwhile goes to ``console.log`` in the run directory. When Sanctum ends, in whatever
-way, the terminal is put in order and training goes on in plain sight.
+Sanctum is a separate process that gets the terminal and reads the run directory. Training stays in
+this process; its output goes to ``console.log`` in the run directory meanwhile. However Sanctum
+ends, the terminal is restored and training continues with its usual progress display.
 """
 
 import os
@@ -22,20 +22,20 @@ from esper.simic.training.observer import AnySummary
 from esper.simic.training.trainee import AnyStep
 
 GRACE_SECONDS = 3.0
-"""Time that Sanctum gets to leave the screen before it is killed."""
+"""Seconds that Sanctum has to restore the screen before it is killed."""
 
 _PLAIN_SCREEN = (
     "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l"
     "\x1b[?2004l\x1b[?2048l\x1b[<u\x1b[?7h\x1b[0m"
 )
-"""Leaves the alternate screen, shows the cursor and ends every mode that Sanctum switches on."""
+"""Leaves the alternate screen, shows the cursor and ends every mode that Sanctum enables."""
 
 
 class Terminal:
-    """The terminal while Sanctum has it.
+    """The terminal while Sanctum uses it.
 
     Args:
-        run: the run directory, where this process's output goes meanwhile.
+        run: the run directory; this process's output goes to a file in it meanwhile.
     """
 
     def __init__(self, run: Path):
@@ -55,15 +55,15 @@ class Terminal:
 
     @property
     def given(self) -> bool:
-        """Whether Sanctum still has it."""
+        """Whether Sanctum still uses the terminal."""
         return self._waiter.is_alive()
 
     def wait(self) -> None:
-        """Until the user closes Sanctum."""
+        """Wait until the user closes Sanctum."""
         self._waiter.join()
 
     def take_back(self) -> None:
-        """End Sanctum."""
+        """End Sanctum and restore the terminal."""
         self.process.terminate()
         self._waiter.join(GRACE_SECONDS)
         if self.given:
@@ -71,7 +71,7 @@ class Terminal:
             self._waiter.join()
 
     def _wait(self) -> None:
-        # In the background, setting the terminal's modes would stop this process.
+        # In the background, setting the terminal's modes would otherwise stop this process.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         status = self.process.wait()
         for stream in (sys.stdout, sys.stderr):
@@ -84,18 +84,18 @@ class Terminal:
             if status:
                 os.write(2, _PLAIN_SCREEN.encode())
         except OSError:
-            return  # the terminal itself is gone
+            return  # the terminal no longer exists
         if status:
             print(f"sanctum: ended with status {status}", file=sys.stderr)
         if self.log.stat().st_size > self._begin:
-            print(f"printed meanwhile: {self.log}", file=sys.stderr)
+            print(f"output while Sanctum was open: {self.log}", file=sys.stderr)
 
 
 class Beside:
-    """Watches a run, see ``simic.training.vectorized.Observer``, with or without Sanctum.
+    """Observes a run (``simic.training.vectorized.Observer``), with or without Sanctum.
 
     Args:
-        progress: what is shown where Sanctum is not.
+        progress: the display that is used without Sanctum.
         wanted: whether the user asked for Sanctum.
     """
 
@@ -133,7 +133,7 @@ class Beside:
         self.progress.round_done(summary)
 
     def over(self, exit_code: int) -> None:
-        """Training has ended. A whole run stays on the screen until the user has seen it."""
+        """Training has ended. After a successful run, Sanctum stays until the user closes it."""
         if self.terminal is None or not self.terminal.given:
             return
         if exit_code == 0:
@@ -143,13 +143,13 @@ class Beside:
             self.terminal.take_back()
 
     def _notice(self) -> None:
-        """Go on in plain sight once Sanctum is closed."""
+        """Show progress again once Sanctum is closed."""
         if self.terminal is None or self.terminal.given:
             return
         run, self.terminal = self.terminal.run, None
         print(
-            f"training goes on; Ctrl+C ends it with a checkpoint, "
-            f"esper sanctum {run} shows it again",
+            f"training continues; Ctrl+C ends it with a checkpoint, "
+            f"esper sanctum {run} opens Sanctum again",
             file=sys.stderr,
         )
         self.progress.progress.start()
@@ -160,5 +160,5 @@ def _obstacle(config: TrainConfig) -> str | None:
     if not is_terminal():
         return "needs a terminal"
     if config.output.telemetry_level == "off":
-        return "telemetry_level off writes nothing that it could show"
+        return "telemetry_level off writes nothing to show"
     return None

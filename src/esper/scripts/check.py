@@ -1,4 +1,4 @@
-"""``esper tasks check FILE``: do tasks of one's own fit, and what do they cost?"""
+"""``esper tasks check FILE``: check whether your own tasks fit, and what they cost."""
 
 from dataclasses import dataclass
 
@@ -18,21 +18,21 @@ from esper.simic.tools.fitness import Fitness, examine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckArguments:
-    """Tell whether the tasks in a Python file of yours fit, and what they cost in memory and time.
+    """Check whether the tasks in a Python file fit Esper, and measure their memory and time.
 
-    Every blueprint is tried in every slot, then the largest grow everywhere for some steps. Exit
-    status 2, with one line that names the fault, where a task does not fit.
+    Tries every blueprint in every slot, then grows the largest blueprints everywhere for some
+    steps. If a task does not fit, one line names the fault and the exit status is 2.
     """
 
     file: str = setting(positional=True)
-    """The Python file."""
+    """The Python file that defines the tasks."""
 
 
 def check(arguments: list[str]) -> int:
-    """Tell whether the tasks in a file fit, and what they cost.
+    """Check whether the tasks in a file fit, and measure what they cost.
 
     Raises:
-        UsageError: they do not.
+        UsageError: a task does not fit, or the file has none.
     """
     given = parse(CheckArguments, "esper tasks check", arguments)
     known = set(TASKS)

@@ -1,4 +1,4 @@
-"""What a person sees of a run: one live line of progress, and a table at the end."""
+"""Progress of a run on the terminal: one live line, and a table at the end."""
 
 import math
 import time
@@ -27,7 +27,7 @@ from esper.simic.training.vectorized import RunSummary
 
 NOTHING_YET = "-"
 RECENT = 100
-"""Episodes of a Gymnasium task whose mean return is shown while it is learned."""
+"""Latest episodes of a Gymnasium environment over which the mean return is shown."""
 
 _GROWTH_ROWS = (
     ("accuracy grown (committed)", "accuracy", ".3f"),
@@ -51,9 +51,9 @@ _GYM_ROWS = (
 
 
 class LiveProgress:
-    """Watches a run; see ``simic.training.vectorized.Observer``.
+    """Observes a run (``simic.training.vectorized.Observer``) and shows its progress.
 
-    On a terminal one line is redrawn; elsewhere every round is one line of text.
+    On a terminal, one line is redrawn; elsewhere, each round prints one line of text.
     """
 
     def __init__(self, console: Console):
@@ -131,7 +131,7 @@ class LiveProgress:
 
 
 def print_summary(console: Console, summary: RunSummary) -> None:
-    """The table at the end of a run: its first and last rounds, a tenth of them each."""
+    """Print the table at the end of a run: means over its first and its last tenth of rounds."""
     rounds = summary.rounds
     if rounds:
         gym = isinstance(rounds[0], GymSummary)
@@ -148,7 +148,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
 
 
 def _outcome(summary: AnySummary) -> str:
-    """What a round brought, in a few words."""
+    """The outcome of a round in a few words."""
     if isinstance(summary, GymSummary):
         return f"return {summary.episode_return:.2f}  length {summary.episode_length:.1f}"
     return (
@@ -164,7 +164,7 @@ def _named(rounds: list[AnySummary]) -> str:
 
 
 def _mean(rounds: list[AnySummary], attribute: str) -> float:
-    """Mean over the rounds that have such a number; NaN where none has."""
+    """Mean over the rounds where the attribute is a number; NaN where there is none."""
     values = [float(getattr(r, attribute)) for r in rounds]
     known = [value for value in values if not math.isnan(value)]
     return fmean(known) if known else math.nan

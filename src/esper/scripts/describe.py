@@ -1,4 +1,4 @@
-"""``esper tasks --describe``: the figures of ``simic.tools.diagnosis`` in tables."""
+"""``esper tasks --describe``: tables of the figures of ``simic.tools.diagnosis``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +20,13 @@ MOST_ENVIRONMENTS = 2048
 
 
 def describe(console: Console, wanted: "TasksArguments") -> int:
-    """Play the tasks and print what was found.
+    """Play the tasks with policies that do not learn, and print the diagnosis.
 
     Raises:
-        UsageError: a task or a setting is at fault.
+        UsageError: a task or a setting is wrong.
     """
     if wanted.names:
-        raise UsageError(f"describe: {wanted.names[0]} stands before it; name tasks behind it")
+        raise UsageError(f"describe: {wanted.names[0]} stands before it; name tasks after it")
     if wanted.groups * wanted.group_size > MOST_ENVIRONMENTS:
         raise UsageError(
             f"groups: {wanted.groups} of {wanted.group_size} are more than {MOST_ENVIRONMENTS} "
@@ -77,10 +77,10 @@ def _show(console: Console, task: Task, found: Diagnosis, wanted: "TasksArgument
     console.print(table)
     console.print(
         "variance of the untrained policy's return: "
-        f"{_share(found.by_init)} by init alone (host and data), "
-        f"{_share(found.by_actions)} by actions alone, {_share(found.by_rest)} by both and by "
-        "the seeds' own initial numbers\n"
-        "signal to noise of everything against never: "
+        f"{_share(found.by_init)} from init alone (host and data), "
+        f"{_share(found.by_actions)} from actions alone, {_share(found.by_rest)} from both and "
+        "from the seeds' initial weights\n"
+        "signal to noise of growing everything against never: "
         f"{found.step_signal:.2f} in the reward of a step, {found.return_signal:.2f} in the return",
         highlight=False,
         soft_wrap=True,

@@ -1,4 +1,4 @@
-"""Choosing a command, and what a user's mistake looks like."""
+"""Dispatch of commands, and reporting of usage errors."""
 
 import logging
 import sys
@@ -10,14 +10,14 @@ from esper.leyline.errors import UsageError, suggestion
 
 Command = Callable[[list[str]], int]
 LONGEST_MESSAGE = 400
-"""Characters of a message that are printed; what a user typed may be longer."""
+"""Most characters of a message that are printed; what a user typed may be longer."""
 
 
 def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]) -> int:
-    """Run the command that the first argument names with the others.
+    """Run the command that the first argument names, with the remaining arguments.
 
     Raises:
-        UsageError: there is no such command.
+        UsageError: no command is given, or there is no such command.
     """
     listing = ", ".join(commands)
     if not arguments:
@@ -35,10 +35,10 @@ def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]
 
 
 def guarded(command: Command, arguments: list[str]) -> int:
-    """Run a command; a mistake of the user's is one line on stderr and exit status 2."""
+    """Run a command; a ``UsageError`` becomes one line on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            # A path may hold bytes that are no text; to name it must not end a run.
+            # A path may contain bytes that are not text; printing it must not end a run.
             stream.reconfigure(errors="backslashreplace")
     _show_log()
     try:
@@ -49,13 +49,13 @@ def guarded(command: Command, arguments: list[str]) -> int:
     except SystemExit as end:
         if end.code:
             raise
-        return 0  # help is printed
+        return 0  # help was printed
     except KeyboardInterrupt:
         return 130
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
-    """Writes to what stderr is when something is said, not to what it was at first."""
+    """Write to the current ``sys.stderr``, not to the one at import time."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -66,7 +66,7 @@ class _CurrentStderr(logging.StreamHandler[TextIO]):
 
 
 def _show_log() -> None:
-    """What Esper has to say besides its results goes to stderr, a line each."""
+    """Send Esper's log messages to stderr, one line per message."""
     logger = logging.getLogger("esper")
     if not logger.handlers:
         logger.addHandler(_CurrentStderr())
@@ -74,7 +74,7 @@ def _show_log() -> None:
 
 
 def one_line(text: str) -> str:
-    """A message with control characters escaped, and the middle left out where it is long."""
+    """Escape the control characters of a message, and cut the middle of a long one."""
     if len(text) > LONGEST_MESSAGE:
         text = f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

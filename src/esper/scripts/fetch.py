@@ -1,4 +1,4 @@
-"""``esper tasks fetch``: get data that does not come with Esper, and check it."""
+"""``esper tasks fetch``: download data that is not part of Esper, and verify it."""
 
 import logging
 import tarfile
@@ -17,7 +17,7 @@ class Archive:
     """A published archive.
 
     Attributes:
-        url: where it is.
+        url: its address.
         checksum: SHA-256 of the file.
     """
 
@@ -35,16 +35,16 @@ ARCHIVES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchArguments:
-    """Get data that does not come with Esper; what is named is checked by its SHA-256."""
+    """Download data that is not part of Esper, and verify it by its SHA-256."""
 
     names: tuple[str, ...] = setting((), positional=True)
-    """What to get: cifar10 (170 MB)."""
+    """What to download: cifar10 (170 MB)."""
     data_dir: str = "./data"
     """Directory to put it in."""
 
 
 def fetch(arguments: list[str]) -> int:
-    """Get data that does not come with Esper."""
+    """Download data that is not part of Esper."""
     program = "esper tasks fetch"
     given = parse(FetchArguments, program, arguments)
     names, directory = " ".join(given.names), Path(given.data_dir)
@@ -58,10 +58,10 @@ def fetch(arguments: list[str]) -> int:
 
 
 def _fetch(archive: Archive, directory: Path) -> None:
-    """Put the archive's content into the directory, which it may make.
+    """Download and unpack an archive into a directory, which is created if needed.
 
     Raises:
-        UsageError: it cannot be had, is not what was published, or cannot be written.
+        UsageError: it cannot be downloaded, has the wrong SHA-256, or cannot be written.
     """
     import pooch
 
@@ -74,11 +74,11 @@ def _fetch(archive: Archive, directory: Path) -> None:
                 content.extractall(directory, filter="data")
     except ValueError as error:
         raise UsageError(
-            f"fetch: {archive.url} is not what was published, its SHA-256 is another; "
-            "nothing was kept, try again or get it by hand"
+            f"fetch: {archive.url} has another SHA-256 than the published file; "
+            "nothing was kept, try again or download it by hand"
         ) from error
     except (OSError, tarfile.TarError) as error:
         raise UsageError(
-            f"fetch: {archive.url} could not be had into {directory} ({error}); "
-            "get and unpack it there by hand"
+            f"fetch: {archive.url} could not be downloaded to {directory} ({error}); "
+            "download and unpack it there by hand"
         ) from error

@@ -1,8 +1,8 @@
-"""Command lines, parsed by tyro from the fields of a command's dataclass.
+"""Parsing of command lines by tyro, from the fields of a command's dataclass.
 
-tyro answers a wrong value with a drawn box, and keeps the last of two values for one flag. Where it
-refuses a line, leaves words over, or finds fewer settings than there are flags, it gets the flags
-one by one: that tells which of them is at fault, and Esper says so in one line.
+tyro reports a wrong value in a drawn box, and silently keeps the last of two values for one flag.
+Where tyro rejects a command line, leaves words over, or finds fewer settings than there are flags,
+the flags are parsed one by one: this shows which of them is wrong, and one line reports it.
 """
 
 import ast
@@ -23,15 +23,15 @@ from esper.leyline.errors import UsageError, suggestion
 
 Command = TypeVar("Command")
 _FLAG = re.compile("--.|-[a-zA-Z](=|$)", re.DOTALL)
-"""How a word begins that is no value."""
+"""Matches a word that is a flag and not a value."""
 
 
 def parse(command: type[Command], program: str, arguments: list[str]) -> Command:
-    """The dataclass ``command`` as a command line fills it.
+    """Parse a command line into the dataclass ``command``.
 
     Raises:
-        UsageError: see ``read_flags``; or a setting without a default is missing or out of range.
-        SystemExit: help was asked for and is printed.
+        UsageError: see ``read_flags``; or a required setting is missing, or one is out of range.
+        SystemExit: help was asked for and has been printed.
     """
     given = read_flags(command, program, arguments)
     for name, f in settings_of(command).items():
@@ -43,16 +43,16 @@ def parse(command: type[Command], program: str, arguments: list[str]) -> Command
 
 
 def read_flags(command: type, program: str, arguments: list[str]) -> dict[str, Any]:
-    """The settings that a command line gives, by name.
+    """Return the settings that a command line gives, by name.
 
     Args:
         command: a dataclass of settings, or of dataclasses of settings.
         program: the command, for help and messages.
-        arguments: as typed; behind ``--`` nothing is a flag.
+        arguments: as typed; after ``--`` nothing is a flag.
 
     Raises:
         UsageError: an unknown flag, a value of the wrong type, or two values for one setting.
-        SystemExit: help was asked for and is printed.
+        SystemExit: help was asked for and has been printed.
     """
     if not {"-h", "--help"}.isdisjoint(arguments):
         view = _documented(command)
@@ -66,18 +66,18 @@ def read_flags(command: type, program: str, arguments: list[str]) -> dict[str, A
 
 
 def _entry(f: Field[Any], **documented: Any) -> Any:
-    """The type of a field with what tyro shall know of it."""
+    """The type of a field, annotated for tyro."""
     names = (f.name, *about(f).aliases)
     return Annotated[
         bool if bool in options_of(f.type) else f.type,
         *([tyro.conf.Positional] if about(f).positional else []),
-        # tyro lists the name behind the aliases.
+        # tyro lists the name after the aliases.
         tyro.conf.arg(name=names[-1], aliases=[_flag(name) for name in names[:-1]], **documented),
     ]
 
 
 def _dictionary(entries: dict[str, Any], name: str = "", meaning: str | None = None) -> Any:
-    """What tyro fills with what is given, and with nothing else."""
+    """A type that tyro fills with the settings given, and with nothing else."""
     make: Any = TypedDict
     kind = make(name, entries, total=False)
     kind.__doc__ = meaning
@@ -85,7 +85,7 @@ def _dictionary(entries: dict[str, Any], name: str = "", meaning: str | None = N
 
 
 def _documented(command: type, defaults: Any = None) -> Any:
-    """Groups of settings with their meanings and defaults, for help."""
+    """A type with groups of settings, their descriptions and defaults, for help."""
     entries: dict[str, Any] = {}
     meanings = _meanings(command)
     for f in fields(command):
@@ -125,8 +125,8 @@ def _hint(f: Field[Any], default: Any) -> str:
 
 
 def _by_tyro(entries: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The settings that tyro finds in words, and words left over: all of them where it refuses."""
-    if not words or words[0].startswith("--tyro"):  # flags of its own, which write files
+    """The settings that tyro finds in words, and the words left over: all if it rejects them."""
+    if not words or words[0].startswith("--tyro"):  # tyro's own flags, which write files
         return {}, words
     try:
         with redirect_stderr(StringIO()):
@@ -143,7 +143,7 @@ def _by_tyro(entries: dict[str, Any], words: list[str]) -> tuple[dict[str, Any],
 
 
 def _parts(words: list[str]) -> list[list[str]]:
-    """Each flag with what stands behind it; first what stands before all flags."""
+    """Each flag with the words after it; first the words before all flags."""
     end = words.index("--") if "--" in words else len(words)
     begins = [i for i, word in enumerate(words[:end]) if _FLAG.match(word)]
     return [words[a:b] for a, b in pairwise([0, *begins, len(words)])]
@@ -152,7 +152,7 @@ def _parts(words: list[str]) -> list[list[str]]:
 def _one_by_one(
     command: type, program: str, entries: dict[str, Any], parts: list[list[str]]
 ) -> dict[str, Any]:
-    """The settings of each part by itself.
+    """The settings of each part, parsed by itself.
 
     Raises:
         UsageError: see ``read_flags``.
@@ -178,7 +178,7 @@ def _one_by_one(
 def _alone(
     command: type, program: str, entries: dict[str, Any], words: list[str]
 ) -> dict[str, Any]:
-    """What one flag with the words behind it gives, or words without a flag."""
+    """The settings that one flag with the words after it gives, or words without a flag."""
     fields = settings_of(command)
     positional = {name: entries[name] for name in entries if about(fields[name]).positional}
     if not words or not _FLAG.match(words[0]):
@@ -194,7 +194,7 @@ def _alone(
     values = [text] * bool(equals) + words[1:]
     if bool in options_of(kind) and NoneType in options_of(kind) and values == ["None"]:
         return {name: None}
-    # Joined, a value may begin like a flag.
+    # Joined by =, a value may look like a flag.
     words = words if len(values) != 1 else [f"{flag}={values[0]}"]
     given, rest = _by_tyro(positional | {name: entries[name]}, words)
     if rest and bool in options_of(kind):
@@ -207,10 +207,10 @@ def _alone(
 
 
 def _named(command: type, program: str, flag: str) -> str:
-    """The setting that a flag names, which for a switch ``--no-NAME`` does as well.
+    """The setting that a flag names; ``--no-NAME`` also names a switch.
 
     Raises:
-        UsageError: there is no such setting; suggests the nearest.
+        UsageError: there is no such setting; the message suggests the nearest.
     """
     names = spellings(command)
     word = flag.removeprefix("-").removeprefix("-").replace("-", "_")

@@ -1,4 +1,4 @@
-"""``esper grow``: grow one network with a policy, and write it to files that need no Esper."""
+"""``esper grow``: grow one network with a policy, and export it to files that need no Esper."""
 
 import sys
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ ONNX_LIBRARIES = ("onnx", "onnxscript")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowArguments:
-    """Grow one fresh network with a policy and write it to a file that runs without Esper."""
+    """Grow one fresh network with a policy and export it to a file that runs without Esper."""
 
     policy: str
-    """Who decides: a run directory (its latest checkpoint), heuristic or never."""
+    """The policy: a run directory (its latest checkpoint), heuristic or never."""
     task: str
-    """What it learns; `esper tasks` lists the tasks."""
+    """Task that the network learns; `esper tasks` lists the tasks."""
     out: Path
-    """The torch.export file to write, such as model.pt2."""
+    """The torch.export file to write, for example model.pt2."""
     onnx: Path | None = None
     """An ONNX file to write as well; needs pip install 'esper-growth[onnx]'."""
     seed: int = setting(42, SEEDS)
-    """Root of every random number, in [0, 2^32)."""
+    """Seed of all random numbers, in [0, 2^32)."""
     greedy: bool = False
-    """Whether the policy takes its most probable action instead of drawing one."""
+    """Whether the policy takes its most probable action instead of sampling one."""
     plugin: tuple[str, ...] = ()
-    """Python files with tasks and blueprints of your own."""
+    """Python files that define your own tasks and blueprints."""
 
 
 def grow(arguments: list[str]) -> int:
@@ -54,10 +54,10 @@ def grow(arguments: list[str]) -> int:
 
 
 def _check(given: GrowArguments) -> None:
-    """Find what would fail at the end before anything is grown.
+    """Check before growing what would otherwise fail at the end.
 
     Raises:
-        UsageError: a file cannot be written there, or a library is missing.
+        UsageError: a file cannot be written, or a library is missing.
     """
     for name, path, suffix in (("out", given.out, ".pt2"), ("onnx", given.onnx, ".onnx")):
         if path is None:
@@ -75,7 +75,7 @@ def _check(given: GrowArguments) -> None:
 
 
 def _show(grown: Grown) -> None:
-    """What was done and what came of it."""
+    """Print the decisions, the fossilised seeds and the accuracies."""
     for line in grown.decisions:
         print(f"  {line}")
     kept = [f"{slot} ({what})" for slot, what in grown.seeds.items()]
@@ -91,7 +91,7 @@ def _show(grown: Grown) -> None:
 
 
 def _write(given: GrowArguments, grown: Grown) -> int:
-    """Export, read back, compare, and only then write; 1 where that fails."""
+    """Export, compare the export with the host, then write the files; 1 where they differ."""
     try:
         program = export_program(grown.network, grown.task.host.image)
         content = packed(program)
@@ -112,9 +112,9 @@ def _write(given: GrowArguments, grown: Grown) -> int:
         except OSError as error:
             raise UsageError(f"out: cannot write {path} ({error.strerror})") from error
         print(f"wrote {path} ({len(text) / 1000:.0f} kB)")
-    taken, given_back = (", ".join(map(str, x.shape[1:])) for x in (grown.images, grown.logits))
+    taken, returned = (", ".join(map(str, x.shape[1:])) for x in (grown.images, grown.logits))
     print(
-        f"takes images [B, {taken}], gives logits [B, {given_back}]; "
+        f"takes images [B, {taken}], gives logits [B, {returned}]; "
         f"differs from the host by at most {difference:.1e}"
     )
     return 0

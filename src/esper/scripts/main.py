@@ -8,7 +8,7 @@ from esper.scripts.entry import Command, dispatch, guarded
 
 
 def _later(name: str, summary: str) -> Command:
-    """A command whose module is imported when it is used: torch alone takes seconds."""
+    """Return a command that imports its module only when it runs: torch alone takes seconds."""
 
     def command(arguments: list[str]) -> int:
         run: Command = getattr(import_module(f"esper.scripts.{name}"), name)
@@ -21,14 +21,14 @@ def _later(name: str, summary: str) -> Command:
 COMMANDS = {
     name: _later(name, summary)
     for name, summary in {
-        "train": "Train a policy: ppo or heuristic.",
+        "train": "Train a growth policy with PPO, or run the heuristic.",
         "grow": "Grow one network with a policy and export it.",
         "sanctum": "Watch a run on the terminal, live or finished.",
-        "report": "Write what runs did into one HTML file.",
-        "query": "Ask runs by SQL over views of their events.",
-        "runs": "List runs with their status, or remove some (runs prune).",
-        "replay": "Do an update again that met a number that is not finite.",
-        "tasks": "List the tasks one can train on; `check` those of your own, or `fetch` data.",
+        "report": "Write an HTML report about one or more runs.",
+        "query": "Query the events of runs with SQL.",
+        "runs": "List runs and their status; `runs prune` removes some.",
+        "replay": "Repeat a refused update to find its first non-finite tensor.",
+        "tasks": "List tasks; `tasks check` checks your own, `tasks fetch` downloads data.",
     }.items()
 }
 

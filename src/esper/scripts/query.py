@@ -24,23 +24,23 @@ from esper.scripts.flags import parse
 
 Form = Literal["table", "csv", "json", "parquet"]
 MOST_ROWS = 1_000
-"""Rows that a table shows; the other forms write all of them."""
+"""Most rows that a table shows; the other formats write all rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryArguments:
-    """Ask runs, live or ended, by SQL: esper query RUN... "SELECT ..."."""
+    """Query the events of runs, live or ended, with SQL: esper query RUN... "SELECT ..."."""
 
     runs: tuple[str, ...] = setting((), positional=True)
-    """Run directories, or directories that hold some; behind them the SQL, one SELECT."""
+    """Run directories, or directories that contain some; last, the SQL: one SELECT."""
     format: Form = "table"
-    """How the result is written: as a table to look at, or as csv, json or parquet."""
+    """Format of the result: a table to read, or csv, json or parquet."""
     output: Path | None = setting(None, aliases=("o",))
-    """File to write instead of the terminal; parquet needs one."""
+    """File to write to instead of the terminal; required for parquet."""
 
 
 def query(arguments: list[str]) -> int:
-    """Ask runs by SQL over views of their events."""
+    """Query the events of runs with SQL."""
     program = "esper query"
     try:
         settings = parse(QueryArguments, program, arguments)
@@ -51,7 +51,7 @@ def query(arguments: list[str]) -> int:
     if not runs:
         raise UsageError(f'{program}: needs runs and SQL: {program} RUN "SELECT * FROM updates"')
     if settings.format == "parquet" and settings.output is None:
-        raise UsageError("output: parquet is no text; name a file with -o")
+        raise UsageError("output: parquet is not text; name a file with -o")
     with Store([Path(run) for run in runs]) as store:
         table = store.query(sql)
     if settings.output is None:
@@ -68,14 +68,14 @@ def query(arguments: list[str]) -> int:
 
 
 def _views() -> str:
-    """The views with their columns, and the tables of events."""
+    """The views with their columns, and the tables of events, as help text."""
     with Store([]) as store:
         columns = store.columns()
     lines = ["views and their columns:"]
     for view in VIEWS:
         lines += ["", f"  {view}"]
         lines += [f"    {name:<32}{kind}" for name, kind in columns[view]]
-    lines += ["", "besides, one row an event, as docs/events.md describes them:", ""]
+    lines += ["", "and one table per kind of event, with the columns in docs/events.md:", ""]
     return "\n".join([*lines, *(f"  {name.lower()}" for name in EVENTS)])
 
 
@@ -102,7 +102,7 @@ def _write(table: pyarrow.Table, form: Form, target: Path) -> None:
 
 
 def _text(table: pyarrow.Table, form: Form) -> str:
-    """The result as CSV, where nothing stands for what is missing, or as a JSON list of rows."""
+    """The result as CSV, where an empty cell is a missing value, or as a JSON list of rows."""
     rows = table.to_pylist()
     if form == "json":
         return json.dumps([_plain(row) for row in rows], default=str, indent=1) + "\n"
@@ -114,7 +114,7 @@ def _text(table: pyarrow.Table, form: Form) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it; numbers that are not finite as events write them."""
+    """A value that JSON can represent; non-finite numbers are written as events write them."""
     if isinstance(value, float):
         return number(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""``esper replay FILE``."""
+"""``esper replay FILE``: repeat a refused update."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +10,17 @@ from esper.simic.training.replay import replay as replay_file
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayArguments:
-    """Do an update again that met a number that is not finite.
+    """Repeat a refused update to find its first non-finite tensor.
 
-    Exit status 0 where the same tensor is found again, 1 where it is not.
+    Exit status 0 if the same tensor is found as in the run, 1 if not.
     """
 
     file: Path = setting(positional=True)
-    """The update: RUN/refused/FILE.pt."""
+    """The recorded update: RUN/refused/FILE.pt."""
 
 
 def replay(arguments: list[str]) -> int:
-    """Do an update again that met a number that is not finite."""
+    """Repeat a refused update to find its first non-finite tensor."""
     seen = replay_file(parse(ReplayArguments, "esper replay", arguments).file)
     now = seen.found or "every number is finite"
     print(f"round {seen.round}: first tensor that is not finite: {seen.recorded}; now: {now}")

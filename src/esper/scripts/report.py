@@ -1,4 +1,4 @@
-"""``esper report``: one HTML file on one or more runs."""
+"""``esper report``: write an HTML report about one or more runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from esper.scripts.flags import parse
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportArguments:
-    """Write what runs did into one HTML file that needs no network; several stand side by side."""
+    """Write a self-contained HTML report about one or more runs, side by side."""
 
     runs: tuple[Path, ...] = setting((), positional=True)
     """Run directories, live or ended."""
@@ -20,7 +20,7 @@ class ReportArguments:
 
 
 def report(arguments: list[str]) -> int:
-    """Write what runs did into one HTML file."""
+    """Write an HTML report about one or more runs."""
     program = "esper report"
     given = parse(ReportArguments, program, arguments)
     if not given.runs:

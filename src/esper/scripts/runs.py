@@ -1,4 +1,4 @@
-"""``esper runs``: what runs there are, how they stand, how to go on, and what to throw away."""
+"""``esper runs``: list runs with their status, tell how to resume them, and remove some."""
 
 import json
 import math
@@ -26,43 +26,43 @@ LOOKS = {
     "failed": ("✗", "red"),
     "unknown": ("?", "dim"),
 }
-"""A glyph and a colour for each status; its name always stands beside."""
+"""A glyph and a colour for each status; the status is always written beside the glyph."""
 
 NOTHING = "-"
 UNBOUNDED = 1000
-"""Columns of a line that no terminal cuts."""
+"""Width of the table where the output is not a terminal, so that no line is cut."""
 
 DEFAULT_PLACE = Path(OutputConfig().telemetry_dir)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunsArguments:
-    """List runs with their status; `esper runs prune` removes some."""
+    """List runs and their status; `esper runs prune` removes some."""
 
     directory: Path = setting(DEFAULT_PLACE, positional=True)
     """Where to look for run directories, at any depth."""
     json: bool = False
-    """One JSON list instead of a table."""
+    """Whether to print a JSON list instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PruneArguments:
-    """Remove runs, but never running ones. Give one of --keep, --older-than and --failed."""
+    """Remove runs that are not running. Give one of --keep, --older-than and --failed."""
 
     directory: Path = setting(DEFAULT_PLACE, positional=True)
     """Where to look for run directories, at any depth."""
     keep: int | None = setting(None, NOT_NEGATIVE)
-    """Keep this many of the latest runs and remove the others."""
+    """Keep the latest runs, this many, and remove the others."""
     older_than: float | None = setting(None, NOT_NEGATIVE)
-    """Remove runs of which nothing was heard for this many days."""
+    """Remove runs without any activity for this many days."""
     failed: bool = False
     """Remove runs that failed."""
     yes: bool = False
-    """Do not ask."""
+    """Whether to remove them without asking."""
 
 
 def runs(arguments: list[str]) -> int:
-    """List runs with their status, or remove some (runs prune)."""
+    """List runs and their status; `runs prune` removes some."""
     if arguments and arguments[0] == "prune":
         return prune(arguments[1:])
     given = parse(RunsArguments, "esper runs", arguments)
@@ -78,7 +78,7 @@ def runs(arguments: list[str]) -> int:
 
 
 def prune(arguments: list[str]) -> int:
-    """Remove runs; shows them and asks first."""
+    """Remove runs, after showing them and asking."""
     program = "esper runs prune"
     given = parse(PruneArguments, program, arguments)
     chosen = _chosen(given)
@@ -97,7 +97,7 @@ def prune(arguments: list[str]) -> int:
 
 
 def _chosen(given: PruneArguments) -> list[RunInfo]:
-    """The runs to remove, the oldest first.
+    """The runs to remove, oldest first.
 
     Raises:
         UsageError: not exactly one rule is given.
@@ -117,11 +117,11 @@ def _chosen(given: PruneArguments) -> list[RunInfo]:
 
 
 def _removed(info: RunInfo) -> int:
-    """Remove a run and say so; 1 where that was not possible."""
+    """Remove a run and report it; 1 where it could not be removed."""
     try:
         remove(info.path)
     except BlockingIOError:
-        print(f"kept {info.path}: a process has begun to write there", file=sys.stderr)
+        print(f"kept {info.path}: a process has started writing to it", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"kept {info.path}: {error.strerror} ({error.filename})", file=sys.stderr)
@@ -158,7 +158,7 @@ def _show(found: list[RunInfo]) -> None:
 def _show_resume(found: list[RunInfo]) -> None:
     commands = [info.resume for info in found if info.resume]
     if commands:
-        print("\nto go on:")
+        print("\nto resume:")
     for command in commands:
         print(f"  {command}")
 
@@ -182,6 +182,6 @@ def _size(count: int) -> str:
 
 
 def _plain(info: RunInfo) -> dict[str, Any]:
-    """A run for machines; a gain that is not finite is null."""
+    """A run as JSON; a gain that is not finite is null."""
     gain = info.gain if info.gain is not None and math.isfinite(info.gain) else None
     return asdict(info) | {"path": str(info.path), "gain": gain}

@@ -1,4 +1,4 @@
-"""``esper sanctum``: a run on the terminal."""
+"""``esper sanctum``: watch a run on the terminal."""
 
 import sys
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from esper.scripts.flags import parse
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SanctumArguments:
-    """Watch a run on the terminal, live or finished, here or copied from elsewhere."""
+    """Watch a run on the terminal, live or finished, from this machine or copied from another."""
 
     run: Path = setting(Path("runs"), positional=True)
-    """The run directory, or one that holds several: then the latest of them."""
+    """The run directory, or a directory of runs: then the latest of them."""
     light: bool = False
-    """Dark letters on a light ground; the key t changes it."""
+    """Whether to use dark text on a light background; the key t switches."""
     owner: int | None = None
-    """Process to end with; `esper train ppo --sanctum` sets it."""
+    """Id of the process with which Sanctum ends; `esper train ppo --sanctum` sets it."""
 
 
 def sanctum(arguments: list[str]) -> int:
@@ -28,13 +28,13 @@ def sanctum(arguments: list[str]) -> int:
     given = parse(SanctumArguments, "esper sanctum", arguments)
     run = find_run(given.run)
     if not is_terminal():
-        raise UsageError("sanctum: needs a terminal; esper report makes a page of the run instead")
+        raise UsageError("sanctum: needs a terminal; esper report writes a page instead")
     Sanctum(run, given.light, given.owner).run()
     return 0
 
 
 def find_run(path: Path) -> Path:
-    """The run directory at ``path``, or the latest one in it.
+    """Return the run directory at ``path``, or the latest one in it.
 
     Raises:
         UsageError: there is none.
@@ -46,12 +46,12 @@ def find_run(path: Path) -> Path:
     except OSError:
         runs = []
     if not runs:
-        raise UsageError(f"run: {path} is no run directory and holds none; name one")
+        raise UsageError(f"run: {path} is not a run directory and contains none; name one")
     return max(runs, key=lambda run: (run.stat().st_mtime, run.name))
 
 
 def is_terminal() -> bool:
-    """Whether one can be drawn on: keys come from stdin, and stderr is drawn on."""
+    """Whether Sanctum can run here: it reads keys from stdin and draws on stderr."""
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 

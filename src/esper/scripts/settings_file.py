@@ -1,4 +1,4 @@
-"""A JSON file of settings."""
+"""Reading of a JSON file of settings."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ from esper.leyline.errors import UsageError
 
 
 def settings_file(path: Path) -> dict[str, Any]:
-    """The settings of a flat JSON file by name, aliases resolved.
+    """Return the settings of a flat JSON file by name, aliases resolved.
 
     Raises:
-        UsageError: it cannot be read, or a key is wrong.
+        UsageError: the file cannot be read, or a key is wrong.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
@@ -21,17 +21,17 @@ def settings_file(path: Path) -> dict[str, Any]:
     except UsageError:
         raise
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"config_json: {path} is not JSON ({error}); mend it") from error
+        raise UsageError(f"config_json: {path} is not JSON ({error}); correct it") from error
     if not isinstance(content, dict):
         raise UsageError(f"config_json: {path} must hold one object of settings")
     return canonical(content)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which no key stands twice."""
+    """Make a JSON object; refuse a key that appears twice."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        double = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"{double}: stands twice in the settings file; keep one of them")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"{repeated}: appears twice in the settings file; keep one of them")
     return content

@@ -1,4 +1,4 @@
-"""``esper tasks``: what one can train on, and what growing is worth there."""
+"""``esper tasks``: list the tasks, and the measured gain from growing on each."""
 
 from dataclasses import dataclass
 
@@ -17,45 +17,46 @@ from esper.scripts.fetch import fetch
 from esper.scripts.flags import parse
 
 ROOMY = 120
-"""Columns from which on a terminal shows tables; narrower ones and files get lines."""
+"""Columns from which a terminal shows tables; narrower terminals and files get lines."""
 
 COMPARED = Range(2, 1024)
-"""With one there is nothing to compare."""
+"""At least two: with one there is nothing to compare."""
 
 TITLES = {
     "suite": "the training suite",
     "held_out": "the held-out suite",
-    "cifar": "the CIFAR-10 tasks, whose data esper tasks fetch cifar10 gets",
+    "cifar": "the CIFAR-10 tasks; esper tasks fetch cifar10 downloads their data",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TasksArguments:
-    """List the tasks one can train on: all, or those that are named.
+    """List the tasks that networks can be trained on: all, or the ones named.
 
-    `esper tasks check FILE` tells whether tasks of your own fit, and what they cost.
-    `esper tasks fetch cifar10` gets the data of the cifar tasks.
+    `esper tasks check FILE` checks whether your own tasks fit, and what they cost.
+    `esper tasks fetch cifar10` downloads the data of the cifar tasks.
     """
 
     names: tuple[str, ...] = setting((), positional=True)
-    """Tasks or suites to show; they stand before any flag."""
+    """Tasks or suites to show; name them before any flag."""
     plugin: tuple[str, ...] = ()
-    """Python files of yours that register further tasks."""
+    """Python files that define your own tasks."""
     describe: tuple[str, ...] = ()
-    """Tasks or suites to play with policies that do not learn, a minute or two each: what is legal,
-    how far seeds come, whose doing the return is, and how loud the reward."""
+    """Tasks or suites to play with policies that do not learn, a minute or two per task. Shows
+    which ops are legal, which stages seeds reach, how much of the return is due to the host and how
+    much to the actions, and the signal-to-noise ratio of the reward."""
     data_dir: str = "./data"
-    """Directory with the files of tasks that read any, for --describe."""
+    """Directory with the data files of tasks that need any, for --describe."""
     reward: Reward = "paired"
     """Reward that --describe measures."""
     groups: int = setting(8, COMPARED)
-    """Hosts of --describe, with data of their own."""
+    """Number of hosts for --describe, each with its own data."""
     group_size: int = setting(8, COMPARED)
-    """Environments on each host of --describe, each with a stream of random actions of its own."""
+    """Environments per host for --describe, each with its own stream of random actions."""
 
 
 def tasks(arguments: list[str]) -> int:
-    """List the tasks one can train on; `check` those of your own, or `fetch` data."""
+    """List tasks; `tasks check` checks your own, `tasks fetch` downloads data."""
     if arguments[:1] == ["check"]:
         return check(arguments[1:])
     if arguments[:1] == ["fetch"]:
@@ -70,7 +71,7 @@ def tasks(arguments: list[str]) -> int:
 
 
 def show(console: Console, chosen: tuple[Task, ...], worth: dict[str, Worth]) -> None:
-    """Print tasks suite by suite, and those of no suite at the end."""
+    """Print the tasks by suite, those without a suite at the end."""
     in_suites = {name for members in SUITES.values() for name in members}
     sections = {
         f"{suite}: {TITLES[suite]}" if suite in TITLES else suite: [
@@ -130,7 +131,7 @@ def _slots(task: Task) -> str:
 
 
 def _drift(task: Task) -> list[str]:
-    """When the data changes, if it does."""
+    """When the data drift, as text; empty for a task without drift."""
     if task.drift is None:
         return []
     earliest, latest, never = (

@@ -1,6 +1,6 @@
 """``esper train ppo|heuristic``, also ``python -m esper.scripts.train``.
 
-What trains is imported once the command line is known to be right: torch alone takes seconds.
+The training code is imported only after the command line was checked: torch alone takes seconds.
 """
 
 import sys
@@ -26,34 +26,34 @@ from esper.scripts.settings_file import settings_file
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileConfig:
-    """Where settings come from: flags before file before defaults."""
+    """Sources of settings: flags take precedence over the file, the file over defaults."""
 
     config_json: Path | None = None
-    """A flat JSON object of settings, by the names of the flags with underscores."""
+    """A flat JSON file of settings; its keys are the names of the flags, with underscores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceConfig(FileConfig):
-    """Where settings come from: flags before file before defaults."""
+    """Sources of settings: flags take precedence over the file, the file over defaults."""
 
     resume: Path | None = None
-    """Run directory to go on with from its latest checkpoint; give --rounds as the new total."""
+    """Run directory to resume from its latest checkpoint; --rounds is the new total."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViewConfig:
-    """What is shown while it trains."""
+    """What is shown during training."""
 
     sanctum: bool = False
-    """Whether to watch the run in Sanctum, full screen, instead of a line of progress; closing it
+    """Whether to show the run in Sanctum, full screen, instead of a progress line; closing Sanctum
     does not end the training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PPOArguments(TrainConfig):
-    """Train a growth policy with PPO: it decides in every epoch of every host what grows where.
+    """Train a growth policy with PPO: at every epoch of every host, it decides what grows where.
 
-    Or, where a Gymnasium environment is named, a policy for that.
+    If a Gymnasium environment is named, train a policy for that environment instead.
     """
 
     source: SourceConfig = field(default_factory=SourceConfig)
@@ -62,7 +62,7 @@ class PPOArguments(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeuristicArguments:
-    """Run the plateau heuristic in the same environment; it learns nothing."""
+    """Run the plateau heuristic in the same environments, as a control; it does not learn."""
 
     world: WorldConfig = field(default_factory=lambda: defaults_of("heuristic").world)
     machine: MachineConfig = field(default_factory=MachineConfig)
@@ -96,9 +96,9 @@ def heuristic(arguments: list[str]) -> int:
 def _configured(
     given: dict[str, Any], file: Path | None, base: TrainConfig | None = None
 ) -> TrainConfig:
-    """Settings of a new run: flags before file before defaults."""
-    of_file = {} if file is None else settings_file(file)
-    config = unflatten({**of_file, **canonical(given)}, base)
+    """Settings of a new run: flags take precedence over the file, the file over defaults."""
+    from_file = {} if file is None else settings_file(file)
+    config = unflatten({**from_file, **canonical(given)}, base)
     check(config)
     return config
 
@@ -113,12 +113,12 @@ COMMANDS = {"ppo": ppo, "heuristic": heuristic}
 
 
 def train(arguments: list[str]) -> int:
-    """Train a policy: ppo or heuristic."""
+    """Train a growth policy with PPO, or run the heuristic."""
     return dispatch("esper train", COMMANDS, arguments)
 
 
 def main() -> None:
-    """``python -m esper.scripts.train``."""
+    """Entry point of ``python -m esper.scripts.train``."""
     sys.exit(guarded(train, sys.argv[1:]))
 
 

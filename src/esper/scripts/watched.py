@@ -1,4 +1,4 @@
-"""A training and what a person sees of it, from the run directory to the report."""
+"""Run a training with its display: progress or Sanctum, summary table and report."""
 
 import sys
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 
 
 def train(policy: str, config: TrainConfig, sanctum: bool) -> int:
-    """A new run, in Sanctum where that is wanted; its exit status."""
+    """Start a new run, shown in Sanctum if wanted; return its exit status."""
     return _watched(lambda observer: run_training(config, policy, observer=observer), sanctum)
 
 
 def resume(run: Path, given: dict[str, Any], sanctum: bool) -> int:
-    """Go on with a run, with what is ``given`` anew; its exit status."""
+    """Resume a run with the settings ``given`` anew; return its exit status."""
     return _watched(lambda observer: resume_ppo(run, given, observer), sanctum)
 
 
 def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
-    """Progress of a run while it goes on, table and report when it ends; its exit status."""
+    """Show progress while the run lasts, then table and report; return its exit status."""
     console = Console()
     with LiveProgress(console) as progress, Beside(progress, sanctum) as observer:
         summary = run(observer)

@@ -1,4 +1,4 @@
-"""The report: one HTML file on what runs did, without a network or a script in it."""
+"""The report: one self-contained HTML file about one or more runs, without scripts."""
 
 from esper.karn.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""Figures as SVG that lives in a page: its colours follow the page, its words stay words."""
+"""Figures as inline SVG: their colours follow the page's theme, their text stays text."""
 
 import hashlib
 import io
@@ -22,22 +22,22 @@ NARROW, WIDE = 4.6, 9.6
 """Widths of a figure in inches: half a row of the page, or all of it."""
 
 INK, MUTED, GRID, SURFACE = "#010101", "#020202", "#030303", "#040404"
-"""Stand-ins for the page's colours; ``_themed`` puts CSS variables in their place."""
+"""Placeholders for the page's colours; ``_themed`` replaces them by CSS variables."""
 
 SERIES = tuple(f"#0500{i:02x}" for i in range(8))
-"""Stand-ins for the colours of runs, tasks or curves."""
+"""Placeholders for the colours of runs, tasks or curves."""
 
 STAGE_COLOURS = {
     name: f"#0600{i:02x}"
     for i, name in enumerate(("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILISED"))
 }
-"""Stand-ins for the colours of a seed's stages."""
+"""Placeholders for the colours of a seed's stages."""
 
 GOOD, BAD = "#070001", "#070002"
-"""Stand-ins for the colours of what was kept and of what went wrong."""
+"""Placeholders for the colours of good and bad outcomes."""
 
 DASHES = ("-", "--", ":", "-.")
-"""Curves differ in these too, for whoever does not see the colours."""
+"""Line styles of curves, so that readers can tell them apart without colour."""
 
 _VARIABLES = {
     INK: "ink",
@@ -51,10 +51,10 @@ _VARIABLES = {
 }
 
 _STYLE: Any = {
-    # The same run gives the same file.
+    # A fixed salt, so that the same run gives the same file.
     "svg.hashsalt": "esper",
     "svg.fonttype": "none",
-    # Names of runs and tasks are no formulas.
+    # Names of runs and tasks are not formulas.
     "text.parse_math": False,
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
@@ -90,9 +90,9 @@ class Picture:
 
     Attributes:
         title: its heading.
-        text: what is to be seen, or what is missing.
-        svg: None where there is nothing to draw.
-        wide: whether it takes a whole row.
+        text: what the figure shows, or what is missing.
+        svg: the SVG element; None where there is nothing to draw.
+        wide: whether it takes a whole row of the page.
     """
 
     title: str
@@ -103,15 +103,15 @@ class Picture:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The style of all figures, for as long as they are made and drawn."""
+    """Apply the style of all figures while they are made and drawn."""
     with matplotlib.rc_context(_STYLE):
         yield
 
 
 def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.74) -> Figure:
-    """An empty figure, sizes in inches; ``left`` is the room for the words beside the axes."""
+    """Return an empty figure, sizes in inches; ``left`` is the margin left of the axes."""
     figure = Figure(figsize=(width, height))
-    # A layout engine would measure every word several times; these margins fit ours.
+    # A layout engine would measure every label several times; these margins fit ours.
     figure.subplots_adjust(
         left=left / width, right=1 - 0.12 / width, top=1 - 0.12 / height, bottom=0.48 / height
     )
@@ -121,9 +121,9 @@ def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.74) -
 def panels(
     count: int, columns: int, height: float, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A wide figure of ``count`` axes with titles in rows of ``columns``.
+    """Return a wide figure of ``count`` axes with titles, in rows of ``columns``.
 
-    The axes share their abscissa, which is the round. Each row is ``height`` inches high.
+    The axes share their x axis, which is the round. Each row is ``height`` inches high.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -149,13 +149,13 @@ def panels(
 
 
 def picture(figure: Figure, title: str, text: str, description: str = "") -> Picture:
-    """The figure as a picture; without one where nothing finite is drawn in it.
+    """Turn a figure into a picture; one without an SVG if the figure shows no finite value.
 
     Args:
-        figure: what was drawn.
+        figure: the figure as drawn.
         title: heading, also the SVG's title.
-        text: a sentence or two below the heading.
-        description: what a screen reader says; ``text`` when not given.
+        text: a sentence or two below the figure.
+        description: what a screen reader says; defaults to ``text``.
     """
     for axes in list(figure.axes):
         if not any(_is_drawn(artist) for artist in _data(axes)):
@@ -167,18 +167,18 @@ def picture(figure: Figure, title: str, text: str, description: str = "") -> Pic
 
 
 def missing(title: str, why: str) -> Picture:
-    """A picture that is left out, with the sentence that says why."""
+    """Return a picture without a figure, with the sentence that says why."""
     return Picture(title, why)
 
 
 def guide(artist: Artist) -> Artist:
-    """Mark a helping line, which is no data."""
+    """Mark an artist as a guide line, which shows no data."""
     artist.set_gid("guide")
     return artist
 
 
 def legend(figure: Figure) -> None:
-    """One legend above all axes, each label once, where there is something to tell apart."""
+    """Add one legend above all axes, each label once; none where no artist has a label."""
     found = {
         label: handle
         for axes in figure.axes
@@ -225,7 +225,7 @@ def _is_drawn(artist: Artist) -> bool:
 
 
 def _svg(figure: Figure, title: str, description: str) -> str:
-    """The figure's SVG element, with a title and a description, and no name used twice on a page.
+    """The figure's SVG element, with a title, a description and ids that are unique on the page.
 
     Artists that hold data are groups whose id begins with ``data``.
     """
@@ -235,7 +235,7 @@ def _svg(figure: Figure, title: str, description: str) -> str:
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)
     drawing = buffer.getvalue()[buffer.getvalue().index("<svg") :]
-    # A style element of one picture would hold for the whole page; the page has this rule.
+    # A picture's style element would apply to the whole page; the page has this rule already.
     drawing = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", drawing, count=1, flags=re.DOTALL)
     prefix = f"f{hashlib.sha256(title.encode()).hexdigest()[:6]}"
     drawing = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}--", drawing)
@@ -249,7 +249,7 @@ def _svg(figure: Figure, title: str, description: str) -> str:
 
 
 def _themed(drawing: str) -> str:
-    """The drawing with the page's variables in place of the stand-ins."""
+    """Replace the placeholder colours of a drawing by the page's CSS variables."""
     return re.sub(
         r"#[0-9a-f]{6}\b",
         lambda found: f"var(--{_VARIABLES[found[0]]})" if found[0] in _VARIABLES else found[0],

@@ -1,4 +1,4 @@
-"""One pass over a run's events, keeping what a report shows of them."""
+"""Read a run's events in one pass and keep what a report shows."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -42,12 +42,12 @@ OUTCOMES = (
     "pruned",
     "rolled_back",
 )
-"""What is kept of a round for every environment."""
+"""Outcomes that are kept per round and environment."""
 
 
 @dataclass(slots=True)
 class Episode:
-    """Validation accuracy of the last whole round, step by step, ``[T, N]``."""
+    """Validation accuracy of the last completed round, per step and environment, ``[T, N]``."""
 
     steps: Floats
     grown: Floats
@@ -56,30 +56,31 @@ class Episode:
 
 @dataclass(slots=True)
 class RunData:
-    """What a report shows of a run. R rounds, N environments, U updates.
+    """What a report shows of a run with R rounds, N environments and U updates.
 
     Attributes:
-        label: what the run is called beside others.
-        info: how it stands.
+        label: name of the run in figures and tables.
+        info: its state.
         config: content of ``config.json``.
-        started: the last process that began to train.
-        processes: how many processes began to train.
-        rounds: numbers of the whole rounds, ``[R]``.
-        outcomes: by name in ``OUTCOMES``, ``[R, N]``; also gain and utility_gain, what is above
-            the twin's.
+        started: start event of the last process that trained.
+        processes: how many processes trained: 1 plus the number of resumes.
+        rounds: numbers of the completed rounds, ``[R]``.
+        outcomes: by name in ``OUTCOMES``, ``[R, N]``; also ``gain`` and ``utility_gain``, the
+            differences from the twin.
         tasks: the task of each environment, ``[R, N]``.
-        updates: rounds of the updates, ``[U]``.
-        metrics: of the updates by name, ``[U]``; NaN where missing or not a number.
-        missing: where a metric was not measured, bool ``[U]`` by name. Before schema 3 a missing
-            gradient was NaN.
-        speed: environment steps a second, ``[R']`` for the rounds ``timed``.
-        seconds: wall time of rollout and update, each ``[R']``.
-        lives: of the seeds.
-        rollbacks: how often a round had a rollback for a reason.
-        anomalies: what training itself found wrong.
-        dropped: steps without events, for the disk could not keep up.
-        failure: why the last process failed, None where it recorded no reason.
-        episode: the last whole round step by step, None where steps were not recorded.
+        updates: round of each update, ``[U]``.
+        metrics: metrics of the updates by name, ``[U]``; NaN where missing or not a number.
+        missing: where a metric was not measured, bool ``[U]`` by name. Before schema 3, a missing
+            gradient was recorded as NaN.
+        timed: numbers of the rounds that were timed, ``[R']``.
+        speed: environment steps per second in those rounds, ``[R']``.
+        seconds: wall time of rollout and update in those rounds, each ``[R']``.
+        lives: lives of the seeds.
+        rollbacks: number of rollbacks by round and reason.
+        anomalies: anomalies that the training detected.
+        dropped: steps without events because the disk could not keep up.
+        failure: why the last process failed; None where it recorded no reason.
+        episode: the last completed round by step; None where steps were not recorded.
         unreadable: lines that could not be read.
     """
 
@@ -107,12 +108,13 @@ class RunData:
 
     @property
     def task_names(self) -> list[str]:
+        """Names of the tasks that the run trains on."""
         return self.started.tasks
 
 
 @dataclass(slots=True)
 class _Pass:
-    """What was read so far. Rounds that were run again count as they came out the last time."""
+    """What was read so far. A round that was repeated after a resume replaces its earlier run."""
 
     starts: list[TrainingStarted] = field(default_factory=list)
     outcomes: dict[int, Floats] = field(default_factory=dict)
@@ -159,10 +161,10 @@ class _Pass:
 
 
 def gather(run: Path) -> RunData:
-    """Read a run, live or ended. Steps are kept for one round at a time.
+    """Read a run, live or ended. Step events are kept for one round at a time.
 
     Raises:
-        UsageError: ``run`` holds no events, or none that says what was trained.
+        UsageError: ``run`` has no events, or no start event.
     """
     found, reader = _Pass(), EventReader(run)
     for _, event in reader:
@@ -207,7 +209,7 @@ def gather(run: Path) -> RunData:
 
 
 def _label(run: Path) -> str:
-    """The name of a run's directory as one can print it."""
+    """The name of a run's directory in printable form."""
     name = run.resolve().name
     printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
     # Matplotlib hides a curve whose label begins with an underscore.

@@ -1,4 +1,4 @@
-"""Pictures of seeds: how many, where and when, what became of them, and their lives."""
+"""Pictures of seeds: counts, blueprints, slots, germination steps, outcomes and lives."""
 
 from collections import Counter
 
@@ -29,10 +29,10 @@ from esper.karn.report.learning_figures import INTERVAL, band, final_rounds, loo
 from esper.karn.report.lives import FATES, Birth, SeedLife
 
 MOST_LANES = 24
-"""Slots whose seeds are drawn, a lane each."""
+"""Slots whose seeds are drawn, one lane per slot."""
 
 MOST_KINDS = 16
-"""Rows of blueprint and slot in a picture; the rarest beyond are left to the table."""
+"""Rows (blueprint and slot) in a picture; rarer ones appear only in the table."""
 
 THICKNESS = {
     "GERMINATED": 0.25,
@@ -41,27 +41,27 @@ THICKNESS = {
     "HOLDING": 0.72,
     "FOSSILISED": 0.86,
 }
-"""A seed's bar grows with its stage, for whoever does not see the colours."""
+"""A seed's bar is thicker in later stages, so that stages can be told apart without colour."""
 
 FATE_COLOURS = dict(zip(FATES, (GOOD, SERIES[0], BAD, MUTED), strict=True))
 FATE_MARKS = dict(zip(FATES, ("D", "o", "X", "v"), strict=True))
 
 Shown = list[tuple[int, Birth, int]]
-"""Births with the row in which they stand and their number."""
+"""(row of the picture, birth, number of such births)."""
 
-NOT_RECORDED = "Lives of seeds are recorded from --telemetry-level normal on; this was less."
-NO_SEED = "No seed germinated in a whole round."
+NOT_RECORDED = "Lives of seeds are recorded from --telemetry-level normal on; this run used less."
+NO_SEED = "No seed germinated in a completed round."
 
 
 def growth_pictures(runs: list[RunData]) -> list[Picture]:
-    """How many seeds, which blueprints where and when, and lives of the last round."""
-    whole = [run for run in runs if len(run.rounds)]
-    if not whole:
+    """Return pictures of seed counts, of blueprints by slot and step, and of seeds' lives."""
+    with_rounds = [run for run in runs if len(run.rounds)]
+    if not with_rounds:
         return []
     return [
-        _counts(whole),
-        *(picture for run in whole for picture in _births(whole, run)),
-        *(_lives(whole, run) for run in whole),
+        _counts(with_rounds),
+        *(picture for run in with_rounds for picture in _births(with_rounds, run)),
+        *(_lives(with_rounds, run) for run in with_rounds),
     ]
 
 
@@ -72,13 +72,13 @@ def _counts(runs: list[RunData]) -> Picture:
         axes.set_title(name)
         for run in runs:
             band(axes, run.rounds, run.outcomes[name], **look_of(runs, run))
-    grid[0].set_ylabel("seeds an episode")
+    grid[0].set_ylabel("seeds per episode")
     legend(figure)
-    return picture(figure, "Seeds an episode", f"How many, by what became of them. {INTERVAL}.")
+    return picture(figure, "Seeds per episode", f"Mean number of seeds by outcome. {INTERVAL}.")
 
 
 def _births(runs: list[RunData], run: RunData) -> list[Picture]:
-    """What was germinated in the last tenth of the rounds, by blueprint and slot."""
+    """Seeds germinated in the last tenth of the rounds, by blueprint and slot."""
     last = run.rounds[final_rounds(run)]
     births = sum((run.lives.births.get(int(number), Counter()) for number in last), Counter())
     title = f"Blueprints{_of(runs, run)}"
@@ -96,9 +96,7 @@ def _births(runs: list[RunData], run: RunData) -> list[Picture]:
     span = f"Rounds {last[0]:.0f} to {last[-1]:.0f}." if len(last) > 1 else f"Round {last[0]:.0f}."
     return [
         _fates(title, span, shown, rows),
-        _times(
-            f"When they germinated{_of(runs, run)}", span, run, shown, max(births.values()), rows
-        ),
+        _times(f"Germination step{_of(runs, run)}", span, run, shown, max(births.values()), rows),
     ]
 
 
@@ -125,14 +123,14 @@ def _fates(title: str, span: str, shown: Shown, rows: list[str]) -> Picture:
             )
         before += counts
     legend(figure)
-    text = f"What became of each blueprint, by slot. {span}"
+    text = f"Outcomes of the seeds by blueprint and slot. {span}"
     return picture(figure, title, text)
 
 
 def _times(
     title: str, span: str, run: RunData, shown: Shown, most: int, rows: list[str]
 ) -> Picture:
-    """When they germinated; the largest mark stands for ``most`` seeds."""
+    """Steps of germination; the largest mark stands for ``most`` seeds."""
     figure = new_figure(height=_height(rows), left=_room(rows))
     axes = figure.add_subplot(
         xlabel="step of the episode", yticks=range(len(rows)), yticklabels=rows
@@ -161,7 +159,7 @@ def _times(
 
 
 def _lives(runs: list[RunData], run: RunData) -> Picture:
-    """Seeds of some episodes of the last whole round, with the curve of the middle one."""
+    """Lives of seeds in the last completed round, with the accuracy of the median environment."""
     title = f"Lives of seeds{_of(runs, run)}"
     if not run.lives.last:
         return missing(title, _why_no_lives(run))
@@ -182,11 +180,11 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
     return picture(
         figure,
         title,
-        f"Round {run.rounds[-1]:.0f}: {some} of {run.tasks.shape[1]} environments, a lane a slot. "
-        "Bars grow with the stage; a diamond is a seed that was fossilised, a cross one that was "
-        "pruned."
+        f"Round {run.rounds[-1]:.0f}: {some} of {run.tasks.shape[1]} environments, one lane per "
+        "slot. Later stages have thicker bars; a diamond marks a seed that was fossilised, a cross "
+        "one that was pruned."
         + (
-            f" Above: accuracy of environment {middle}, the one of middle gain, against its twin."
+            f" Above: accuracy of environment {middle}, which has the median gain, and of its twin."
             if run.episode
             else ""
         ),
@@ -194,7 +192,7 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
 
 
 def _lanes(run: RunData) -> list[tuple[int, int]]:
-    """Environments and slots to draw: those in which most lived, the middle one among them."""
+    """The lanes to draw, (environment, slot): as many environments as fit, the median included."""
     lived = Counter(life.environment for life in run.lives.last)
     order = sorted(lived, key=lambda environment: (environment != _middle(run), environment))
     lanes: list[tuple[int, int]] = []
@@ -261,7 +259,7 @@ def _bar(axes: Axes, life: SeedLife, lane: int, last: int) -> None:
 
 
 def _kind(run: RunData, birth: Birth) -> str:
-    """Blueprint and slot in words."""
+    """Blueprint and slot as one label."""
     return f"{birth.blueprint} {_slot_name(run, birth.task, birth.slot)}"
 
 
@@ -279,7 +277,7 @@ def _height(rows: list[str]) -> float:
 
 
 def _room(words: list[str]) -> float:
-    """Inches beside the axes that the longest of ``words`` takes."""
+    """Inches left of the axes that the longest of ``words`` takes."""
     return 0.3 + 0.066 * max(map(len, words))
 
 

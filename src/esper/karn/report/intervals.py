@@ -1,4 +1,4 @@
-"""Intervals of a mean: percentile bootstrap intervals (Efron, 1979)."""
+"""Percentile bootstrap intervals of a mean (Efron, 1979)."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ Floats = NDArray[np.float64]
 
 RESAMPLES = 1000
 LEVEL = 0.95
-"""Share of resampled means that an interval holds."""
+"""Share of resampled means that an interval contains."""
 
 MOST_POINTS = 300
-"""Points of a curve; longer ones are averaged in blocks of rounds."""
+"""Most points of a curve; longer curves are averaged over blocks of rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Means ``[R]`` with the ends of their intervals; NaN where nothing was measured."""
+    """Means ``[R]`` and the ends of their intervals; NaN where nothing was measured."""
 
     mean: Floats
     low: Floats
@@ -25,13 +25,13 @@ class Estimate:
 
 
 def bootstrap(values: Floats) -> Estimate:
-    """The mean of each row and its interval, whole columns being drawn with replacement.
+    """Return the mean of each row and its interval; whole columns are drawn with replacement.
 
-    Values that are not finite are left out. All rows share their draws, so differences between
-    rows are as steady as the rows.
+    Values that are not finite are left out. All rows share the draws of columns, so that
+    resampling adds no noise to differences between rows.
 
     Args:
-        values: ``[R, N]``, N independent units. With one unit there is no interval.
+        values: ``[R, N]``, N independent units. With a single unit the interval is NaN.
     """
     finite = np.isfinite(values)
     known = np.where(finite, values, 0.0)
@@ -43,7 +43,7 @@ def bootstrap(values: Floats) -> Estimate:
     draws = np.random.default_rng(0).multinomial(units, [1 / units] * units, RESAMPLES)
     means = _ratio(known @ draws.T.astype(float), finite.astype(float) @ draws.T)
     means.sort(1)
-    # NaN sorts to the end: rows of few finite values may have resamples without any.
+    # NaN sorts to the end: a row with few finite values may have resamples without any.
     counts = np.isfinite(means).sum(1)
     tail = (1 - LEVEL) / 2
     low, high = (_quantile(means, counts, q) for q in (tail, 1 - tail))
@@ -52,7 +52,7 @@ def bootstrap(values: Floats) -> Estimate:
 
 
 def blocks(rounds: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Rounds ``[R]`` and values ``[R, N]`` as at most ``MOST_POINTS`` means of rounds in a row."""
+    """Average rounds ``[R]`` and values ``[R, N]`` over blocks, to at most ``MOST_POINTS`` rows."""
     size = block_size(len(rounds))
     if size == 1:
         return rounds, values
@@ -65,7 +65,7 @@ def blocks(rounds: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def block_size(rounds: int) -> int:
-    """How many rounds a point of a curve stands for."""
+    """Return how many rounds one point of a curve averages."""
     return max(1, -(-rounds // MOST_POINTS))
 
 
@@ -75,7 +75,7 @@ def _ratio(sums: Floats, counts: NDArray[np.int_] | Floats) -> Floats:
 
 
 def _quantile(ordered: Floats, counts: NDArray[np.int_], q: float) -> Floats:
-    """Quantile ``q`` of the first ``counts`` values of each row, linear between neighbours."""
+    """Quantile ``q`` of the first ``counts`` values of each row, linearly interpolated."""
     place = np.maximum(counts - 1, 0) * q
     below = np.floor(place).astype(int)
     above = np.minimum(below + 1, np.maximum(counts - 1, 0))

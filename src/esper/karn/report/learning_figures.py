@@ -1,4 +1,4 @@
-"""Pictures of what was learned: accuracy against the twin, gain, return, and what it cost."""
+"""Pictures of learning: accuracy and that of the twin, gain, return, and parameters added."""
 
 from typing import Any
 
@@ -23,16 +23,16 @@ from esper.karn.report.gather import RunData
 from esper.karn.report.intervals import Floats, block_size, blocks, bootstrap
 
 MOST_DOTS = 800
-"""Networks of a run that are drawn as dots."""
+"""Most networks of a run that are drawn as dots."""
 
 MOST_TASKS = 12
 
 INTERVAL = "Bands are 95 % bootstrap intervals over environments"
-NO_ROUND = "No round was whole yet."
+NO_ROUND = "No round is complete yet."
 
 
 def learning_pictures(runs: list[RunData]) -> list[Picture]:
-    """Curves over rounds, the gain of each task, and accuracy against parameters."""
+    """Return curves over rounds, the gain per task, and accuracy against parameters."""
     whole = [run for run in runs if len(run.rounds)]
     if not whole:
         return [missing("Accuracy", NO_ROUND)]
@@ -50,7 +50,7 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
         _curve(
             whole,
             "Utility above the twin's",
-            "Expected accuracy less the rent for parameters, above the twin's; what is optimised.",
+            "Expected accuracy minus the rent for parameters, above the twin's: the objective.",
             "utility",
             "utility_gain",
             zero=True,
@@ -63,7 +63,14 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
 
 
 def band(axes: Axes, rounds: Floats, values: Floats, **look: Any) -> None:
-    """A mean over environments with its interval; ``values`` is ``[R, N]``, ``look`` a line's."""
+    """Draw a mean over environments with its interval.
+
+    Args:
+        axes: where to draw.
+        rounds: ``[R]``.
+        values: ``[R, N]``, R rounds of N environments.
+        look: properties of the line; its ``color`` is also that of the interval.
+    """
     x, rows = blocks(rounds, values)
     estimate = bootstrap(rows)
     axes.plot(x, estimate.mean, marker=dot(x), **look)
@@ -74,17 +81,17 @@ def band(axes: Axes, rounds: Floats, values: Floats, **look: Any) -> None:
 
 
 def dot(x: Floats) -> str:
-    """The marker of a curve: dots where they do not run into each other."""
+    """Return the marker of a curve: dots where there is room between them."""
     return "." if len(x) < 40 else ""
 
 
 def whole_rounds(axes: Axes) -> None:
-    """Ticks of the abscissa at whole numbers."""
+    """Put the ticks of the x axis at whole numbers."""
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
 
 def look_of(runs: list[RunData], run: RunData) -> dict[str, Any]:
-    """Colour and dashes of a run among others, and its label where there are several."""
+    """Return colour and dashes of a run among others, and its label where there are several."""
     place = runs.index(run)
     return {
         "color": SERIES[place % len(SERIES)],
@@ -107,7 +114,7 @@ def _accuracy(runs: list[RunData]) -> Picture:
         f"that of the twin, which never grows (dotted). {INTERVAL}."
     )
     if len(_tasks(runs)) > 1:
-        text += " Here they include the differences between tasks."
+        text += " Here the bands include differences between tasks."
     missing_values = _left_out(runs, "accuracy", "twin_accuracy")
     return picture(figure, "Accuracy", text + missing_values + _blocked(runs))
 
@@ -144,7 +151,7 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
     grid[0].set_ylabel("gain, points")
     legend(figure)
     more = len(_tasks(runs)) - len(tasks)
-    note = f" {more} further tasks are in the table alone." if more else ""
+    note = f" {more} further tasks are only in the table." if more else ""
     return picture(
         figure,
         "Gain by task",
@@ -191,8 +198,8 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
     return picture(
         figure,
         "Accuracy against parameters",
-        "Each dot is a network at the end of an episode of the last tenth of the rounds; a diamond "
-        "is its twin. Fossilised seeds count.",
+        "Each dot is a network at the end of an episode in the last tenth of the rounds; a diamond "
+        "is its twin. Only fossilised seeds count.",
     )
 
 
@@ -205,12 +212,12 @@ def _pair(runs: list[RunData], run: RunData) -> tuple[str, str, str, str | None]
 
 
 def final_rounds(run: RunData) -> slice:
-    """The last tenth of the whole rounds, at least one."""
+    """Return the last tenth of the completed rounds, at least one."""
     return slice(-max(1, -(-len(run.rounds) // 10)), None)
 
 
 def _left_out(runs: list[RunData], *outcomes: str) -> str:
-    """A sentence on values that are not finite, empty where there is none."""
+    """A sentence that counts values that are not finite; empty where there are none."""
     count = sum(int((~np.isfinite(run.outcomes[n])).sum()) for run in runs for n in outcomes)
     return f" Values that are not finite are left out: {count}." if count else ""
 

@@ -1,4 +1,4 @@
-"""What became of seeds, followed from one change of stage to the next."""
+"""Lives of seeds, followed through their changes of stage."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from esper.leyline.events import SeedStageChanged
 
 FATES: Final = ("fossilised", "unfinished", "pruned", "rolled back")
-"""How a life ends: kept for good; alive when the episode ended; removed by the policy; undone when
-the governor put the host back."""
+"""How a seed ends: kept for good; alive when the episode ended; removed by the policy; undone by a
+rollback of the governor."""
 
 _GONE: Final = {"PRUNED": "pruned", "DORMANT": "rolled back"}
 _AFTERWARDS: Final = ("EMBARGOED", "RESETTING")
@@ -19,11 +19,11 @@ class SeedLife:
     """One seed of one episode.
 
     Attributes:
-        environment: where it lived.
-        slot: index in its host.
-        blueprint: its name.
-        stages: stages and the step at which each began.
-        end: step at which it ended; None while it lives.
+        environment: the environment it grew in.
+        slot: index of the slot in the host.
+        blueprint: name of its blueprint.
+        stages: (step at which the stage began, name of the stage).
+        end: step at which it was removed; None while it is alive.
         fate: one of ``FATES``.
     """
 
@@ -41,7 +41,7 @@ class SeedLife:
 
 
 class Birth(NamedTuple):
-    """What is counted: where, what and when was germinated, and what became of it."""
+    """A kind of seed that is counted: task, slot, blueprint, step of germination and fate."""
 
     task: str
     slot: int
@@ -52,7 +52,12 @@ class Birth(NamedTuple):
 
 @dataclass(slots=True)
 class LifeBook:
-    """Lives of the round that goes on; counts of all whole rounds, lives of the last of them."""
+    """Counts of births in each completed round, and the lives of the last one.
+
+    Attributes:
+        births: number of seeds of each kind, by round.
+        last: lives of the last completed round.
+    """
 
     births: dict[int, Counter[Birth]] = field(default_factory=dict)
     last: list[SeedLife] = field(default_factory=list)
@@ -60,7 +65,7 @@ class LifeBook:
     _living: dict[tuple[int, int], SeedLife] = field(default_factory=dict)
 
     def change(self, event: SeedStageChanged) -> None:
-        """Take in what changed in one step."""
+        """Record the changes of one step."""
         places = zip(event.environment, event.slot, strict=True)
         for place, blueprint, stage in zip(places, event.blueprint, event.stage, strict=True):
             if stage == "GERMINATED":
@@ -74,7 +79,7 @@ class LifeBook:
                 self._living[place].stages.append((event.step, stage))
 
     def end_round(self, round_number: int, tasks: list[str]) -> None:
-        """The round is over; ``tasks`` holds the task of each environment."""
+        """Count the seeds of a round that has ended; ``tasks`` has the task of each environment."""
         for life in self._living.values():
             if life.stages[-1][1] == "FOSSILISED":
                 life.fate = "fossilised"
@@ -86,5 +91,5 @@ class LifeBook:
         self.begin_round()
 
     def begin_round(self) -> None:
-        """Forget a round that did not end."""
+        """Start a new round; a round that did not end is forgotten."""
         self._lives, self._living = [], {}

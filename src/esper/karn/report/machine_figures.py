@@ -1,4 +1,4 @@
-"""Pictures of how fast it went and of what went wrong."""
+"""Pictures of throughput and of anomalies."""
 
 from collections import Counter
 
@@ -11,19 +11,19 @@ from esper.karn.report.learning_figures import dot, look_of, whole_rounds
 from esper.leyline.metrics import Metric
 
 MAY_BE_UNDEFINED = Metric.EXPLAINED_VARIANCE
-"""It has no value where returns do not vary."""
+"""Undefined where returns do not vary, so NaN in it is no anomaly."""
 
 NO_TIME = "No round was timed."
 
 
 def throughput_pictures(runs: list[RunData]) -> list[Picture]:
-    """Environment steps a second, and where the time of a round went."""
+    """Return pictures of environment steps per second and of the time of a round's two parts."""
     timed = [run for run in runs if len(run.timed)]
     if not timed:
         return [missing("Throughput", NO_TIME)]
     speed, seconds = new_figure(), new_figure()
-    axes = speed.add_subplot(xlabel="round", ylabel="environment steps a second")
-    below = seconds.add_subplot(xlabel="round", ylabel="seconds a round")
+    axes = speed.add_subplot(xlabel="round", ylabel="environment steps per second")
+    below = seconds.add_subplot(xlabel="round", ylabel="seconds per round")
     for run in timed:
         look = look_of(timed, run)
         x, rows = blocks(run.timed, np.column_stack([run.speed, *run.seconds]))
@@ -38,12 +38,12 @@ def throughput_pictures(runs: list[RunData]) -> list[Picture]:
         legend(figure)
     return [
         picture(speed, "Throughput", "Steps of all environments, updates included."),
-        picture(seconds, "Time of a round", "Wall time of its two halves."),
+        picture(seconds, "Time per round", "Wall time of rollout and update."),
     ]
 
 
 def anomaly_pictures(runs: list[RunData]) -> list[Picture]:
-    """When what went wrong."""
+    """Return the picture of anomalies by kind and round."""
     found = [(run, kinds) for run in runs if (kinds := anomalies(run))]
     if not found:
         return [missing("Anomalies", "None were recorded.")]
@@ -66,7 +66,7 @@ def anomaly_pictures(runs: list[RunData]) -> list[Picture]:
 
 
 def anomalies(run: RunData) -> Counter[tuple[int, str]]:
-    """How often what went wrong, by round and name."""
+    """Count anomalies and rollbacks by round and name."""
     found = Counter((event.round, event.kind.replace("_", " ")) for event in run.anomalies)
     for (number, reason), count in run.rollbacks.items():
         found[number, f"rollback: {reason.lower().replace('_', ' ')}"] += count
@@ -76,7 +76,7 @@ def anomalies(run: RunData) -> Counter[tuple[int, str]]:
 
 
 def _unnoticed(run: RunData) -> Counter[tuple[int, str]]:
-    """What can be seen in the updates of a run that did not look for anomalies itself."""
+    """Anomalies visible in the updates of a run whose version did not detect anomalies itself."""
     found: Counter[tuple[int, str]] = Counter()
     for name, values in run.metrics.items():
         if not name.startswith(MAY_BE_UNDEFINED):

@@ -1,4 +1,4 @@
-"""The page: what a run did, or several side by side, in one file that needs no network."""
+"""The page: one run, or several side by side, in one self-contained file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,21 +28,21 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """Its name in links."""
+        """The section's id, for links."""
         return self.title.lower().replace(" ", "-")
 
 
 def write_report(runs: Sequence[Path], target: Path) -> Path:
-    """Write one HTML file on one or more runs, live or ended; runs are told apart by colour.
+    """Write one HTML file about one or more runs, live or ended; return its path.
 
-    The same runs give the same file.
+    Figures tell runs apart by colour. The same runs give the same file.
 
     Args:
         runs: run directories.
         target: the file to write.
 
     Raises:
-        UsageError: a run holds no events yet, or is named twice; or ``target`` cannot be a file.
+        UsageError: a run has no events yet, or is named twice; or ``target`` cannot be a file.
         OSError: ``target`` cannot be written.
     """
     if len({run.resolve() for run in runs}) < len(runs):
@@ -52,7 +52,7 @@ def write_report(runs: Sequence[Path], target: Path) -> Path:
     text = render([gather(run) for run in runs])
     draft = target.with_name(f".{target.name}.draft")
     try:
-        # A path on a command line may hold bytes that are no text.
+        # A path on a command line may contain bytes that are not valid text.
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
         draft.replace(target)
     finally:
@@ -61,7 +61,7 @@ def write_report(runs: Sequence[Path], target: Path) -> Path:
 
 
 def render(runs: list[RunData]) -> str:
-    """The page's HTML."""
+    """Render the page; return its HTML."""
     _number_labels(runs)
     with styled():
         sections = _sections(runs)
@@ -103,7 +103,7 @@ def _sections(runs: list[RunData]) -> list[Section]:
 
 
 def _number_labels(runs: list[RunData]) -> None:
-    """Runs of one name get numbers."""
+    """Number the labels of runs that share a name."""
     names = [run.label for run in runs]
     for number, run in enumerate(runs, 1):
         if names.count(run.label) > 1:
@@ -119,10 +119,10 @@ def _title(runs: list[RunData]) -> str:
 
 
 def _notes(run: RunData) -> list[str]:
-    """What a reader has to know before believing the figures."""
+    """Warnings that a reader needs before reading the figures."""
     so_far = f"after {run.info.rounds_done} of {run.started.rounds} rounds."
     notes = {
-        "running": f"{run.label} is still running; this is how it stood {so_far}",
+        "running": f"{run.label} is still running; the page shows it {so_far}",
         "interrupted": f"{run.label} was interrupted {so_far}",
         "failed": f"{run.label} failed {so_far}",
     }
@@ -134,5 +134,5 @@ def _notes(run: RunData) -> list[str]:
     if run.unreadable:
         found.append(f"Lines of {run.label} that cannot be read, left out: {run.unreadable}.")
     if not len(run.rounds):
-        found.append(f"{run.label} has no whole round yet.")
+        found.append(f"{run.label} has not completed a round yet.")
     return found

@@ -1,4 +1,4 @@
-"""Pictures of the learner: losses, trust region, every head's entropy and gradient, schedules."""
+"""Pictures of the learner: losses, trust region, entropy and gradient per head, schedules."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,16 +15,16 @@ LEARNER = {
     Metric.POLICY_LOSS: "policy loss",
     Metric.VALUE_LOSS: "value loss",
     Metric.EXPLAINED_VARIANCE: "explained variance",
-    Metric.EXPLAINED_VARIANCE_WITHIN_STEP: "the same within a step",
+    Metric.EXPLAINED_VARIANCE_WITHIN_STEP: "explained variance within a step",
     Metric.APPROX_KL: "approximate KL, nats",
     Metric.CLIP_FRACTION: "share of ratios clipped",
     Metric.RATIO_MAX: "largest ratio",
     Metric.GRAD_NORM: "gradient norm, unclipped",
 }
-"""Metrics of an update, and what they are called."""
+"""Metrics of an update and their labels."""
 
 SCHEDULED = (Metric.LEARNING_RATE, Metric.ENTROPY_WEIGHT, Metric.CLIP)
-"""Metrics that a schedule sets; also those that begin with one of them and a slash."""
+"""Metrics that a schedule sets; their parts (``NAME/PART``) count as well."""
 
 _NONE: Floats = np.empty(0)
 
@@ -32,30 +32,30 @@ NO_UPDATE = "The policy does not learn: there were no updates."
 
 
 def policy_pictures(runs: list[RunData]) -> list[Picture]:
-    """Pictures of all updates; a sentence where there was none."""
+    """Return pictures of the updates; a sentence where there was none."""
     learned = [run for run in runs if len(run.updates)]
     if not learned:
         return [missing("Updates", NO_UPDATE)]
     return [
-        _metrics(learned, "Updates", "Of each update.", LEARNER),
+        _metrics(learned, "Updates", "One value per update.", LEARNER),
         _metrics(
             learned,
             "Entropy of each head",
-            "Mean over the decisions in which the head had a choice, in nats; a ring at the bottom "
-            "marks an update in which it never had one.",
+            "Mean over the decisions in which the head had a choice, in nats. A ring at the bottom "
+            "marks an update in which the head never had a choice.",
             _heads(learned, Metric.HEAD_ENTROPY),
         ),
         _metrics(
             learned,
             "Gradient norm of each head",
-            "Of the head's own parameters, logarithmic. At the bottom a cross marks an update in "
-            "which a gradient was missing, which is never drawn as 0, and a ring one in which it "
-            "was exactly 0, as in a head that had nothing to decide.",
+            "Norm over the head's own parameters, on a logarithmic scale. At the bottom, a cross "
+            "marks an update in which the gradient was missing (never drawn as 0) and a ring one "
+            "in which it was exactly 0, as in a head that had nothing to decide.",
             _heads(learned, Metric.HEAD_GRAD_NORMS),
             logarithmic=True,
         ),
         _metrics(
-            learned, "Schedules", "What was set for each update.", _scheduled(learned), bottom=0.0
+            learned, "Schedules", "Scheduled value per update.", _scheduled(learned), bottom=0.0
         ),
     ]
 
@@ -68,7 +68,7 @@ def _metrics(
     logarithmic: bool = False,
     bottom: float | None = None,
 ) -> Picture:
-    """Small panels with a shared abscissa, one a metric; those that no run has are left out."""
+    """Small panels with a shared x axis, one per metric; metrics that no run has are left out."""
     present = {
         name: label for name, label in names.items() if any(name in run.metrics for run in runs)
     }
@@ -104,7 +104,7 @@ def _line(axes: Axes, runs: list[RunData], run: RunData, values: Floats, logarit
 
 
 def _mark(axes: Axes, rounds: Floats, mark: str, label: str) -> None:
-    """Marks at the bottom, where no value stands."""
+    """Draw marks at the bottom of the axes, for updates without a value on the curve."""
     where = np.full(len(rounds), 0.04)
     (line,) = axes.plot(rounds, where, mark, transform=axes.get_xaxis_transform())
     line.set(label=label, color=MUTED if mark == "o" else BAD, markerfacecolor="none")
@@ -114,7 +114,7 @@ def _mark(axes: Axes, rounds: Floats, mark: str, label: str) -> None:
 def _unplaced(
     run: RunData, name: str, logarithmic: bool
 ) -> list[tuple[NDArray[np.bool_], str, str]]:
-    """Updates whose value has no place on the curve: where, with which mark, and why."""
+    """Updates whose value is not on the curve: (mask of updates, mark, reason)."""
     values, missing = run.metrics[name], run.missing[name]
     undefined = "not a number" if run.started.schema >= 3 else "missing or not a number"
     head = parts_of(Metric.HEAD_ENTROPY, [name]).get(name, "")
@@ -130,7 +130,7 @@ def _unplaced(
 
 
 def _count_undefined(runs: list[RunData], names: dict[str, str]) -> str:
-    """Which metrics were missing or not finite, in words."""
+    """A sentence that counts missing and non-finite values per metric."""
     bad = {
         label: sum(int((~np.isfinite(run.metrics.get(name, _NONE))).sum()) for run in runs)
         for name, label in names.items()

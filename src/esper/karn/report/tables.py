@@ -1,4 +1,4 @@
-"""The report's figures: final means with intervals, tasks, differing settings, the fingerprint."""
+"""The report's tables: final means with intervals, tasks, settings, machine fingerprint."""
 
 import json
 import time
@@ -23,8 +23,8 @@ class Table:
 
     Attributes:
         title: its heading.
-        text: a sentence below it.
-        columns: names, the first that of the row labels.
+        text: a sentence below the heading.
+        columns: column names; the first is that of the row labels.
         rows: cells.
         numeric: whether all columns but the first hold numbers.
     """
@@ -38,7 +38,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A mean of the final rounds: what it is called, of which outcome, how it is written."""
+    """A mean over the final rounds: its label, its outcome, its number format and its scale."""
 
     name: str
     outcome: str
@@ -58,11 +58,11 @@ FINAL = (
     Figure("seeds pruned", "pruned", ".2f"),
     Figure("rollbacks", "rolled_back", ".2f"),
 )
-"""Rows of the table on the last tenth of the rounds."""
+"""Rows of the table of final figures, over the last tenth of the rounds."""
 
 
 def tiles(run: RunData) -> list[tuple[str, str, str]]:
-    """A run's key figures: label, value and interval."""
+    """Return a run's key figures: (label, value, interval)."""
     length = (run.info.last_sign or 0) - (run.info.started or 0)
     steps = len(run.rounds) * run.started.envs * run.started.episode_length
     found = [
@@ -72,7 +72,7 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
         ("from first to last event", _duration(length)),
     ]
     if np.isfinite(run.speed).any():
-        found.append(("steps a second", f"{np.nanmean(run.speed):,.0f}"))
+        found.append(("steps per second", f"{np.nanmean(run.speed):,.0f}"))
     if len(run.rounds):
         gain, added = FINAL[2], FINAL[5]
         found.insert(0, ("gain over the twin, points", final_figure(run, gain)))
@@ -81,13 +81,13 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
 
 
 def _parted(value: str) -> tuple[str, str]:
-    """A figure and, where it has one, its interval."""
+    """Split a figure into its value and its interval, which may be empty."""
     figure, bracket, interval = value.partition(" [")
     return figure, bracket.strip() + interval
 
 
 def summary(run: RunData) -> str:
-    """What was trained, in a sentence or two."""
+    """Return a sentence or two on what was trained."""
     started = run.started
     hosts = zip(started.tasks, started.host_parameters, started.slots, strict=False)
     listed = "; ".join(
@@ -99,20 +99,20 @@ def summary(run: RunData) -> str:
     return (
         f"Policy {started.policy} on {listed}. Each round is one episode of {started.envs} "
         f"environments, {started.episode_length} steps each, in groups of {started.group_size} "
-        f"that share initial host, data and one never-grow twin. Device {started.device}, "
+        f"that share the initial host, the data and one never-grow twin. Device {started.device}, "
         f"{precision}.{again}"
     )
 
 
 def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> str:
-    """Mean of the final rounds with its interval, or a dash.
+    """Return the mean over the final rounds with its interval, or a dash.
 
-    Environments of a group share host and data, so the units drawn are groups of a round.
+    Environments of a group share host and data, so the bootstrap draws (round, group) units.
 
     Args:
-        run: whose.
-        figure: which.
-        where: bool ``[R, N]``, the environments that count; all when not given.
+        run: the run.
+        figure: the figure to compute.
+        where: bool ``[R, N]``, the environments that count; all by default.
     """
     values = run.outcomes[figure.outcome]
     if where is not None:
@@ -129,20 +129,20 @@ def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> s
 
 
 def final_table(runs: list[RunData]) -> Table:
-    """The final figures of all runs, a column each."""
-    whole = [run for run in runs if len(run.rounds)]
-    rows = [[figure.name, *(final_figure(run, figure) for run in whole)] for figure in FINAL]
+    """Return the final figures of all runs, one column per run."""
+    with_rounds = [run for run in runs if len(run.rounds)]
+    rows = [[figure.name, *(final_figure(run, figure) for run in with_rounds)] for figure in FINAL]
     return Table(
         "Final figures",
-        "Mean of an episode over the last tenth of the rounds, with 95 % bootstrap intervals. "
-        "Environments of a group share host and data, so groups of a round are what is drawn.",
-        ["", *(run.label for run in whole)],
+        "Means per episode over the last tenth of the rounds, with 95 % bootstrap intervals. "
+        "Environments of a group share host and data, so the bootstrap draws groups of a round.",
+        ["", *(run.label for run in with_rounds)],
         rows,
     )
 
 
 def task_table(run: RunData, several: bool) -> Table | None:
-    """The final figures of each task, where there is more than one."""
+    """Return the final figures per task; None where there is only one task."""
     if len(run.task_names) < 2 or not len(run.rounds):
         return None
     shown = FINAL[:3] + FINAL[5:8]
@@ -152,14 +152,14 @@ def task_table(run: RunData, several: bool) -> Table | None:
     ]
     return Table(
         f"By task{': ' + run.label if several else ''}",
-        "The last tenth of the rounds.",
+        "Means over the last tenth of the rounds.",
         ["task", *(figure.name for figure in shown)],
         rows,
     )
 
 
 def seed_table(run: RunData, several: bool) -> Table | None:
-    """How often each blueprint germinated in all rounds, and what became of it."""
+    """Return how often each blueprint germinated over all rounds, and with what outcome."""
     fates: Counter[tuple[str, str]] = Counter()
     for births in run.lives.births.values():
         for birth, count in births.items():
@@ -168,13 +168,13 @@ def seed_table(run: RunData, several: bool) -> Table | None:
     columns = ("germinated", "fossilised", "unfinished", "pruned", "rolled back")
     names = sorted({name for name, _ in fates}, key=lambda n: (-fates[n, "germinated"], n))
     rows = [[name, *(str(fates[name, column]) for column in columns)] for name in names]
-    title = f"Blueprints of all rounds{': ' + run.label if several else ''}"
-    text = "Seeds by what became of them; unfinished seeds lived when their episode ended."
+    title = f"Blueprints over all rounds{': ' + run.label if several else ''}"
+    text = "Seeds by outcome; unfinished seeds were alive when their episode ended."
     return Table(title, text, ["blueprint", *columns], rows) if rows else None
 
 
 def anomaly_table(runs: list[RunData]) -> Table | None:
-    """What went wrong, how often and when."""
+    """Return anomalies with counts and rounds; None where there are none."""
     rows = []
     for run in runs:
         found = anomalies(run)
@@ -184,12 +184,12 @@ def anomaly_table(runs: list[RunData]) -> Table | None:
             count = sum(found[number, name] for number in rounds)
             row = [name, run.label, str(count), str(min(rounds)), str(max(rounds))]
             rows.append([*row, messages.get(name, NOTHING)])
-    columns = ["what", "run", "times", "first in round", "last in round", "last"]
+    columns = ["kind", "run", "times", "first in round", "last in round", "last message"]
     return Table("What went wrong", "", columns, rows, False) if rows else None
 
 
 def settings_table(runs: list[RunData]) -> Table:
-    """All settings of one run, or those in which several differ."""
+    """Return all settings of one run, or those in which several runs differ."""
     settings = [run.config.get("settings", {}) for run in runs]
     names = list(dict.fromkeys(name for each in settings for name in each))
     if len(runs) > 1:
@@ -202,12 +202,12 @@ def settings_table(runs: list[RunData]) -> Table:
         [name, _shown(settings[0][name]), _shown(defaults[name]) if name in defaults else NOTHING]
         for name in names
     ]
-    text = "As resolved, beside the defaults."
+    text = "Resolved values and the defaults."
     return Table("Settings", text, ["setting", "value", "default"], rows, False)
 
 
 def fingerprint_table(runs: list[RunData]) -> Table:
-    """What the bits of a result depend on besides the settings."""
+    """Return what the bits of a result depend on besides the settings: machine and versions."""
     prints = [
         (label, found)
         for run in runs
@@ -240,7 +240,7 @@ def _duration(seconds: float) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """A time in words, in UTC."""
+    """Return a time as text, in UTC."""
     if seconds is None:
         return NOTHING
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

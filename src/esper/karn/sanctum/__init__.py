@@ -1,1 +1,1 @@
-"""Sanctum: a run on the terminal, live or finished. It reads the run directory and nothing else."""
+"""Sanctum shows a run on the terminal, live or finished. It reads only the run directory."""

@@ -1,4 +1,4 @@
-"""The fourth page: what went out of its bounds, newest first."""
+"""The fourth page: anomalies and rollbacks, newest first."""
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -13,7 +13,7 @@ from esper.leyline.events import TelemetryDropped
 
 
 class Anomalies(View):
-    """See the module."""
+    """The page of anomalies and rollbacks."""
 
     title = "anomalies"
 
@@ -21,13 +21,15 @@ class Anomalies(View):
         super().__init__()
         self.troubles: list[Trouble] = []
         self.summary = Lines(id="anomalies-summary")
-        self.table = RowsTable("anomaly-table", "● nothing went out of its bounds")
+        self.table = RowsTable("anomaly-table", "● no anomalies so far")
 
     def compose(self) -> ComposeResult:
+        """Yield the widgets of the page."""
         yield self.summary
         yield self.table
 
     def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw the anomalies of a moment."""
         self.troubles = troubles(moment)
         self.summary.show(_summary(moment, palette))
         wide = self.app.screen.size.width >= WIDE
@@ -35,23 +37,24 @@ class Anomalies(View):
         self.table.show(columns, self.troubles, palette.cursor)
 
     def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+        """Open the round and the environment of the chosen anomaly."""
         trouble = self.troubles[event.row]
         self.post_message(self.Chosen(trouble.anomaly.round, trouble.environment))
 
 
 def _summary(moment: Moment, palette: Palette) -> Text:
-    """How much of the run was recorded, and how much of it could be read."""
+    """One line: the number of anomalies, unreadable lines and steps that were not recorded."""
     index = moment.index
     dropped = moment.latest(TelemetryDropped)
     parts = [f"{len(moment.anomalies)} anomalies"]
     if index.corrupt:
-        parts.append(f"{index.corrupt} corrupt lines passed over")
+        parts.append(f"{index.corrupt} corrupt lines skipped")
     if index.unknown:
         parts.append(f"{index.unknown} lines of a kind this version does not know")
     if moment.log.cut_off and moment.line is None:
         parts.append("the last line is half written")
     if dropped is not None:
-        parts.append(f"{dropped.total} steps not told: telemetry could not keep up")
+        parts.append(f"{dropped.total} steps not recorded: telemetry could not keep up")
     return Text(" · ".join(parts), style=palette.muted, no_wrap=True, overflow="ellipsis")
 
 
@@ -59,12 +62,12 @@ def _columns(wide: bool, width: int, palette: Palette) -> list[Column[Trouble]]:
     found: list[Column[Trouble]] = [
         Column("round", 5, lambda trouble: str(trouble.anomaly.round), right=True),
         Column("step", 4, _step, right=True),
-        Column("what", 21, lambda trouble: Text(f"▲ {trouble.kind}", style=palette.bad)),
+        Column("kind", 21, lambda trouble: Text(f"▲ {trouble.kind}", style=palette.bad)),
     ]
     if wide:
         found += [Column("value", 9, _value, right=True), Column("bound", 9, _bound, right=True)]
-    words = max(20, width - (54 if wide else 34))
-    return [*found, Column("in words", words, lambda trouble: trouble.anomaly.message)]
+    room = max(20, width - (54 if wide else 34))
+    return [*found, Column("message", room, lambda trouble: trouble.anomaly.message)]
 
 
 def _step(trouble: Trouble) -> str:
@@ -72,7 +75,7 @@ def _step(trouble: Trouble) -> str:
 
 
 def _value(trouble: Trouble) -> str:
-    """What was measured; ``missing`` where there was something to measure and nothing came."""
+    """The measured value; ``missing`` where a metric should have had one but did not."""
     anomaly = trouble.anomaly
     return "" if anomaly.metric is None and anomaly.value is None else compact(anomaly.value)
 

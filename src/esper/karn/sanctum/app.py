@@ -1,4 +1,4 @@
-"""Sanctum itself: follows a run directory and shows its pages."""
+"""The Sanctum application: follows a run directory and shows its pages."""
 
 import asyncio
 import math
@@ -35,12 +35,12 @@ PAGES: tuple[type[View], ...] = (Overview, Policy, Environment, Anomalies, Score
 
 
 class Sanctum(App[None]):
-    """Shows the run in a directory.
+    """Show the run in a directory.
 
     Args:
         run: the run directory.
-        light: dark letters on a light ground.
-        owner: process to end with; None to stay until the user closes.
+        light: dark text on a light background.
+        owner: id of the process with which Sanctum ends; None: only the user ends it.
     """
 
     TITLE = "Sanctum"
@@ -78,7 +78,7 @@ class Sanctum(App[None]):
         self._last_data = time.monotonic()
         self._alive: bool | None = None
         self._asked = -math.inf
-        # Held here, for a query looks at the topmost screen alone, and that may be the help.
+        # Kept as attributes: a query searches only the topmost screen, which may be the help.
         self.header, self.strip, self.tabs = (
             Header(id="header"),
             Lines(id="strip"),
@@ -88,6 +88,7 @@ class Sanctum(App[None]):
         self.switcher = ContentSwitcher(initial=PAGES[0].title)
 
     def compose(self) -> ComposeResult:
+        """Yield the header, the pages and the footer."""
         yield from (self.header, self.strip, self.tabs)
         with self.switcher:
             yield from self.pages.values()
@@ -95,16 +96,17 @@ class Sanctum(App[None]):
 
     @property
     def palette(self) -> Palette:
-        """Colours that can be read on the present ground."""
+        """The colours for the current background."""
         return DARK if self.current_theme.dark else LIGHT
 
     @property
     def page(self) -> View:
-        """The page that is shown."""
+        """The current page."""
         assert self.switcher.current is not None
         return self.pages[self.switcher.current]
 
     def on_mount(self) -> None:
+        """Start to follow the run and to draw."""
         modified = self.log_file.modified()
         if modified is not None:
             self._last_data -= max(0.0, time.time() - modified)
@@ -115,7 +117,7 @@ class Sanctum(App[None]):
         self.action_page(PAGES[0].title)
 
     async def _follow(self) -> None:
-        """Take in what the run writes, off the thread that draws."""
+        """Read what the run writes, on a thread that does not draw."""
         while True:
             changed = await asyncio.to_thread(self.log_file.poll)
             if changed and self.loaded:
@@ -140,7 +142,7 @@ class Sanctum(App[None]):
         self._draw_header()
 
     def _look_after_process(self) -> None:
-        """Whether the run's process lives, asked seldom: it means to hold its lock for a moment."""
+        """Check whether the run's process is alive; rarely, because the check takes its lock."""
         now = time.monotonic()
         if now - self._last_data < QUIET_SECONDS:
             self._alive = None
@@ -148,9 +150,9 @@ class Sanctum(App[None]):
             self._alive, self._asked = is_running(self.run_directory), now
 
     def draw(self) -> None:
-        """Show the moment at the playhead. Pages that are not in sight are left alone."""
+        """Show the moment at the playhead. Only the current page is drawn."""
         if not self.page.is_attached:
-            return  # being closed
+            return  # Sanctum is closing
         moment, palette = self.playhead.moment(), self.palette
         self._draw_header()
         text = summary(moment, palette)
@@ -184,28 +186,29 @@ class Sanctum(App[None]):
         self.call_after_refresh(self.draw)
 
     def on_resize(self) -> None:
+        """Draw again once the new size is known."""
         self.call_after_refresh(self.draw)
 
     def on_view_resized(self) -> None:
-        """A page gets its size after it is shown, at times later than the next refresh."""
+        """Draw again: a page may get its size later than the first refresh after it is shown."""
         self.draw()
 
     def action_playhead(self, movement: str, *by: int) -> None:
-        """Move in time: call the method ``movement`` of the playhead."""
+        """Move in time: call the playhead's method ``movement``."""
         getattr(self.playhead, movement)(*by)
         self.draw()
 
     def action_toggle_theme(self) -> None:
-        """Dark or light."""
+        """Switch between the dark and the light theme."""
         self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
         self.draw()
 
     def action_help(self) -> None:
-        """Explain the keys."""
+        """Show the help."""
         self.push_screen(Help(self.palette))
 
     def on_view_chosen(self, event: View.Chosen) -> None:
-        """Show an environment, or how things stood at the end of a round."""
+        """Open an environment, or the overview at the end of a round."""
         if event.round is not None:
             self.playhead.show(event.round)
         if event.environment is not None:

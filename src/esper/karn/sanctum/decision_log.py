@@ -1,4 +1,4 @@
-"""What was decided for one environment, step by step, newest first."""
+"""The policy's decisions for one environment, newest first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from esper.leyline.actions import CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import DecisionsMade, EpochCompleted
 
 _BEFORE = {"tempo": "in ", "alpha_target": "to ", "alpha_speed": "within "}
-"""Words before the options of heads that are numbers."""
+"""Words that stand before the options of numeric heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +21,15 @@ class Decision:
     """One decision.
 
     Attributes:
-        step: from 1.
-        op: in words.
-        choice: where, and the choices of the other heads that mattered.
-        probability: of the op; None where it was not recorded.
+        step: step of the episode, from 1.
+        op: name of the operation.
+        choice: slot, and the choices of the other heads that the op uses.
+        probability: probability of the op; None where it was not recorded.
         success: whether it took effect.
-        legal: every legal op with its probability, None where the policy has none; nothing before
-            schema 3.
-        log_prob: of the whole action, None where that was not recorded.
-        value: what the critic expected, likewise.
+        legal: probability of every legal op, None where the policy has no probabilities; empty
+            before schema 3.
+        log_prob: log-probability of the whole action; None where it was not recorded.
+        value: the critic's value estimate; None where it was not recorded.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Decision:
 
 
 def columns(palette: Palette) -> list[Column[Decision]]:
-    """The columns of a table of decisions."""
+    """Return the columns of a table of decisions."""
 
     def quiet(decision: Decision, text: str) -> Text:
         return Text(text, style=palette.muted if decision.op == "wait" else "")
@@ -66,7 +66,7 @@ def columns(palette: Palette) -> list[Column[Decision]]:
 
 
 def decisions(moment: Moment, steps: Sequence[EpochCompleted], environment: int) -> list[Decision]:
-    """The decisions of an episode so far, newest first."""
+    """Return the decisions of an episode so far, newest first."""
     names = moment.slot_names(environment, len(steps[-1].stage[environment]))
     made = {event.step: event for event in moment.decisions(steps[-1].round)}
     return [_decision(moment, s, made.get(s.step), environment, names) for s in reversed(steps)]
@@ -101,7 +101,7 @@ def _chances(made: DecisionsMade | None, environment: int) -> dict[int, float | 
 
 
 def _details(moment: Moment, made: DecisionsMade | None, environment: int) -> list[str]:
-    """The choices of the heads behind op and slot, where they mattered."""
+    """The choices of the heads after op and slot that the op uses."""
     if made is None:
         return []
     chosen = dict(zip(HEADS, made.actions[environment], strict=True))
@@ -115,23 +115,23 @@ def _details(moment: Moment, made: DecisionsMade | None, environment: int) -> li
 
 
 def in_one_line(decision: Decision, palette: Palette) -> Text:
-    """What was legal in a decision, with its chances."""
+    """Return the legal ops of a decision with their probabilities, in one line."""
     parts = [
         op_name(op) + ("" if chance is None else f" {100 * chance:.0f} %")
         for op, chance in decision.legal.items()
     ]
-    legal = f"legal: {' · '.join(parts)}" if parts else "what was legal is not told"
+    legal = f"legal: {' · '.join(parts)}" if parts else "legal ops were not recorded"
     return Text(f"step {decision.step}  {legal}", style=palette.muted)
 
 
 def in_full(decision: Decision, width: int, palette: Palette) -> Text:
-    """Every op of a decision as a bar, those that were not legal as well."""
+    """Return every op of a decision with a bar for its probability, illegal ops included."""
     text = Text(f"step {decision.step}", style="bold")
     for label, value in (("log-prob", decision.log_prob), ("critic's value", decision.value)):
         if value is not None:
             text.append(f"  {label} {written(value)}", style=palette.muted)
     if not decision.legal:
-        return text.append("  what was legal is not told", style=palette.muted)
+        return text.append("  legal ops were not recorded", style=palette.muted)
     for op in Op:
         chosen = op_name(op) == decision.op
         text.append(f"\n{'▶' if chosen else ' '} {op_name(op):<10}", "bold" if chosen else "")

@@ -1,4 +1,4 @@
-"""The third page: one environment, its accuracy over the episode and the lives of its seeds."""
+"""The third page: one environment, its accuracy over the episode, its seeds and decisions."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _AXIS = TICK_WIDTH + 1
 
 
 class Environment(View):
-    """See the module."""
+    """The page of one environment."""
 
     title = "environment"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -39,11 +39,12 @@ class Environment(View):
         self.heading = Lines(id="environment-title")
         self.plot = Plot("validation accuracy", id="environment-accuracy")
         self.lanes, self.slots = Lines(id="environment-lanes"), Lines(id="environment-slots")
-        self.table = RowsTable("decisions", "no decision but to wait yet")
+        self.table = RowsTable("decisions", "no decision other than wait yet")
         self.detail = Lines(id="decision")
         self.decisions: list[Decision] = []
 
     def compose(self) -> ComposeResult:
+        """Yield the widgets of the page."""
         yield self.heading
         with Horizontal():
             with Vertical(id="environment-life"):
@@ -52,18 +53,19 @@ class Environment(View):
                 yield from (self.table, self.detail)
 
     def action_other(self, by: int) -> None:
-        """Go to a neighbour."""
+        """Show the environment ``by`` places further."""
         if self._shown is None or self._shown[0].step is None:
             return
         self.environment = (self.environment + by) % len(self._shown[0].step.reward)
         self.show_again()
 
     def action_waits(self) -> None:
-        """Show the decisions to wait as well, or leave them out."""
+        """Show or hide the decisions to wait."""
         self.waits = not self.waits
         self.show_again()
 
     def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw the environment at a moment."""
         if moment.step is None:
             self.heading.show(
                 Text("no environment steps; telemetry level normal writes them", palette.muted)
@@ -82,7 +84,7 @@ class Environment(View):
         self._show_decision(palette)
 
     def _show_decision(self, palette: Palette) -> None:
-        """The decision under the cursor, in full where there is room."""
+        """Show the decision under the cursor, in full where there is room."""
         text = Text()
         if self.decisions:
             decision = self.decisions[min(self.table.cursor, len(self.decisions) - 1)]
@@ -92,6 +94,7 @@ class Environment(View):
         self.detail.show(text)
 
     def on_rows_table_cursor_moved(self) -> None:
+        """Show the decision under the cursor."""
         if self._shown is not None:
             self._show_decision(self._shown[1])
 
@@ -116,7 +119,7 @@ class Environment(View):
 
 
 def _limits(values: list[float]) -> tuple[float, float]:
-    """Twentieths around the finite values."""
+    """Limits around the finite values, in multiples of 0.05."""
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = math.floor(20 * min(finite)) / 20, math.ceil(20 * max(finite)) / 20
     return low, high if high > low else low + 0.05
@@ -149,12 +152,12 @@ def lives(
     width: int,
     palette: Palette,
 ) -> Text:
-    """The stage of every slot at every step, under the plot's horizontal axis."""
+    """Return the stage of every slot at every step, aligned with the plot's horizontal axis."""
     assert moment.started is not None
     length = max(2, moment.started.episode_length)
     stages = [step.stage[environment] for step in steps]
     names = moment.slot_names(environment, len(stages[-1]))
-    # The same map from steps to columns as the plot's.
+    # The same mapping from steps to columns as in the plot.
     places = [round(column * (length - 1) / max(1, width - 1)) for column in range(width)]
     text = Text(no_wrap=True)
     for slot, name in enumerate(names):
@@ -171,7 +174,7 @@ def lives(
 
 
 def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: Palette) -> Text:
-    """Each slot as it stands: stage, blueprint, alpha, and what its seed is worth."""
+    """Return a line per slot: stage, blueprint, alpha, and contribution of its seed."""
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(
         f"{'slot':<7}{'stage':<14}{'blueprint':<13}{'alpha':<12}{'ablation':>9}{'grad':>9}"
@@ -186,23 +189,23 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
         stage = stages[slot]
         if stage == 0:
             continue
-        lives_here = stage in LIVING
-        kind = moment.blueprint_name(step.blueprint[environment][slot]) if lives_here else ""
+        has_seed = stage in LIVING
+        kind = moment.blueprint_name(step.blueprint[environment][slot]) if has_seed else ""
         text.append(f"\n{name:<7}")
         text.append(f"{GLYPHS.get(stage, '?')} {stage_name(stage):<12}", palette.stage(stage))
         text.append(f"{kind:<13}")
         alpha = float(step.alpha[environment][slot])
-        text.append(f"{gauge(alpha, 6)} {written(alpha, '.2f')} " if lives_here else " " * 12)
-        if not lives_here:
+        text.append(f"{gauge(alpha, 6)} {written(alpha, '.2f')} " if has_seed else " " * 12)
+        if not has_seed:
             continue
         contribution = measured.contribution[environment][slot] if measured else None
         gradient = measured.gradient_norm[environment][slot] if measured else None
         shapley = worth.shapley[environment][slot] if worth else None
-        for value, form, stages_of_it in (
+        for value, form, measured_in in (
             (contribution, "+.3f", ACTING),
             (gradient, ".3g", COMPUTING),
             (shapley, "+.3f", ACTING),
         ):
-            known = value is not None and stage in stages_of_it
+            known = value is not None and stage in measured_in
             text.append(f"{written(value, form) if known else '-':>9}")
     return text

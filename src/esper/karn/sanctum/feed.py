@@ -1,4 +1,4 @@
-"""What happened last, one line each, newest first."""
+"""Feed of recent events (germinations, fossilisations, rollbacks, ...), newest first."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -25,7 +25,7 @@ _SEEDS: tuple[tuple[type[SeedEvent], Stage, str], ...] = (
 
 
 def feed(moment: Moment, lines: int, palette: Palette) -> Text:
-    """The last ``lines`` things that happened."""
+    """Return the latest ``lines`` events as text, one per line."""
     found: list[tuple[float, Text]] = []
     for kind, stage, word in _SEEDS:
         for event in islice(reversed(moment.events(kind)), lines):

@@ -1,4 +1,4 @@
-"""How numbers and times are written, and lines drawn in characters."""
+"""Numbers and durations as text, and bars and sparklines drawn in characters."""
 
 import math
 from collections.abc import Sequence
@@ -8,25 +8,25 @@ from rich.text import Text
 from esper.leyline.events import Number
 
 MISSING = "missing"
-"""What stands where there is no number. Never 0, and not NaN, which is one that came out wrong."""
+"""Shown where a value is missing. It is never shown as 0, nor as NaN, which is a bad value."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def harmless(text: Text) -> Text:
-    """``text``, its control characters replaced: a run copied from elsewhere may hold any."""
+    """Replace the control characters of ``text``: a run copied from elsewhere may contain any."""
     if not text.plain.replace("\n", "").isprintable():
         text.plain = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text.plain)
     return text
 
 
 def to_float(value: Number | None) -> float | None:
-    """The number an event holds; None where it is missing."""
+    """Convert an event's number to a float; None where it is missing."""
     return None if value is None else float(value)
 
 
 def written(value: Number | None, form: str = ".3f") -> str:
-    """A number in the given form; ``missing``, ``NaN``, ``Inf`` or ``-Inf`` where it is none."""
+    """Format a number; ``missing``, ``NaN``, ``Inf`` or ``-Inf`` where it is not finite."""
     number = to_float(value)
     if number is None:
         return MISSING
@@ -38,7 +38,7 @@ def written(value: Number | None, form: str = ".3f") -> str:
 
 
 def compact(value: Number | None) -> str:
-    """A number of any size in at most eight characters."""
+    """Format a number of any size in about eight characters."""
     number = to_float(value)
     if number is None or not math.isfinite(number):
         return written(value)
@@ -49,12 +49,12 @@ def compact(value: Number | None) -> str:
 
 
 def count(value: float) -> str:
-    """A whole number with its thousands marked."""
+    """Format a number as an integer with thousands separators."""
     return f"{value:,.0f}"
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units."""
+    """Format a length of time in its two largest units."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -66,9 +66,9 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[Number | None], width: int) -> str:
-    """The last ``width`` values as bars between their least and greatest.
+    """Draw the last ``width`` values as bars between their minimum and maximum.
 
-    ``×`` stands for one that is not finite, ``·`` for a missing one.
+    ``×`` stands for a value that is not finite, ``·`` for a missing one.
     """
     recent = [to_float(value) for value in values[-width:]] if width > 0 else []
     finite = [v for v in recent if v is not None and math.isfinite(v)]
@@ -86,16 +86,16 @@ def sparkline(values: Sequence[Number | None], width: int) -> str:
 
 
 def gauge(share: float, width: int) -> str:
-    """A bar that is full at ``share`` 1, in eighths of a character."""
+    """Draw a bar of ``width`` characters that is full at ``share`` 1, in steps of an eighth."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)
 
 
 def trend(values: Sequence[Number | None], window: int = 5) -> str:
-    """Where a line is going: ``▲`` up, ``▼`` down, ``=`` neither, nothing while that is unknown.
+    """Return a curve's trend: ``▲`` up, ``▼`` down, ``=`` flat, a blank where it is unknown.
 
-    Compares the means of the last two windows; a change below a tenth counts as none.
+    Compares the means of the last two windows; a change of at most 10 % counts as flat.
     """
     numbers = [to_float(value) for value in values]
     finite = [v for v in numbers if v is not None and math.isfinite(v)]

@@ -1,4 +1,4 @@
-"""The two lines at the top: which run, how far, how fast, and whether data still come."""
+"""The two header lines: the run, its progress and speed, and whether data still arrive."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -14,7 +14,7 @@ from esper.karn.sanctum.view import WIDE, Lines
 from esper.leyline.metrics import Metric
 
 QUIET_SECONDS = 10.0
-"""Silence after which Sanctum says that no data come, unless the run is slower by nature."""
+"""Silence after which Sanctum reports that no data arrive; longer for a slow run."""
 _QUIET_STEPS = 5.0
 _RECENT = 5
 
@@ -25,10 +25,10 @@ class Standing:
 
     Attributes:
         log: the run's events.
-        playhead: which moment is shown.
-        silence: seconds since data last came.
-        alive: whether the run's process lives; None where that was not looked up.
-        loaded: whether the file was read to its end.
+        playhead: determines the moment that is shown.
+        silence: seconds since data last arrived.
+        alive: whether the run's process is alive; None where that was not checked.
+        loaded: whether the file has been read to its end.
     """
 
     log: EventLog
@@ -39,10 +39,10 @@ class Standing:
 
 
 class Header(Lines):
-    """See the module."""
+    """The two header lines."""
 
     def describe(self, name: str, moment: Moment, standing: Standing, palette: Palette) -> None:
-        """Draw a moment."""
+        """Show a moment."""
         text = _identity(name, moment, palette)
         text.append("\n").append_text(status(moment, standing, palette)).append("  ")
         text.append_text(_progress(moment, palette, self.size.width))
@@ -94,7 +94,7 @@ def _progress(moment: Moment, palette: Palette, width: int) -> Text:
 
 
 def learning_rate(moment: Moment) -> str | None:
-    """That of the last update; None where nothing learns."""
+    """Return the learning rate of the last update as text; None where nothing learns."""
     metrics = moment.updates[-1].metrics if moment.updates else {}
     if Metric.LEARNING_RATE in metrics:
         return written(metrics[Metric.LEARNING_RATE], ".3g")
@@ -104,7 +104,7 @@ def learning_rate(moment: Moment) -> str | None:
 
 
 def seconds_left(moment: Moment) -> float | None:
-    """Until the last round, at the pace of the last rounds; None until one is over."""
+    """Estimate the seconds to the end of the run from the latest rounds; None before the first."""
     started, snapshots = moment.started, moment.snapshots[-_RECENT:]
     if started is None or not snapshots:
         return None
@@ -113,7 +113,7 @@ def seconds_left(moment: Moment) -> float | None:
 
 
 def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
-    """Whether this is the run's present or past, and whether data still come."""
+    """Return the status: reading, paused, replay, ended, silent or live."""
     playhead = standing.playhead
     if not standing.loaded:
         share = standing.log.index.length / max(1, standing.log.size)
@@ -128,14 +128,14 @@ def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
         style = palette.good if moment.finished.status == "finished" else palette.warning
         return Text(f"{glyph} {moment.finished.status}", style=style)
     if standing.silence > quiet_after(moment):
-        why = {None: "", True: ", but its process lives", False: "; its process has ended"}
+        why = {None: "", True: ", but its process is alive", False: "; its process has ended"}
         words = f"▲ no new data for {duration(standing.silence)}{why[standing.alive]}"
         return Text(words, style=palette.bad)
     return Text("● live", style=palette.good)
 
 
 def quiet_after(moment: Moment) -> float:
-    """Seconds of silence that mean something: more than several usual steps and an update."""
+    """Return the silence in seconds that is worth a report: several steps or updates long."""
     if not moment.snapshots or moment.started is None:
         return QUIET_SECONDS
     last = moment.snapshots[-1]

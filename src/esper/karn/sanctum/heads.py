@@ -1,4 +1,4 @@
-"""How each head of the policy does, from the metrics of its updates."""
+"""Health of each head of the policy, from the metrics of its updates."""
 
 import math
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from esper.leyline.events import Number, PPOUpdateCompleted
 from esper.leyline.metrics import Metric, part_metric
 
 ROWS = (*HEADS, "value")
-"""The heads that are shown: those of the action, and the critic's."""
+"""The heads that are shown: the action heads, and the critic's ``value``."""
 
 BOUNDS = Thresholds()
 EXPLODING = 100.0
-"""Gradient norm above which a head is shown as exploding. The detector has no such bound: it
-compares a norm with its own habit."""
+"""Gradient norm above which a head is shown as exploding. The anomaly detector has no such bound;
+it compares a gradient norm with its running mean."""
 
 
 class State(Enum):
-    """How a head does; the glyph stands before the word."""
+    """Health of a head: a glyph and a word."""
 
     MISSING = "∅ missing"
     NOT_FINITE = "✖ not finite"
@@ -34,13 +34,13 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """One head after the last update.
+    """One head after the latest update.
 
     Attributes:
-        name: its name.
-        gradients: gradient norm of every update, None where it is missing.
-        entropies: nats a decision, likewise; empty for the critic.
-        choice: decisions in which it could choose, as a share; None where that was not recorded.
+        name: name of the head.
+        gradients: gradient norm in every update; None where it is missing.
+        entropies: entropy in every update, nats per decision; empty for the critic.
+        choice: share of decisions in which it had a choice; None where it was not recorded.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Head:
 
     @property
     def gradient(self) -> float | None:
-        """Gradient norm of the last update; None where it is missing."""
+        """Gradient norm in the last update; None where it is missing."""
         return to_float(self.gradients[-1])
 
     @property
@@ -60,14 +60,14 @@ class Head:
 
     @property
     def had_choice(self) -> bool:
-        """Whether the head ever decided anything; a head without a choice owes no gradient."""
+        """Whether the head had a choice in the last update; without one it needs no gradient."""
         if self.choice is not None:
             return self.choice > 0
         return self.name == "value" or self.entropy != 0 or self.gradient != 0
 
     @property
     def state(self) -> State:
-        """How it does; the worst that holds."""
+        """Health of the head: the worst state that applies."""
         gradient, entropy = self.gradient, self.entropy
         if gradient is None:
             return State.MISSING
@@ -85,7 +85,7 @@ class Head:
 
 
 def heads(updates: Sequence[PPOUpdateCompleted]) -> list[Head]:
-    """The heads after the last of ``updates``, which must not be empty."""
+    """Return the heads after the last of ``updates``, which must not be empty."""
     last = updates[-1].metrics
     return [
         Head(
@@ -99,5 +99,5 @@ def heads(updates: Sequence[PPOUpdateCompleted]) -> list[Head]:
 
 
 def series(updates: Sequence[PPOUpdateCompleted], name: str) -> list[Number | None]:
-    """A metric of every update; None where an update has no such metric."""
+    """Return a metric of every update; None where an update does not have it."""
     return [update.metrics.get(name) for update in updates]

@@ -1,4 +1,4 @@
-"""The page that explains the keys and the signs."""
+"""The help screen: keys and glyphs."""
 
 from typing import ClassVar
 
@@ -16,19 +16,19 @@ from esper.karn.sanctum.rows import Status
 KEYS: dict[str, tuple[tuple[str, str], ...]] = {
     "Pages": (
         ("1 2 3 4 5", "overview, policy, environment, anomalies, scoreboard"),
-        ("Enter", "open what the cursor is on"),
-        ("t", "dark or light"),
+        ("Enter", "open the row under the cursor"),
+        ("t", "dark or light theme"),
         ("?", "this page; Escape closes it"),
-        ("q, Ctrl+C", "close Sanctum; the training is not touched"),
+        ("q, Ctrl+C", "close Sanctum; training continues"),
     ),
     "Tables": (
         ("↑ ↓ PgUp PgDn", "move the cursor"),
-        ("s  S", "overview: sort by the next column; turn the order round"),
+        ("s  S", "overview: sort by the next column; reverse the order"),
         ("f  /  Escape", "overview: next filter; search; show all again"),
-        ("←  →  w", "environment: previous, next; with waits or without"),
+        ("←  →  w", "environment: previous, next; show or hide waits"),
     ),
     "Time": (
-        ("Space", "pause; go on"),
+        ("Space", "pause; continue"),
         ("r", "replay from the beginning"),
         ("+  -", "faster; slower"),
         (",  .", "one step back; forward"),
@@ -36,11 +36,11 @@ KEYS: dict[str, tuple[tuple[str, str], ...]] = {
         ("l", "back to the present"),
     ),
 }
-"""Every key, by what it is about."""
+"""All keys with their meanings, by subject."""
 
 
 class Help(ModalScreen[None]):
-    """See the module."""
+    """The help screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,q,enter", "app.pop_screen", "close"),
@@ -51,12 +51,13 @@ class Help(ModalScreen[None]):
         self.palette = palette
 
     def compose(self) -> ComposeResult:
+        """Yield the help text."""
         with VerticalScroll(id="help"):
             yield Static(help_text(self.palette))
 
 
 def help_text(palette: Palette) -> Text:
-    """Keys and signs."""
+    """Return the text of the help screen."""
     text = Text()
     for subject, keys in KEYS.items():
         text.append(f"{subject}\n", style=palette.accent)
@@ -73,8 +74,8 @@ def help_text(palette: Palette) -> Text:
     text.append("\nA head  ", style=palette.accent)
     text.append("  ".join(state.value for state in State))
     text.append(
-        "\n  missing: no gradient reached the head. NaN: one did, and it was no number."
-        "\n  no choice: in no decision had the head more than one option.\n"
+        "\n  missing: no gradient reached the head. NaN: one did, but it was not a number."
+        "\n  no choice: the head never had more than one option.\n"
     )
     text.append("Gain", style=palette.accent)
     text.append(" is accuracy above that of the never-grow twin of the same group.")

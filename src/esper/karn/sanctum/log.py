@@ -1,7 +1,8 @@
 """The event file of a run, read as it grows.
 
-What comes once a round is kept decoded. What comes once a step and holds all environments is only
-located, and read again when a view needs it: a million environment steps are a hundred megabytes.
+Events of rounds are kept decoded. Large events of steps, which hold a value per environment, are
+only located, and read again when a view needs them: a million environment steps take a hundred
+megabytes.
 """
 
 from bisect import bisect_right
@@ -27,12 +28,12 @@ from esper.leyline.events.reader import CHUNK, EventReader, try_decode
 E = TypeVar("E", bound=Event)
 
 LOCATED: tuple[type[StepEvent], ...] = (EpochCompleted, DecisionsMade, SeedSignalsMeasured)
-"""Kinds that are read again when they are wanted."""
+"""Kinds of events that are located and read again on demand."""
 
 CACHED = 2048
-"""Decoded step events kept; an episode and its neighbours."""
+"""Decoded step events that are kept: an episode and its neighbours."""
 
-# Passing over the values of all environments makes a large file open in half the time.
+# Skipping the values of all environments halves the time to open a large file.
 _OUTLINES = {
     msgspec.defstruct(
         kind.__name__, (), bases=(StepEvent,), kw_only=True, tag=event_type(kind)
@@ -54,7 +55,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an event of a step stands in the file."""
+    """Where the event of a step is in the file."""
 
     line: int
     offset: int
@@ -65,13 +66,13 @@ class Place:
 
 @dataclass(slots=True)
 class Index:
-    """What is known of a file. It only grows: a file that was cut gets a new one.
+    """The index of an event file. It only grows: a file that was truncated gets a new one.
 
     Attributes:
-        lines: complete lines that were read.
-        corrupt: of these, lines that are no JSON.
-        unknown: of these, lines that this version does not know.
-        length: of all complete lines.
+        lines: number of complete lines that were read.
+        corrupt: how many of them are not JSON.
+        unknown: how many of them are of a kind that this version does not know.
+        length: total length of the complete lines, bytes.
     """
 
     lines: int = 0
@@ -84,7 +85,7 @@ class Index:
     )
 
     def add(self, line: bytes) -> None:
-        """Take in one line, its newline left out."""
+        """Add one line, given without its newline."""
         offset, self.length, self.lines = self.length, self.length + len(line) + 1, self.lines + 1
         try:
             event = _outline.decode(line)
@@ -105,14 +106,14 @@ class Index:
             kept.lines.append(self.lines)
 
     def until(self, kind: type[E], line: int | None = None) -> Sequence[E]:
-        """Events of a kind in order, up to a line or all."""
+        """Return the events of a kind in order, up to a line or all."""
         kept = self.kept.get(kind, Kept())
         end = len(kept.lines) if line is None else bisect_right(kept.lines, line)
         return kept.events[:end]  # type: ignore[return-value]
 
 
 class EventLog(EventReader):
-    """``events.jsonl`` of a run directory, followed while it is written.
+    """Follows ``events.jsonl`` of a run directory while it is written.
 
     Args:
         run: the run directory; the file need not exist yet.
@@ -125,20 +126,20 @@ class EventLog(EventReader):
 
     @property
     def cut_off(self) -> int:
-        """Bytes behind the last complete line: a line that is half written."""
+        """Bytes after the last complete line: a line that is half written."""
         return max(0, self.size - self.index.length)
 
     def modified(self) -> float | None:
-        """When the file last changed, seconds since 1970; None while there is none."""
+        """Return when the file last changed, seconds since 1970; None where there is no file."""
         try:
             return self.path.stat().st_mtime
         except OSError:
             return None
 
     def poll(self, limit: int = CHUNK) -> bool:
-        """Take in what was appended, ``limit`` bytes at most; whether anything changed.
+        """Read what was appended, at most ``limit`` bytes; return whether anything changed.
 
-        A file that was cut gets a new index.
+        A file that was truncated gets a new index.
         """
         resets = self.resets
         try:
@@ -156,7 +157,7 @@ class EventLog(EventReader):
         return bool(lines) or reset
 
     def read(self, place: Place) -> Event | None:
-        """The event at ``place``; None where the file has been cut since."""
+        """Read the event at ``place``; None where the file has been truncated since."""
         key = (self.resets, place.offset)
         found = self._decoded.get(key)
         if found is None:

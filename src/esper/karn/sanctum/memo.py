@@ -1,4 +1,4 @@
-"""Remembering what was worked out of an event."""
+"""A cache of values computed from events."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -10,14 +10,15 @@ T = TypeVar("T")
 
 
 class OfEach(Generic[E, T]):
-    """A function of events that is called once for each of them.
+    """Wraps a function of an event so that it is called once per event.
 
-    A run of ten thousand rounds is drawn ten times a second; what came of a round does not change.
+    A run of ten thousand rounds is drawn ten times per second; outcomes of past rounds do not
+    change.
     """
 
     def __init__(self, function: Callable[[E], T]):
         self.function = function
-        # The event is kept beside its value, so that its id is not given to another.
+        # The event is kept with its value, so that no other object can get its id.
         self._known: dict[int, tuple[E, T]] = {}
 
     def __call__(self, event: E) -> T:

@@ -1,4 +1,4 @@
-"""The first page: all environments in a table, and how the run has gone so far."""
+"""The first page: a table of all environments, accuracy over rounds, and recent events."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from esper.leyline.events import EpisodeOutcome, EpochCompleted, to_floats
 
 
 class Overview(View):
-    """See the module."""
+    """The page of all environments."""
 
     title = "overview"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -40,7 +40,7 @@ class Overview(View):
         self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
         self.rows: list[Row] = []
         self._means = OfEach(_accuracies)
-        # Pages hold their parts: while Sanctum is being closed a query may find nothing.
+        # Pages keep their widgets: while Sanctum is closing, a query may find nothing.
         self.summary = Lines(id="overview-summary")
         self.table = RowsTable("environments", "no environment matches")
         self.side = Vertical(id="overview-side", classes="wide-only")
@@ -49,6 +49,7 @@ class Overview(View):
         self.search = Input(placeholder="words: growing, conv_heavy, a number", id="search")
 
     def compose(self) -> ComposeResult:
+        """Yield the widgets of the page."""
         yield self.summary
         with Horizontal():
             yield self.table
@@ -58,6 +59,7 @@ class Overview(View):
         yield self.search
 
     def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw all environments at a moment."""
         every = rows(moment)
         self.rows = arranged(every, self.sort, self.reversed, self.keep, self.words)
         gains = [grown - twin for grown, twin in map(self._means, moment.outcomes[-12:])]
@@ -120,55 +122,59 @@ class Overview(View):
         self.sort_by(names[(names.index(self.sort) + by) % len(names)])
 
     def sort_by(self, name: str) -> None:
-        """Sort by a column; by the same once more, turn it round."""
+        """Sort by a column; the same column again reverses the order."""
         self.reversed = name == self.sort and not self.reversed
         self.sort = name
         self.show_again()
 
     def action_reverse(self) -> None:
-        """Turn the order round."""
+        """Reverse the order."""
         self.reversed = not self.reversed
         self.show_again()
 
     def action_filter(self) -> None:
-        """Go to the next filter."""
+        """Apply the next filter."""
         names = list(FILTERS)
         self.keep = names[(names.index(self.keep) + 1) % len(names)]
         self.show_again()
 
     def action_search(self) -> None:
-        """Type words that a row must hold."""
+        """Open the search: rows must contain all words typed."""
         self.search.display = True
         self.search.focus()
 
     def action_clear_search(self) -> None:
-        """Show every row again."""
+        """Clear search and filter."""
         self.search.value, self.words, self.keep = "", "", "all"
         self.search.display = False
         self.table.focus()
         self.show_again()
 
     def on_input_changed(self, event: Input.Changed) -> None:
+        """Search while words are typed."""
         self.words = event.value
         self.show_again()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Close the search field and keep the search."""
         event.input.display = False
         self.table.focus()
 
     def on_rows_table_heading_clicked(self, event: RowsTable.HeadingClicked) -> None:
+        """Sort by the clicked column."""
         if event.title in SORTS:
             self.sort_by(event.title)
 
     def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+        """Open the chosen environment."""
         self.post_message(self.Chosen(None, self.rows[event.row].environment))
 
 
 def _totals(every: list[Row], gains: list[float], palette: Palette, words: bool) -> Text:
-    """Means over environments, and how many slots are in which stage."""
+    """Means over environments, and the number of slots in each stage."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if not every:
-        return text.append("no step of an environment yet", style=palette.muted)
+        return text.append("no environment step yet", style=palette.muted)
     text.append("accuracy ", style=palette.muted)
     text.append(written(fmean(row.accuracy for row in every)), style=f"bold {palette.grown}")
     text.append("  twin ", style=palette.muted)
@@ -192,12 +198,12 @@ def _accuracies(outcome: EpisodeOutcome) -> tuple[float, float]:
 
 
 def gain_text(gain: float, palette: Palette) -> Text:
-    """Accuracy above the twin's."""
+    """Return a gain (accuracy above the twin's) in its colour."""
     return Text(written(gain, "+.3f"), style=palette.good if gain >= 0 else palette.bad)
 
 
 def slot_glyphs(stages: list[int], palette: Palette) -> Text:
-    """The stage of each slot."""
+    """Return the glyph of each slot's stage."""
     text = Text()
     for i, stage in enumerate(stages):
         text.append(" " if i else "").append(GLYPHS.get(stage, "?"), style=palette.stage(stage))

@@ -1,4 +1,4 @@
-"""What stages, ops and states look like. Every meaning has a glyph or a word; colour only helps."""
+"""Glyphs, names and colours. Every meaning has a glyph or a word; colour is never needed."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ GLYPHS: dict[int, str] = {
     Stage.EMBARGOED: "⊘",
     Stage.RESETTING: "↺",
 }
-"""A seed fills up as it grows. 0 is a slot that the host does not have."""
+"""Glyph of each stage: a circle that fills up. 0 stands for a slot that the host lacks."""
 
 OPS: dict[int, str] = {
     Op.WAIT: "wait",
@@ -31,7 +31,7 @@ OPS: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours by role, as ``rich`` styles."""
+    """Colours by role, as ``rich`` style strings."""
 
     stages: dict[int, str]
     good: str
@@ -44,7 +44,7 @@ class Palette:
     cursor: str
 
     def stage(self, stage: int) -> str:
-        """Style of a stage."""
+        """Return the style of a stage."""
         return self.stages.get(stage, self.muted)
 
 
@@ -92,7 +92,7 @@ LIGHT = Palette(
 
 
 def stage_name(stage: int) -> str:
-    """A stage in words."""
+    """Return the name of a stage."""
     try:
         return Stage(stage).name.lower()
     except ValueError:
@@ -100,5 +100,5 @@ def stage_name(stage: int) -> str:
 
 
 def op_name(op: int) -> str:
-    """An operation in words."""
+    """Return the name of an operation."""
     return OPS.get(op, f"op {op}")

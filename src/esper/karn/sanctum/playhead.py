@@ -1,4 +1,4 @@
-"""Which moment is shown: the latest, or one of the past, step by step."""
+"""The playhead: the moment that is shown, either the latest or a past one."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from esper.karn.sanctum.snapshot import Moment
 from esper.leyline.events import EpisodeOutcome, EpochCompleted
 
 SPEEDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-"""Environment steps of a replay that pass in a second."""
+"""Speeds of a replay, environment steps per second."""
 
 
 @dataclass(slots=True)
 class Playhead:
-    """A place in the run's steps, or at its end. A run without steps is played by its rounds.
+    """A position in the run's steps, or its end. A run without step events is played by rounds.
 
     Attributes:
         log: the run's events.
-        place: marks passed; None follows the run.
-        playing: whether time passes.
-        speed: place in ``SPEEDS``.
+        place: index of the mark (step or round) that is shown; None follows the run.
+        playing: whether a replay is running.
+        speed: index in ``SPEEDS``.
     """
 
     log: EventLog
@@ -30,7 +30,7 @@ class Playhead:
     _part: float = 0.0
 
     def moment(self) -> Moment:
-        """The run as it stood there."""
+        """Return the run as it was at the playhead."""
         index = self.log.index
         marks = _marks(index)
         if self.place is None or self.place >= len(marks):
@@ -44,11 +44,11 @@ class Playhead:
 
     @property
     def steps_per_second(self) -> int:
-        """How fast a replay goes."""
+        """Speed of a replay."""
         return SPEEDS[self.speed]
 
     def advance(self, seconds: float) -> bool:
-        """Let time pass; whether another moment is shown now."""
+        """Let time pass; return whether the moment changed."""
         if not self.playing or self.place is None:
             return False
         self._part += seconds * self.steps_per_second
@@ -58,7 +58,7 @@ class Playhead:
         return bool(whole)
 
     def move(self, marks: int) -> None:
-        """Go forward, or back where negative; beyond the last one the run is followed again."""
+        """Go forward, or back where negative; past the last mark the run is followed again."""
         last = len(_marks(self.log.index)) - 1
         if last < 0:
             return
@@ -66,12 +66,12 @@ class Playhead:
         self._go(max(0, target), last)
 
     def step(self, by: int) -> None:
-        """Stop, and go ``by`` marks on or back."""
+        """Pause, and go ``by`` marks forward or back."""
         self.playing = False
         self.move(by)
 
     def move_rounds(self, rounds: int) -> None:
-        """Go to the beginning of another round."""
+        """Go to the beginning of the round that is ``rounds`` later or earlier."""
         places = self.log.index.places[EpochCompleted]
         if not places:
             self.move(rounds)
@@ -84,7 +84,7 @@ class Playhead:
         self._go(bisect_left(places, now + rounds, key=attrgetter("round")), len(places) - 1)
 
     def show(self, round_number: int) -> None:
-        """Stop at the end of a round."""
+        """Pause at the end of a round."""
         places = self.log.index.places[EpochCompleted]
         if places:
             end = bisect_left(places, round_number + 1, key=attrgetter("round")) - 1
@@ -97,7 +97,7 @@ class Playhead:
             self.place, self.playing, self._part = 0, True, 0.0
 
     def toggle(self) -> None:
-        """Stop where it stands, or go on."""
+        """Pause, or continue."""
         marks = len(_marks(self.log.index))
         if self.place is None and marks:
             self.place, self.playing = marks - 1, False
@@ -105,11 +105,11 @@ class Playhead:
             self.playing = not self.playing
 
     def follow(self) -> None:
-        """Show the end of the run, and what comes."""
+        """Follow the run: show its latest moment."""
         self.place, self.playing = None, False
 
     def change_speed(self, by: int) -> None:
-        """Play faster or slower."""
+        """Change the speed by ``by`` places in ``SPEEDS``."""
         self.speed = max(0, min(len(SPEEDS) - 1, self.speed + by))
 
     def _go(self, target: int, last: int) -> None:
@@ -120,7 +120,7 @@ class Playhead:
 
 
 def _marks(index: Index) -> list[int]:
-    """Lines at which a replay can stop."""
+    """Lines of the file at which a replay can stop."""
     places = index.places[EpochCompleted]
     if places:
         return [place.line for place in places]

@@ -19,9 +19,9 @@ class Curve:
 
     Attributes:
         label: its name.
-        values: parallel to the plot's places.
-        style: a ``rich`` style, of which the colour counts.
-        marker: what it is drawn with, so that lines differ without colour.
+        values: one per place of the plot.
+        style: a ``rich`` style, of which only the colour is used.
+        marker: the marker of its points, so that lines differ without colour.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Frame:
 
 @dataclass(slots=True)
 class _Drawn:
-    """What a plot shows, to leave it alone while that is the same."""
+    """What a plot shows; it is drawn again only when this changes."""
 
     places: Sequence[float] = ()
     curves: Sequence[Curve] = ()
@@ -50,7 +50,7 @@ class _Drawn:
 
 
 class Plot(PlotextPlot):
-    """A plot with a title and a legend in it."""
+    """A plot with a title and a legend."""
 
     def __init__(self, title: str, id: str):
         super().__init__(id=id)
@@ -86,7 +86,7 @@ class Plot(PlotextPlot):
             plt.yticks(levels, [format(level, f"{TICK_WIDTH}.2f") for level in levels])
 
     def _title(self) -> Content:
-        """The caption, and behind it the name of every line in its colour."""
+        """The caption, followed by the name of every line in its colour."""
         parts = [Content(self.caption)]
         if len(self._drawn.curves) > 1:
             for curve in self._drawn.curves:
@@ -96,14 +96,14 @@ class Plot(PlotextPlot):
 
 
 TICK_WIDTH = 5
-"""Characters of a vertical axis whose limits are given; the axis itself takes one more."""
+"""Width in characters of vertical tick labels, where limits are given; the axis adds one."""
 _SAMPLE = {"braille": "━"}
 
 
 def _pieces(
     places: Sequence[float], values: Sequence[Number | None]
 ) -> list[tuple[list[float], list[float]]]:
-    """The stretches of a curve that are numbers, thinned to what a terminal can show."""
+    """The finite stretches of a curve, thinned to what a terminal can show."""
     stride = max(1, len(places) // 400)
     pieces: list[tuple[list[float], list[float]]] = []
     gap = True
@@ -127,7 +127,7 @@ def _rgb(style: str) -> tuple[int, int, int]:
 
 
 def _whole_ticks(places: Sequence[float], frame: Frame) -> list[float]:
-    """Five places of the horizontal axis, which counts rounds or steps."""
+    """Up to five whole ticks of the horizontal axis, which counts rounds or steps."""
     if not places:
         return []
     low = places[0] if frame.left is None else frame.left

@@ -1,4 +1,4 @@
-"""The second page: how the policy learns, head by head."""
+"""The second page: health of the policy's heads, metrics of its updates, and plots."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from esper.leyline.events import Number, PPOUpdateCompleted
 from esper.leyline.metrics import Metric, parts_of
 
 RECENT = 200
-"""Updates that trends and small curves look at."""
+"""Updates that trends and sparklines cover."""
 
 SCALARS = (
     ("policy loss", Metric.POLICY_LOSS),
@@ -35,7 +35,7 @@ SCALARS = (
     ("refused updates", Metric.REFUSED),
     ("KL stop", Metric.STOPPED),
 )
-"""What is shown of an update besides its heads, two a line."""
+"""Metrics that are shown besides those of the heads, two per line."""
 
 PLOTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ("loss", "loss", (("policy", Metric.POLICY_LOSS), ("value", Metric.VALUE_LOSS))),
@@ -47,7 +47,7 @@ PLOTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ("gradient", "gradient norm before clipping", (("norm", Metric.GRAD_NORM),)),
     ("rate", "learning rate", (("LR", Metric.LEARNING_RATE),)),
 )  # fmt: skip
-"""Identity, title and curves of each plot."""
+"""Id, title and curves of each plot."""
 
 _STYLES = {
     State.MISSING: "bad",
@@ -61,7 +61,7 @@ _STYLES = {
 
 
 class Policy(View):
-    """See the module."""
+    """The page of the policy."""
 
     title = "policy"
 
@@ -72,12 +72,14 @@ class Policy(View):
         self.plots = {name: Plot(title, id=f"policy-{name}") for name, title, _ in PLOTS}
 
     def compose(self) -> ComposeResult:
+        """Yield the widgets of the page."""
         yield self.heads
         yield self.scalars
         with self.grid:
             yield from self.plots.values()
 
     def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw the policy's latest update at a moment."""
         updates = moment.updates
         if not updates:
             self.heads.show(Text("no update of a policy yet", style=palette.muted))
@@ -103,7 +105,7 @@ class Policy(View):
 
 
 def _schedule(moment: Moment) -> str:
-    """Other things that follow a schedule, where the run reports them."""
+    """Other scheduled values, where the run reports them."""
     metrics = moment.updates[-1].metrics
     rates = [
         f"{group} {written(metrics[name], '.3g')}"
@@ -118,7 +120,7 @@ def _schedule(moment: Moment) -> str:
 
 
 def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
-    """Entropy, gradient norm, trend and state of every head, a line each."""
+    """Return entropy, gradient norm, trend and state of every head, one line per head."""
     recent = updates[-RECENT:]
     spark = max(8, min(40, (width - 61) // 2))
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -149,7 +151,7 @@ def _head_line(head: Head, spark: int, palette: Palette) -> Text:
 
 
 def scalar_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
-    """Losses and the like with their small curves, two a line."""
+    """Return losses and other metrics with sparklines, two per line."""
     recent = updates[-RECENT:]
     known = [(label, name) for label, name in SCALARS if name in updates[-1].metrics]
     half = max(38, min(78, width // 2))

@@ -11,13 +11,13 @@ from esper.leyline.events import EpisodeOutcome, EpochCompleted
 from esper.leyline.stages import Stage
 
 BEHIND = -0.02
-"""Gain from which on an environment counts as behind its twin."""
+"""Gain below which an environment counts as behind its twin."""
 
 _DEVELOPING = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
 
 
 class Status(Enum):
-    """How an environment does; the glyph stands before the word."""
+    """Status of an environment: a glyph and a word."""
 
     NOT_FINITE = "✖ not finite"
     ROLLED_BACK = "↩ rolled back"
@@ -35,15 +35,17 @@ class Row:
     """One environment.
 
     Attributes:
-        environment: its number.
-        task: what its host learns, None while that is not known.
+        environment: number of the environment.
+        task: the task of its host; None while it is unknown.
         accuracy, twin: validation accuracy of the host and of its never-grow twin.
-        reward: of the last step; of the episode where the run has no steps.
-        stages: a number a slot; empty where the run has no steps.
-        blueprints: their names, likewise.
-        op: what was last done, in words; ``""`` where the run has no steps.
-        success: whether it took effect.
-        added: parameters that were added.
+        loss: training loss of the last step.
+        reward: reward of the last step; return of the episode where the run has no step events.
+        stages: stage of each slot; empty where the run has no step events.
+        blueprints: name of each slot's blueprint; empty where the run has no step events.
+        op: name of the last operation; ``""`` where the run has no step events.
+        success: whether the operation took effect.
+        added: number of parameters added.
+        rolled_back: whether the environment was rolled back in this round.
     """
 
     environment: int
@@ -66,7 +68,7 @@ class Row:
 
     @property
     def status(self) -> Status:
-        """How it does; the worst that holds."""
+        """The worst status that applies."""
         if not (math.isfinite(self.accuracy) and math.isfinite(self.loss)):
             return Status.NOT_FINITE
         if self.rolled_back:
@@ -81,7 +83,7 @@ class Row:
 
     @property
     def words(self) -> str:
-        """What a filter looks at."""
+        """The text that a search looks at."""
         seeds = [
             f"{stage_name(stage)} {name}"
             for stage, name in zip(self.stages, self.blueprints, strict=True)
@@ -92,7 +94,7 @@ class Row:
 
 
 def rows(moment: Moment) -> list[Row]:
-    """Every environment as it stands."""
+    """Return a row for every environment."""
     if moment.step is not None:
         return _of_step(moment, moment.step)
     return _of_outcome(moment.outcomes[-1]) if moment.outcomes else []
@@ -147,7 +149,7 @@ SORTS: dict[str, tuple[Callable[[Row], float | str], bool]] = {
     "last op": (lambda row: row.op, False),
     "status": (lambda row: list(Status).index(row.status), False),
 }
-"""What rows are sorted by: the value, and whether the largest comes first."""
+"""Sort keys: the value of a row, and whether the largest comes first."""
 
 FILTERS: dict[str, Callable[[Row], bool]] = {
     "all": lambda row: True,
@@ -158,9 +160,9 @@ FILTERS: dict[str, Callable[[Row], bool]] = {
 
 
 def arranged(found: list[Row], sort: str, reverse: bool, keep: str, words: str) -> list[Row]:
-    """Rows that pass a filter and hold all of ``words``, sorted.
+    """Return the rows that pass a filter and contain all of ``words``, sorted.
 
-    Values that are not finite come first when the largest do, for they want to be seen.
+    NaN sorts as the largest value, so that it is seen first when the largest come first.
     """
     wanted = words.lower().split()
     kept = [

@@ -1,4 +1,4 @@
-"""The fifth page: the episodes and rounds in which growing gained most."""
+"""The fifth page: the episodes and rounds with the largest gain."""
 
 from dataclasses import dataclass
 from heapq import nlargest
@@ -18,12 +18,12 @@ from esper.karn.sanctum.view import View
 from esper.leyline.events import EpisodeOutcome, to_floats
 
 SHOWN = 100
-"""Places of the board."""
+"""Number of entries in each table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """An episode of one environment, or the mean of a round's."""
+    """An episode of one environment, or the mean over the episodes of a round."""
 
     round: int
     environment: int | None
@@ -41,7 +41,7 @@ class Score:
 
 
 def episodes(outcome: EpisodeOutcome) -> list[Score]:
-    """The episodes of a round, those left out whose accuracy is not finite."""
+    """Return the best episodes of a round; those whose gain is not finite are left out."""
     scores = [
         Score(
             outcome.round,
@@ -59,7 +59,7 @@ def episodes(outcome: EpisodeOutcome) -> list[Score]:
 
 
 def mean(outcome: EpisodeOutcome) -> Score:
-    """The mean of a round's episodes."""
+    """Return the mean over a round's episodes."""
     return Score(
         outcome.round,
         None,
@@ -73,7 +73,7 @@ def mean(outcome: EpisodeOutcome) -> Score:
 
 
 class Scoreboard(View):
-    """See the module."""
+    """The page of the best episodes and rounds."""
 
     title = "scoreboard"
 
@@ -87,11 +87,13 @@ class Scoreboard(View):
         self.round_table = RowsTable("best-rounds", "no round is over yet")
 
     def compose(self) -> ComposeResult:
+        """Yield the widgets of the page."""
         with Horizontal():
             yield self.episode_table
             yield self.round_table
 
     def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw the best episodes and rounds up to a moment."""
         every = (score for outcome in moment.outcomes for score in self._episodes(outcome))
         self.best = nlargest(SHOWN, every, key=lambda s: s.gain)
         means = [
@@ -106,6 +108,7 @@ class Scoreboard(View):
         self.round_table.show([*front, *_back(".2f")], self.rounds, palette.cursor)
 
     def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+        """Open the end of the chosen episode or round."""
         score = (self.best if event.table is self.episode_table else self.rounds)[event.row]
         self.post_message(self.Chosen(score.round, score.environment))
 
@@ -117,7 +120,7 @@ _EPISODE: tuple[Column[Score], ...] = (
 
 
 def _back(kept: str) -> tuple[Column[Score], ...]:
-    """The columns that both tables end with; seeds are counted in the form ``kept``."""
+    """The last columns of both tables; ``kept`` is the number format of fossilised seeds."""
     return (
         Column("accuracy", 8, lambda score: written(score.accuracy), True),
         Column("twin", 6, lambda score: written(score.twin), True),

@@ -1,4 +1,4 @@
-"""A run as it stood at one moment: what every view shows."""
+"""A run at one moment: what every view shows."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True)
 class Moment:
-    """Everything that was known when the file had ``line`` lines.
+    """A run as known when its event file had ``line`` lines.
 
     Attributes:
-        log: where step events are read.
-        index: of the file at the time of asking.
-        line: the last line that counts; None for all there are.
+        log: reads step events.
+        index: index of the event file when the moment was created.
+        line: the last line that counts; None for all lines.
     """
 
     log: EventLog
@@ -43,22 +43,22 @@ class Moment:
     line: int | None = None
 
     def events(self, kind: type[E]) -> Sequence[E]:
-        """Events of a kind that is kept."""
+        """Return the events of a kind that is kept."""
         return self.index.until(kind, self.line)
 
     def latest(self, kind: type[E]) -> E | None:
-        """The last event of a kind that is kept."""
+        """Return the last event of a kind that is kept."""
         found = self.events(kind)
         return found[-1] if found else None
 
     @cached_property
     def started(self) -> TrainingStarted | None:
-        """How the run was set up; of the last process, where it was resumed."""
+        """The start event; of the last process where the run was resumed."""
         return self.latest(TrainingStarted)
 
     @cached_property
     def finished(self) -> TrainingFinished | None:
-        """How it ended; None while it goes on, and after it was resumed."""
+        """The end event; None while the run continues or once it was resumed."""
         ends, starts = self.index.kept.get(TrainingFinished), self.index.kept.get(TrainingStarted)
         end = self.latest(TrainingFinished)
         if end is None or ends is None or starts is None:
@@ -70,7 +70,7 @@ class Moment:
 
     @property
     def outcomes(self) -> Sequence[EpisodeOutcome]:
-        """What came of each round."""
+        """The outcome of each round."""
         return self.events(EpisodeOutcome)
 
     @property
@@ -85,7 +85,7 @@ class Moment:
 
     @cached_property
     def steps(self) -> int:
-        """How many step events there are."""
+        """Number of step events."""
         places = self.index.places[EpochCompleted]
         if self.line is None:
             return len(places)
@@ -99,15 +99,15 @@ class Moment:
         return self._read(EpochCompleted, self.index.places[EpochCompleted][self.steps - 1])
 
     def episode(self, round_number: int) -> list[EpochCompleted]:
-        """The steps of a round so far."""
+        """Return the steps of a round so far."""
         return self._of_round(EpochCompleted, round_number)
 
     def signals(self, round_number: int) -> list[SeedSignalsMeasured]:
-        """What was measured of the seeds in a round so far; empty below level debug."""
+        """Return the seed signals of a round so far; empty below telemetry level debug."""
         return self._of_round(SeedSignalsMeasured, round_number)
 
     def decisions(self, round_number: int) -> list[DecisionsMade]:
-        """What was free to do and was done in a round so far; empty before schema 3."""
+        """Return the decisions of a round so far; empty before schema 3."""
         return self._of_round(DecisionsMade, round_number)
 
     def _of_round(self, kind: type[E], round_number: int) -> list[E]:
@@ -126,12 +126,12 @@ class Moment:
 
     @property
     def anomalies(self) -> Sequence[AnomalyDetected]:
-        """What went out of its bounds, in order."""
+        """The anomalies, in order."""
         return self.events(AnomalyDetected)
 
     @property
     def round(self) -> int:
-        """The round that is going on, or the last one."""
+        """The current round, or the last one."""
         if self.step is not None:
             return self.step.round
         if self.outcomes:
@@ -140,7 +140,7 @@ class Moment:
 
     @cached_property
     def rolled_back(self) -> dict[int, GovernorRollback]:
-        """The last rollback of every environment that had one in this round."""
+        """The last rollback of each environment that had one in the current round."""
         return {
             environment: event
             for event in self.events(GovernorRollback)
@@ -149,19 +149,19 @@ class Moment:
         }
 
     def outcome(self, round_number: int) -> EpisodeOutcome | None:
-        """What came of a round, once it is over."""
+        """Return the outcome of a round; None until it is over."""
         return next((o for o in reversed(self.outcomes) if o.round == round_number), None)
 
     def worth(self, round_number: int) -> CounterfactualMatrixComputed | None:
-        """What each seed was worth at the end of a round."""
+        """Return the value of each seed at the end of a round; None where it was not computed."""
         matrices = self.events(CounterfactualMatrixComputed)
         return next((m for m in reversed(matrices) if m.round == round_number), None)
 
     def task(self, environment: int) -> str | None:
-        """What an environment's host learns in this round.
+        """Return the task of an environment in the current round; None while it is unknown.
 
-        With several tasks each group draws one for every round. Schema 2 has them when the round
-        is over; None until then.
+        With several tasks, each group draws one per round. Before schema 3, a run records the
+        draws only when the round is over.
         """
         if self.started is None:
             return None
@@ -179,7 +179,7 @@ class Moment:
         return outcome.task if outcome else []
 
     def slot_names(self, environment: int, slots: int) -> list[str]:
-        """Names of an environment's ``slots`` slots; numbers while its task is not known."""
+        """Return the names of an environment's slots; numbers while its task is unknown."""
         task = self.task(environment)
         names: list[str] = []
         if self.started is not None and task in self.started.tasks:
@@ -187,6 +187,6 @@ class Moment:
         return [*names[:slots], *(f"slot {i}" for i in range(len(names), slots))]
 
     def blueprint_name(self, kind: int) -> str:
-        """The name of a blueprint; before schema 3 one that a plugin brought has only a number."""
+        """Return a blueprint's name; before schema 3, a plugin's blueprint has only a number."""
         names = (self.started.blueprints if self.started else None) or BLUEPRINTS
         return names[kind] if 0 <= kind < len(names) else f"blueprint {kind}"

@@ -1,4 +1,4 @@
-"""A table of any length that draws only the rows in sight."""
+"""A table of any length that draws only the visible rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class Column(Generic[T]):
     """A column of rows of type ``T``.
 
     Attributes:
-        title: its heading.
-        width: in characters, a blank beside it not counted.
-        cell: what it shows of a row.
-        right: whether that stands at the right.
+        title: heading of the column.
+        width: in characters, without the blank that separates columns.
+        cell: makes the cell of a row.
+        right: whether cells are aligned to the right.
     """
 
     title: str
@@ -39,9 +39,9 @@ class Column(Generic[T]):
 
 
 class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
-    """Rows under a heading that stays.
+    """Rows under a fixed heading.
 
-    Cells are made when they come into sight, so a thousand rows cost what thirty do.
+    Cells are made when they become visible, so a thousand rows cost as much as thirty.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -64,6 +64,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
 
         @property
         def control(self) -> "RowsTable":
+            """The table that sent the message."""
             return self.table
 
     class CursorMoved(Message):
@@ -78,13 +79,14 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
 
         @property
         def control(self) -> "RowsTable":
+            """The table that sent the message."""
             return self.table
 
     def __init__(self, id: str, nothing: str):
         """
         Args:
-            id: of the widget.
-            nothing: the text that is shown when there are no rows.
+            id: id of the widget.
+            nothing: text that is shown when there are no rows.
         """
         super().__init__(id=id)
         self.nothing = nothing
@@ -93,7 +95,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         self.cursor_style = "reverse"
 
     def show(self, columns: Sequence[Column[T]], rows: Sequence[T], cursor_style: str) -> None:
-        """Draw other rows; the cursor stays where it is."""
+        """Show other rows; the cursor keeps its place."""
         self.columns, self.rows, self.cursor_style = columns, rows, cursor_style
         width = sum(column.width + 1 for column in columns)
         size = Size(width, len(rows) + 1)
@@ -103,6 +105,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
+        """Draw line ``y`` of the widget: the heading, a row, or a blank."""
         scroll_x, scroll_y = self.scroll_offset
         row = y - 1 + scroll_y
         base = self.rich_style
@@ -133,6 +136,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         return Strip(segments)
 
     def watch_cursor(self) -> None:
+        """Scroll to the cursor and announce that it moved."""
         height = max(1, self.size.height - 1)
         top = round(self.scroll_y)
         if self.cursor < top:
@@ -143,11 +147,11 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         self.refresh()
 
     def action_move(self, by: int) -> None:
-        """Move the cursor."""
+        """Move the cursor by so many rows."""
         self.cursor = max(0, min(len(self.rows) - 1, self.cursor + by))
 
     def action_page(self, pages: int) -> None:
-        """Move the cursor by what is in sight."""
+        """Move the cursor by so many screens."""
         self.action_move(pages * max(1, self.size.height - 2))
 
     def action_choose(self) -> None:
@@ -156,6 +160,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
             self.post_message(self.Chosen(self, self.cursor))
 
     def on_click(self, event: Click) -> None:
+        """Move the cursor to the clicked row; a double click opens it."""
         if event.y == 0:
             self._click_heading(event.x + round(self.scroll_x))
             return

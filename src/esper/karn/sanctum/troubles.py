@@ -12,19 +12,19 @@ from esper.leyline.events import AnomalyDetected, GovernorRollback
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One thing that went wrong; a rollback counts as an anomaly of its environment."""
+    """One anomaly; a rollback counts as an anomaly of its environment."""
 
     anomaly: AnomalyDetected
     environment: int | None = None
 
     @property
     def kind(self) -> str:
-        """In a word or two."""
+        """Name of the kind of anomaly, in words."""
         return _words(self.anomaly.kind)
 
 
 def troubles(moment: Moment) -> list[Trouble]:
-    """All that went wrong until ``moment``, newest first."""
+    """Return all anomalies and rollbacks up to ``moment``, newest first."""
     found = [Trouble(event) for event in moment.anomalies]
     found += [
         Trouble(_as_anomaly(event, environment, reason), environment)
@@ -35,7 +35,7 @@ def troubles(moment: Moment) -> list[Trouble]:
 
 
 def _as_anomaly(event: GovernorRollback, environment: int, reason: str) -> AnomalyDetected:
-    message = f"environment {environment} was put back: {_words(reason)}"
+    message = f"environment {environment} was rolled back: {_words(reason)}"
     return AnomalyDetected(
         time=event.time, round=event.round, step=event.step, kind="rollback", message=message
     )
@@ -46,7 +46,7 @@ def _words(name: str) -> str:
 
 
 def summary(moment: Moment, palette: Palette) -> Text:
-    """One line that counts what went wrong; empty while nothing did."""
+    """Return one line that counts anomalies by kind; empty where there are none."""
     anomalies, rollbacks = moment.anomalies, moment.events(GovernorRollback)
     counts = Counter(_words(event.kind) for event in anomalies)
     if rollbacks:

@@ -1,4 +1,4 @@
-"""What all views have in common."""
+"""Base classes of the pages."""
 
 from rich.text import Text
 from textual.containers import Vertical
@@ -10,16 +10,16 @@ from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
 
 WIDE = 140
-"""Columns from which on pages stand two abreast."""
+"""Columns of a terminal from which pages show two parts side by side."""
 
 
 class View(Vertical):
-    """One of Sanctum's pages. It is shown moments; of a run it keeps nothing but the last one."""
+    """One of Sanctum's pages. It draws moments of a run and keeps only the last one."""
 
     title = ""
 
     class Resized(Message):
-        """A page and all in it have another size: what it draws depends on that."""
+        """The page has a new size, on which its content depends."""
 
     class Chosen(Message):
         """A round, an environment or an environment's episode was opened.
@@ -38,30 +38,31 @@ class View(Vertical):
         self._shown: tuple[Moment, Palette] | None = None
 
     def on_resize(self) -> None:
+        """Ask for the page to be drawn in its new size."""
         self.post_message(self.Resized())
 
     def show(self, moment: Moment, palette: Palette) -> None:
-        """Draw a moment."""
+        """Show a moment."""
         self._shown = moment, palette
         self.draw(moment, palette)
 
     def show_again(self) -> None:
-        """Draw the same moment, after something was chosen on the page."""
+        """Draw the same moment again, after a choice on the page."""
         if self._shown is not None:
             self.draw(*self._shown)
 
     def draw(self, moment: Moment, palette: Palette) -> None:
-        """Draw a moment; what a page does."""
+        """Draw a moment; each page implements this."""
         raise NotImplementedError
 
 
 class Lines(Static):
-    """Text of some lines. The page is laid out anew only when their number changes."""
+    """Lines of text. The page is laid out again only when their number changes."""
 
     lines = 0
 
     def show(self, text: Text) -> None:
-        """Show other text."""
+        """Show a text."""
         lines = text.plain.count("\n") + 1 if text else 0
         self.update(harmless(text), layout=lines != self.lines)
         self.lines = lines
