@@ -13,6 +13,9 @@ import pytest
 from processes import called
 from support import needs_native
 
+# The workload registers tasks of its own, in whatever process imports it.
+pytestmark = pytest.mark.usefixtures("scratch_register")
+
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 SMALL = ("--envs", "2", "--episode-length", "6", "--episodes", "1", "--max-batches", "1")
 KEYS = {
