@@ -174,7 +174,7 @@ for _ in range(2):
         (__file__, "there is no C++ compiler"),
     ],
 )
-def test_without_a_compiler_torch_computes_and_one_line_says_so(
+def test_without_a_compiler_torch_computes_and_logs_one_line(
     name: str, compiler: str, said: str, tmp_path: Path
 ):
     run = subprocess.run(

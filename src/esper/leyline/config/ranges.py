@@ -23,4 +23,4 @@ def check(config: TrainConfig) -> None:
             "experimental_gpu_preload_gather: needs data on the device; leave out --no-gpu-preload"
         )
     if config.gymnasium.gym is not None and len(machine.devices) > 1:
-        raise UsageError("devices: a Gymnasium task runs on one device; give --device")
+        raise UsageError("devices: a Gymnasium task takes one device; give it with --device")

@@ -76,7 +76,7 @@ def _with_devices(given: dict[str, Any]) -> dict[str, Any]:
     if "devices" in given:
         devices = given["devices"]
         if not devices:
-            raise UsageError("devices: the list is empty; name one or more, such as cpu or cuda:0")
+            raise UsageError("devices: no device is given; name one or more, such as cpu or cuda:0")
         if given.get("device", devices[0]) != devices[0]:
             raise UsageError(
                 f"device: {shown(given['device'])} and devices {shown(' '.join(devices))} "
