@@ -109,7 +109,7 @@ def test_masks_are_taken_in_every_form(options, mask, expected) -> None:
     [
         (([0, 0, 0], [1, 1]), "action_mask of environment 0 leaves action 0 without an option"),
         (([1, 0, 0], [0, 0]), "leaves action 1 without an option"),
-        (([1, 1], [1, 1]), r"has a part of shape \(2,\) where 3 are options"),
+        (([1, 1], [1, 1]), r"has a part of shape \(2,\) for 3 options"),
         (([1, 1, 1],), "has 1 parts for 2 actions"),
         (np.ones(6), "has 6 numbers, not 5"),
         ("all", "action_mask of environment 0"),
@@ -224,8 +224,8 @@ def test_an_environment_that_does_not_follow_its_seed_is_named() -> None:
         ("", {}, "gym: "),
         ("/x/", {}, "gym: "),
         ("CartPole-v1", {"lenght": 3}, "CartPole-v1 cannot be made .*lenght"),
-        ("esper/MemoryChain-v0", {"length": 0}, "length must be a whole number from 1 on"),
-        ("esper/MemoryChain-v0", {"length": "8"}, "length must be a whole number from 1 on"),
+        ("esper/MemoryChain-v0", {"length": 0}, "length must be a whole number of at least 1"),
+        ("esper/MemoryChain-v0", {"length": "8"}, "length must be a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_made_is_one_line(name: str, arguments: dict, says: str) -> None:

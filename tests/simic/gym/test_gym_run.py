@@ -243,7 +243,7 @@ MISTAKES = [
     (["--gym", "CartPole-v1", "--rollout-steps", "0"], "rollout_steps: must lie between 1"),
     (["--gym", "CartPole-v1", "--memory", "gru"], "--memory: must be one of 'lstm', 'none'"),
     (["--gym", "CartPole-v1", "--gym-args", "length"], "gym_args: must be NAME=VALUE"),
-    (["--gym", "CartPole-v1", "--gym-args", "a=1", "a=2"], "gym_args: a stands twice"),
+    (["--gym", "CartPole-v1", "--gym-args", "a=1", "a=2"], "gym_args: a is given twice"),
     (["--gym", "CartPole-v1", "--gym-args", "a=1"], "gym: CartPole-v1 cannot be made"),
     (["--rollout-steps", "5"], "rollout_steps: belongs to a Gymnasium task; give --gym ID"),
     (["--memory", "none"], "memory: belongs to a Gymnasium task"),

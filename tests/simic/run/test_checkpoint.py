@@ -55,7 +55,7 @@ def assert_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert_same(found.parts, parts(1))
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"checkpoint: {run}/checkpoints/000002 is corrupt (")
-    assert line.endswith("); taking that of round 000001")
+    assert line.endswith("); using that of round 000001")
     assert len(line) < 400
 
 

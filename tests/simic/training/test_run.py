@@ -152,7 +152,7 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(
     assert load_latest(run).round == 1
     assert "000002 is corrupt" in capsys.readouterr().err
     (run / "checkpoints" / "000001" / "manifest.json").write_text("{")
-    with pytest.raises(UsageError, match="no checkpoint that is whole"):
+    with pytest.raises(UsageError, match="no intact checkpoint"):
         load_latest(run)
 
 
