@@ -38,7 +38,7 @@ class Replayer:
         return replay, results
 
 
-def test_fixed_shapes_are_replayed_and_others_are_not() -> None:
+def test_only_recorded_shapes_are_replayed() -> None:
     recorder = Replayer()
     doubled = Captured(lambda inputs: {"y": 2.0 * inputs["x"]}, recorder, "test")
     kept = []
@@ -51,7 +51,7 @@ def test_fixed_shapes_are_replayed_and_others_are_not() -> None:
     assert recorder.replayed == 4
 
 
-def test_what_cannot_be_recorded_is_said_once_and_goes_on(caplog) -> None:
+def test_a_failed_recording_warns_once_and_runs_eagerly(caplog) -> None:
     class Broken(Replayer):
         def record(self, function):
             raise RuntimeError("operation not permitted when stream is capturing\nlong")
@@ -64,7 +64,7 @@ def test_what_cannot_be_recorded_is_said_once_and_goes_on(caplog) -> None:
     assert record.getMessage().startswith("update: not captured")
 
 
-def test_graphs_are_for_cuda() -> None:
+def test_only_cuda_devices_capture_graphs() -> None:
     assert agent_class(CPU, "default") is PPOAgent
     assert agent_class(torch.device("cuda"), "default") is CapturedAgent
     for mode in ("off", "reduce-overhead"):
@@ -72,7 +72,7 @@ def test_graphs_are_for_cuda() -> None:
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_a_captured_learner_has_the_bits_of_a_plain_one(missing: bool) -> None:
+def test_a_captured_agent_learns_the_same_bits_as_a_plain_one(missing: bool) -> None:
     config = LearnerConfig(lstm_hidden=8, ppo_epochs=2, minibatches=2)
     plain = growth_agent(config, 0, CPU)
     recorder = Replayer()

@@ -51,7 +51,7 @@ def formula(said: list[Tensor], given: list[Tensor], weight: Tensor | None) -> T
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_loss_and_gradient_are_those_of_the_formula(padded: bool) -> None:
+def test_loss_and_gradient_equal_those_of_the_formula(padded: bool) -> None:
     said, given, weight = said_and_given(padded)
     found, expected = (f(said, given, weight) for f in (loss_of, formula))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
@@ -64,7 +64,7 @@ def test_loss_and_gradient_are_those_of_the_formula(padded: bool) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-12)
 
 
-def test_every_case_of_the_clip_occurs_above() -> None:
+def test_the_drawn_cases_cover_every_branch_of_the_clip() -> None:
     said, (old, advantages, _), _ = said_and_given(padded=False)
     ratio = (said[0] - old).exp()
     for side in (ratio < 1 - CLIP, (ratio - 1).abs() < CLIP, ratio > 1 + CLIP):
@@ -72,7 +72,7 @@ def test_every_case_of_the_clip_occurs_above() -> None:
             assert bool((side & sign).any())
 
 
-def test_what_padding_says_reaches_nothing() -> None:
+def test_padding_changes_neither_loss_nor_gradients() -> None:
     said, given, weight = said_and_given(padded=True)
     assert weight is not None
     with torch.no_grad():

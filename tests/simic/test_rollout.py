@@ -53,7 +53,7 @@ def assert_everything_in_place(rollout: Rollout) -> None:
             assert rollout.terminated[t, n].item() == (t == LENGTH - 1)
 
 
-def test_every_field_lands_at_its_step_and_environment() -> None:
+def test_every_field_is_stored_at_its_step_and_environment() -> None:
     rollout = Rollout(LENGTH, marked_observation(0), act(0)[0])
     for t in range(LENGTH):
         rollout.write(t, marked_observation(t), *act(t))
@@ -61,7 +61,7 @@ def test_every_field_lands_at_its_step_and_environment() -> None:
     assert_everything_in_place(rollout)
 
 
-def test_the_buffer_keeps_what_the_environment_writes_over() -> None:
+def test_the_buffer_keeps_observations_that_the_environment_overwrites() -> None:
     rollout = Rollout(LENGTH, marked_observation(0), act(0)[0])
     observation = marked_observation(1)
     rollout.write(1, observation, *act(1))
@@ -100,7 +100,7 @@ class Script:
         )
 
 
-def test_collecting_pairs_what_was_seen_with_what_was_done_and_what_came_of_it() -> None:
+def test_collect_pairs_observation_action_and_reward_of_each_step() -> None:
     script, told = Script(), []
     rollout = collect(script, script, 7, lambda t, actions, step: told.append((t, step.done)))
     assert_everything_in_place(rollout)

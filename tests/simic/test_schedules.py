@@ -33,7 +33,7 @@ def trace_of(schedule: Schedule, updates: int = UPDATES) -> list[float]:
     return [schedule.at(update) for update in range(updates)]
 
 
-def test_linear_and_cosine_are_those_of_torch_up_to_their_horizon() -> None:
+def test_linear_and_cosine_equal_those_of_torch_up_to_their_horizon() -> None:
     lr = torch.optim.lr_scheduler
     linear = torch_trace(lambda o: lr.LinearLR(o, 1.0, 0.1, total_iters=30))
     assert trace_of(Schedule(2.0, 0, "linear", 30, 0.1)) == pytest.approx(linear)
@@ -47,7 +47,7 @@ def test_stairs_fall_by_equal_factors() -> None:
     assert trace_of(Schedule(2.0, 0, "step", 30, 0.125, 10)) == pytest.approx(stairs)
 
 
-def test_the_warmup_rises_from_its_first_part_and_the_decay_begins_behind_it() -> None:
+def test_the_warmup_rises_linearly_and_the_decay_follows_it() -> None:
     schedule = Schedule(1.0, 4, "linear", 14, 0.0 + 1e-9)
     assert trace_of(schedule, 5) == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
     assert schedule.at(9) == pytest.approx(0.5)
@@ -60,7 +60,7 @@ def test_the_warmup_rises_from_its_first_part_and_the_decay_begins_behind_it() -
     st.floats(0.01, 1.0),
     st.integers(1, 30),
 )
-def test_every_schedule_stays_in_bounds_and_holds_its_end(
+def test_every_schedule_stays_in_bounds_and_keeps_its_end_value(
     decay: str, warmup: int, horizon: int, end: float, step_size: int
 ) -> None:
     schedule = Schedule(3.0, warmup, decay, horizon, end, step_size)
@@ -73,7 +73,7 @@ def test_every_schedule_stays_in_bounds_and_holds_its_end(
     assert trace[-1] == pytest.approx(last)
 
 
-def test_the_default_is_constant_and_no_horizon_follows_the_number_of_rounds() -> None:
+def test_the_default_is_constant_and_horizons_ignore_the_number_of_rounds() -> None:
     schedules = Schedules.of(LearnerConfig())
     for name in ("policy_rate", "value_rate", "entropy", "clip"):
         trace = trace_of(getattr(schedules, name))
@@ -83,7 +83,7 @@ def test_the_default_is_constant_and_no_horizon_follows_the_number_of_rounds() -
     assert Schedules.of(few.learner) == Schedules.of(many.learner)
 
 
-def test_a_share_of_the_horizon_is_a_number_of_updates() -> None:
+def test_a_warmup_fraction_is_converted_to_updates() -> None:
     config = LearnerConfig(lr_warmup_frac=0.1, lr_decay_steps=50)
     assert warmup_updates(config) == 5
     assert warmup_updates(LearnerConfig(lr_warmup_steps=7)) == 7
@@ -97,7 +97,7 @@ def learned(updates: int, **settings) -> tuple[list[dict], object]:
     return told, agent
 
 
-def test_the_optimizer_takes_the_scheduled_steps_of_each_group() -> None:
+def test_the_optimizer_uses_the_scheduled_step_size_of_each_group() -> None:
     """Adam's first step moves every weight that has a gradient by its step size."""
     settings = {"lr_warmup_steps": 4, "learning_rate": 1e-3, "value_learning_rate": 4e-3}
     agent = growth_agent(
@@ -112,7 +112,7 @@ def test_the_optimizer_takes_the_scheduled_steps_of_each_group() -> None:
     assert moved["value_head.hidden.weight"] == pytest.approx(1e-3, rel=0.25)
 
 
-def test_the_trace_that_is_told_is_that_of_the_schedules() -> None:
+def test_reported_values_are_those_of_the_schedules() -> None:
     settings = {
         "lr_decay": "cosine",
         "lr_decay_steps": 4,
@@ -134,7 +134,7 @@ def test_the_trace_that_is_told_is_that_of_the_schedules() -> None:
             assert summary[name] == pytest.approx(schedule.at(update)), name
 
 
-def test_the_environment_can_forbid_schedules(monkeypatch) -> None:
+def test_the_environment_variable_disables_schedules(monkeypatch) -> None:
     monkeypatch.setenv("ESPER_DISABLE_LR_SCHEDULE", "1")
     told, _ = learned(2, lr_decay="linear", lr_decay_steps=2, lr_warmup_steps=1)
     assert [summary["learning_rate"] for summary in told] == pytest.approx([1e-3, 1e-3])
@@ -172,6 +172,6 @@ def test_an_update_far_from_its_target_changes_the_next_step_size() -> None:
         ({"clip_end_factor": 2.0}, "clip_end_factor"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict, field: str) -> None:
+def test_invalid_settings_are_refused(settings: dict, field: str) -> None:
     with pytest.raises(UsageError, match=f"^{field}: "):
         check(unflatten(settings, TrainConfig()))

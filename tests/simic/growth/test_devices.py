@@ -65,7 +65,7 @@ def told(step: Step) -> dict[str, Tensor]:
     ],
 )
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
-def test_several_devices_give_what_one_gives(
+def test_several_devices_give_the_results_of_one(
     envs: int, devices: int, tasks: list[Task], backend: str
 ) -> None:
     (one, steps), (other, dealt) = (
@@ -86,7 +86,7 @@ def test_several_devices_give_what_one_gives(
     ("envs", "devices", "sizes"),
     [(8, 2, [4, 4]), (5, 2, [2, 3]), (2, 2, [1, 1]), (7, 3, [2, 2, 3]), (3, 8, [1, 1, 1])],
 )
-def test_every_environment_is_on_one_device_and_none_is_idle(
+def test_every_environment_is_on_one_device_and_no_device_is_idle(
     envs: int, devices: int, sizes: list[int]
 ) -> None:
     env = growth(devices, envs, [WIDER])
@@ -98,7 +98,7 @@ def test_every_environment_is_on_one_device_and_none_is_idle(
     assert sorted(twins.tolist()) == list(range(len(env.twin_groups)))
 
 
-def test_loss_scales_of_all_devices_come_together() -> None:
+def test_loss_scales_of_all_devices_are_gathered() -> None:
     """In float16 every update moves the scales' counts, also of hosts on the other devices."""
     half = Precision("cpu", torch.float16)
     env = growth(2, 3, [WIDER], half, dtype=torch.float32)
@@ -158,7 +158,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "words"), REFUSED)
-def test_what_contradicts_is_refused(given: dict, words: str) -> None:
+def test_contradictory_device_settings_are_refused(given: dict, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         check(unflatten(given, None if "gym" in given else TrainConfig()))
 

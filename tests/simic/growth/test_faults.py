@@ -77,7 +77,7 @@ WISHES = {
     13: [Wish("bottleneck", slot=1, start=1), Wish("conv_heavy", slot=2, start=8)],
 }
 """Whatever grows in the faulty environment also grows in two others or more, so that without it no
-seed is left alone in its call: see ``test_a_lone_seed_may_lose_its_last_bit``."""
+seed is left alone in its call: see ``test_a_seed_alone_in_its_call_may_differ_in_the_last_bit``."""
 
 
 @dataclass
@@ -253,7 +253,7 @@ INFINITE = (
 # --- the stage is set -------------------------------------------------------------------------
 
 
-def test_the_faulty_environment_holds_a_fossil_and_seeds_on_their_way():
+def test_the_faulty_environment_has_a_fossil_and_developing_seeds():
     trace = sound(F64)
     report = trace.steps[WHEN].report
     assert report.acted.stage[FAULTY].tolist() == [
@@ -270,7 +270,7 @@ def test_the_faulty_environment_holds_a_fossil_and_seeds_on_their_way():
 
 
 @pytest.mark.parametrize(("name", "bad"), [(n, NAN) for n in FAULTS] + [(n, INF) for n in INFINITE])
-def test_a_fault_is_seen_in_its_own_step_and_environment_and_nowhere_else(name: str, bad: float):
+def test_a_fault_rolls_back_only_its_environment_in_its_step(name: str, bad: float):
     dtype = torch.float32
     clean, trace = sound(dtype), with_faults(dtype, {WHEN: FAULTS[name](bad)})
     assert rollbacks(trace) == {(WHEN, FAULTY): Reason.NOT_FINITE}
@@ -301,7 +301,7 @@ def test_a_fault_is_seen_in_its_own_step_and_environment_and_nowhere_else(name: 
     assert Stage.PRUNED not in last
 
 
-def test_a_restored_host_scores_as_the_module_of_its_snapshot_does():
+def test_a_restored_host_scores_as_its_snapshot_does():
     """Scores, contribution and what counts as committed are those of what it was put back to."""
     trace = with_faults(F64, {t: in_loss(FAULTY, NAN) for t in (WHEN, LENGTH - 1)})
     data, (task,) = small_task(HOST).datasets()[0], trace.worlds[0].tasks
@@ -326,7 +326,7 @@ def test_a_restored_host_scores_as_the_module_of_its_snapshot_does():
 
 
 @pytest.mark.parametrize("reward", ["paired", "terminal"])
-def test_the_penalty_falls_on_the_step_of_the_fault(reward: str):
+def test_the_rollback_penalty_is_charged_in_the_step_of_the_fault(reward: str):
     fined, free = with_faults(torch.float32, {WHEN: in_loss(FAULTY, NAN)}, reward), []
     for t in range(WHEN, LENGTH):
         env = copy.deepcopy(fined.worlds[t])
@@ -344,14 +344,14 @@ def test_the_penalty_falls_on_the_step_of_the_fault(reward: str):
 
 
 @pytest.mark.parametrize("name", ["loss, first minibatch", "blending seed's output"])
-def test_no_other_environment_notices_in_float64_either(name: str):
+def test_other_environments_are_unchanged_in_float64_too(name: str):
     trace = with_faults(F64, {WHEN: FAULTS[name](NAN)})
     assert rollbacks(trace) == {(WHEN, FAULTY): Reason.NOT_FINITE}
     assert_untouched(trace, sound(F64), OTHERS)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (F64, 1e-12)])
-def test_a_lone_seed_may_lose_its_last_bit(dtype: torch.dtype, bound: float):
+def test_a_seed_alone_in_its_call_may_differ_in_the_last_bit(dtype: torch.dtype, bound: float):
     """Where a rollback leaves one seed alone in its call, torch sums in another order.
 
     A convolution of one group has a backward pass of its own in oneDNN (float32), and so have a
@@ -372,7 +372,7 @@ def test_a_lone_seed_may_lose_its_last_bit(dtype: torch.dtype, bound: float):
 
 
 @pytest.mark.parametrize("t", [0, 4, 5, 9, LENGTH - 1])
-def test_a_host_is_put_back_to_its_last_snapshot_whenever_the_fault_comes(t: int):
+def test_a_host_is_restored_to_its_last_snapshot_whenever_the_fault_occurs(t: int):
     trace = with_faults(torch.float32, {t: in_loss(FAULTY, NAN)})
     assert rollbacks(trace) == {(t, FAULTY): Reason.NOT_FINITE}
     restored = trace.row(t, FAULTY)
@@ -384,7 +384,7 @@ def test_a_host_is_put_back_to_its_last_snapshot_whenever_the_fault_comes(t: int
                      & (report.after.stage[FAULTY] < Stage.FOSSILISED)).any())  # fmt: skip
 
 
-def test_a_seed_that_was_just_fossilised_is_in_the_snapshot_as_it_was_before():
+def test_the_snapshot_holds_a_newly_fossilised_seed_before_its_training():
     """The fault comes in the very step that fossilises: nothing of its training is kept."""
     clean = sound(torch.float32)
     (t,) = [
@@ -407,7 +407,7 @@ def test_a_seed_that_was_just_fossilised_is_in_the_snapshot_as_it_was_before():
     assert trace.steps[t].report.after.stage[FAULTY, 0] == Stage.FOSSILISED
 
 
-def test_faults_in_two_environments_in_one_step_are_two_rollbacks():
+def test_two_faults_in_one_step_cause_two_rollbacks():
     other = 12
     fault = together(in_loss(FAULTY, NAN), in_host_gradient(other, INF, 1))
     trace = with_faults(torch.float32, {WHEN: fault})
@@ -417,7 +417,7 @@ def test_faults_in_two_environments_in_one_step_are_two_rollbacks():
     assert_untouched(trace, sound(torch.float32), [n for n in OTHERS if n != other])
 
 
-def test_a_host_may_be_put_back_again_and_again():
+def test_a_host_may_be_rolled_back_repeatedly():
     steps = range(WHEN, LENGTH)
     trace = with_faults(torch.float32, {t: in_loss(FAULTY, NAN) for t in steps})
     assert rollbacks(trace) == {(t, FAULTY): Reason.NOT_FINITE for t in steps}
@@ -426,7 +426,7 @@ def test_a_host_may_be_put_back_again_and_again():
     assert_untouched(trace, sound(torch.float32), OTHERS)
 
 
-def test_a_fault_in_everything_puts_everything_back():
+def test_a_fault_in_all_rows_rolls_all_rows_back():
     rows = range(COUNT + GROUPS)
     fault = together(*(in_loss(n, NAN) for n in rows))
     trace = with_faults(torch.float32, {WHEN: fault})
@@ -438,7 +438,7 @@ def test_a_fault_in_everything_puts_everything_back():
 
 
 @pytest.mark.parametrize("reward", ["paired", "terminal"])
-def test_a_fault_in_a_twin_puts_the_twin_back_and_no_environment(reward: str):
+def test_a_fault_in_a_twin_rolls_back_only_the_twin(reward: str):
     """Rewards that are measured against the twin change with it, and no others."""
     clean = sound(torch.float32, reward)
     trace = with_faults(torch.float32, {WHEN: in_loss(TWIN, NAN)}, reward)
@@ -499,7 +499,7 @@ CHANCE = math.log(HOST.classes)
     ],
     ids=["collapse", "drift", "two strikes", "three strikes", "two and two strikes"],
 )
-def test_a_host_that_collapses_or_runs_away_is_put_back(told, expected):
+def test_a_host_that_collapses_or_runs_away_is_rolled_back(told, expected):
     trace = validated_as(GOOD | told)
     assert rollbacks(trace) == {(t, FAULTY): reason for t, reason in expected.items()}
     for t in expected:
@@ -512,7 +512,7 @@ def test_a_host_that_collapses_or_runs_away_is_put_back(told, expected):
 # --- the learner, and a whole run -------------------------------------------------------------
 
 
-def test_rollout_and_update_run_through_a_fault():
+def test_rollout_and_update_continue_after_a_fault():
     """LSTM and rollout go on; what other environments saw and did is the same to the bit."""
     rollouts, updates = [], []
     for fault in (None, in_loss(FAULTY, NAN)):
@@ -554,7 +554,7 @@ def test_rollout_and_update_run_through_a_fault():
 
 
 @pytest.mark.parametrize("level", ["normal", "minimal"])
-def test_a_run_with_a_fault_goes_on_and_tells_of_it(tmp_path: Path, monkeypatch, level: str):
+def test_a_run_with_a_fault_continues_and_reports_it(tmp_path: Path, monkeypatch, level: str):
     row, when, minibatches, length = 2, 3, 2, 6
     calls, original = iter(range(1, 1_000)), backend.cross_entropy
 

@@ -30,7 +30,7 @@ def growth(
 
 
 @every_host
-def test_its_own_blueprints_and_no_others_grow_in_a_host(host: Host) -> None:
+def test_only_blueprints_of_its_family_grow_in_a_host(host: Host) -> None:
     environment, actor, grown = growth([host], list(range(24))), RandomActor(1), set()
     actor.begin(environment.environments, 0)
     observation = environment.reset(0)
@@ -45,7 +45,7 @@ def test_its_own_blueprints_and_no_others_grow_in_a_host(host: Host) -> None:
 
 
 @every_host
-def test_recorded_actions_replay_alone_in_a_host(host: Host) -> None:
+def test_an_environment_replays_alone_with_recorded_actions(host: Host) -> None:
     """Among others, and by itself."""
 
     def rewards(environments: list[int], actions: list[torch.Tensor]) -> torch.Tensor:

@@ -163,7 +163,7 @@ def assert_close(found: Tensor, expected: Tensor, what: str) -> None:
 # --- each environment for itself --------------------------------------------------------------
 
 
-def test_the_garden_is_worth_testing():
+def test_the_episodes_cover_a_shared_stack_and_all_stages():
     trace = together()
     assert len(trace.env.shards) == 4  # two tasks share one
     stages = torch.stack([step.report.after.stage for step in trace.steps])
@@ -176,7 +176,7 @@ def test_the_garden_is_worth_testing():
 
 
 @pytest.mark.parametrize("task", range(len(TASKS)), ids=[task.name for task in TASKS])
-def test_an_environment_fares_as_with_its_task_alone(task: int):
+def test_an_environment_behaves_as_with_its_task_alone(task: int):
     """The policy, which acts in both, decides alike: it sees nothing of the padding either."""
     identities, lonely = alone(task)
     assert len(identities) == 2 * GROUP_SIZE
@@ -204,9 +204,9 @@ def test_the_order_of_the_environments_does_not_matter():
             assert_close(found[name], part[order], f"{name} after step {t}")
 
 
-def test_lanes_give_equal_numbers():
+def test_several_threads_give_equal_results():
     """Dealt over two threads every environment stands in another stack, which may cost a last bit:
-    see ``test_faults.test_a_lone_seed_may_lose_its_last_bit``."""
+    see ``test_faults.test_a_seed_alone_in_its_call_may_differ_in_the_last_bit``."""
     trace, env = together(), growth(threads=2)
     env.reset(0)
     assert len(env.shards) > len(trace.env.shards)
@@ -228,7 +228,7 @@ def padded(task_of: Tensor) -> Tensor:
     return torch.arange(WIDEST) >= torch.tensor(SLOTS)[task_of][:, None]
 
 
-def test_slots_that_a_host_does_not_have_are_empty_in_every_way():
+def test_padded_slots_are_empty_in_every_field():
     trace = together()
     nowhere = padded(trace.task_of)
     assert 0 < int(nowhere.sum()) < nowhere.numel()
@@ -260,7 +260,7 @@ def test_slots_that_a_host_does_not_have_are_empty_in_every_way():
     assert torch.equal(last.shapley.isfinite(), last.acted.alpha > 0)
 
 
-def test_an_action_in_a_slot_that_is_not_there_changes_nothing():
+def test_an_action_in_a_padded_slot_changes_nothing():
     env = growth()
     env.reset(0)
     actions = canonical_action(op=Op.GERMINATE, slot=3, blueprint=1).repeat(COUNT, 1)
@@ -270,7 +270,7 @@ def test_an_action_in_a_slot_that_is_not_there_changes_nothing():
     assert torch.equal(report.after.living.any(1), has_four)
 
 
-def test_every_family_is_offered_its_own_blueprints():
+def test_masks_offer_each_family_its_own_blueprints():
     env = growth()
     kinds = env.reset(0).masks.kinds
     for task, spec in enumerate(TASKS):
@@ -283,7 +283,7 @@ def test_every_family_is_offered_its_own_blueprints():
 # --- the learner ------------------------------------------------------------------------------
 
 
-def test_a_policy_learns_from_padded_rollouts_and_its_moments_see_no_padding():
+def test_a_policy_learns_from_padded_rollouts_and_moments_ignore_padding():
     rollout, agent = together().rollout, gardener()
     before = [parameter.detach().clone() for parameter in agent.policy.parameters()]
     metrics = agent.update(rollout)
@@ -304,7 +304,7 @@ def test_a_policy_learns_from_padded_rollouts_and_its_moments_see_no_padding():
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4])
-def test_a_policy_acts_alike_on_a_host_that_is_padded(slots: int):
+def test_padding_does_not_change_the_actions_of_a_policy(slots: int):
     """Also once the normalisers have made something of the zeros."""
     agent = gardener()
     agent.update(together().rollout)
@@ -349,7 +349,7 @@ def drawn(env: GrowthEnv, episode: int) -> list[int]:
     return env._draw(episode).tolist()
 
 
-def test_consecutive_groups_draw_different_tasks_and_over_time_all_alike():
+def test_consecutive_groups_draw_different_tasks_equally_often():
     env, episodes, tasks = growth(environments=COUNT), 300, len(TASKS)
     counts: list[Counter[int]] = [Counter() for _ in range(COUNT)]
     pairs: Counter[tuple[int, int]] = Counter()
@@ -378,7 +378,7 @@ def test_a_subset_of_the_environments_draws_the_same_tasks():
     assert any(drawn(whole, e) != drawn(other, e) for e in range(20))
 
 
-def test_a_reset_takes_the_tasks_that_were_drawn():
+def test_a_reset_uses_the_drawn_tasks():
     env = growth()
     for episode in (0, 1, 0):
         env.reset(episode)
@@ -393,7 +393,9 @@ def test_a_reset_takes_the_tasks_that_were_drawn():
 
 
 @pytest.mark.parametrize(("max_seeds", "most"), [(None, SLOTS), (3, [3, 2, 3, 3, 3])])
-def test_as_many_seeds_may_live_as_the_host_has_slots(max_seeds: int | None, most: list[int]):
+def test_the_default_limit_of_living_seeds_is_the_number_of_slots(
+    max_seeds: int | None, most: list[int]
+):
     env = growth(max_seeds=max_seeds)
     observation = env.reset(0)
     for _ in range(WIDEST + 1):
@@ -416,7 +418,7 @@ def test_as_many_seeds_may_live_as_the_host_has_slots(max_seeds: int | None, mos
 # --- drift ------------------------------------------------------------------------------------
 
 
-def test_before_the_switch_all_data_are_the_old_and_from_it_on_the_new():
+def test_data_change_for_all_rows_at_the_drift():
     """In training and in validation, for every environment of a group and for its twin."""
     groups = 6
     env = growth([drifting(), TASKS[0]], GROUP_SIZE * groups)
@@ -459,7 +461,7 @@ def test_before_the_switch_all_data_are_the_old_and_from_it_on_the_new():
             assert torch.equal(part, part[..., :1, :].expand_as(part))
 
 
-def test_a_switch_shows_in_what_is_measured():
+def test_the_drift_changes_the_measurements():
     """Before it nothing differs from the task without drift."""
     never, always = drifting(never=1.0), drifting(never=0.0, earliest=0.5, latest=0.5)
     traces = []

@@ -232,7 +232,7 @@ class World:
     ],
     ids=lambda rules: " ".join(rules),
 )
-def test_the_library_says_what_torch_says(shard: Shard, linear: bool, rules: dict) -> None:
+def test_the_library_and_torch_agree(shard: Shard, linear: bool, rules: dict) -> None:
     world, seen, done = World(shard, len(rules), linear, **rules), set(), 0
     for t in range(2 * LENGTH):
         world.step(t)
@@ -244,7 +244,7 @@ def test_the_library_says_what_torch_says(shard: Shard, linear: bool, rules: dic
 
 
 @pytest.mark.parametrize("curve", range(len(CURVE_STEEPNESS)))
-def test_ramps_follow_the_curves(shard: Shard, curve: int) -> None:
+def test_ramps_follow_their_curves(shard: Shard, curve: int) -> None:
     world = World(shard, 1)
     state = SeedState.dormant((world.rows, world.slots), CPU)
     times = torch.arange(world.rows * world.slots).view(state.stage.shape)
@@ -262,7 +262,7 @@ def test_ramps_follow_the_curves(shard: Shard, curve: int) -> None:
     assert_same_record(found, expected, set() if exact else CURVED)
 
 
-def test_an_answer_is_not_written_to_again(shard: Shard) -> None:
+def test_results_are_not_overwritten_by_later_steps(shard: Shard) -> None:
     world = World(shard, 2)
     kept: list[tuple[SeedState, SeedState]] = []
     for t in range(6):
@@ -272,7 +272,7 @@ def test_an_answer_is_not_written_to_again(shard: Shard) -> None:
         assert_same_record(state, clone)
 
 
-def test_answers_can_be_copied_and_sent_away(shard: Shard) -> None:
+def test_results_can_be_copied_and_pickled(shard: Shard) -> None:
     world = World(shard, 7)
     for t in range(4):
         world.step(t)
@@ -343,7 +343,7 @@ def test_options_out_of_range_are_refused(shard: Shard) -> None:
 # --- the governor -----------------------------------------------------------------------------
 
 
-def test_the_governor_judges_as_torch_judges(shard: Shard) -> None:
+def test_the_governor_of_library_and_torch_agree(shard: Shard) -> None:
     world = World(shard, 5)
     stack, classes = shard.engine.stack, shard.engine.host.classes
     expected, found = Governor(stack, classes), Governor(stack, classes)
@@ -393,7 +393,7 @@ def play(monkeypatch: pytest.MonkeyPatch, native: bool) -> list:
     return steps
 
 
-def test_an_episode_is_the_same_with_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_is_the_same_with_library_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, found = (play(monkeypatch, native) for native in (False, True))
     stages = set()
     for one, other in zip(found, expected, strict=True):
@@ -412,11 +412,11 @@ def test_an_episode_is_the_same_with_either(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("settings", [{"backend": "torch"}, {"dtype": torch.float64}])
-def test_torch_keeps_the_books_elsewhere(settings: dict) -> None:
+def test_torch_is_used_where_the_library_does_not_apply(settings: dict) -> None:
     assert type(shard_of(**settings).functions) is TorchStep
 
 
-def test_torch_takes_over_with_one_line_where_the_library_is_missing(
+def test_without_the_library_torch_is_used_and_one_line_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def missing() -> None:
@@ -432,7 +432,7 @@ def test_torch_takes_over_with_one_line_where_the_library_is_missing(
     assert caplog.messages == ["native backend: no luck; using torch"]
 
 
-def test_the_library_is_told_everything(shard: Shard) -> None:
+def test_the_spec_sets_every_field(shard: Shard) -> None:
     spec = shard.functions.spec
     assert all(
         getattr(spec, name) for name in spec.names if not hasattr(getattr(spec, name), "_fields_")
@@ -441,7 +441,7 @@ def test_the_library_is_told_everything(shard: Shard) -> None:
     assert {field.name for field in fields(SeedSignals)} == set(SignalsInBlocks.places)
 
 
-def test_a_feature_that_one_side_alone_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_feature_missing_on_one_side_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for names in (HOST_FEATURES[:-1], (*HOST_FEATURES, "another")):
         for module in (native_step, native_spec):
             monkeypatch.setattr(module, "HOST_FEATURES", names)

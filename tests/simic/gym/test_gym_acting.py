@@ -33,7 +33,7 @@ def check_against_single_calls(fresh: PPOAgent[Any], rollout: Rollout[Any], numb
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_rollout_is_collected_with_the_weights_of_then(kind) -> None:
+def test_every_rollout_uses_the_current_weights(kind) -> None:
     """After an update, and after the state of another learner was loaded."""
     environments, other = scripted(ENVS), agent_for(scripted(ENVS), seed=8, **kind)
     agent = agent_for(environments, **FAST, **kind)
@@ -49,7 +49,7 @@ def test_every_rollout_is_collected_with_the_weights_of_then(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rollout_that_breaks_off_leaves_nothing_behind(kind) -> None:
+def test_an_aborted_rollout_keeps_no_frozen_weights(kind) -> None:
     environments = scripted(ENVS)
     agent, fresh = (agent_for(environments, **FAST, **kind) for _ in range(2))
 
@@ -69,7 +69,7 @@ def test_a_rollout_that_breaks_off_leaves_nothing_behind(kind) -> None:
         assert torch.equal(mine, expected)
 
 
-def test_an_evaluation_plays_with_the_weights_of_then() -> None:
+def test_an_evaluation_uses_the_current_weights() -> None:
     agent, other = (agent_for(scripted(ENVS), seed=seed) for seed in (3, 8))
     with torch.no_grad():
         for parameter in other.policy.parameters():
@@ -87,7 +87,7 @@ def test_an_evaluation_plays_with_the_weights_of_then() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_of_what_was_learned_is_not_cut_off_by_what_is_kept(kind) -> None:
+def test_frozen_weights_do_not_detach_gradients(kind) -> None:
     agent = agent_for(scripted(ENVS), **FAST, **kind)
     rollout = collect(scripted(ENVS), agent, STEPS, 0)
     with agent.policy.frozen_weights():
@@ -124,7 +124,7 @@ def test_the_operations_of_a_step_do_not_depend_on_the_number_of_environments(ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_neither_gather_nor_store_weights_nor_make_noise_of_random_words(kind) -> None:
+def test_steps_neither_copy_weights_nor_generate_noise(kind) -> None:
     """That is done once a rollout, however long it is."""
     short, long = operations(4, 10, **kind), operations(4, 30, **kind)
     trunks = 2 if kind.get("critic") == "separate" else 1

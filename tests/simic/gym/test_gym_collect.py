@@ -93,7 +93,7 @@ def steps_of(run: Pass, n: int):
     return [episode["steps"] for episode in run.environments.environments[n].log]
 
 
-def test_everything_the_rollouts_hold_is_what_one_environment_alone_would_have(run: Pass) -> None:
+def test_rollouts_equal_those_of_single_environments(run: Pass) -> None:
     """Rewards, ends, actions, log-probs, values, and V of final observations."""
     alone = Alone(run.agent.policy)
     ends = {"terminated": 0, "truncated": 0}
@@ -155,7 +155,7 @@ def naive_advantages(rollout: Rollout, values: Tensor, last: Tensor) -> Tensor:
     return advantages
 
 
-def test_advantages_and_sequences_are_those_of_single_episodes(run: Pass) -> None:
+def test_advantages_and_sequences_equal_those_of_single_episodes(run: Pass) -> None:
     """Also masked normalisation, and the padded pieces with the memory they begin with."""
     agent = run.agent
     agent.return_moments.update(torch.tensor([1.0, 3.0, 8.0]))  # values are normalised by these
@@ -205,7 +205,7 @@ def piece_of(agent: PPOAgent, rollout: Rollout, sequences, m: int) -> tuple[int,
     return n, t
 
 
-def test_the_policy_says_of_padded_pieces_what_it_said_when_it_acted(run: Pass) -> None:
+def test_padded_sequences_give_the_outputs_of_acting(run: Pass) -> None:
     agent, rollout = run.agent, run.rollouts[-1]
     mean, deviation = run.means[-1]  # the moments moved on; give the pieces what was seen then
     then = ((rollout.observation.features - mean) / deviation).clamp(-10, 10).float()
@@ -231,7 +231,7 @@ def test_the_ratio_is_one_at_the_first_minibatch_of_every_round(amp_dtype) -> No
         assert summary["approx_kl"] > 1e-6
 
 
-def test_what_a_resetting_step_holds_teaches_nothing() -> None:
+def test_contents_of_resetting_steps_do_not_affect_the_update() -> None:
     """Weights, moments and figures are the same bits whatever stands there."""
     agents, summaries = [], []
     for poisoned in (False, True):
@@ -260,7 +260,7 @@ def test_what_a_resetting_step_holds_teaches_nothing() -> None:
             assert torch.equal(tensor, states[1]["moments"][part][name]), (part, name)
 
 
-def test_the_value_behind_a_truncated_step_counts() -> None:
+def test_the_value_after_a_truncated_step_is_bootstrapped() -> None:
     environments = scripted(ENVS)
     agent = agent_for(environments, **SETTINGS)
     rollout = collect(environments, agent, STEPS, 0)
@@ -271,7 +271,7 @@ def test_the_value_behind_a_truncated_step_counts() -> None:
     assert not torch.equal(before, agent._prepare_batch(rollout).sequences.advantages)
 
 
-def test_moments_are_exact_over_live_steps_and_frozen_while_a_rollout_is_collected() -> None:
+def test_moments_are_exact_over_valid_steps_and_constant_during_a_rollout() -> None:
     environments = scripted(ENVS)
     agent = agent_for(environments, **SETTINGS)
     seen = []
@@ -292,7 +292,7 @@ def test_moments_are_exact_over_live_steps_and_frozen_while_a_rollout_is_collect
     torch.testing.assert_close(agent.moments.features.deviation, expected)
 
 
-def test_without_memory_the_past_changes_nothing_and_with_it_it_does() -> None:
+def test_only_a_policy_with_memory_depends_on_the_past() -> None:
     observation = scripted(ENVS).observation
     for memory in ("none", "lstm"):
         agent = agent_for(scripted(ENVS), memory=memory)
@@ -304,7 +304,7 @@ def test_without_memory_the_past_changes_nothing_and_with_it_it_does() -> None:
         assert torch.equal(*answers) == (memory == "none")
 
 
-def test_forgetting_leaves_the_other_environments_as_they_are() -> None:
+def test_resetting_one_recurrent_state_keeps_the_others() -> None:
     agent = agent_for(scripted(ENVS))
     agent.act(scripted(ENVS).observation, 0)
     before = [state.clone() for state in agent.hidden]
@@ -316,7 +316,7 @@ def test_forgetting_leaves_the_other_environments_as_they_are() -> None:
         assert bool((then[:, rows] != 0.0).any())
 
 
-def test_the_critic_keeps_its_opinion_while_returns_grow() -> None:
+def test_rescaling_the_value_layer_preserves_the_critics_values() -> None:
     """Rewards a hundred times as large change the moments, not what the critic says in them."""
     environments = scripted(ENVS)
     still = {**SETTINGS, "learning_rate": 1e-30, "normalise_observations": False}
@@ -336,7 +336,7 @@ def test_the_critic_keeps_its_opinion_while_returns_grow() -> None:
     torch.testing.assert_close(opinion(), before, rtol=1e-4, atol=1e-4 * deviation)
 
 
-def test_returns_of_the_first_round_are_normalised_by_themselves() -> None:
+def test_returns_of_the_first_round_use_their_own_moments() -> None:
     """Raw ones would drown the actor's gradient."""
     environments = scripted(ENVS)
     agent = agent_for(environments, **SETTINGS)

@@ -95,7 +95,7 @@ MASKS = [
 
 
 @pytest.mark.parametrize(("options", "mask", "expected"), MASKS)
-def test_masks_are_taken_in_every_form(options, mask, expected) -> None:
+def test_masks_are_accepted_in_every_form(options, mask, expected) -> None:
     rows = np.ones((len(options), max(options)), dtype=bool)
     actions = Actions(options, (0,) * len(options), None)
     for before in (mask, None):  # what was legal in the step before is of no consequence
@@ -115,7 +115,7 @@ def test_masks_are_taken_in_every_form(options, mask, expected) -> None:
         ("all", "action_mask of environment 0"),
     ],
 )
-def test_a_mask_that_is_none_names_the_environment(mask, says) -> None:
+def test_an_invalid_mask_names_its_environment(mask, says) -> None:
     environment = Scripted(masked=False)
     environments = GymEnvironments([environment], 1)
     see = environment._see
@@ -145,7 +145,7 @@ def test_every_episode_is_seeded_by_run_environment_and_number() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-def test_episodes_are_told_as_the_environment_paid_them() -> None:
+def test_episodes_report_unnormalised_returns() -> None:
     environments, draw = scripted(3), np.random.default_rng(0)
     told = []
     for _ in range(40):
@@ -161,7 +161,7 @@ def test_episodes_are_told_as_the_environment_paid_them() -> None:
     assert {e.terminated for e in told} == {True, False}
 
 
-def test_environments_come_back_by_seed_and_actions() -> None:
+def test_environments_are_restored_from_seed_and_actions() -> None:
     """To the same bits, and they go on as if nothing had been."""
     first, draw = scripted(6), np.random.default_rng(0)
     for _ in range(23):
@@ -207,7 +207,7 @@ def test_an_environment_that_does_not_follow_its_seed_is_named() -> None:
     environments.reset()
     with pytest.raises(UsageError, match="resume: environment 2 did not come back"):
         environments.load(environments.state())
-    with pytest.raises(ValueError, match="others"):
+    with pytest.raises(ValueError, match="the environments differ"):
         scripted(2).load(scripted(3).state())
 
 
@@ -228,7 +228,9 @@ def test_an_environment_that_does_not_follow_its_seed_is_named() -> None:
         ("esper/MemoryChain-v0", {"length": "8"}, "length must be a whole number of at least 1"),
     ],
 )
-def test_what_cannot_be_made_is_one_line(name: str, arguments: dict, says: str) -> None:
+def test_an_environment_that_cannot_be_created_is_reported_in_one_line(
+    name: str, arguments: dict, says: str
+) -> None:
     with pytest.raises(UsageError, match=says) as refused:
         make(name, arguments, 2)
     assert "\n" not in str(refused.value)

@@ -97,7 +97,7 @@ def timeless(run: Path) -> list[dict]:
     ]
 
 
-def test_a_run_leaves_settings_events_and_a_table(tmp_path: Path, capsys) -> None:
+def test_a_run_writes_settings_events_and_a_table(tmp_path: Path, capsys) -> None:
     assert train(tmp_path, "--gym", "CartPole-v1", "--rounds", "3", *SMALL) == 0
     run = run_of(tmp_path)
     assert run.name.endswith("-CartPole-v1")
@@ -142,7 +142,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("flags", CASES, ids=["CartPole", "FrozenLake", "MemoryChain"])
-def test_a_run_that_goes_on_ends_in_the_bits_of_one_that_never_stopped(
+def test_a_resumed_run_ends_in_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, flags: list[str]
 ) -> None:
     """FrozenLake slips at random; episodes run across the rounds in all of them."""
@@ -157,7 +157,7 @@ def test_a_run_that_goes_on_ends_in_the_bits_of_one_that_never_stopped(
     assert timeless(run_of(straight)) == timeless(run_of(parted))
 
 
-def test_a_run_that_is_cut_short_in_a_round_ends_in_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_interrupted_within_a_round_ends_in_the_same_bits(tmp_path: Path) -> None:
     """Its checkpoint is of the last whole round, though environments and memory went on."""
     flags = {"gym": "CartPole-v1", "envs": 3, "rollout_steps": 20, "lstm_hidden": 8}
     config = unflatten({**flags, "rounds": 3, "telemetry_dir": str(tmp_path / "a")})
@@ -218,7 +218,7 @@ def test_a_number_that_is_not_finite_is_refused_and_replayed(tmp_path: Path, cap
         assert "observation/features; now: observation/features" in capsys.readouterr().out
 
 
-def test_a_refused_update_leaves_every_weight_as_it_was(tmp_path: Path) -> None:
+def test_a_refused_update_changes_no_weight(tmp_path: Path) -> None:
     flags = plugin(tmp_path, "Spoiled", bad="self.number > 3 and self.t > 2")
     assert train(tmp_path / "runs", *flags, *SMALL, "--rounds", "1") == 0
     run = run_of(tmp_path / "runs")
@@ -251,7 +251,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("flags", "says"), MISTAKES)
-def test_a_mistake_is_one_line_and_nothing_is_written(
+def test_a_usage_error_is_one_line_and_writes_nothing(
     tmp_path: Path, capsys, flags: list[str], says: str
 ) -> None:
     assert train(tmp_path / "runs", *flags) == 2
@@ -261,7 +261,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_kind_of_a_run_stands_in_flags_or_file_and_never_changes(
+def test_the_kind_of_a_run_comes_from_flags_or_file_and_cannot_change(
     tmp_path: Path, capsys
 ) -> None:
     file = tmp_path / "settings.json"
@@ -300,7 +300,7 @@ def test_arguments_of_an_environment_are_json_or_text() -> None:
     assert arguments_of(given) == expected
 
 
-def test_from_python_too(tmp_path: Path) -> None:
+def test_a_gymnasium_task_trains_from_python(tmp_path: Path) -> None:
     summary = train_ppo_vectorized(
         gym="esper/MemoryChain-v0",
         gym_args=["length=2"],
@@ -319,7 +319,7 @@ def test_from_python_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_chain_of_eight_is_solved(tmp_path: Path) -> None:
+def test_memory_chain_of_length_eight_is_solved(tmp_path: Path) -> None:
     summary = train_ppo_vectorized(
         gym="esper/MemoryChain-v0", rounds=24, seed=1, telemetry_dir=str(tmp_path)
     )

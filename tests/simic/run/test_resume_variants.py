@@ -40,7 +40,7 @@ def test_a_resumed_run_ends_in_the_same_bits(variant: str, tmp_path) -> None:
     assert len(traces[0]) == 4
 
 
-def test_what_the_variants_remember_is_in_the_checkpoint(tmp_path) -> None:
+def test_the_state_of_each_variant_is_in_the_checkpoint(tmp_path) -> None:
     """Else they would be equal because nothing happened."""
     scaled = train_ppo_vectorized(
         rounds=1, telemetry_dir=str(tmp_path), **(SMALL | VARIANTS["scaled"])

@@ -110,7 +110,7 @@ class Chain:
     ("kills", "inside", "rounds"),
     [(6, 2, 8), pytest.param(100, 30, 40, marks=pytest.mark.slow)],
 )
-def test_a_run_that_is_killed_again_and_again_loses_nothing(
+def test_a_repeatedly_killed_run_loses_nothing(
     tmp_path: Path, kills: int, inside: int, rounds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reference = Uninterrupted(tmp_path / "reference", rounds)
@@ -188,7 +188,7 @@ def test_a_signal_leaves_a_checkpoint_and_its_exit_status(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_before_there_is_a_run_directory_a_signal_ends_it_at_once(
+def test_before_the_run_directory_exists_a_signal_ends_the_process_at_once(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """Nothing is written; a shell reads 143 from a process that SIGTERM ended."""
@@ -244,7 +244,7 @@ def contents(run: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
-def test_of_two_processes_that_resume_a_run_one_is_refused(tmp_path: Path) -> None:
+def test_a_second_process_that_resumes_a_run_is_refused(tmp_path: Path) -> None:
     """Until the other one ends, be it by SIGKILL."""
     folder = tmp_path / "runs"
     first = Training(flags(**TINY, telemetry_dir=folder, rounds=9), tmp_path / "1", ("updating",))

@@ -28,7 +28,9 @@ def spoiling(monkeypatch, bad_rounds: set[int]) -> None:
     monkeypatch.setattr(growth, "collect", spoilt)
 
 
-def test_three_in_a_row_end_the_run_with_a_checkpoint(tmp_path, monkeypatch, capsys) -> None:
+def test_three_refusals_in_a_row_end_the_run_with_a_checkpoint(
+    tmp_path, monkeypatch, capsys
+) -> None:
     spoiling(monkeypatch, {2, 3, 4})
     run = train_ppo_vectorized(rounds=8, telemetry_dir=str(tmp_path), **SMALL)
     assert (run.status, run.exit_code) == ("failed", 1)
@@ -48,7 +50,7 @@ def test_three_in_a_row_end_the_run_with_a_checkpoint(tmp_path, monkeypatch, cap
         assert guarded(esper, ["replay", str(run.path / event.file)]) == 0
 
 
-def test_refused_rounds_leave_every_weight(tmp_path, monkeypatch) -> None:
+def test_refused_rounds_change_no_weight(tmp_path, monkeypatch) -> None:
     before = train_ppo_vectorized(rounds=1, telemetry_dir=str(tmp_path / "a"), **SMALL)
     spoiling(monkeypatch, {2, 3})
     after = train_ppo_vectorized(rounds=3, telemetry_dir=str(tmp_path / "b"), **SMALL)
@@ -58,7 +60,7 @@ def test_refused_rounds_leave_every_weight(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("bad_rounds", [{1, 2, 4, 5}, {2, 4, 6}])
-def test_a_round_that_learns_begins_the_count_anew(tmp_path, monkeypatch, bad_rounds) -> None:
+def test_a_round_that_learns_resets_the_count(tmp_path, monkeypatch, bad_rounds) -> None:
     spoiling(monkeypatch, bad_rounds)
     run = train_ppo_vectorized(rounds=6, telemetry_dir=str(tmp_path), **SMALL)
     assert (run.status, run.exit_code) == ("finished", 0)

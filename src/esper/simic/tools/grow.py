@@ -79,7 +79,7 @@ class GrowingPolicy:
             raise _about_policy(error) from error
         if settings.gymnasium.gym is not None:
             raise UsageError(
-                f"policy: {name} was trained on {settings.gymnasium.gym}; give a run that grows hosts"
+                f"policy: {name} was trained on {settings.gymnasium.gym}; give a growth run"
             )
         for path in settings.world.plugin:
             plugins.load(path)
