@@ -26,7 +26,7 @@ def episode() -> tuple[Tensor, Tensor, Tensor]:
 def test_advantages_match_a_hand_computed_example() -> None:
     """gamma 0.9, lambda 0.5, so gamma lambda = 0.45; rewards 1, 0, 2; values 0.5, 1, -1; then 3.
 
-    Going on after the last step:
+    Continuing after the last step:
         delta_2 = 2 + 0.9 * 3 - (-1)   =  5.7      A_2 =  5.7
         delta_1 = 0 + 0.9 * (-1) - 1   = -1.9      A_1 = -1.9 + 0.45 * 5.7   = 0.665
         delta_0 = 1 + 0.9 * 1 - 0.5    =  1.4      A_0 =  1.4 + 0.45 * 0.665 = 1.69925
@@ -66,11 +66,11 @@ def test_with_lambda_zero_advantages_are_one_step_errors(episode) -> None:
 
 
 def test_a_truncated_episode_matches_a_hand_computed_example() -> None:
-    """The first example once more, cut off after its first step; the second step only resets.
+    """The first example again, truncated after its first step; the second step only resets.
 
-    V of the state in which it was cut off is that of the second step, 1:
-        A_0 = 1 + 0.9 * 1 - 0.5 = 1.4, and nothing of what follows comes back to it.
-    Cut off behind the last step of the rollout, V is the last value, 3:
+    V of the state in which it was truncated is that of the second step, 1:
+        A_0 = 1 + 0.9 * 1 - 0.5 = 1.4, independent of later steps.
+    Truncated after the last step of the rollout, V is the last value, 3:
         A_2 = 2 + 0.9 * 3 + 1 = 5.7
     """
     rewards, values = f64([[1.0], [0.0], [2.0]]), f64([[0.5], [1.0], [-1.0]])
@@ -84,7 +84,7 @@ def test_a_truncated_episode_matches_a_hand_computed_example() -> None:
 def test_advantages_of_constant_rewards_are_geometric_sums() -> None:
     """Reward 1, V = 0 everywhere: A_t = sum over k of (gamma lambda)^k, to the end of the episode.
 
-    With V = 1 / (1 - gamma), which is exact, every advantage is 0, however episodes are cut off.
+    With the exact V = 1 / (1 - gamma), every advantage is 0, wherever episodes are truncated.
     """
     gamma, decay, length = 0.9, 0.7, 12
     rewards = torch.ones(length, 1, dtype=torch.float64)
@@ -111,7 +111,7 @@ def ended_at_random(like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_advantages_equal_a_linear_filter_over_each_episode() -> None:
-    """The discounted sum of errors is the answer of scipy's filter to them, backwards in time."""
+    """The discounted sum of errors is the output of scipy's filter, run backwards in time."""
     signal = pytest.importorskip("scipy.signal")
     torch.manual_seed(3)
     rewards, values = torch.randn(2, 40, 6, dtype=torch.float64)
@@ -232,7 +232,7 @@ def test_explained_variance_ignores_steps_of_weight_zero() -> None:
     torch.manual_seed(5)
     returns, noise = torch.randn(2, 20, 8, dtype=torch.float64)
     weight = (torch.rand(20, 8) < 0.7).double()
-    weight[:2] = 0.0  # a step in which nobody lives
+    weight[:2] = 0.0  # a step without a valid environment
     values = returns + 0.5 * noise
     wild = torch.where(weight > 0, values, 1e3)
     found = explained_variance(wild, returns, weight)

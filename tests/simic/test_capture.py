@@ -1,4 +1,4 @@
-"""Captured steps, with a recorder that replays by calling again: what a CPU can show of them."""
+"""Captured functions, tested on a CPU with a recorder that replays by calling the function."""
 
 import logging
 
@@ -17,7 +17,7 @@ from synthetic import CPU, synthetic_rollout
 
 
 class Replayer:
-    """Records nothing when told to record, like CUDA; a replay writes into the same results."""
+    """Like CUDA, computes nothing while recording; a replay writes to the same results."""
 
     def __init__(self) -> None:
         self.recorded = self.replayed = self.warmed = 0
@@ -79,7 +79,7 @@ def test_a_captured_agent_learns_the_same_bits_as_a_plain_one(missing: bool) -> 
     captured = CapturedAgent(
         config, 0, CPU, lambda: FactoredLSTM(8), GrowthMoments(CPU), recorder=recorder
     )
-    told = []
+    results = []
     for agent in (plain, captured):
         if missing:
             for parameter in agent.policy.head_parameters("slot"):
@@ -87,9 +87,9 @@ def test_a_captured_agent_learns_the_same_bits_as_a_plain_one(missing: bool) -> 
         rounds = [
             agent.update(synthetic_rollout(agent, 5, 8, 2, seed=i, episode=i)) for i in range(3)
         ]
-        told.append(rounds)
+        results.append(rounds)
     assert recorder.recorded == 2
     assert recorder.replayed > 10
-    assert told[0] == told[1]
+    assert results[0] == results[1]
     for mine, theirs in zip(plain.policy.parameters(), captured.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)

@@ -1,4 +1,4 @@
-"""Compilation around the memory: two graphs without breaks, and eager where it fails."""
+"""Compilation around the LSTM: two graphs without breaks, and eager if compilation fails."""
 
 import logging
 import shutil
@@ -40,7 +40,7 @@ def test_off_compiles_nothing() -> None:
 
 @pytest.fixture
 def traced(monkeypatch):
-    """``torch.compile`` that traces graphs and leaves out what takes a minute: code for them."""
+    """``torch.compile`` that traces graphs but skips code generation, which takes a minute."""
     compile_function = torch.compile
 
     def trace(function, mode):
@@ -51,12 +51,12 @@ def traced(monkeypatch):
 
 def test_two_graphs_are_traced_and_none_breaks(traced) -> None:
     eager, agent = learned(agent_with("off")), agent_with("default")
-    told = learned(agent)
+    metrics = learned(agent)
     assert agent.compiled.active
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
     for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
-        assert told[name] == pytest.approx(eager[name], rel=1e-4, abs=1e-6), name
+        assert metrics[name] == pytest.approx(eager[name], rel=1e-4, abs=1e-6), name
 
 
 def test_further_updates_do_not_recompile(traced) -> None:
@@ -87,11 +87,11 @@ def test_a_failed_compilation_warns_once_and_runs_eagerly(when, monkeypatch, cap
     failing_at(monkeypatch, when)
     agent = agent_with("default")
     with caplog.at_level(logging.WARNING, "esper"):
-        told = learned(agent)
+        metrics = learned(agent)
         agent.update(synthetic_rollout(agent, 4, 8, 2, seed=2, episode=1))
     assert [r.getMessage().startswith("compile: ") for r in caplog.records] == [True]
     assert "\n" not in caplog.records[0].getMessage()
-    assert told["grad_norm"] == eager["grad_norm"]
+    assert metrics["grad_norm"] == eager["grad_norm"]
 
 
 def test_an_error_outside_the_compiler_is_raised() -> None:

@@ -1,4 +1,4 @@
-"""Running moments against numpy over everything that was fed."""
+"""Running moments compared with numpy's moments over all data."""
 
 import numpy as np
 import pytest

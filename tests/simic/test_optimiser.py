@@ -1,4 +1,4 @@
-"""The policy's optimizer: fused and foreach alike, steps left out, state by name."""
+"""The policy's optimizer: fused and foreach kernels, skipped steps, state by name."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def flat(state: dict) -> dict[str, Tensor]:
 
 
 def test_fused_and_foreach_are_plain_adam() -> None:
-    """The same numerics, and those of torch's per-tensor loop."""
+    """Both equal torch's per-tensor loop."""
     policy = policy_with_gradients()
     critic = {id(p) for p in policy.head_parameters("value")}
     groups = [[p for p in policy.parameters() if (id(p) in critic) == own] for own in (False, True)]

@@ -1,4 +1,4 @@
-"""The rollout buffer: every number lands where it belongs."""
+"""The rollout buffer: every number is stored at its step and environment."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ def place(t: int) -> Tensor:
 
 
 def marked_observation(t: int) -> Observation:
-    """Every number of environment n at step t says so; masks in binary."""
+    """Every number encodes environment n and step t, the masks in binary."""
     like = random_observation((ENVIRONMENTS,), SLOTS, seed=0)
     tensors = {}
     for name, tensor in like.tensors().items():
@@ -101,9 +101,9 @@ class Script:
 
 
 def test_collect_pairs_observation_action_and_reward_of_each_step() -> None:
-    script, told = Script(), []
-    rollout = collect(script, script, 7, lambda t, actions, step: told.append((t, step.done)))
+    script, calls = Script(), []
+    rollout = collect(script, script, 7, lambda t, actions, step: calls.append((t, step.done)))
     assert_everything_in_place(rollout)
     assert sorted(script.log[:2]) == [("begin", [0, 1, 2, 3], 7), ("reset", 7)]
     assert script.log[2:] == [(what, t) for t in range(LENGTH) for what in ("act", "step")]
-    assert told == [(t, t == LENGTH - 1) for t in range(LENGTH)]
+    assert calls == [(t, t == LENGTH - 1) for t in range(LENGTH)]

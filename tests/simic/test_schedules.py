@@ -1,4 +1,4 @@
-"""Schedules are pure functions of the update index, and the learner follows them."""
+"""Schedules as pure functions of the update index, and the learner's use of them."""
 
 import math
 from itertools import pairwise
@@ -18,7 +18,7 @@ UPDATES = 40
 
 
 def torch_trace(scheduler_of, updates: int = UPDATES) -> list[float]:
-    """What a scheduler of torch does to a step size of 2."""
+    """The step sizes of a torch scheduler that starts at 2."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
     scheduler = scheduler_of(optimizer)
     trace = []
@@ -42,7 +42,7 @@ def test_linear_and_cosine_equal_those_of_torch_up_to_their_horizon() -> None:
 
 
 def test_stairs_fall_by_equal_factors() -> None:
-    """Three stairs of ten updates from 2 to 0.25: a half each."""
+    """Three stairs of ten updates from 2 to 0.25: each halves the value."""
     stairs = torch_trace(lambda o: torch.optim.lr_scheduler.StepLR(o, 10, 0.5))
     assert trace_of(Schedule(2.0, 0, "step", 30, 0.125, 10)) == pytest.approx(stairs)
 
@@ -91,10 +91,10 @@ def test_a_warmup_fraction_is_converted_to_updates() -> None:
 
 def learned(updates: int, **settings) -> tuple[list[dict], object]:
     agent = growth_agent(LearnerConfig(lstm_hidden=8, ppo_epochs=1, **settings), 0, CPU)
-    told = [
+    summaries = [
         agent.update(synthetic_rollout(agent, 3, 8, 2, seed=i, episode=i)) for i in range(updates)
     ]
-    return told, agent
+    return summaries, agent
 
 
 def test_the_optimizer_uses_the_scheduled_step_size_of_each_group() -> None:
@@ -104,9 +104,9 @@ def test_the_optimizer_uses_the_scheduled_step_size_of_each_group() -> None:
         LearnerConfig(lstm_hidden=8, ppo_epochs=1, minibatches=1, **settings), 0, CPU
     )
     before = {name: p.detach().clone() for name, p in agent.policy.named_parameters()}
-    told = agent.update(synthetic_rollout(agent, 3, 8, 2, seed=1))
-    assert told["learning_rate/policy"] == pytest.approx(0.25e-3)
-    assert told["learning_rate/value"] == pytest.approx(1e-3)
+    summary = agent.update(synthetic_rollout(agent, 3, 8, 2, seed=1))
+    assert summary["learning_rate/policy"] == pytest.approx(0.25e-3)
+    assert summary["learning_rate/value"] == pytest.approx(1e-3)
     moved = {n: (p - before[n]).abs().max().item() for n, p in agent.policy.named_parameters()}
     assert moved["op_head.hidden.weight"] == pytest.approx(0.25e-3, rel=0.25)
     assert moved["value_head.hidden.weight"] == pytest.approx(1e-3, rel=0.25)
@@ -123,9 +123,9 @@ def test_reported_values_are_those_of_the_schedules() -> None:
         "clip_decay_steps": 4,
         "clip_step_size": 2,
     }
-    told, agent = learned(5, **settings)
+    summaries, agent = learned(5, **settings)
     schedules = agent.schedules
-    for update, summary in enumerate(told):
+    for update, summary in enumerate(summaries):
         for name, schedule in (
             ("learning_rate", schedules.policy_rate),
             ("entropy_weight", schedules.entropy),
@@ -136,8 +136,8 @@ def test_reported_values_are_those_of_the_schedules() -> None:
 
 def test_the_environment_variable_disables_schedules(monkeypatch) -> None:
     monkeypatch.setenv("ESPER_DISABLE_LR_SCHEDULE", "1")
-    told, _ = learned(2, lr_decay="linear", lr_decay_steps=2, lr_warmup_steps=1)
-    assert [summary["learning_rate"] for summary in told] == pytest.approx([1e-3, 1e-3])
+    summaries, _ = learned(2, lr_decay="linear", lr_decay_steps=2, lr_warmup_steps=1)
+    assert [summary["learning_rate"] for summary in summaries] == pytest.approx([1e-3, 1e-3])
 
 
 def test_the_adaptive_rate_follows_the_divergence() -> None:

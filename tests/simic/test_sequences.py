@@ -1,4 +1,4 @@
-"""Rollouts in which episodes begin and end, cut into sequences."""
+"""Splitting rollouts in which episodes begin and end into sequences."""
 
 import pytest
 import torch

@@ -51,7 +51,7 @@ def growth_env(environments: Tensor | int, **settings) -> GrowthEnv:
     return GrowthEnv([task], environments, config, Precision("cpu"), CPU)
 
 
-# --- gardeners: who grows what ----------------------------------------------------------------
+# --- gardeners: actors that grow given seeds --------------------------------------------------
 
 
 GARDEN: Wishes = {
@@ -62,12 +62,12 @@ GARDEN: Wishes = {
     6: [Wish("conv_light", until=Stage.BLENDING, start=8)],
     7: [Wish("conv_light", slot=1), Wish("norm", start=3, until=Stage.BLENDING)],
 }
-"""For eight environments: fossils, unfinished seeds, two at once; 0 and 4 never grow."""
+"""Seeds of eight environments: fossils, unfinished seeds, two at once; 0 and 4 never grow."""
 
 
 @dataclass
 class Episode:
-    """An episode as it went."""
+    """The recorded steps of an episode."""
 
     observations: list[Observation]
     actions: Tensor
@@ -128,7 +128,7 @@ def final_gain(episode: Episode, n: int) -> tuple[float, float]:
     return score - 0.05 * math.log(1.0 + added / HOST_PARAMETERS), other
 
 
-# --- the garden is what the tests think it is -------------------------------------------------
+# --- the garden meets the assumptions of the tests --------------------------------------------
 
 
 def test_the_garden_contains_every_outcome_of_a_seed(garden) -> None:
@@ -167,7 +167,7 @@ def test_the_terminal_return_is_the_final_utility(garden) -> None:
 
 
 def test_every_paired_reward_is_the_change_of_the_gain_over_the_twin(garden) -> None:
-    """Rent is due from BLENDING on; the score is the mean of up to three."""
+    """Rent is charged from BLENDING on; the score is the mean of up to three steps."""
     expected = torch.stack([s.report.scores.expected for s in garden.steps])
     twins = torch.stack([s.report.twin_scores.expected for s in garden.steps])
     for n in range(8):
@@ -221,7 +221,7 @@ def test_never_growing_has_zero_reward(garden) -> None:
 
 
 def test_a_seed_in_training_does_not_change_the_reward() -> None:
-    """Seeds in TRAINING never touch the host."""
+    """Seeds in TRAINING do not affect the host."""
     wishes = {n: [Wish("conv_heavy", slot=n % 2, until=Stage.TRAINING, start=9)] for n in range(4)}
     env = growth_env(4)
     result = grown(wishes, env)
@@ -256,7 +256,7 @@ def test_the_order_of_environments_does_not_change_results(garden) -> None:
 
 @pytest.mark.parametrize("slot", [0, 1])
 def test_germinating_in_one_environment_does_not_change_others(slot) -> None:
-    """Neither one that waits nor one that grows the same."""
+    """The others wait or grow the same seed."""
     quiet = {7: [Wish("conv_light")]}
     loud = quiet | {3: [Wish("conv_light", slot=slot)], 2: [Wish("norm", slot=1)]}
     with_neighbour, without = grown(loud, growth_env(8)), grown(quiet, growth_env(8))
@@ -382,8 +382,8 @@ def test_observations_are_finite_and_describe_the_step(garden) -> None:
             )
             assert torch.equal(observation.blueprints, report.after.blueprint)
             for op in Op:
-                told = feature(t, f"last_{op.name.lower()}")
-                assert torch.equal(told == 1.0, action[:, 0] == op)
+                shown = feature(t, f"last_{op.name.lower()}")
+                assert torch.equal(shown == 1.0, action[:, 0] == op)
             critic = observation.critic
             torch.testing.assert_close(critic[:4, 0], critic[:1, 0].expand(4))
             assert bool((critic[[0, 4], 1].abs() < 1e-6).all())
@@ -417,14 +417,14 @@ class Counter(TorchDispatchMode):
 
 
 def dispatched(count: int, gardeners: range, steps: int = 11, backend: str = "torch") -> list[int]:
-    """Operations of each step while ``gardeners`` grow the same seed in step with one another."""
+    """Operations of each step while ``gardeners`` grow the same seed in lockstep."""
     env = growth_env(count, dtype=torch.float32, episode_length=11, backend=backend)
     wishes = {n: [Wish("conv_light", slot=1)] for n in gardeners}
     rows = list(gardeners)
     observation, counts = env.reset(0), []
     for t in range(steps):
         actions = wished_actions(wishes, env.environments, observation, t)
-        if rows and actions[rows, 0].unique().numel() > 1:  # someone is not ready
+        if rows and actions[rows, 0].unique().numel() > 1:  # not every seed is ready
             actions[rows] = canonical_action(op=Op.WAIT)
         with Counter() as counter:
             step = env.step(actions)
@@ -436,17 +436,17 @@ def dispatched(count: int, gardeners: range, steps: int = 11, backend: str = "to
 
 
 def test_operations_of_a_step_do_not_depend_on_the_number_of_environments() -> None:
-    dispatched(1, range(1))  # tables are made on first use
+    dispatched(1, range(1))  # tables are created on first use
     nobody, one = range(0), range(1)
     assert dispatched(4, nobody) == dispatched(64, nobody)
     alone = dispatched(4, one)
     assert alone == dispatched(64, one)
-    assert len(set(alone)) > 2  # the seed is seen at all
+    assert len(set(alone)) > 2  # the seed takes operations at all
 
 
 @needs_native
 def test_operations_of_a_step_do_not_depend_on_environments_with_the_native_backend() -> None:
-    """Nor on how many seeds there are: nothing is cut into chunks."""
+    """Nor on the number of seeds: the native backend does not split seeds into chunks."""
     dispatched(4, range(4), backend="native")
     all_of_four, all_of_many = (dispatched(n, range(n), backend="native") for n in (4, 64))
     assert all_of_four == all_of_many

@@ -1,4 +1,4 @@
-"""The environment takes fully connected hosts and transformers like any other."""
+"""The growth environment with fully connected hosts and transformers."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_only_blueprints_of_its_family_grow_in_a_host(host: Host) -> None:
 
 @every_host
 def test_an_environment_replays_alone_with_recorded_actions(host: Host) -> None:
-    """Among others, and by itself."""
+    """Alone it gives the same rewards as among others."""
 
     def rewards(environments: list[int], actions: list[torch.Tensor]) -> torch.Tensor:
         environment = growth([host], environments, F64)
@@ -66,7 +66,7 @@ def test_an_environment_replays_alone_with_recorded_actions(host: Host) -> None:
 
 @pytest.mark.parametrize("hosts", [[MLP], [GPT], [small_host(), GPT]], ids=len)
 def test_a_policy_learns_from_rollouts_of_such_hosts(hosts: list[Host]) -> None:
-    """Also of images and text side by side."""
+    """Also with images and text in one rollout."""
     environment = growth(hosts, list(range(8)))
     agent = growth_agent(LearnerConfig(lstm_hidden=16), 0, CPU)
     before = [p.detach().clone() for p in agent.policy.parameters()]

@@ -1,4 +1,4 @@
-"""Loss scales stay with their environment: over episodes, shards, tasks and checkpoints."""
+"""Loss scales belong to their environment across episodes, shards, tasks and checkpoints."""
 
 from dataclasses import replace
 
@@ -76,7 +76,7 @@ def test_scales_are_kept_across_episodes() -> None:
 
 
 def high(env: GrowthEnv) -> GrowthEnv:
-    """With scales at which the first minibatches overflow."""
+    """An environment with scales at which the first minibatches overflow."""
     env.load_state(env.state() | {"scale": torch.full((ENVS + TWINS,), 2.0**40)})
     return env
 

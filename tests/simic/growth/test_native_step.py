@@ -1,4 +1,4 @@
-"""The library that keeps a step's books, against torch on the same rows: every answer."""
+"""The step functions of the native library compared with torch on the same rows."""
 
 import copy
 import logging
@@ -77,7 +77,7 @@ def shard() -> Shard:
 
 
 def assert_same(found: Tensor, expected: Tensor, curved: bool = False) -> None:
-    """To the bit, or to 1e-6 where a transcendental function is involved."""
+    """Equal bits, or within 1e-6 if a transcendental function is involved."""
     tolerance = 1e-6 if curved else 0.0
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -96,11 +96,11 @@ def assert_same_record(found, expected, curved: set[str] = frozenset()) -> None:
 
 
 class World:
-    """The same rows kept by torch and by the library.
+    """The same rows, stepped by torch and by the library.
 
     Args:
-        shard: whose engine describes the rows.
-        seed: of all that is drawn.
+        shard: shard whose engine describes the rows.
+        seed: seed of all draws.
         linear: whether every ramp is linear.
     """
 
@@ -130,10 +130,10 @@ class World:
         return torch.rand(shape, generator=self.random) < rate
 
     def actions(self, wild: float = 0.05) -> Tensor:
-        """Any options, mostly where they are legal, some of them out of range."""
+        """Arbitrary options, mostly legal, some of them out of range."""
         drawn = (self.floats(self.rows, len(HEADS)) * self.most).long()
         legal = self.now[0].legal.float().flatten(1)
-        legal[:, : self.slots] *= 0.1  # waiting is always legal, and teaches little
+        legal[:, : self.slots] *= 0.1  # waiting is always legal and tests little
         place = torch.multinomial(legal, 1, generator=self.random)[:, 0]
         guided = self.bools(self.rows, rate=0.85)
         drawn[guided, 0] = (place // self.slots)[guided]
@@ -150,7 +150,7 @@ class World:
         return torch.where(self.bools(*drawn.shape, rate=wild / len(HEADS)), beyond, drawn)
 
     def epoch(self, rolled: Tensor) -> EpochResult:
-        """What no host ever measured."""
+        """Random training results."""
         epoch = EpochResult(
             loss=self.floats(self.rows),
             accuracy=self.floats(self.rows),
@@ -181,7 +181,7 @@ class World:
         )
 
     def step(self, t: int) -> None:
-        """One step by both, compared."""
+        """Take one step with both and compare."""
         curved = set() if self.linear else CURVED
         actions, rolled = self.actions(), self.bools(self.rows, rate=0.03)
         where = rolled if t % 3 else None
@@ -199,7 +199,7 @@ class World:
         self.accuracy = measurement.scores.accuracy
         self.compare_features(t)
         if t % 5 == 0:
-            # A state that the library did not make.
+            # A state that the library did not create.
             self.now[1] = self.now[0]
 
     def compare_features(self, t: int) -> None:
@@ -218,7 +218,7 @@ class World:
                 assert_same(one[..., i], other[..., i], name in LOGARITHMIC | bent)
 
 
-# --- all answers ------------------------------------------------------------------------------
+# --- all results ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("linear", [True, False])
@@ -377,7 +377,7 @@ def test_the_governor_of_library_and_torch_agree(shard: Shard) -> None:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, native: bool) -> list:
-    """A whole episode; the actions do not look at what is observed."""
+    """A whole episode with actions that do not depend on the observations."""
     with monkeypatch.context() as patch:
         if not native:
             patch.setattr(shards, "step_functions", TorchStep)

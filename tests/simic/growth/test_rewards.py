@@ -1,4 +1,4 @@
-"""Rewards: what they are, what they add up to, and that environments do not touch one another."""
+"""Rewards: values, sums over an episode, and independence of environments."""
 
 import math
 from dataclasses import replace
@@ -90,7 +90,7 @@ def test_every_mode_stays_within_its_stated_bounds(seed, length, slots) -> None:
     for inputs in random_episode(seed, length, slots=slots):
         rent = 0.1 * inputs.added / 500_000
         grown = (1.0 + inputs.added / inputs.host_parameters).log()
-        gain = 1.0 + RENT * grown  # the most that u and v can be below 0
+        gain = 1.0 + RENT * grown  # the lower bounds of u and v
         shaped = 2.4 * slots
         bounds = {
             "terminal": (-10.0 * gain, 10.0),
@@ -108,7 +108,7 @@ def test_every_mode_stays_within_its_stated_bounds(seed, length, slots) -> None:
         assert (stage_shaping(inputs).abs() <= shaped).all()
 
 
-# --- what an episode adds up to ---------------------------------------------------------------
+# --- sums over an episode ---------------------------------------------------------------------
 
 
 @quick
@@ -166,7 +166,7 @@ def test_terminal_and_sparse_pay_nothing_before_the_end(seed, length) -> None:
         assert not REWARDS["sparse"](inputs).any()
 
 
-# --- environments by themselves ---------------------------------------------------------------
+# --- independence of environments -------------------------------------------------------------
 
 
 @quick

@@ -1,4 +1,4 @@
-"""Which way rewards point: better pays more, size and churn cost, and nothing can be farmed."""
+"""Incentives: better hosts earn more, size and churn cost, and no cycle of actions earns reward."""
 
 from dataclasses import replace
 from functools import cache
@@ -24,7 +24,7 @@ every_mode = pytest.mark.parametrize("mode", REWARD_MODES)
 LENGTH = 40
 RULES = Rules.for_horizon(LENGTH, 3)
 HELD = [{"op": Op.GERMINATE, "blueprint": 7}, {"op": Op.ADVANCE}, {}, {}, {}, {"op": Op.ADVANCE}]
-"""Actions after which, at 40 steps, slot 0 blends in; it can be held nine steps later."""
+"""Actions after which, in 40 steps, the seed in slot 0 blends; it can be held 9 steps later."""
 HOLD = [*HELD, *[{}] * 5, {"op": Op.ADVANCE}, {}, {}]
 
 
@@ -49,7 +49,7 @@ def acted_on_held(op: Op, last: bool) -> RewardInputs:
 
 
 def verdict(mode: str, op: Op, contribution: float, improvement: float, last: bool) -> float:
-    """Pay for acting on a held seed, stage shaping left out."""
+    """Reward for acting on a held seed, without stage shaping."""
     inputs = acted_on_held(op, last)
     assert inputs.before.stage[0, 0] == Stage.HOLDING
     assert inputs.op == op
@@ -209,10 +209,10 @@ def test_fossilising_a_helpful_seed_earns_more_than_a_harmful_one(
 def test_keeping_helpful_seeds_and_pruning_harmful_ones_earns_more(
     mode, good, bad, improvement
 ) -> None:
-    nothing = float("nan")  # a seed pruned at once is not measured
+    nothing = float("nan")  # a seed pruned in this step is not measured
     pruned = verdict(mode, Op.PRUNE, nothing, improvement, last=False)
     assert verdict(mode, Op.FOSSILISE, good, improvement, last=False) > pruned
-    # What pruning costs in alpha shock is of the jump, not of the verdict.
+    # The alpha shock of pruning is due to the jump of alpha, not to the operation.
     jump = 0.1958 * 7 * 37 / 500 if mode == "shaped" else 0.0
     assert verdict(mode, Op.FOSSILISE, bad, improvement, last=False) < pruned + jump
 

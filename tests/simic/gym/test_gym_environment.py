@@ -1,4 +1,4 @@
-"""Spaces as tensors, masks, episodes that come back, and the tasks in which one must remember."""
+"""Spaces as tensors, masks, restoring of episodes, and the tasks that require memory."""
 
 import gymnasium
 import numpy as np
@@ -16,7 +16,7 @@ tasks.register()
 
 
 class Shown(gymnasium.Env):
-    """An environment of any spaces that does nothing."""
+    """An environment with given spaces that does nothing."""
 
     def __init__(self, seen: spaces.Space, done: spaces.Space):
         self.observation_space, self.action_space = seen, done
@@ -98,7 +98,7 @@ MASKS = [
 def test_masks_are_accepted_in_every_form(options, mask, expected) -> None:
     rows = np.ones((len(options), max(options)), dtype=bool)
     actions = Actions(options, (0,) * len(options), None)
-    for before in (mask, None):  # what was legal in the step before is of no consequence
+    for before in (mask, None):  # the mask of the previous step must not matter
         actions.write_mask(before, rows)
         actions.write_mask(mask, rows)
         assert rows.tolist() == np.array(expected, dtype=bool).tolist()
@@ -137,7 +137,7 @@ def test_every_episode_is_seeded_by_run_environment_and_number() -> None:
         for _ in range(60):
             environments.step(choices_of(environments, draw))
         logs.append([[e["seed"] for e in env.log] for env in environments.environments])
-    for n in range(2):  # whatever stands beside it
+    for n in range(2):  # independent of the other environments
         shared = min(len(logs[0][n]), len(logs[1][n]))
         assert shared > 5
         assert logs[0][n][:shared] == logs[1][n][:shared]
@@ -147,22 +147,22 @@ def test_every_episode_is_seeded_by_run_environment_and_number() -> None:
 
 def test_episodes_report_unnormalised_returns() -> None:
     environments, draw = scripted(3), np.random.default_rng(0)
-    told = []
+    ended = []
     for _ in range(40):
         environments.step(choices_of(environments, draw))
-        told += environments.ended
+        ended += environments.ended
     for n, environment in enumerate(environments.environments):
-        mine = [e for e in told if e.environment == n]
+        mine = [e for e in ended if e.environment == n]
         finished = environment.log if environments.over[n] else environment.log[:-1]
         assert [e.length for e in mine] == [len(episode["steps"]) for episode in finished]
         for episode, logged in zip(mine, finished, strict=True):
             total = sum(step["reward"] for step in logged["steps"])
             assert episode.episode_return == pytest.approx(total)
-    assert {e.terminated for e in told} == {True, False}
+    assert {e.terminated for e in ended} == {True, False}
 
 
 def test_environments_are_restored_from_seed_and_actions() -> None:
-    """To the same bits, and they go on as if nothing had been."""
+    """The restored observation has the same bits, and so do the following steps."""
     first, draw = scripted(6), np.random.default_rng(0)
     for _ in range(23):
         first.step(choices_of(first, draw))
@@ -191,7 +191,7 @@ def test_an_environment_that_does_not_follow_its_seed_is_named() -> None:
             return super().reset(seed=None if self.log else 1)
 
     class Late(Scripted):
-        """Its rewards and ends follow the seed, what it shows does not."""
+        """Its rewards and episode ends follow the seed, its observations do not."""
 
         def _see(self):
             seen, info = super()._see()

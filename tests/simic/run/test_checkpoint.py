@@ -1,4 +1,4 @@
-"""Checkpoints on a disk that flips bits, cuts files or is full; and forged ones."""
+"""Checkpoints on a disk that flips bits, truncates files or is full, and forged checkpoints."""
 
 import errno
 import hashlib
@@ -23,7 +23,7 @@ FILES = ("policy.pt", "counters.pt", "manifest.json")
 
 
 def parts(round_number: int) -> dict[str, dict[str, Any]]:
-    """What a small agent would have to remember after a round."""
+    """The parts of a small agent after a round."""
     weights = torch.arange(24.0).reshape(4, 6) / round_number
     return {
         "policy": {"weight": weights, "bias": weights[0]},
@@ -44,12 +44,12 @@ def rounds_of(run: Path) -> list[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run directory with whole checkpoints of rounds 1 and 2."""
+    """A run directory with intact checkpoints of rounds 1 and 2."""
     return saved(tmp_path / "run", 2)
 
 
 def assert_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The checkpoint of round 2 is found out, that of round 1 taken, and one line says so."""
+    """The checkpoint of round 2 is skipped, that of round 1 is used, and one line reports it."""
     found = load_latest(run)
     assert (found.round, found.events_bytes) == (1, 10)
     assert_same(found.parts, parts(1))
@@ -70,13 +70,13 @@ def test_what_was_saved_is_loaded(run: Path, capsys: pytest.CaptureFixture[str])
 
 
 def sample(bits: dict[str, int], count: int) -> list[tuple[str, int]]:
-    """``count`` places, as many in one file as in another."""
+    """``count`` positions, equally many in each file."""
     draw = random.Random(3)
     return [(FILES[i % 3], draw.randrange(bits[FILES[i % 3]])) for i in range(count)]
 
 
 def flip(path: Path, bit: int) -> Callable[[], object]:
-    """Flip a bit of a file; the result flips it back."""
+    """Flip a bit of a file; returns a function that flips it back."""
     content = path.read_bytes()
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << bit % 8
@@ -85,7 +85,7 @@ def flip(path: Path, bit: int) -> Callable[[], object]:
 
 
 def cut(path: Path, length: int) -> Callable[[], object]:
-    """Cut a file off after ``length`` bytes; the result mends it."""
+    """Truncate a file to ``length`` bytes; returns a function that restores it."""
     content = path.read_bytes()
     path.write_bytes(content[:length])
     return lambda: path.write_bytes(content)
@@ -97,7 +97,7 @@ def test_every_flipped_bit_is_detected(
 ) -> None:
     newest = run / "checkpoints" / "000002"
     bits = {name: 8 * (newest / name).stat().st_size for name in FILES}
-    # Every ninth, so that each place within a byte has its turn: all would take minutes.
+    # Every ninth bit covers all positions within a byte; testing all would take minutes.
     places = [(name, bit) for name in FILES for bit in range(0, bits[name], 9)]
     for name, bit in places if exhaustive else sample(bits, 102):
         mend = flip(newest / name, bit)
@@ -167,11 +167,11 @@ def test_without_an_intact_checkpoint_one_line_names_the_damage(run: Path) -> No
     assert "\n" not in str(found.value)
 
 
-# --- forged ones, whose checksums are right ---------------------------------------------------
+# --- forged checkpoints with valid checksums --------------------------------------------------
 
 
 def forge(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the manifest of round 2 and give it the checksum that fits."""
+    """Change the manifest of round 2 and update its checksum."""
     path = run / "checkpoints" / "000002" / "manifest.json"
     fields = json.loads(path.read_text())
     change(fields)
@@ -186,7 +186,7 @@ def test_a_forged_manifest_with_valid_fields_is_accepted(run: Path) -> None:
 
 
 class Malicious:
-    """Unpickled, it makes the file that it names."""
+    """Creates the file that it names when it is unpickled."""
 
     def __init__(self, target: Path):
         self.target = target
@@ -202,7 +202,7 @@ def test_a_malicious_pickle_is_refused_and_not_executed(
     path, target = run / "checkpoints" / "000002" / "policy.pt", tmp_path / "executed"
     torch.save({"weight": Malicious(target)}, path, _use_new_zipfile_serialization=not legacy)
     torch.load(path, weights_only=False)
-    assert target.is_dir(), "it would be executed"
+    assert target.is_dir(), "the pickle would be executed"
     target.rmdir()
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     forge(run, lambda fields: fields["sha256"].update({"policy.pt": digest}))
@@ -301,14 +301,14 @@ def test_the_manifest_may_contain_any_text(
     "schema", [checkpoint.SCHEMA_VERSION + 1, None, "2", 10**40, [[]], "x" * 999]
 )
 def test_another_schema_is_reported_as_another_version(run: Path, schema: object) -> None:
-    """To take an older checkpoint instead would throw rounds away."""
+    """Using an older checkpoint instead would discard rounds."""
     forge(run, lambda fields: fields.update(schema=schema, something_new=1))
     with pytest.raises(UsageError, match=r"000002 has schema .*resume with the version that") as e:
         load_latest(run)
     assert len(str(e.value)) < 400
 
 
-# --- which ones stay --------------------------------------------------------------------------
+# --- which checkpoints are kept ---------------------------------------------------------------
 
 
 def test_only_the_latest_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_only_the_latest_checkpoints_are_kept(tmp_path: Path) -> None:
 def test_corrupt_checkpoints_do_not_replace_an_intact_one(
     tmp_path: Path, keep: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rounds 4 and 5 are corrupt, so the run goes on from round 2: the next is that of round 3."""
+    """Rounds 4 and 5 are corrupt, so the run resumes from round 2 and saves round 3 next."""
     run = saved(tmp_path / "run", 5)
     shutil.rmtree(run / "checkpoints" / "000003")
     for name in ("000004", "000005"):
@@ -363,7 +363,7 @@ def test_a_failed_save_keeps_earlier_checkpoints(
         patch.setattr(where, full)
         with pytest.raises(OSError, match="No space left"):
             save(run, 3, parts(3), 30, keep)
-    assert rounds_of(run) == ["000001", "000002"], "no draft takes up room either"
+    assert rounds_of(run) == ["000001", "000002"], "no draft is left either"
     assert_same(load_latest(run).parts, parts(2))
     save(run, 3, parts(3), 30, keep)
     assert load_latest(run).round == 3
@@ -372,7 +372,7 @@ def test_a_failed_save_keeps_earlier_checkpoints(
 def test_a_disk_that_corrupts_a_write_is_detected(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the checkpoints of earlier rounds are removed."""
+    """The read-back finds the damage before earlier checkpoints are removed."""
     original = checkpoint.write_synced
 
     def faulty(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What tells a learner's problem from an environment's."""
+"""The diagnosis of a task without a learner."""
 
 import math
 
@@ -113,7 +113,7 @@ def test_every_policy_acts_as_its_name_says(found: Diagnosis) -> None:
 
 
 def test_shared_streams_draw_the_same_actions_on_every_host() -> None:
-    """Until what is legal differs: that depends on what was measured."""
+    """Only for the first steps: later the legal actions depend on measurements."""
     config = GrowthConfig(seed=2, group_size=2, episode_length=2, max_batches=1, batch_size=8)
     env = GrowthEnv([TASK], torch.arange(6), config, Precision("cpu"), CPU)
     actions = collect(env, SharedStreams(RandomActor(2), 2), 0).actions

@@ -1,4 +1,4 @@
-"""What is told of decisions is what the policy computed."""
+"""Recorded decisions equal what the policy computed."""
 
 import math
 from pathlib import Path
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_probabilities_agree_with_the_log_prob_of_the_action(run: Path) -> None:
-    """Where the policy waits, the op is the whole action: two computations of one number."""
+    """For WAIT, the op is the whole action, so both are the same number."""
     waits, ops = 0, set()
     for event in read_events(run, DecisionsMade):
         for actions, legal, probability, log_prob in zip(

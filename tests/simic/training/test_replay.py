@@ -1,4 +1,4 @@
-"""Files of refused updates, written by a run and shown again by ``esper replay``."""
+"""Files of refused updates, written by a run and replayed by ``esper replay``."""
 
 import math
 
@@ -34,7 +34,7 @@ def infinite_moment(agent, rollout) -> None:
 
 
 def gradient_that_overflows(agent, rollout) -> None:
-    """Finite forward: a huge weight behind a tiny one, whose gradient is huge times the error."""
+    """A huge weight after a tiny one: the outputs are finite, the tiny one's gradient is not."""
     with torch.no_grad():
         agent.policy.value_head.hidden.weight.mul_(0.0)
         agent.policy.value_head.hidden.bias.fill_(1e-30)

@@ -1,4 +1,4 @@
-"""A run from the outside: its directory, its events, its checkpoints, and resuming."""
+"""Whole runs: directory, events, checkpoints and resuming."""
 
 import errno
 import json
@@ -97,7 +97,7 @@ def test_every_update_reports_finite_gradient_norms_of_all_heads(tmp_path: Path)
 
 
 def test_outcomes_agree_with_the_seeds_events(tmp_path: Path) -> None:
-    """Tallies of a round and the single events are counted in different places."""
+    """The counts of a round and the single events come from different code."""
     config = tiny(tmp_path, rounds=1, envs=16, episode_length=16)
     run = run_training(config, "random").path
     outcome = next(read_events(run, EpisodeOutcome))
@@ -128,7 +128,7 @@ def test_a_run_resumed_after_two_of_four_rounds_ends_in_the_same_bits(tmp_path: 
 
 
 def test_events_of_an_unsaved_round_are_not_duplicated(tmp_path: Path) -> None:
-    """A process that dies after a round and before its checkpoint leaves events behind."""
+    """A process that dies between the end of a round and its checkpoint leaves events behind."""
     straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path
     run = train_ppo_vectorized(tiny(tmp_path / "cut", rounds=3)).path
     for path in (run / "checkpoints" / "000003").iterdir():
@@ -214,7 +214,7 @@ def test_a_full_disk_loses_a_checkpoint_but_not_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Only where the last round cannot be saved, the exit status says so."""
+    """The exit status is 1 only if the last round cannot be saved."""
     original = checkpoint.write_synced
 
     def write(path: Path, content: bytes) -> None:
@@ -239,7 +239,7 @@ def test_a_full_disk_loses_a_checkpoint_but_not_the_run(
 def test_a_full_disk_loses_events_but_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What came before stays readable, and so does what comes when there is room again."""
+    """Events before stay readable, and so do events after there is space again."""
     straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path
     original = JsonLines.write
 
@@ -258,8 +258,8 @@ def test_a_full_disk_loses_events_but_not_the_run(
     assert load_latest(run).round == 2
     resume_ppo(run, {"rounds": 3})
     assert_same(load_latest(run).parts, load_latest(straight).parts)
-    told = [(e.round, e.step) for e in read_events(run, EpochCompleted)]
-    assert told == [(1, t) for t in range(1, 7)] + [(2, 1), (2, 2), (2, 3)] + [
+    recorded = [(e.round, e.step) for e in read_events(run, EpochCompleted)]
+    assert recorded == [(1, t) for t in range(1, 7)] + [(2, 1), (2, 2), (2, 3)] + [
         (3, t) for t in range(1, 7)
     ]
     assert [e.round for e in read_events(run, TrainingStarted)] == [0, 2]
@@ -296,7 +296,7 @@ def test_a_refused_resume_leaves_no_new_files(
 
 
 def test_a_lock_file_removed_by_its_owner_is_not_accepted(tmp_path: Path) -> None:
-    """Who opened the file before it was removed must not hold what nobody else can see."""
+    """A process that opened the file before its removal must not take that lock as its own."""
     path = tmp_path / "lock"
     given_up = RunDirectory(tmp_path)
     with path.open("ab") as opened, pytest.MonkeyPatch.context() as patch:
@@ -327,7 +327,7 @@ def test_a_settings_file_that_cannot_be_rewritten_is_kept(
 def test_interrupted_cutting_of_events_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the file is cut its kept lines are written already; once more gives the same."""
+    """The kept lines are written before the file is truncated; repeating gives the same file."""
     run = train_ppo_vectorized(tiny(tmp_path)).path
     (run / "checkpoints" / "000002").rename(tmp_path / "gone")
     before = load_latest(run)
@@ -356,7 +356,7 @@ def test_the_backend_that_computes_is_stored(tmp_path: Path) -> None:
 def test_differences_that_may_change_the_last_bits_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Among it that there is no compiler any more, and so no native backend."""
+    """Here the second machine has no compiler, and so no native backend."""
     run = train_ppo_vectorized(tiny(tmp_path, rounds=1, threads=1)).path
     then = stored_config(run)[1]
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -375,7 +375,7 @@ def test_differences_that_may_change_the_last_bits_are_reported(
         differences.add("backend: native then, torch now")
     lines = [line for line in capsys.readouterr().err.splitlines() if "last bits" in line]
     assert set(lines) == {f"warning: results may differ in the last bits, {d}" for d in differences}
-    # The setting stays, so that the first machine goes on as it began.
+    # The setting is kept, so that the first machine can continue as it began.
     assert stored_config(run)[0].machine.backend == then["backend"]
     capsys.readouterr()
     monkeypatch.undo()
