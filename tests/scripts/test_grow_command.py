@@ -125,7 +125,7 @@ def test_a_mistake_is_one_line_and_leaves_no_file(
     cases = [
         ({"--policy": None}, "policy: esper grow needs --policy"),
         ({"--out": None}, "out: esper grow needs --out"),
-        ({"--policy": "nowhere"}, "policy: nowhere is no run directory and none of heuristic, nev"),
+        ({"--policy": "nowhere"}, "policy: nowhere is not a run directory or one of heuristic, ne"),
         ({"--policy": str(broken)}, "policy: .* has no checkpoint; give another run"),
         ({"--task": "digit"}, "did you mean 'digits'"),
         ({"--out": "m.onnx"}, "out: m.onnx must end in .pt2"),

@@ -23,10 +23,10 @@ def episode() -> tuple[Tensor, Tensor, Tensor]:
     return draw[0], draw[1], torch.randn(4, dtype=torch.float64)
 
 
-def test_it_is_what_one_computes_by_hand() -> None:
+def test_advantages_match_a_hand_computed_example() -> None:
     """gamma 0.9, lambda 0.5, so gamma lambda = 0.45; rewards 1, 0, 2; values 0.5, 1, -1; then 3.
 
-    Going on after the last step:
+    Continuing after the last step:
         delta_2 = 2 + 0.9 * 3 - (-1)   =  5.7      A_2 =  5.7
         delta_1 = 0 + 0.9 * (-1) - 1   = -1.9      A_1 = -1.9 + 0.45 * 5.7   = 0.665
         delta_0 = 1 + 0.9 * 1 - 0.5    =  1.4      A_0 =  1.4 + 0.45 * 0.665 = 1.69925
@@ -65,12 +65,12 @@ def test_with_lambda_zero_advantages_are_one_step_errors(episode) -> None:
     torch.testing.assert_close(advantages, rewards + 0.9 * following - values)
 
 
-def test_a_truncated_episode_is_what_one_computes_by_hand() -> None:
-    """The first example once more, cut off after its first step; the second step only resets.
+def test_a_truncated_episode_matches_a_hand_computed_example() -> None:
+    """The first example again, truncated after its first step; the second step only resets.
 
-    V of the state in which it was cut off is that of the second step, 1:
-        A_0 = 1 + 0.9 * 1 - 0.5 = 1.4, and nothing of what follows comes back to it.
-    Cut off behind the last step of the rollout, V is the last value, 3:
+    V of the state in which it was truncated is that of the second step, 1:
+        A_0 = 1 + 0.9 * 1 - 0.5 = 1.4, independent of later steps.
+    Truncated after the last step of the rollout, V is the last value, 3:
         A_2 = 2 + 0.9 * 3 + 1 = 5.7
     """
     rewards, values = f64([[1.0], [0.0], [2.0]]), f64([[0.5], [1.0], [-1.0]])
@@ -81,10 +81,10 @@ def test_a_truncated_episode_is_what_one_computes_by_hand() -> None:
     torch.testing.assert_close(advantages[[0, 2], 0], f64([1.4, 5.7]))
 
 
-def test_in_an_endless_world_of_equal_rewards_it_is_the_geometric_sum() -> None:
+def test_advantages_of_constant_rewards_are_geometric_sums() -> None:
     """Reward 1, V = 0 everywhere: A_t = sum over k of (gamma lambda)^k, to the end of the episode.
 
-    With V = 1 / (1 - gamma), which is exact, every advantage is 0, however episodes are cut off.
+    With the exact V = 1 / (1 - gamma), every advantage is 0, wherever episodes are truncated.
     """
     gamma, decay, length = 0.9, 0.7, 12
     rewards = torch.ones(length, 1, dtype=torch.float64)
@@ -110,8 +110,8 @@ def ended_at_random(like: Tensor) -> tuple[Tensor, Tensor]:
     return draw < 0.2, draw > 0.8
 
 
-def test_it_agrees_with_a_linear_filter_over_each_episode() -> None:
-    """The discounted sum of errors is the answer of scipy's filter to them, backwards in time."""
+def test_advantages_equal_a_linear_filter_over_each_episode() -> None:
+    """The discounted sum of errors is the output of scipy's filter, run backwards in time."""
     signal = pytest.importorskip("scipy.signal")
     torch.manual_seed(3)
     rewards, values = torch.randn(2, 40, 6, dtype=torch.float64)
@@ -133,7 +133,7 @@ def test_it_agrees_with_a_linear_filter_over_each_episode() -> None:
             begin = end + 1
 
 
-def test_it_agrees_with_another_library() -> None:
+def test_advantages_equal_those_of_stable_baselines3() -> None:
     """Stable-Baselines3 adds ``gamma V(final)`` to the reward of a truncated step and calls it the
     end of the episode."""
     buffers = pytest.importorskip("stable_baselines3.common.buffers")
@@ -159,7 +159,7 @@ def test_it_agrees_with_another_library() -> None:
     torch.testing.assert_close(returns.float(), torch.from_numpy(buffer.returns))
 
 
-def test_nothing_behind_a_terminated_step_is_seen(episode) -> None:
+def test_advantages_ignore_what_follows_a_terminated_step(episode) -> None:
     rewards, values, last = episode
     terminated = no_end(rewards)
     terminated[4, :2] = True
@@ -172,7 +172,7 @@ def test_nothing_behind_a_terminated_step_is_seen(episode) -> None:
     torch.testing.assert_close(one[4, :2], (rewards - values)[4, :2])
 
 
-def test_the_last_value_counts_only_where_the_episode_goes_on(episode) -> None:
+def test_the_last_value_counts_only_for_episodes_that_continue(episode) -> None:
     rewards, values, last = episode
     terminated = no_end(rewards)
     terminated[-1, 0] = True
@@ -182,7 +182,7 @@ def test_the_last_value_counts_only_where_the_episode_goes_on(episode) -> None:
     torch.testing.assert_close(two[-1, 1:], one[-1, 1:] + 0.9)
 
 
-def test_environments_do_not_mix(episode) -> None:
+def test_advantages_of_environments_are_independent(episode) -> None:
     rewards, values, last = episode
     everyone, _ = generalised_advantages(rewards, values, last, no_end(rewards), 0.9, 0.8)
     for n in range(4):
@@ -205,7 +205,7 @@ def test_a_constant_critic_explains_nothing() -> None:
     assert within.item() == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_critic_that_knows_the_time_explains_nothing_within_a_step() -> None:
+def test_a_critic_that_knows_only_the_time_explains_nothing_within_a_step() -> None:
     """Returns t + noise with Var(t) = (20^2 - 1) / 12 = 33.25 and noise of variance 1."""
     noise = f64([-1.0, 1.0] * 4).expand(20, 8)
     time = torch.arange(20, dtype=torch.float64)[:, None].expand(20, 8)
@@ -214,25 +214,25 @@ def test_a_critic_that_knows_the_time_explains_nothing_within_a_step() -> None:
     assert within.item() == pytest.approx(0.0, abs=1e-12)
 
 
-def test_half_of_the_noise_known_explains_three_quarters_of_it() -> None:
+def test_a_critic_with_half_of_the_noise_explains_three_quarters() -> None:
     noise = f64([-1.0, 1.0] * 4).expand(20, 8)
     time = torch.arange(20, dtype=torch.float64)[:, None].expand(20, 8)
     _, within = explained_variance(time + 0.5 * noise, time + noise)
     assert within.item() == pytest.approx(0.75)
 
 
-def test_a_critic_worse_than_none_explains_less_than_nothing() -> None:
+def test_explained_variance_of_a_harmful_critic_is_negative() -> None:
     returns = torch.randn(20, 8, dtype=torch.float64)
     overall, within = explained_variance(-returns, returns)
     assert overall.item() == pytest.approx(-3.0)
     assert within.item() == pytest.approx(-3.0)
 
 
-def test_steps_that_do_not_count_explain_nothing() -> None:
+def test_explained_variance_ignores_steps_of_weight_zero() -> None:
     torch.manual_seed(5)
     returns, noise = torch.randn(2, 20, 8, dtype=torch.float64)
     weight = (torch.rand(20, 8) < 0.7).double()
-    weight[:2] = 0.0  # a step in which nobody lives
+    weight[:2] = 0.0  # a step without a valid environment
     values = returns + 0.5 * noise
     wild = torch.where(weight > 0, values, 1e3)
     found = explained_variance(wild, returns, weight)

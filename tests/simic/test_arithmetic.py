@@ -1,4 +1,4 @@
-"""How a run sets the arithmetic of its device, and puts it back."""
+"""A run sets the arithmetic of its device and restores the previous setting."""
 
 import torch
 

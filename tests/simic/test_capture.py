@@ -1,4 +1,4 @@
-"""Captured steps, with a recorder that replays by calling again: what a CPU can show of them."""
+"""Captured functions, tested on a CPU with a recorder that replays by calling the function."""
 
 import logging
 
@@ -17,7 +17,7 @@ from synthetic import CPU, synthetic_rollout
 
 
 class Replayer:
-    """Records nothing when told to record, like CUDA; a replay writes into the same results."""
+    """Like CUDA, computes nothing while recording; a replay writes to the same results."""
 
     def __init__(self) -> None:
         self.recorded = self.replayed = self.warmed = 0
@@ -38,7 +38,7 @@ class Replayer:
         return replay, results
 
 
-def test_fixed_shapes_are_replayed_and_others_are_not() -> None:
+def test_only_recorded_shapes_are_replayed() -> None:
     recorder = Replayer()
     doubled = Captured(lambda inputs: {"y": 2.0 * inputs["x"]}, recorder, "test")
     kept = []
@@ -51,7 +51,7 @@ def test_fixed_shapes_are_replayed_and_others_are_not() -> None:
     assert recorder.replayed == 4
 
 
-def test_what_cannot_be_recorded_is_said_once_and_goes_on(caplog) -> None:
+def test_a_failed_recording_warns_once_and_runs_eagerly(caplog) -> None:
     class Broken(Replayer):
         def record(self, function):
             raise RuntimeError("operation not permitted when stream is capturing\nlong")
@@ -64,7 +64,7 @@ def test_what_cannot_be_recorded_is_said_once_and_goes_on(caplog) -> None:
     assert record.getMessage().startswith("update: not captured")
 
 
-def test_graphs_are_for_cuda() -> None:
+def test_only_cuda_devices_capture_graphs() -> None:
     assert agent_class(CPU, "default") is PPOAgent
     assert agent_class(torch.device("cuda"), "default") is CapturedAgent
     for mode in ("off", "reduce-overhead"):
@@ -72,14 +72,14 @@ def test_graphs_are_for_cuda() -> None:
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_a_captured_learner_has_the_bits_of_a_plain_one(missing: bool) -> None:
+def test_a_captured_agent_learns_the_same_bits_as_a_plain_one(missing: bool) -> None:
     config = LearnerConfig(lstm_hidden=8, ppo_epochs=2, minibatches=2)
     plain = growth_agent(config, 0, CPU)
     recorder = Replayer()
     captured = CapturedAgent(
         config, 0, CPU, lambda: FactoredLSTM(8), GrowthMoments(CPU), recorder=recorder
     )
-    told = []
+    results = []
     for agent in (plain, captured):
         if missing:
             for parameter in agent.policy.head_parameters("slot"):
@@ -87,9 +87,9 @@ def test_a_captured_learner_has_the_bits_of_a_plain_one(missing: bool) -> None:
         rounds = [
             agent.update(synthetic_rollout(agent, 5, 8, 2, seed=i, episode=i)) for i in range(3)
         ]
-        told.append(rounds)
+        results.append(rounds)
     assert recorder.recorded == 2
     assert recorder.replayed > 10
-    assert told[0] == told[1]
+    assert results[0] == results[1]
     for mine, theirs in zip(plain.policy.parameters(), captured.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)

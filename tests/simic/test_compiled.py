@@ -1,4 +1,4 @@
-"""Compilation around the memory: two graphs without breaks, and eager where it fails."""
+"""Compilation around the LSTM: two graphs without breaks, and eager if compilation fails."""
 
 import logging
 import shutil
@@ -40,7 +40,7 @@ def test_off_compiles_nothing() -> None:
 
 @pytest.fixture
 def traced(monkeypatch):
-    """``torch.compile`` that traces graphs and leaves out what takes a minute: code for them."""
+    """``torch.compile`` that traces graphs but skips code generation, which takes a minute."""
     compile_function = torch.compile
 
     def trace(function, mode):
@@ -51,15 +51,15 @@ def traced(monkeypatch):
 
 def test_two_graphs_are_traced_and_none_breaks(traced) -> None:
     eager, agent = learned(agent_with("off")), agent_with("default")
-    told = learned(agent)
+    metrics = learned(agent)
     assert agent.compiled.active
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
     for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
-        assert told[name] == pytest.approx(eager[name], rel=1e-4, abs=1e-6), name
+        assert metrics[name] == pytest.approx(eager[name], rel=1e-4, abs=1e-6), name
 
 
-def test_further_updates_trace_nothing_anew(traced) -> None:
+def test_further_updates_do_not_recompile(traced) -> None:
     agent = agent_with("default")
     for episode in range(3):
         agent.update(synthetic_rollout(agent, 4, 8, 2, seed=episode, episode=episode))
@@ -82,19 +82,19 @@ def failing_at(monkeypatch, when: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["first call", "backward"])
-def test_a_failure_is_said_once_and_eager_goes_on(when, monkeypatch, caplog) -> None:
+def test_a_failed_compilation_warns_once_and_runs_eagerly(when, monkeypatch, caplog) -> None:
     eager = learned(agent_with("off"))
     failing_at(monkeypatch, when)
     agent = agent_with("default")
     with caplog.at_level(logging.WARNING, "esper"):
-        told = learned(agent)
+        metrics = learned(agent)
         agent.update(synthetic_rollout(agent, 4, 8, 2, seed=2, episode=1))
     assert [r.getMessage().startswith("compile: ") for r in caplog.records] == [True]
     assert "\n" not in caplog.records[0].getMessage()
-    assert told["grad_norm"] == eager["grad_norm"]
+    assert metrics["grad_norm"] == eager["grad_norm"]
 
 
-def test_an_error_of_our_own_is_no_failure_of_the_compiler() -> None:
+def test_an_error_outside_the_compiler_is_raised() -> None:
     agent = agent_with("off")
     rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
     rollout.actions += 1000
@@ -104,7 +104,7 @@ def test_an_error_of_our_own_is_no_failure_of_the_compiler() -> None:
 
 @needs_compiler
 @pytest.mark.slow
-def test_compiled_code_learns_the_same() -> None:
+def test_compiled_and_eager_updates_agree() -> None:
     eager, compiled = learned(agent_with("off")), learned(agent_with("default"))
     for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
         assert compiled[name] == pytest.approx(eager[name], rel=1e-3, abs=1e-5), name

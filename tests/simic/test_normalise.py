@@ -1,4 +1,4 @@
-"""Running moments against numpy over everything that was fed."""
+"""Running moments compared with numpy's moments over all data."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def data(seed: int, rows: int, offset: float = 0.0, scale: float = 1.0) -> Tenso
     st.sampled_from([0.0, -3.0, 1e6]),
     st.sampled_from([1.0, 50.0]),
 )
-def test_moments_are_those_of_all_data_however_they_came(seed, parts, offset, scale) -> None:
+def test_moments_do_not_depend_on_how_data_are_batched(seed, parts, offset, scale) -> None:
     everything = data(seed, sum(parts), offset, scale)
     moments = fed(*everything.split(parts))
     state = moments.state()
@@ -53,7 +53,7 @@ def test_leading_axes_are_rows() -> None:
     assert scalars.count.item() == 180
 
 
-def test_what_was_fed_comes_out_standardised() -> None:
+def test_normalised_data_have_mean_0_and_deviation_1() -> None:
     rows = data(2, 500, offset=7.0, scale=4.0)
     seen = fed(rows).normalise(rows)
     assert seen.dtype == torch.float32
@@ -61,7 +61,7 @@ def test_what_was_fed_comes_out_standardised() -> None:
     np.testing.assert_allclose(seen.numpy().std(0), 1.0, atol=1e-4)
 
 
-def test_before_the_first_update_nothing_is_shifted_or_scaled() -> None:
+def test_before_the_first_update_normalising_changes_nothing() -> None:
     moments = fed()
     rows = data(3, 50).float()
     assert torch.equal(moments.normalise(rows), rows)
@@ -69,7 +69,7 @@ def test_before_the_first_update_nothing_is_shifted_or_scaled() -> None:
     assert torch.equal(moments.restore(rows), rows)
 
 
-def test_only_normalised_values_are_bounded() -> None:
+def test_normalise_clips_and_scale_does_not() -> None:
     moments = fed(data(4, 100))
     outlier = torch.tensor([[1e6, -1e6, 0.0]])
     assert moments.normalise(outlier)[0, :2].tolist() == [10.0, -10.0]
@@ -89,7 +89,7 @@ def test_a_constant_column_stays_finite() -> None:
     assert bool(moments.normalise(rows + 1e-3).isfinite().all())
 
 
-def test_a_row_with_a_number_that_is_not_finite_is_left_out() -> None:
+def test_rows_that_are_not_finite_are_ignored() -> None:
     rows = data(14, 40, offset=3.0)
     spoilt = torch.cat([rows[:20], data(15, 4), rows[20:]])
     spoilt[20, 0], spoilt[21, 1], spoilt[22, 2], spoilt[23] = np.nan, np.inf, -np.inf, np.nan
@@ -102,7 +102,7 @@ def test_a_row_with_a_number_that_is_not_finite_is_left_out() -> None:
     assert torch.equal(nothing.mean, expected.mean)
 
 
-def test_what_is_not_finite_stays_visible() -> None:
+def test_normalising_keeps_numbers_that_are_not_finite() -> None:
     nonsense = torch.tensor([[np.nan, np.inf, -np.inf]])
     for moments in (fed(), fed(data(16, 30))):
         seen = moments.normalise(nonsense)[0]
@@ -110,14 +110,14 @@ def test_what_is_not_finite_stays_visible() -> None:
         assert seen[1:].tolist() == [np.inf, -np.inf]
 
 
-def test_reading_does_not_change_the_moments() -> None:
+def test_normalising_does_not_change_the_moments() -> None:
     moments = fed(data(7, 30))
     before = {name: value.clone() for name, value in moments.state().items()}
     moments.normalise(data(8, 30)), moments.scale(data(8, 30)), moments.restore(data(8, 30))
     assert all(torch.equal(before[name], value) for name, value in moments.state().items())
 
 
-def test_a_saved_state_goes_on_exactly() -> None:
+def test_restored_moments_continue_exactly() -> None:
     moments = fed(data(9, 30, offset=5.0))
     copy = RunningMoments((3,), CPU)
     saved = {name: value.clone() for name, value in moments.state().items()}
@@ -130,7 +130,7 @@ def test_a_saved_state_goes_on_exactly() -> None:
     assert torch.equal(copy.normalise(further), moments.normalise(further))
 
 
-def test_a_state_is_not_changed_by_what_comes_after() -> None:
+def test_a_saved_state_is_not_changed_by_later_updates() -> None:
     moments = fed(data(12, 30))
     state = moments.state()
     kept = {name: value.clone() for name, value in state.items()}

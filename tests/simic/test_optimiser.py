@@ -1,4 +1,4 @@
-"""The policy's optimizer: fused and foreach alike, steps left out, state by name."""
+"""The policy's optimizer: fused and foreach kernels, skipped steps, state by name."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def flat(state: dict) -> dict[str, Tensor]:
 
 
 def test_fused_and_foreach_are_plain_adam() -> None:
-    """The same numerics, and those of torch's per-tensor loop."""
+    """Both equal torch's per-tensor loop."""
     policy = policy_with_gradients()
     critic = {id(p) for p in policy.head_parameters("value")}
     groups = [[p for p in policy.parameters() if (id(p) in critic) == own] for own in (False, True)]
@@ -51,7 +51,7 @@ def test_fused_and_foreach_are_plain_adam() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_step_that_is_left_out_leaves_every_bit(fused: bool) -> None:
+def test_a_skipped_step_changes_no_bit(fused: bool) -> None:
     with_skips, one = stepped(fused, [1.0, 0.0, 1.0, 0.0, 1.0])
     without, other = stepped(fused, [0.0, 0.0])
     assert all(torch.equal(with_skips[name], without[name]) for name in without)
@@ -60,7 +60,7 @@ def test_a_step_that_is_left_out_leaves_every_bit(fused: bool) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_state_is_kept_by_name_and_goes_on_to_the_same_bits() -> None:
+def test_state_restored_by_name_continues_in_the_same_bits() -> None:
     _, optimizer = stepped(True, [0.0, 0.0])
     stored = {n: {k: x.clone() for k, x in p.items()} for n, p in optimizer.state().items()}
     optimizer.step_unless(torch.tensor(0.0))
@@ -84,14 +84,14 @@ def test_state_of_another_network_is_refused() -> None:
         optimizer.load(stored | {name: wrong})
 
 
-def test_moments_that_are_not_finite_are_seen() -> None:
+def test_moments_that_are_not_finite_are_detected() -> None:
     _, optimizer = stepped(True, [0.0])
     assert bool(optimizer.finite())
     optimizer.adam.state[optimizer.parameters[3]]["exp_avg_sq"].view(-1)[0] = torch.inf
     assert not bool(optimizer.finite())
 
 
-def test_norms_are_those_of_torch_and_clipping_too() -> None:
+def test_norms_and_clipping_equal_those_of_torch() -> None:
     policy = policy_with_gradients()
     norms = GradientNorms(policy, CPU)
     norm, heads = norms.measure()
@@ -106,7 +106,7 @@ def test_norms_are_those_of_torch_and_clipping_too() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_a_gradient_that_is_missing_is_neither_zero_nor_nan() -> None:
+def test_the_norm_of_a_missing_gradient_is_none() -> None:
     policy = policy_with_gradients()
     policy.slot_head.out.weight.grad = None
     policy.op_head.out.weight.grad[0, 0] = torch.nan

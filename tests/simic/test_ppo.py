@@ -1,4 +1,4 @@
-"""PPO on synthetic rollouts: what an update may do, and what it must refuse."""
+"""PPO updates on synthetic rollouts: learning, determinism, bounds and refusals."""
 
 import copy
 import math
@@ -60,7 +60,7 @@ def test_the_first_minibatch_is_exactly_on_policy() -> None:
     assert summary["ratio_max"] > 1.0 + 1e-4
 
 
-def test_every_head_learns_where_every_op_occurs() -> None:
+def test_every_head_learns_if_every_op_occurs() -> None:
     agent = agent_with()
     rollout = rollout_of(agent)
     assert set(rollout.actions[..., 0].flatten().tolist()) == {int(op) for op in Op}
@@ -76,7 +76,7 @@ def test_every_head_learns_where_every_op_occurs() -> None:
     assert summary["refused"] == summary["stopped"] == 0.0
 
 
-def test_heads_that_never_mattered_do_not_move() -> None:
+def test_heads_without_a_choice_do_not_change() -> None:
     agent = agent_with()
     rollout = rollout_of(agent)
     rollout.observation.masks.slots[:] = False
@@ -96,7 +96,7 @@ def test_heads_that_never_mattered_do_not_move() -> None:
         assert (summary[f"head_grad_norms/{head}"] > 0.0) == (head in ("op", "slot"))
 
 
-def test_the_policy_moves_towards_what_paid() -> None:
+def test_the_policy_moves_towards_rewarded_actions() -> None:
     """Bandit: 1 whenever the op was WAIT, against an initial bias for ADVANCE."""
     agent = agent_with(learning_rate=3e-3, entropy=0.0, target_kl=1.0)
     shares = []
@@ -119,8 +119,8 @@ def test_the_policy_moves_towards_what_paid() -> None:
     assert sum(shares[-3:]) / 3 > 0.7
 
 
-def test_the_critic_finds_the_closed_form_of_a_constant_reward() -> None:
-    """1 a step for 10 steps, discount 1, terminated: V(t) = 10 - t."""
+def test_the_critic_learns_the_closed_form_of_a_constant_reward() -> None:
+    """Reward 1 per step for 10 steps, discount 1, terminated: V(t) = 10 - t."""
     length, closed_form = 10, 10.0 - torch.arange(10.0)
     agent = agent_with(seed=1)
     found = []
@@ -137,7 +137,7 @@ def test_the_critic_finds_the_closed_form_of_a_constant_reward() -> None:
 
 
 def test_discount_and_rewards_reach_the_critic() -> None:
-    """Discount 0: the value of a state is its reward, here 3 in the first half and -1 then."""
+    """Discount 0: a state's value is its reward, here 3 in the first half and -1 in the second."""
     agent = agent_with(seed=2, discount=0.0, learning_rate=3e-3)
     for episode in range(50):
         rollout = synthetic_rollout(
@@ -160,7 +160,7 @@ def test_discount_and_rewards_reach_the_critic() -> None:
 
 def test_the_same_seed_learns_the_same_bits() -> None:
     first, second, other = agent_with(seed=3), agent_with(seed=3), agent_with(seed=4)
-    torch.manual_seed(123)  # nobody may draw from the global generator
+    torch.manual_seed(123)  # nothing may draw from the global generator
     for agent in (first, second, other):
         for episode in range(3):
             summary = agent.update(rollout_of(agent, seed=episode, episode=episode))
@@ -170,7 +170,7 @@ def test_the_same_seed_learns_the_same_bits() -> None:
     assert summary["learning_rate"] == pytest.approx(LearnerConfig().learning_rate)
 
 
-def test_building_an_agent_leaves_the_global_generator() -> None:
+def test_building_an_agent_does_not_change_the_global_generator() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -179,7 +179,7 @@ def test_building_an_agent_leaves_the_global_generator() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_round_is_normalised_by_the_rounds_before_it() -> None:
+def test_a_round_is_normalised_with_moments_of_earlier_rounds() -> None:
     agent = agent_with()
     rollout = rollout_of(agent)
     seen = agent.moments.normalise(rollout.observation)
@@ -195,7 +195,7 @@ def test_a_round_is_normalised_by_the_rounds_before_it() -> None:
 
 
 def test_minibatches_hold_whole_episodes_and_every_environment_once_an_epoch() -> None:
-    """Seen from outside: environments with a marked critic feature, one batch an epoch or many."""
+    """Environments are identified by a marked critic feature; one minibatch per epoch or more."""
     marks: list[list[int]] = []
     agent = agent_with(ppo_epochs=3, minibatches=5)
     evaluate = agent.policy.evaluate_actions
@@ -219,8 +219,8 @@ def test_minibatches_hold_whole_episodes_and_every_environment_once_an_epoch() -
 # --- bounds -----------------------------------------------------------------------------------
 
 
-def test_once_kl_is_too_large_nothing_moves_for_the_rest_of_the_round() -> None:
-    """The first step of a round is at KL 0 and so always taken."""
+def test_after_the_kl_bound_is_exceeded_no_step_of_the_update_is_taken() -> None:
+    """The first step of an update has KL 0 and is therefore always taken."""
     settings = {"minibatches": 1, "learning_rate": 1e-2}
     stopping = agent_with(ppo_epochs=4, target_kl=1e-9, **settings)
     single = agent_with(ppo_epochs=1, target_kl=1e-9, **settings)
@@ -230,14 +230,14 @@ def test_once_kl_is_too_large_nothing_moves_for_the_rest_of_the_round() -> None:
     assert [summary["stopped"] for summary in summaries] == [1.0, 0.0, 0.0]
     assert same_bits(everything(stopping), everything(single))
     assert not same_bits(weights(stopping), weights(free))
-    # The next round begins anew.
+    # The next update takes steps again.
     before = weights(stopping)
     stopping.update(rollout_of(stopping, seed=2, episode=1))
     assert not same_bits(weights(stopping), before)
 
 
-def test_a_stop_holds_for_every_minibatch_that_follows() -> None:
-    """One environment is far off policy: no step at all only if it is in the first minibatch."""
+def test_a_stop_holds_for_all_later_minibatches() -> None:
+    """One environment is far off policy: no step is taken only if the first minibatch has it."""
     unmoved = 0
     for n in range(ENVIRONMENTS):
         agent = agent_with(ppo_epochs=1, minibatches=4, target_kl=0.01)
@@ -271,8 +271,8 @@ BANDIT = {
 
 
 @pytest.mark.parametrize("direction", [1.0, -1.0])
-def test_a_ratio_that_left_its_bounds_gets_no_further_push(direction) -> None:
-    """Ratios of e where it paid and of 1/e where it cost; or the other way round, to be undone."""
+def test_a_ratio_outside_its_bounds_is_only_pushed_back(direction) -> None:
+    """Ratios of e for rewarded and 1/e for penalised actions, or the reverse, which is undone."""
     agent = agent_with(**BANDIT)
     rollout, signs = bandit(agent)
     rollout.log_prob -= direction * signs
@@ -282,7 +282,7 @@ def test_a_ratio_that_left_its_bounds_gets_no_further_push(direction) -> None:
     assert same_bits(weights(agent), before) == (direction > 0.0)
 
 
-def test_advantages_are_centred_and_scaled_but_noise_is_not_blown_up() -> None:
+def test_advantages_are_normalised_with_a_floor_on_the_deviation() -> None:
     """Deviations below 0.1 are divided by 0.1."""
 
     def learned(scale: float, shift: float = 0.0) -> dict[str, float]:
@@ -305,7 +305,7 @@ def test_the_entropy_bonus_raises_entropy() -> None:
     assert second["entropy"] > first["entropy"]
 
 
-def test_a_greedy_agent_needs_no_chance() -> None:
+def test_a_greedy_agent_acts_the_same_in_every_episode() -> None:
     def greedy_actions(episode: int, greedy: bool) -> Tensor:
         agent = agent_with(seed=6)
         agent.greedy = greedy
@@ -331,7 +331,7 @@ NONSENSE = [math.nan, math.inf, -math.inf]
 
 
 def about_to_learn_from(where: str, nonsense: float) -> tuple[PPOAgent, Rollout]:
-    """An agent in its second round, and a rollout with one number spoilt."""
+    """An agent in its second round, and a rollout with one corrupted number."""
     agent = agent_with(ppo_epochs=2, minibatches=1)
     agent.update(rollout_of(agent, seed=8))
     rollout = rollout_of(agent, seed=9, episode=1)
@@ -342,7 +342,7 @@ def about_to_learn_from(where: str, nonsense: float) -> tuple[PPOAgent, Rollout]
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 @pytest.mark.parametrize("where", ["rewards", "values", "host", "slots", "critic"])
-def test_one_number_that_is_not_finite_leaves_every_weight(where, nonsense) -> None:
+def test_one_number_that_is_not_finite_prevents_every_weight_change(where, nonsense) -> None:
     agent, rollout = about_to_learn_from(where, nonsense)
     before = weights(agent)
     optimizer = copy.deepcopy(agent.optimizer.state())
@@ -356,7 +356,7 @@ def test_one_number_that_is_not_finite_leaves_every_weight(where, nonsense) -> N
 @pytest.mark.parametrize("nonsense", NONSENSE)
 @pytest.mark.parametrize("where", ["rewards", "host", "slots", "critic"])
 def test_the_round_after_a_refusal_learns_again(where, nonsense) -> None:
-    """What was refused must not live on in the normalisers."""
+    """The normalisers must not include the refused data."""
     agent, rollout = about_to_learn_from(where, nonsense)
     agent.update(rollout)
     before = weights(agent)
@@ -367,7 +367,7 @@ def test_the_round_after_a_refusal_learns_again(where, nonsense) -> None:
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-def test_a_log_prob_that_is_not_finite_leaves_every_weight(nonsense) -> None:
+def test_a_log_prob_that_is_not_finite_prevents_every_weight_change(nonsense) -> None:
     """An infinite KL may stop the round instead."""
     agent, rollout = about_to_learn_from("log_prob", nonsense)
     before = weights(agent)
@@ -377,7 +377,7 @@ def test_a_log_prob_that_is_not_finite_leaves_every_weight(nonsense) -> None:
 
 
 def bad_gradient(agent: PPOAgent, calls: int) -> None:
-    """From backward pass number ``calls`` on, one weight's gradient is not a number."""
+    """From backward pass number ``calls`` on, one weight's gradient is NaN."""
     seen = []
 
     def spoil(gradient: Tensor) -> Tensor:
@@ -387,8 +387,8 @@ def bad_gradient(agent: PPOAgent, calls: int) -> None:
     agent.policy.op_head.out.weight.register_hook(spoil)
 
 
-def test_a_refused_step_ends_the_learning_of_its_round() -> None:
-    """The minibatches before it were learned from; those behind it are not."""
+def test_a_refused_step_skips_the_rest_of_its_update() -> None:
+    """The minibatches before it were learned from; those after it are not."""
     agent, reference = (
         agent_with(ppo_epochs=1, minibatches=4),
         agent_with(ppo_epochs=1, minibatches=4),
@@ -440,7 +440,7 @@ def test_a_gradient_and_a_moment_of_the_optimizer_are_named() -> None:
     assert same_bits(weights(agent), before)
 
 
-def test_a_weight_that_is_not_finite_is_named_before_what_it_spoils() -> None:
+def test_a_weight_that_is_not_finite_is_named_before_its_consequences() -> None:
     agent = agent_with()
     with torch.no_grad():
         agent.policy.value_head.out.bias[0] = math.nan
@@ -450,7 +450,7 @@ def test_a_weight_that_is_not_finite_is_named_before_what_it_spoils() -> None:
 
 
 def test_an_advantage_that_overflows_is_named() -> None:
-    """Rewards that are finite, whose sum is not."""
+    """The rewards are finite, but their sum is not."""
     agent = agent_with()
     rollout = rollout_of(agent)
     rollout.rewards[:] = 3e38

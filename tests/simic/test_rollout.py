@@ -1,4 +1,4 @@
-"""The rollout buffer: every number lands where it belongs."""
+"""The rollout buffer: every number is stored at its step and environment."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ def place(t: int) -> Tensor:
 
 
 def marked_observation(t: int) -> Observation:
-    """Every number of environment n at step t says so; masks in binary."""
+    """Every number encodes environment n and step t, the masks in binary."""
     like = random_observation((ENVIRONMENTS,), SLOTS, seed=0)
     tensors = {}
     for name, tensor in like.tensors().items():
@@ -53,7 +53,7 @@ def assert_everything_in_place(rollout: Rollout) -> None:
             assert rollout.terminated[t, n].item() == (t == LENGTH - 1)
 
 
-def test_every_field_lands_at_its_step_and_environment() -> None:
+def test_every_field_is_stored_at_its_step_and_environment() -> None:
     rollout = Rollout(LENGTH, marked_observation(0), act(0)[0])
     for t in range(LENGTH):
         rollout.write(t, marked_observation(t), *act(t))
@@ -61,7 +61,7 @@ def test_every_field_lands_at_its_step_and_environment() -> None:
     assert_everything_in_place(rollout)
 
 
-def test_the_buffer_keeps_what_the_environment_writes_over() -> None:
+def test_the_buffer_keeps_observations_that_the_environment_overwrites() -> None:
     rollout = Rollout(LENGTH, marked_observation(0), act(0)[0])
     observation = marked_observation(1)
     rollout.write(1, observation, *act(1))
@@ -100,10 +100,10 @@ class Script:
         )
 
 
-def test_collecting_pairs_what_was_seen_with_what_was_done_and_what_came_of_it() -> None:
-    script, told = Script(), []
-    rollout = collect(script, script, 7, lambda t, actions, step: told.append((t, step.done)))
+def test_collect_pairs_observation_action_and_reward_of_each_step() -> None:
+    script, calls = Script(), []
+    rollout = collect(script, script, 7, lambda t, actions, step: calls.append((t, step.done)))
     assert_everything_in_place(rollout)
     assert sorted(script.log[:2]) == [("begin", [0, 1, 2, 3], 7), ("reset", 7)]
     assert script.log[2:] == [(what, t) for t in range(LENGTH) for what in ("act", "step")]
-    assert told == [(t, t == LENGTH - 1) for t in range(LENGTH)]
+    assert calls == [(t, t == LENGTH - 1) for t in range(LENGTH)]

@@ -1,4 +1,4 @@
-"""Schedules are pure functions of the update index, and the learner follows them."""
+"""Schedules as pure functions of the update index, and the learner's use of them."""
 
 import math
 from itertools import pairwise
@@ -18,7 +18,7 @@ UPDATES = 40
 
 
 def torch_trace(scheduler_of, updates: int = UPDATES) -> list[float]:
-    """What a scheduler of torch does to a step size of 2."""
+    """The step sizes of a torch scheduler that starts at 2."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
     scheduler = scheduler_of(optimizer)
     trace = []
@@ -33,7 +33,7 @@ def trace_of(schedule: Schedule, updates: int = UPDATES) -> list[float]:
     return [schedule.at(update) for update in range(updates)]
 
 
-def test_linear_and_cosine_are_those_of_torch_up_to_their_horizon() -> None:
+def test_linear_and_cosine_equal_those_of_torch_up_to_their_horizon() -> None:
     lr = torch.optim.lr_scheduler
     linear = torch_trace(lambda o: lr.LinearLR(o, 1.0, 0.1, total_iters=30))
     assert trace_of(Schedule(2.0, 0, "linear", 30, 0.1)) == pytest.approx(linear)
@@ -42,12 +42,12 @@ def test_linear_and_cosine_are_those_of_torch_up_to_their_horizon() -> None:
 
 
 def test_stairs_fall_by_equal_factors() -> None:
-    """Three stairs of ten updates from 2 to 0.25: a half each."""
+    """Three stairs of ten updates from 2 to 0.25: each halves the value."""
     stairs = torch_trace(lambda o: torch.optim.lr_scheduler.StepLR(o, 10, 0.5))
     assert trace_of(Schedule(2.0, 0, "step", 30, 0.125, 10)) == pytest.approx(stairs)
 
 
-def test_the_warmup_rises_from_its_first_part_and_the_decay_begins_behind_it() -> None:
+def test_the_warmup_rises_linearly_and_the_decay_follows_it() -> None:
     schedule = Schedule(1.0, 4, "linear", 14, 0.0 + 1e-9)
     assert trace_of(schedule, 5) == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
     assert schedule.at(9) == pytest.approx(0.5)
@@ -60,7 +60,7 @@ def test_the_warmup_rises_from_its_first_part_and_the_decay_begins_behind_it() -
     st.floats(0.01, 1.0),
     st.integers(1, 30),
 )
-def test_every_schedule_stays_in_bounds_and_holds_its_end(
+def test_every_schedule_stays_in_bounds_and_keeps_its_end_value(
     decay: str, warmup: int, horizon: int, end: float, step_size: int
 ) -> None:
     schedule = Schedule(3.0, warmup, decay, horizon, end, step_size)
@@ -73,7 +73,7 @@ def test_every_schedule_stays_in_bounds_and_holds_its_end(
     assert trace[-1] == pytest.approx(last)
 
 
-def test_the_default_is_constant_and_no_horizon_follows_the_number_of_rounds() -> None:
+def test_the_default_is_constant_and_horizons_ignore_the_number_of_rounds() -> None:
     schedules = Schedules.of(LearnerConfig())
     for name in ("policy_rate", "value_rate", "entropy", "clip"):
         trace = trace_of(getattr(schedules, name))
@@ -83,7 +83,7 @@ def test_the_default_is_constant_and_no_horizon_follows_the_number_of_rounds() -
     assert Schedules.of(few.learner) == Schedules.of(many.learner)
 
 
-def test_a_share_of_the_horizon_is_a_number_of_updates() -> None:
+def test_a_warmup_fraction_is_converted_to_updates() -> None:
     config = LearnerConfig(lr_warmup_frac=0.1, lr_decay_steps=50)
     assert warmup_updates(config) == 5
     assert warmup_updates(LearnerConfig(lr_warmup_steps=7)) == 7
@@ -91,28 +91,28 @@ def test_a_share_of_the_horizon_is_a_number_of_updates() -> None:
 
 def learned(updates: int, **settings) -> tuple[list[dict], object]:
     agent = growth_agent(LearnerConfig(lstm_hidden=8, ppo_epochs=1, **settings), 0, CPU)
-    told = [
+    summaries = [
         agent.update(synthetic_rollout(agent, 3, 8, 2, seed=i, episode=i)) for i in range(updates)
     ]
-    return told, agent
+    return summaries, agent
 
 
-def test_the_optimizer_takes_the_scheduled_steps_of_each_group() -> None:
+def test_the_optimizer_uses_the_scheduled_step_size_of_each_group() -> None:
     """Adam's first step moves every weight that has a gradient by its step size."""
     settings = {"lr_warmup_steps": 4, "learning_rate": 1e-3, "value_learning_rate": 4e-3}
     agent = growth_agent(
         LearnerConfig(lstm_hidden=8, ppo_epochs=1, minibatches=1, **settings), 0, CPU
     )
     before = {name: p.detach().clone() for name, p in agent.policy.named_parameters()}
-    told = agent.update(synthetic_rollout(agent, 3, 8, 2, seed=1))
-    assert told["learning_rate/policy"] == pytest.approx(0.25e-3)
-    assert told["learning_rate/value"] == pytest.approx(1e-3)
+    summary = agent.update(synthetic_rollout(agent, 3, 8, 2, seed=1))
+    assert summary["learning_rate/policy"] == pytest.approx(0.25e-3)
+    assert summary["learning_rate/value"] == pytest.approx(1e-3)
     moved = {n: (p - before[n]).abs().max().item() for n, p in agent.policy.named_parameters()}
     assert moved["op_head.hidden.weight"] == pytest.approx(0.25e-3, rel=0.25)
     assert moved["value_head.hidden.weight"] == pytest.approx(1e-3, rel=0.25)
 
 
-def test_the_trace_that_is_told_is_that_of_the_schedules() -> None:
+def test_reported_values_are_those_of_the_schedules() -> None:
     settings = {
         "lr_decay": "cosine",
         "lr_decay_steps": 4,
@@ -123,9 +123,9 @@ def test_the_trace_that_is_told_is_that_of_the_schedules() -> None:
         "clip_decay_steps": 4,
         "clip_step_size": 2,
     }
-    told, agent = learned(5, **settings)
+    summaries, agent = learned(5, **settings)
     schedules = agent.schedules
-    for update, summary in enumerate(told):
+    for update, summary in enumerate(summaries):
         for name, schedule in (
             ("learning_rate", schedules.policy_rate),
             ("entropy_weight", schedules.entropy),
@@ -134,10 +134,10 @@ def test_the_trace_that_is_told_is_that_of_the_schedules() -> None:
             assert summary[name] == pytest.approx(schedule.at(update)), name
 
 
-def test_the_environment_can_forbid_schedules(monkeypatch) -> None:
+def test_the_environment_variable_disables_schedules(monkeypatch) -> None:
     monkeypatch.setenv("ESPER_DISABLE_LR_SCHEDULE", "1")
-    told, _ = learned(2, lr_decay="linear", lr_decay_steps=2, lr_warmup_steps=1)
-    assert [summary["learning_rate"] for summary in told] == pytest.approx([1e-3, 1e-3])
+    summaries, _ = learned(2, lr_decay="linear", lr_decay_steps=2, lr_warmup_steps=1)
+    assert [summary["learning_rate"] for summary in summaries] == pytest.approx([1e-3, 1e-3])
 
 
 def test_the_adaptive_rate_follows_the_divergence() -> None:
@@ -172,6 +172,6 @@ def test_an_update_far_from_its_target_changes_the_next_step_size() -> None:
         ({"clip_end_factor": 2.0}, "clip_end_factor"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict, field: str) -> None:
+def test_invalid_settings_are_refused(settings: dict, field: str) -> None:
     with pytest.raises(UsageError, match=f"^{field}: "):
         check(unflatten(settings, TrainConfig()))

@@ -1,4 +1,4 @@
-"""Rollouts in which episodes begin and end, cut into sequences."""
+"""Splitting rollouts in which episodes begin and end into sequences."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def naive_segments(valid: list[list[bool]]) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_runs_are_those_of_a_loop(seed: int) -> None:
+def test_segments_equal_those_of_a_loop(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     valid = torch.rand(9, 5, generator=generator) < 0.7
     found: list[Tensor] = list(segments(valid))

@@ -1,4 +1,4 @@
-"""What a policy does before it has learned anything: PPO can only learn from what happens."""
+"""Behaviour of an untrained policy: PPO can learn only from actions that occur."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ from synthetic import CPU
 
 
 def test_an_untrained_policy_fossilises_a_tenth_of_what_it_germinates() -> None:
-    """On a tiny host of shifted digits; and whatever it does is legal."""
+    """On a tiny host with shifted digits; every action is legal."""
     host = CnnHost(channels=(3, 4), classes=10, image=(8, 8, 1))
     task = Task("tiny", "shifted digits", host, lambda: data.digits(shift=2, noise=0.1))
     config = GrowthConfig(seed=1, episode_length=40, max_batches=1, batch_size=8)

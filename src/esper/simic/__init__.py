@@ -1,6 +1,7 @@
-"""Simic is the reinforcement learning.
+"""Simic is the reinforcement learning package.
 
-This folder holds the learner alone: PPO over rollouts of any environment. Beside it: ``growth``,
-the world of growing networks; ``gym``, Gymnasium's environments; ``run``, the run directory and its
-checkpoints; ``training``, the loop that joins them; ``tools``, what one does besides training.
+The modules of this folder are the learner: PPO over rollouts of any environment. The subpackages
+are ``growth`` (environments of growing networks), ``gym`` (Gymnasium environments), ``run`` (the
+run directory and its checkpoints), ``training`` (the training loop) and ``tools`` (growing a single
+host, diagnosing a task, checking a user's task).
 """

@@ -1,8 +1,8 @@
-"""Steps of fixed shapes, captured once as a CUDA graph and replayed from then on.
+"""Functions of fixed shapes, captured once as a CUDA graph and then replayed.
 
-For small networks the launch of kernels is the cost, and a replay launches them all at once. What
-is captured must not wait for the device, and reads and writes the same memory every time: inputs
-are copied into buffers, outputs are copied out of them.
+For small networks the time goes into launching kernels, and a replay launches all of them at once.
+A captured function must not wait for the device, and it reads and writes the same memory in every
+call: inputs are copied into buffers and outputs out of them.
 """
 
 import logging
@@ -18,25 +18,25 @@ Tensors = dict[str, Tensor]
 Function = Callable[[Tensors], Tensors]
 
 WARMUPS = 3
-"""Calls that run as they are, so that libraries choose their kernels and buffers come to be."""
+"""Eager calls before recording, in which libraries choose kernels and allocate buffers."""
 
 
 class Recorder(Protocol):
-    """Something that records a function's work once so that it can be done again."""
+    """Records the operations of a function once so that they can be replayed."""
 
     def warm(self, function: Callable[[], Tensors]) -> Tensors:
-        """Call it as it is, in preparation."""
+        """Call ``function`` eagerly, in preparation for recording."""
         ...
 
     def record(self, function: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
-        """What does the work again, and the tensors in which its results appear."""
+        """Record ``function``; returns the replay and the tensors that hold its results."""
         ...
 
 
 class CudaRecorder:
     """Records CUDA graphs.
 
-    Warming up happens on a stream of its own, as torch asks for where gradients are captured.
+    Warm-up calls run on a side stream, which torch requires if gradients are captured.
     """
 
     def __init__(self) -> None:
@@ -60,15 +60,16 @@ class CudaRecorder:
 
 
 class Captured:
-    """``function``, replayed wherever the shapes of its inputs are those that were recorded.
+    """``function``, replayed if its inputs have the recorded shapes and dtypes.
 
-    The first ``WARMUPS`` calls run as they are, and so do all calls with other shapes. Where
-    recording fails this is said once, and every call runs as it is.
+    The first ``WARMUPS`` calls run eagerly, and so do all calls with other shapes. If recording
+    fails, one warning is logged and every call runs eagerly.
 
     Args:
-        function: of named tensors; may change other tensors in place, always the same ones.
+        function: maps named tensors to named tensors; may change other tensors in place, the same
+            ones in every call.
         recorder: see ``Recorder``.
-        name: for the message.
+        name: name of the function in the warning.
     """
 
     def __init__(self, function: Function, recorder: Recorder, name: str):
@@ -80,7 +81,7 @@ class Captured:
         self._results: Tensors = {}
 
     def __call__(self, inputs: Tensors) -> Tensors:
-        """The results of ``function(inputs)``, in tensors of their own."""
+        """The results of ``function(inputs)``, in new tensors."""
         if self.failed or not self._same_shapes(inputs):
             return self.function(inputs)
         self.calls += 1
@@ -95,7 +96,7 @@ class Captured:
         return {name: x.clone() for name, x in self._results.items()}
 
     def _same_shapes(self, inputs: Tensors) -> bool:
-        """Whether ``inputs`` fit the buffers, which the first call makes."""
+        """Whether ``inputs`` fit the buffers, which the first call allocates."""
         if not self.buffers:
             self.buffers = {name: torch.empty_like(x) for name, x in inputs.items()}
         return inputs.keys() == self.buffers.keys() and all(
@@ -108,7 +109,7 @@ class Captured:
             self._replay, self._results = self.recorder.record(lambda: self.function(self.buffers))
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            log.warning("%s: not captured as a CUDA graph (%s); going on", self.name, reason)
+            log.warning("%s: not captured as a CUDA graph (%s); running eagerly", self.name, reason)
             self.failed = True
             return False
         return True

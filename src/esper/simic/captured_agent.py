@@ -21,10 +21,10 @@ from esper.tamiyo.policy.interface import (
 
 
 class CapturedAgent(PPOAgent[ObservationT]):
-    """See ``PPOAgent``, whose numbers these are.
+    """A ``PPOAgent`` that replays captured graphs and computes the same numbers.
 
     Args:
-        recorder: of the graphs; CUDA's when None.
+        recorder: records the graphs; a ``CudaRecorder`` if None.
     """
 
     def __init__(self, *arguments: Any, recorder: Recorder | None = None, **named: Any):
@@ -65,6 +65,6 @@ class CapturedAgent(PPOAgent[ObservationT]):
 
 
 def agent_class(device: torch.device, compile_mode: str) -> type[PPOAgent[Any]]:
-    """Captured on CUDA, unless compilation is off or ``torch.compile`` captures by itself."""
+    """``CapturedAgent`` on CUDA, unless compilation is off or ``torch.compile`` captures graphs."""
     captures = device.type == "cuda" and compile_mode in ("default", "max-autotune")
     return CapturedAgent if captures else PPOAgent

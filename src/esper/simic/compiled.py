@@ -1,4 +1,4 @@
-"""Compiles what surrounds the LSTM: the encoder, and the heads with the loss."""
+"""Compiles the parts around the LSTM: the encoder, and the heads with the loss."""
 
 import logging
 from typing import Any
@@ -16,20 +16,20 @@ MODES = ("auto", "off", "default", "reduce-overhead", "max-autotune")
 
 
 def resolve_mode(mode: str, device: torch.device) -> str:
-    """``auto`` compiles on CUDA; on a CPU it was measured slower and is off."""
+    """The mode for ``device``: ``auto`` compiles on CUDA only, because it is slower on a CPU."""
     if mode == "auto":
         return "default" if device.type == "cuda" else "off"
     return mode
 
 
 class Compiled:
-    """Encoder and loss of a policy, each one graph; the memory between them is called as it is.
+    """Compiles a policy's encoder and its loss as one graph each; the LSTM between them is eager.
 
-    ``torch.compile`` around a function that calls ``nn.LSTM`` takes what comes before the LSTM and
-    leaves the rest eager without a word, which is why there are two.
+    Compiling a function that calls ``nn.LSTM`` compiles only what comes before the LSTM and
+    silently leaves the rest eager, so encoder and loss are compiled separately.
 
     Args:
-        policy: whose encoder and heads.
+        policy: policy whose encoder and heads are compiled.
         mode: ``off``, or a mode of ``torch.compile``.
     """
 
@@ -43,7 +43,7 @@ class Compiled:
     def loss(
         self, minibatch: Sequences[Any], clip: Tensor, entropy_weight: Tensor, value_weight: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """``ppo_loss`` of a minibatch, with its metrics."""
+        """``ppo_loss`` of a minibatch and its metrics."""
         learned = minibatch.old_log_prob, minibatch.advantages, minibatch.targets, minibatch.weight
         rest = (*learned, clip, entropy_weight, value_weight)
         if not self.active:
@@ -67,11 +67,11 @@ class Compiled:
         return ppo_loss(evaluation, *rest)
 
     def give_up(self, error: Exception) -> bool:
-        """Go on without compilation after ``error``; false where nothing was compiled."""
+        """Continue without compilation after ``error``; false if nothing was compiled."""
         if not self.active:
             return False
         first = str(error).strip().splitlines()
         reason = first[0] if first else type(error).__name__
-        log.warning("compile: %s; going on without compilation", reason)
+        log.warning("compile: %s; continuing without compilation", reason)
         self.active = False
         return True

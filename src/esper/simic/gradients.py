@@ -1,4 +1,4 @@
-"""Gradient norms of a policy: of all of it, and of each head's own parameters."""
+"""Gradient norms of a policy: of all parameters, and of those of each head."""
 
 from typing import Any
 
@@ -9,28 +9,28 @@ from esper.tamiyo.policy.interface import Policy
 
 
 class GradientNorms:
-    """Measures and clips gradients with one norm a parameter.
+    """Measures and clips gradients from one norm per parameter.
 
     Args:
-        policy: whose gradients.
-        device: where they live.
+        policy: policy whose gradients are measured.
+        device: device of the gradients.
     """
 
     def __init__(self, policy: Policy[Any], device: torch.device):
         self.parameters = list(policy.parameters())
         self.heads = (*policy.heads, "value")
         self.own = {head: policy.head_parameters(head) for head in self.heads}
-        place = {id(parameter): i for i, parameter in enumerate(self.parameters)}
+        index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
         members = torch.zeros(len(self.heads), len(self.parameters), dtype=torch.bool)
         for row, head in enumerate(self.heads):
-            members[row, [place[id(parameter)] for parameter in self.own[head]]] = True
+            members[row, [index[id(parameter)] for parameter in self.own[head]]] = True
         self.members = members.to(device)
 
     def measure(self) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """The norm of the whole gradient, and that of each head.
+        """The norm of the whole gradient, and of each head's part of it.
 
-        A head some of whose parameters have no gradient has None, which is neither 0 nor NaN: then
-        its log-probs are cut off from it.
+        The norm of a head is None, neither 0 nor NaN, if one of its parameters has no gradient: the
+        head's log-probs are then detached from its parameters.
         """
         zero = self.members.new_zeros((), dtype=torch.float32)
         present = [p.grad if p.grad is not None else zero for p in self.parameters]
@@ -43,5 +43,5 @@ class GradientNorms:
         return squares.sum().sqrt(), heads
 
     def clip(self, norm: Tensor, most: float) -> None:
-        """Scale gradients whose norm is ``norm`` down to ``most``, in place."""
+        """Scale the gradients, whose norm is ``norm``, down to at most ``most``, in place."""
         nn.utils.clip_grads_with_norm_(self.parameters, most, norm)

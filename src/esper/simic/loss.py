@@ -10,7 +10,7 @@ from esper.tamiyo.policy.interface import Evaluation
 
 
 def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean of ``x`` over the steps that count; all where ``weight`` is None."""
+    """Mean of ``x`` weighted by ``weight``; over all steps if ``weight`` is None."""
     if weight is None:
         return x.mean()
     return (x * weight).sum() / weight.sum()
@@ -26,24 +26,24 @@ def ppo_loss(
     entropy_weight: Tensor,
     value_weight: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate loss, squared error of the critic and entropy bonus; equation 9.
+    """Clipped surrogate loss, squared error of the critic and entropy bonus (equation 9).
 
     With importance ratio ``r = exp(log_prob - old_log_prob)``, advantage A, value V, target G and
     entropy H, averaged over steps:
     ``-min(r A, clip(r, 1 - clip, 1 + clip) A) + value_weight (V - G)^2 / 2 - entropy_weight H``.
 
     Args:
-        evaluation: of the actions by the current policy, ``[L, M]``.
-        old_log_prob: of the actions by the policy that took them, ``[L, M]``.
+        evaluation: the current policy's evaluation of the actions, ``[L, M]``.
+        old_log_prob: log-probability of the actions when they were taken, ``[L, M]``.
         advantages, targets: normalised, ``[L, M]``.
-        weight: 1 for steps that count, 0 for padding; None when all count.
+        weight: 1 for steps that count, 0 for padding, ``[L, M]``; None if all count.
         clip: bound of the importance ratio, a scalar on the device.
-        entropy_weight: likewise.
+        entropy_weight: weight of the entropy bonus, a scalar on the device.
         value_weight: weight of the critic's error.
 
     Returns:
-        the loss, and its parts by name, detached scalars; head entropies and choices are
-        ``[heads]``.
+        the loss, and its metrics by name, detached: scalars, or ``[heads]`` for head entropies and
+        choices.
     """
     loss, policy_loss, value_loss, entropy, log_ratio, ratio = _SurrogateLoss.apply(
         evaluation.log_prob,
@@ -58,7 +58,7 @@ def ppo_loss(
         value_weight,
     )
     with torch.no_grad():
-        # k3 estimator (Schulman, "Approximating KL divergence", 2020); expm1 keeps its digits.
+        # k3 estimator (Schulman, "Approximating KL divergence", 2020); expm1 avoids cancellation.
         kl = weighted_mean(torch.expm1(log_ratio) - log_ratio, weight)
         outside = ((ratio - 1.0).abs() > clip).float()
         choice = evaluation.head_choice.float()
@@ -84,10 +84,10 @@ def ppo_loss(
 
 
 class _SurrogateLoss(torch.autograd.Function):
-    """The surrogate loss with its gradient in closed form: a third of autograd's operations.
+    """The surrogate loss with its gradient in closed form, in a third of autograd's operations.
 
     With r the importance ratio and A the advantage, ``d min(r A, clip(r) A) / d log r`` is ``r A``
-    where that is not the larger of the two, and 0 elsewhere.
+    where ``r A <= clip(r) A``, and 0 elsewhere.
     """
 
     @staticmethod
@@ -106,7 +106,7 @@ class _SurrogateLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         log_ratio = log_prob - old_log_prob
         if weight is not None:
-            # Log-probs of padding are arbitrary; an overflow there must not reach the sums.
+            # Log-probs of padding are arbitrary: an overflow there would become NaN in the sums.
             log_ratio = torch.where(weight > 0, log_ratio, 0.0)
         ratio = log_ratio.exp()
         unclipped = ratio * advantages

@@ -1,19 +1,19 @@
-"""Loss scaling for a policy whose trunk computes in float16."""
+"""Loss scaling for a policy whose trunk is computed in float16."""
 
 import torch
 from torch import Tensor
 
 
 class LossScaler:
-    """A factor on the loss that keeps small gradients above float16's least number.
+    """A factor on the loss that keeps small gradients above float16's smallest number.
 
-    Micikevicius et al., "Mixed precision training" (2018): halved by a step whose gradient
-    overflows, which is left out; doubled after ``GROWTH_INTERVAL`` steps without one. Everything
-    stays on the device. ``torch.amp.GradScaler`` does the same, but its step decides on the host
-    and leaves no room for another reason to skip.
+    Micikevicius et al., "Mixed precision training" (2018): a step whose gradient overflows is
+    skipped and halves the factor; ``GROWTH_INTERVAL`` steps without overflow double it. Everything
+    stays on the device. ``torch.amp.GradScaler`` does the same, but it decides on the host and
+    cannot skip a step for another reason.
 
     Args:
-        device: where the factor lives.
+        device: device of the factor.
     """
 
     FIRST, LEAST, GROWTH_INTERVAL = 2.0**16, 1.0, 2000
@@ -23,19 +23,19 @@ class LossScaler:
         self.good_steps = torch.zeros((), device=device)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss to start the backward pass from."""
+        """The scaled loss, from which the backward pass starts."""
         return loss * self.scale
 
     def unscale(self, gradients: list[Tensor]) -> None:
-        """Bring gradients back to their own size, in place."""
+        """Divide the gradients by the factor, in place."""
         torch._foreach_mul_(gradients, 1.0 / self.scale)
 
     def may_overflow(self) -> Tensor:
-        """Whether a gradient that is not finite may be the factor's fault, bool scalar."""
+        """Whether the factor can be the cause of a gradient that is not finite, bool scalar."""
         return self.scale > self.LEAST
 
     def follow(self, overflowed: Tensor) -> None:
-        """Take in whether a step overflowed, bool scalar on the device."""
+        """Adapt the factor to whether a step overflowed, bool scalar on the device."""
         good = torch.where(overflowed, 0.0, self.good_steps + 1.0)
         grow = good >= self.GROWTH_INTERVAL
         change = torch.where(overflowed, 0.5, torch.where(grow, 2.0, 1.0))
@@ -43,10 +43,10 @@ class LossScaler:
         self.good_steps.copy_(torch.where(grow, 0.0, good))
 
     def state(self) -> dict[str, Tensor]:
-        """For the checkpoint."""
+        """Factor and step count, for the checkpoint."""
         return {"scale": self.scale, "good_steps": self.good_steps}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """From the checkpoint."""
+        """Restore what ``state`` returned."""
         self.scale.copy_(state["scale"])
         self.good_steps.copy_(state["good_steps"])

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: found on the device, named on the host, kept in a file."""
+"""Detection of numbers that are not finite: flags on the device, tensor names on the host."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an update learned nothing.
+    """Why an update was refused, and what is needed to replay it.
 
     Attributes:
         tensor: name of the first tensor with a number that is not finite, such as
             ``observation/host`` or ``gradient/op_head.out.weight``.
-        agent: parts of the agent's state before the update, see ``PPOAgent.state``.
-        rollout: what it should have learned from, see ``Rollout.state``.
+        agent: the agent's state before the update, see ``PPOAgent.state``.
+        rollout: the rollout of the update, see ``Rollout.state``.
     """
 
     tensor: str
@@ -31,7 +31,7 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def first_not_finite(tensors: Mapping[str, Tensor | None]) -> str | None:
-    """The name of the first tensor with a number that is not finite; waits for the device."""
+    """Name of the first tensor with a number that is not finite, or None; waits for the device."""
     for name, x in tensors.items():
         if x is not None and x.is_floating_point() and not bool(x.isfinite().all()):
             return name

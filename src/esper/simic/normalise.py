@@ -1,4 +1,4 @@
-"""Running moments, exact over everything seen, frozen while a rollout is collected and learned."""
+"""Running moments: exact over all rows so far, constant from a rollout to the end of its update."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,12 @@ _CLIP = 10.0
 class RunningMoments:
     """Mean and variance of every column of all rows given to ``update`` so far.
 
-    Moments of parts are merged exactly (Chan, Golub and LeVeque, 1979) in float64. Before the first
-    update nothing is shifted or scaled.
+    Moments of batches are merged in float64 with the exact formula of Chan, Golub and LeVeque
+    (1979). Before the first update, mean 0 and deviation 1 are used.
 
     Args:
         shape: shape of one row.
-        device: where the moments live.
+        device: device of the moments.
 
     Attributes:
         deviation: standard deviation of every column, 1 before the first update.
@@ -28,10 +28,10 @@ class RunningMoments:
         self.deviation = torch.ones(shape, dtype=torch.float64, device=device)
 
     def update(self, rows: Tensor) -> None:
-        """Take in ``rows [..., *shape]``; a row with a number that is not finite is left out.
+        """Include ``rows [..., *shape]``; a row with a number that is not finite is ignored.
 
         Raises:
-            ValueError: the rows have other columns.
+            ValueError: the rows have another shape.
         """
         if rows.shape[rows.ndim - self.mean.ndim :] != self.mean.shape:
             raise ValueError(f"rows of shape {tuple(rows.shape)}, not [..., {self.mean.shape}]")
@@ -43,7 +43,7 @@ class RunningMoments:
         squares = torch.where(finite, rows - mean, 0.0).square().sum(0)
         total = (self.count + count).clamp(min=1.0)
         shift = mean - self.mean
-        # In place: a captured rollout step reads these very tensors.
+        # In place: a captured rollout step reads these tensors by address.
         self.squares += squares + shift.square() * self.count * count / total
         self.mean += shift * count / total
         self.count += count
@@ -54,7 +54,10 @@ class RunningMoments:
         self.deviation.copy_(torch.where(self.count > 0, (variance + _EPSILON).sqrt(), 1.0))
 
     def normalise(self, x: Tensor) -> Tensor:
-        """``(x - mean) / deviation`` within +-10, in float32; infinity, an error, stays."""
+        """``(x - mean) / deviation`` clipped to +-10, in float32.
+
+        Infinities are not clipped, so that the error they indicate stays visible.
+        """
         scaled = (x - self.mean) / self.deviation
         return torch.where(scaled.isinf(), scaled, scaled.clamp(-_CLIP, _CLIP)).float()
 
@@ -67,19 +70,19 @@ class RunningMoments:
         return (x * self.deviation + self.mean).float()
 
     def state(self) -> dict[str, Tensor]:
-        """For the checkpoint."""
+        """Count, mean and sum of squares, for the checkpoint."""
         return {name: x.clone() for name, x in self._tensors().items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """From the checkpoint.
+        """Restore what ``state`` returned.
 
         Raises:
-            ValueError: the columns are not the same.
+            ValueError: the moments have another shape.
         """
         if state["mean"].shape != self.mean.shape:
             raise ValueError(f"moments of {tuple(state['mean'].shape)}, not {self.mean.shape}")
-        for name, mine in self._tensors().items():
-            mine.copy_(state[name])
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
         self._find_deviation()
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""How a learner normalises the observations of its policy."""
+"""The interface by which a learner normalises the observations of its policy."""
 
 from typing import Protocol
 
@@ -9,14 +9,14 @@ from esper.tamiyo.policy.interface import ObservationT
 
 
 class ObservationMoments(Protocol[ObservationT]):
-    """Running moments of observations, frozen from one update to the next."""
+    """Running moments of observations, constant between updates."""
 
     def normalise(self, observation: ObservationT) -> ObservationT:
-        """The observation as the network sees it."""
+        """The normalised observation, which the network receives."""
         ...
 
     def update(self, observation: ObservationT, valid: Tensor | None) -> None:
-        """Take in a rollout's observations ``[T, N]``; only those that are ``valid``."""
+        """Include the observations of a rollout, ``[T, N]``; only ``valid`` ones if given."""
         ...
 
     def parts(self) -> dict[str, RunningMoments]:

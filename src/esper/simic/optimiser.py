@@ -1,4 +1,4 @@
-"""Adam for a policy: actor and critic with their own step sizes, on the device's own terms."""
+"""Adam for a policy: separate step sizes for actor and critic, steps skipped on the device."""
 
 from typing import Any
 
@@ -11,23 +11,23 @@ GROUPS = ("policy", "value")
 
 
 class PolicyOptimizer:
-    """Adam (Kingma and Ba, 2015) whose step the device itself can leave out.
+    """Adam (Kingma and Ba, 2015) with steps that the device can skip without the host.
 
-    Step sizes are tensors on the device, so a captured or compiled step follows a schedule. The
-    fused kernel skips parameters, moments and step count when ``found_inf`` is set, as a GradScaler
-    does it, which needs no host transfer. The foreach kernels cannot, so what was there before is
-    put back.
+    Step sizes are tensors on the device, so a captured or compiled step follows a schedule. If
+    ``found_inf`` is set, the fused kernel leaves parameters, moments and step count unchanged, as
+    with a GradScaler, which needs no host transfer. The foreach kernels have no such flag, so a
+    skipped step is undone by copying the tensors back.
 
     Args:
-        policy: whose parameters are learned.
-        device: where they live.
-        fused: whether to take the fused kernel, or the foreach ones.
+        policy: policy whose parameters are optimised.
+        device: device of the parameters.
+        fused: whether to use the fused kernel rather than the foreach kernels.
     """
 
     def __init__(self, policy: Policy[Any], device: torch.device, fused: bool = True):
         critic = policy.head_parameters("value")
-        mine = {id(parameter) for parameter in critic}
-        actor = [p for p in policy.parameters() if id(p) not in mine]
+        of_critic = {id(parameter) for parameter in critic}
+        actor = [p for p in policy.parameters() if id(p) not in of_critic]
         self.parameters = [*actor, *critic]
         names = {id(parameter): name for name, parameter in policy.named_parameters()}
         self.names = [names[id(parameter)] for parameter in self.parameters]
@@ -44,24 +44,24 @@ class PolicyOptimizer:
         )
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Set all gradients to None."""
         self.adam.zero_grad(set_to_none=True)
 
     def set_rates(self, rates: dict[str, float | Tensor]) -> None:
-        """Step sizes of the next steps, by group."""
+        """Set the step sizes by group, for the following steps."""
         for name, group in zip(GROUPS, self.adam.param_groups, strict=True):
             self.rates[name].fill_(rates[name])
-            if not self.fused:  # the foreach kernels on a CPU want a number
+            if not self.fused:  # the foreach kernels on a CPU need a Python number
                 group["lr"] = float(self.rates[name])
 
     def step_unless(self, skip: Tensor) -> None:
-        """A step, unless ``skip`` (a float scalar on the device) is above 0."""
+        """Take a step unless ``skip`` (a float scalar on the device) is above 0."""
         if self.fused:
             self.adam.found_inf = skip  # type: ignore[attr-defined]
             self.adam.grad_scale = None  # type: ignore[attr-defined]
             self.adam.step()
             return
-        # Adam makes its state at its first step, so there may be nothing yet to put back.
+        # Adam creates its state in the first step: a skipped first step restores zeros.
         before = {name: x.clone() for name, x in self._tensors().items()}
         self.adam.step()
         with torch.no_grad():
@@ -84,7 +84,7 @@ class PolicyOptimizer:
         return nn.utils.get_total_norm(moments).isfinite()
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Moments and step counts by parameter name: groups may come in another order one day."""
+        """Moments and step counts by parameter name, independent of the order of the groups."""
         return {
             name: dict(self.adam.state[parameter])
             for name, parameter in zip(self.names, self.parameters, strict=True)
@@ -92,10 +92,10 @@ class PolicyOptimizer:
         }
 
     def load(self, stored: dict[str, dict[str, Any]]) -> None:
-        """Take back what ``state`` gave.
+        """Restore what ``state`` returned.
 
         Raises:
-            KeyError: it speaks of a parameter that the policy does not have.
+            KeyError: it contains a parameter that the policy does not have.
             ValueError: a moment has another shape.
         """
         unknown = set(stored) - set(self.names)

@@ -27,8 +27,8 @@ from esper.tamiyo.policy.interface import ObservationT, Policy, RecurrentState, 
 from esper.tamiyo.policy.noise import EpisodeNoise
 
 ADVANTAGE_FLOOR = 0.1
-"""Advantages of growth, whose rewards are points of accuracy, are divided by at least this, so that
-noise is not blown up into a signal."""
+"""Least divisor of advantages in growth, whose rewards are differences of accuracy: a smaller
+deviation is noise, which dividing by it would amplify."""
 
 LOSSES = (Metric.POLICY_LOSS, Metric.VALUE_LOSS, Metric.ENTROPY, Metric.LOSS)
 """Parts of the loss, in the order in which they are searched for numbers that are not finite."""
@@ -39,11 +39,11 @@ class LearningBatch(Generic[ObservationT]):
     """The tensors of one update, computed from a rollout.
 
     Attributes:
-        sequences: inputs of the policy and of the loss.
+        sequences: inputs of the policy and the loss.
         values: the critic's estimates, ``[T, N]``.
         returns: Monte Carlo returns, ``[T, N]``.
         targets: value targets before scaling, ``[T, N]``.
-        weight: 1 for steps that count, 0 for others, ``[T, N]``; None when all count.
+        weight: 1 for steps that count, 0 for others, ``[T, N]``; None if all count.
     """
 
     sequences: Sequences[ObservationT]
@@ -54,20 +54,21 @@ class LearningBatch(Generic[ObservationT]):
 
 
 class PPOAgent(Generic[ObservationT]):
-    """Policy, critic, optimizer and normalisers; acts and learns.
+    """Policy, critic, optimizer and normalisers: acts in environments and learns from rollouts.
 
     Args:
         config: see ``leyline.config.LearnerConfig``.
-        seed: of initial weights, action sampling and shuffling.
-        device: where the networks live.
-        network: makes the policy, called once with the global generator seeded.
-        moments: normalise the policy's observations.
+        seed: seed of initial weights, action sampling and shuffling.
+        device: device of the networks.
+        network: builds the policy; called once, with the global generator seeded.
+        moments: normalises the policy's observations.
         compile_mode: see ``simic.compiled.Compiled``.
-        advantage_floor: advantages are divided by their deviation, or by this where it is larger.
+        advantage_floor: advantages are divided by their standard deviation or by this, whichever
+            is larger.
 
     Attributes:
-        refusal: why the last update was refused, None where it was not.
-        shape: what else, besides the settings, is needed to make the network again.
+        refusal: why the last update was refused; None if it was not.
+        shape: what is needed to rebuild the network in addition to the settings.
     """
 
     def __init__(
@@ -111,12 +112,12 @@ class PPOAgent(Generic[ObservationT]):
         self.continue_rollout(environments, episode)
 
     def continue_rollout(self, environments: Tensor, episode: int) -> None:
-        """Begin a rollout where the last one ended: the recurrent state stays as it is."""
+        """Begin a rollout where the last one ended, with the current recurrent state."""
         self._environments, self._episode = environments, episode
         self._noise: EpisodeNoise | None = None
 
     def act(self, observation: ObservationT, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``Actor.act``. Sample from the policy, or take its mode when ``greedy``."""
+        """See ``Actor.act``. Sample from the policy, or take its mode if ``greedy``."""
         noise = None if self.greedy else self._draw_noise(observation, step)
         actions, log_prob, value, self.hidden = self._act(observation, self.hidden, noise)
         return actions, log_prob, value
@@ -127,7 +128,7 @@ class PPOAgent(Generic[ObservationT]):
         return self.policy.act(self.moments.normalise(observation), hidden, noise)
 
     def value(self, observation: ObservationT) -> Tensor:
-        """The critic's normalised value, ``[N]``; the recurrent state stays as it is."""
+        """The critic's normalised value, ``[N]``; does not change the recurrent state."""
         return self._act(observation, self.hidden, None)[2]
 
     def reset_state(self, rows: Tensor) -> None:
@@ -143,14 +144,14 @@ class PPOAgent(Generic[ObservationT]):
     # --- learning -----------------------------------------------------------------------------
 
     def update(self, rollout: Rollout[ObservationT]) -> dict[str, float | None]:
-        """Update policy and critic from one rollout; one host transfer.
+        """Update policy and critic from one rollout, with a single device-to-host transfer.
 
-        A number that is not finite, in the rollout, the loss, a gradient or the optimizer state,
-        ends the update before it touches a weight (see ``refusal``). So does an approximate KL
-        divergence above its bound.
+        If the rollout, the loss, a gradient or the optimizer state contains a number that is not
+        finite, that optimizer step and the remaining ones are skipped (see ``refusal``). An
+        approximate KL divergence above its bound skips them too.
 
         Returns:
-            metrics by name; a gradient norm is None where the gradient is missing.
+            metrics by name; a gradient norm is None if a gradient is missing.
         """
         self._before = _copied(self.state(), self._before)
         self._set_schedules()
@@ -204,7 +205,7 @@ class PPOAgent(Generic[ObservationT]):
         deviation = weighted_mean(advantages.square(), weight).sqrt()
         advantages = advantages / deviation.clamp(min=self.advantage_floor)
         if self.updates == 0 and self.policy.value_layer() is not None:
-            # Before the first update raw returns would drown the actor's gradient.
+            # Unnormalised returns would dominate the actor's gradient in the first update.
             self.return_moments.update(self._without_resets(targets, rollout))
         observation = self.moments.normalise(rollout.observation)
         scaled = self.return_moments.scale(targets)
@@ -220,7 +221,10 @@ class PPOAgent(Generic[ObservationT]):
         return (~finite).float()
 
     def _draw_minibatches(self, sequences: int) -> list[Tensor]:
-        """Indices of each minibatch of each epoch, shuffled by a keyed draw, on the CPU."""
+        """Indices of the sequences of each minibatch, over all epochs, on the CPU.
+
+        The order is drawn from the counter-based generator, keyed by epoch and update.
+        """
         streams = torch.arange(self.config.ppo_epochs)
         drawn = random_bits(self.seed, streams, Purpose.POLICY_SHUFFLE, self.updates, 0, sequences)
         count = min(self.config.minibatches, sequences)
@@ -229,7 +233,7 @@ class PPOAgent(Generic[ObservationT]):
     def _minibatch_step(
         self, minibatch: Sequences[ObservationT], stopped: Tensor
     ) -> tuple[Metrics, Tensor]:
-        """One optimizer step, which the device itself skips where it must not be taken."""
+        """One optimizer step; the device skips it, without the host, if it must not be taken."""
         loss, metrics = self._gradients(minibatch)
         norm, heads = self.norms.measure()
         self.norms.clip(norm, self.config.max_gradient_norm)
@@ -246,12 +250,12 @@ class PPOAgent(Generic[ObservationT]):
         return metrics | flags | head_norms, stopped
 
     def _gradients(self, minibatch: Sequences[ObservationT]) -> tuple[Tensor, Metrics]:
-        """Loss, metrics and gradients of a minibatch; backward runs outside of autocast."""
+        """Loss, metrics and gradients of a minibatch; backward runs outside autocast."""
         with full_precision(self.device):
             try:
                 return self._backward(minibatch)
             except Exception as error:
-                # Compilation happens in the first call, that of the backward pass included.
+                # The first call compiles both the forward and the backward pass.
                 if not self.compiled.give_up(error):
                     raise
                 return self._backward(minibatch)
@@ -270,7 +274,7 @@ class PPOAgent(Generic[ObservationT]):
         return loss.detach(), metrics
 
     def _check_overflow(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Whether half precision overflowed: no error, the scaler lowers its factor."""
+        """Whether half precision overflowed: not an error, the scaler lowers its factor."""
         if self.scaler is None:
             return torch.zeros_like(loss, dtype=torch.bool)
         overflowed = loss.isfinite() & ~norm.isfinite() & self.scaler.may_overflow()
@@ -283,7 +287,7 @@ class PPOAgent(Generic[ObservationT]):
             self.adaptive.follow(torch.stack([step[Metric.APPROX_KL] for step in last]).mean())
 
     def _update_moments(self, rollout: Rollout[ObservationT], targets: Tensor) -> None:
-        """Only now, after the update: rollout and update used the same normalisation."""
+        """Update the running moments, after the update so that it normalises as the rollout did."""
         self.moments.update(rollout.observation, rollout.valid)
         layer = self.policy.value_layer()
         if layer is None:
@@ -305,7 +309,7 @@ class PPOAgent(Generic[ObservationT]):
         layer.bias.copy_((shift / now).to(layer.bias.dtype))
 
     def _without_resets(self, x: Tensor, rollout: Rollout[ObservationT]) -> Tensor:
-        """``x [T, N]`` with NaN, which moments leave out, at steps that only reset."""
+        """``x [T, N]`` with NaN, which moments ignore, at steps that only reset."""
         if rollout.valid is None:
             return x
         return torch.where(rollout.valid.to(self.device), x, float("nan"))
@@ -313,10 +317,10 @@ class PPOAgent(Generic[ObservationT]):
     # --- metrics ------------------------------------------------------------------------------
 
     def _update_metrics(self, batch: LearningBatch[ObservationT]) -> dict[str, Tensor]:
-        """Metrics of the update as a whole, besides those of its minibatches."""
+        """Metrics of the update as a whole, in addition to those of its minibatches."""
         values, returns, weight = batch.values, batch.returns, batch.weight
         overall, within = explained_variance(values, returns, weight)
-        whole = weight is None  # whole episodes: their return is that of the first step
+        whole = weight is None  # whole episodes: the episode's return is that of its first step
         metrics = {
             Metric.EXPLAINED_VARIANCE: overall,
             Metric.EXPLAINED_VARIANCE_WITHIN_STEP: within,
@@ -337,14 +341,14 @@ class PPOAgent(Generic[ObservationT]):
     def _first_not_finite(
         self, rollout: Rollout[ObservationT], minibatch: Sequences[ObservationT]
     ) -> str:
-        """The first tensor with a number that is not finite; waits for the device.
+        """Name of the first tensor with a number that is not finite; waits for the device.
 
-        The weights are those of the refused step, so its minibatch can be computed once more.
+        The weights are still those of the refused step, so its minibatch can be recomputed.
         """
         parts = self.optimizer.state()
         moments = {f"optimizer/{n}/{k}": x for n, part in parts.items() for k, x in part.items()}
         weights = {f"policy/{n}": p for n, p in self.policy.named_parameters()}
-        # Not in one dictionary: rollout and minibatch have names in common.
+        # In two calls: rollout and minibatch have names in common.
         found = first_not_finite(rollout.tensors() | moments | weights)
         found = found or first_not_finite(minibatch.tensors())
         if found is not None:
@@ -357,7 +361,7 @@ class PPOAgent(Generic[ObservationT]):
     # --- state --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Everything a checkpoint needs, by part; optimizer state by parameter name."""
+        """Everything a checkpoint needs, by part; the optimizer state is by parameter name."""
         counters: dict[str, Any] = {"updates": torch.tensor(self.updates)}
         if self.adaptive is not None:
             counters["rate_factor"] = self.adaptive.factor
@@ -373,7 +377,7 @@ class PPOAgent(Generic[ObservationT]):
         """The inverse of ``state``.
 
         Raises:
-            RuntimeError, ValueError, KeyError, TypeError: the state is another network's.
+            RuntimeError, ValueError, KeyError, TypeError: the state is that of another network.
         """
         self.policy.load_state_dict(parts["policy"])
         self.optimizer.load(parts["optimizer"])
@@ -390,9 +394,9 @@ class PPOAgent(Generic[ObservationT]):
 
 
 def _copied(parts: Any, place: Any) -> Any:
-    """A deep copy of nested dictionaries of tensors, in the memory of ``place`` where it fits.
+    """A deep copy of nested dictionaries of tensors, written into ``place`` where shapes match.
 
-    Reusing memory from round to round matters: allocating it costs more than copying.
+    Reusing the memory of the last round matters: allocating it costs more than copying.
     """
     if isinstance(parts, dict):
         known = place if isinstance(place, dict) else {}

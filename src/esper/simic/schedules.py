@@ -1,8 +1,7 @@
 """Step sizes and weights as pure functions of the number of updates done.
 
-Nothing here has state, so a resumed run continues the trace of an uninterrupted one by
-construction. The one stateful schedule, the step size that follows the KL divergence, is
-``AdaptiveRate``, whose state is saved.
+Schedules have no state, so a resumed run takes the same values as an uninterrupted one. The
+exception is ``AdaptiveRate``, a factor that follows the KL divergence; its state is saved.
 """
 
 import math
@@ -26,9 +25,9 @@ class Schedule:
         warmup: updates over which it rises linearly; update 0 has ``initial / warmup``.
         decay: ``none``, ``linear``, ``cosine`` (Loshchilov and Hutter, 2017, without restarts) or
             ``step``, which falls by equal factors.
-        horizon: update from which the end value holds, an absolute count.
-        end_factor: end value over ``initial``.
-        step_size: updates of a stair of ``step``.
+        horizon: update from which the end value holds, counted from the start of the run.
+        end_factor: end value divided by ``initial``.
+        step_size: updates per stair of ``step``.
     """
 
     initial: float
@@ -39,7 +38,7 @@ class Schedule:
     step_size: int = 1
 
     def at(self, update: int) -> float:
-        """The value of update number ``update``, from 0."""
+        """The value for update number ``update``, counted from 0."""
         if update < self.warmup:
             return self.initial * (update + 1) / self.warmup
         return self.initial * self._factor(update)
@@ -62,10 +61,10 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """Everything about an update that is scheduled.
+    """The scheduled quantities of an update.
 
     Attributes:
-        policy_rate, value_rate: step sizes of Adam for actor and critic.
+        policy_rate, value_rate: Adam's step sizes for actor and critic.
         entropy: weight of the entropy bonus.
         clip: bound of the importance ratio.
     """
@@ -77,7 +76,7 @@ class Schedules:
 
     @classmethod
     def of(cls, config: LearnerConfig) -> "Schedules":
-        """Those that the settings ask for; constant where the environment variable says so."""
+        """The schedules of the settings; step sizes are constant if ``DISABLE_VARIABLE`` is on."""
 
         def rate(initial: float) -> Schedule:
             if switched_on(DISABLE_VARIABLE):
@@ -114,22 +113,23 @@ class Schedules:
 
 
 def warmup_updates(config: LearnerConfig) -> int:
-    """Updates over which the step size rises: absolute, whatever the number of rounds."""
+    """Number of updates over which the step size rises; independent of the number of rounds."""
     if config.lr_warmup_steps:
         return config.lr_warmup_steps
     return math.ceil(config.lr_warmup_frac * config.lr_decay_steps)
 
 
 class AdaptiveRate:
-    """A factor of the step size that keeps the KL divergence of an update near a target.
+    """A factor on the step size that keeps the KL divergence of an update near a target.
 
-    Halfway between rsl_rl and the adaptive penalty of Schulman et al. (2017): after an update whose
-    KL was above twice the target the factor falls by 1.5, below half of it rises by 1.5. It lives
-    on the device, so following it waits for nothing.
+    The factor is divided by 1.5 after an update whose KL was above twice the target, and multiplied
+    by 1.5 after one whose KL was below half of it: the bounds of rsl_rl, applied once per update as
+    in the adaptive penalty of Schulman et al. (2017). The factor stays on the device, so adapting
+    it needs no transfer.
 
     Args:
-        target: nats.
-        device: where the factor lives.
+        target: KL divergence in nats.
+        device: device of the factor.
     """
 
     STEP, LEAST, MOST = 1.5, 1e-3, 1e2
@@ -139,7 +139,7 @@ class AdaptiveRate:
         self.factor = torch.ones((), device=device)
 
     def follow(self, kl: Tensor) -> None:
-        """Take in the mean KL of an update's last epoch; one that is not finite changes nothing."""
+        """Adapt the factor to the mean KL of an update's last epoch; not finite leaves it as is."""
         down, up = kl > 2.0 * self.target, (kl < 0.5 * self.target) & kl.isfinite()
         change = torch.where(down, 1.0 / self.STEP, torch.where(up, self.STEP, 1.0))
         self.factor.mul_(change).clamp_(self.LEAST, self.MOST)

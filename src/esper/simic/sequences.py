@@ -1,4 +1,4 @@
-"""Sequences of a rollout, over which the LSTM runs in one call, never a loop over time."""
+"""Sequences of a rollout, padded so that the LSTM runs over all of them in one call."""
 
 from dataclasses import dataclass
 from typing import Generic
@@ -18,12 +18,12 @@ class Sequences(Generic[ObservationT]):
     Attributes:
         observation: normalised.
         actions: int64 ``[L, M, heads]``.
-        old_log_prob: of the actions when they were taken.
+        old_log_prob: log-probability of the actions when they were taken.
         advantages: normalised.
-        targets: what the critic learns, normalised.
-        hidden: of the memory before each sequence, ``[layers, M, width]``.
-        weight: 1 where there is a step to learn from, 0 in padding; None where there is no padding.
-        lengths: steps of each sequence, int64 ``[M]`` on the CPU; None where all are ``L``.
+        targets: normalised value targets.
+        hidden: recurrent state before each sequence, tensors ``[layers, M, width]``.
+        weight: 1 for steps to learn from, 0 in padding; None if there is no padding.
+        lengths: steps of each sequence, int64 ``[M]`` on the CPU; None if all have ``L``.
     """
 
     observation: ObservationT
@@ -41,7 +41,7 @@ class Sequences(Generic[ObservationT]):
         return self.actions.shape[1]
 
     def pick(self, chosen: Tensor) -> "Sequences[ObservationT]":
-        """The sequences ``chosen``, int64 ``[m]``, as long as the longest of them."""
+        """The sequences ``chosen``, int64 ``[m]``, cut to the longest of them."""
         length = self.actions.shape[0]
         if self.lengths is not None:
             length = int(self.lengths[chosen].max())
@@ -63,7 +63,7 @@ class Sequences(Generic[ObservationT]):
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors an update computes with, by name."""
+        """The tensors that an update computes with, by name."""
         named = named_inputs(self.observation, self.hidden) | {
             "actions": self.actions,
             "log_prob": self.old_log_prob,
@@ -76,7 +76,7 @@ class Sequences(Generic[ObservationT]):
     def from_tensors(
         cls, kind: type[ObservationT], tensors: dict[str, Tensor]
     ) -> "Sequences[ObservationT]":
-        """The inverse of ``tensors``, without lengths; ``kind`` is that of the observations."""
+        """The inverse of ``tensors``, without lengths; ``kind`` is the observations' class."""
         observation, hidden = inputs_from(kind, tensors)
         return cls(
             observation,
@@ -90,10 +90,10 @@ class Sequences(Generic[ObservationT]):
 
 
 def segments(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the unbroken runs of ``valid [T, N]`` (bool, on the CPU) lie.
+    """The unbroken runs of true values in ``valid [T, N]`` (bool, on the CPU).
 
     Returns:
-        first step, environment and length of each run, int64 ``[M]``, by environment.
+        first step, environment and length of each run, int64 ``[M]``, sorted by environment.
     """
     edge = torch.zeros_like(valid[:1])
     before = torch.cat([edge, valid[:-1]])
@@ -106,15 +106,16 @@ def segments(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def split_sequences(
     rollout: Rollout[ObservationT], observation: ObservationT, advantages: Tensor, targets: Tensor
 ) -> Sequences[ObservationT]:
-    """The sequences of a rollout.
+    """Split a rollout into sequences.
 
-    Whole episodes side by side are sequences as they are. Where episodes begin and end within the
-    rollout, each piece of one becomes a sequence of its own, padded to the longest: a piece that
-    begins with the rollout goes on from the memory's state then, others from zeros.
+    If every environment's steps are one whole episode, each is a sequence already. If episodes
+    begin and end within the rollout, each piece of an episode becomes one sequence, padded to the
+    longest. A piece that begins at step 0 starts from the rollout's recurrent state, the others
+    from zeros.
 
     Args:
-        rollout: what was collected.
-        observation: its observations, normalised.
+        rollout: the rollout.
+        observation: its normalised observations.
         advantages, targets: ``[T, N]``, normalised.
     """
     if rollout.valid is None:
@@ -133,7 +134,7 @@ def split_sequences(
     time = moved(torch.where(inside, first + steps, first), device)
     environment = moved(environment, device)
     weight = moved(inside, device)
-    goes_on = moved(first == 0, device)[:, None]
+    continues = moved(first == 0, device)[:, None]
 
     def part(x: Tensor) -> Tensor:
         return x[time, environment]
@@ -145,7 +146,7 @@ def split_sequences(
         part(rollout.log_prob),
         part(advantages),
         part(targets),
-        tuple(torch.where(goes_on, h[:, environment], 0.0) for h in rollout.hidden),
+        tuple(torch.where(continues, h[:, environment], 0.0) for h in rollout.hidden),
         weight.to(advantages.dtype),
         lengths,
     )

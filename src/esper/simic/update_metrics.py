@@ -1,4 +1,4 @@
-"""The metrics of an update: gathered on the device, brought to the host in one transfer."""
+"""The metrics of an update: gathered on the device and copied to the host in one transfer."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from esper.leyline.metrics import Metric, part_metric
 
 Metrics = dict[str, Any]
-"""Tensors of a minibatch by name, scalars or ``[heads]``; None is a missing gradient."""
+"""Metrics of a minibatch by name: scalar tensors or ``[heads]``; None for a missing gradient."""
 
 
 def summarise(
@@ -19,11 +19,11 @@ def summarise(
     Args:
         minibatches: metrics of each optimizer step.
         update: scalars of the update as a whole.
-        heads: names of the action heads, for metrics ``[heads]``.
+        heads: names of the action heads, for metrics of shape ``[heads]``.
 
     Returns:
-        means over the minibatches, extremes of ratios and flags; and the index of the first
-        minibatch that was refused, None where none was.
+        means over the minibatches (extremes for ratios and flags), and the index of the first
+        minibatch that was refused, None if none was.
     """
     flat = [_flattened(metrics, heads) for metrics in minibatches]
     missing = {name for metrics in flat for name, value in metrics.items() if value is None}
@@ -45,7 +45,7 @@ def summarise(
 
 
 def _flattened(metrics: Metrics, heads: tuple[str, ...]) -> Metrics:
-    """Metrics with one scalar per head where there was a tensor ``[heads]``."""
+    """The metrics, with each tensor ``[heads]`` split into one scalar per head."""
     flat: Metrics = {}
     for name, value in metrics.items():
         if value is not None and value.ndim:

@@ -1,7 +1,7 @@
-"""Faults as they happen: a number that is not finite, in one environment, in one minibatch.
+"""Injected faults: a number that is not finite, in one environment, in one minibatch.
 
-Each is a function of a shard that arms the fault for the step that follows, and gives back a
-function that takes away what was put in its place.
+Each fault is a function of a shard that arms the fault for the next step and returns a function
+that removes it.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Fault = Callable[[Shard], Callable[[], None]]
 
 
 def in_loss(row: int, bad: float, minibatch: int = 0) -> Fault:
-    """The loss of one minibatch, and so the gradient of all that it depends on."""
+    """In the loss of one minibatch, and so in the gradients of everything it depends on."""
 
     def arm(shard: Shard) -> Callable[[], None]:
         original, calls = backend.cross_entropy, iter(range(1_000))
@@ -35,7 +35,7 @@ def in_loss(row: int, bad: float, minibatch: int = 0) -> Fault:
 
 
 def in_host_gradient(row: int, bad: float, minibatch: int = 0) -> Fault:
-    """One number of the host's gradient."""
+    """In one number of the host's gradient."""
 
     def arm(shard: Shard) -> Callable[[], None]:
         original, calls = backend.clip_scale, iter(range(1_000))
@@ -54,7 +54,7 @@ def in_host_gradient(row: int, bad: float, minibatch: int = 0) -> Fault:
 
 
 def in_seed_gradient(row: int, bad: float, slot: int, minibatch: int = 0) -> Fault:
-    """One number of a seed's gradient."""
+    """In one number of a seed's gradient."""
 
     def arm(shard: Shard) -> Callable[[], None]:
         original, calls = backend._SeedRows.update, iter(range(1_000))
@@ -74,7 +74,7 @@ def in_seed_gradient(row: int, bad: float, slot: int, minibatch: int = 0) -> Fau
 
 
 def in_seed_output(row: int, bad: float, slot: int, minibatch: int = 0) -> Fault:
-    """What a seed's branch adds, for one image of one minibatch."""
+    """In the output of a seed's branch, for one image of one minibatch."""
 
     def arm(shard: Shard) -> Callable[[], None]:
         block, original, calls = backend.slot_block, backend.branch, iter(range(1_000))
@@ -104,7 +104,7 @@ def in_seed_output(row: int, bad: float, slot: int, minibatch: int = 0) -> Fault
 
 
 def in_optimizer(row: int, bad: float, slot: int | None = None) -> Fault:
-    """A moment of the host, or of the seed in a slot, between two steps."""
+    """In an optimizer moment of the host, or of the seed in a slot, between two steps."""
 
     def arm(shard: Shard) -> Callable[[], None]:
         stack = shard.engine.stack
@@ -116,7 +116,7 @@ def in_optimizer(row: int, bad: float, slot: int | None = None) -> Fault:
 
 
 def together(*faults: Fault) -> Fault:
-    """Several at once."""
+    """Several faults in the same step."""
 
     def arm(shard: Shard) -> Callable[[], None]:
         undo = [fault(shard) for fault in faults]

@@ -1,6 +1,6 @@
-"""Episodes for the tests of rewards: the true lifecycle under random legal actions.
+"""Episodes for the tests of rewards: the real lifecycle under random legal actions.
 
-What would be measured is drawn at random; states, births, parameters and rent are as they would be.
+Measurements are random numbers; states, births, parameters and rent are computed as in a real run.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ from oracles.rewards import Moment, Seed
 CPU = torch.device("cpu")
 F64 = torch.float64
 OP_WEIGHTS = torch.tensor([2.0, 4.0, 1.0, 0.7, 2.0, 6.0])
-"""How often each op is drawn where it is legal; enough ADVANCE that some seeds get to the end."""
+"""Weights of the legal ops in a draw; ADVANCE is frequent enough that some seeds fossilise."""
 
 Choose = Callable[[Tensor, int], Tensor]
-"""Actions ``[N, heads]`` given what is legal ``[N, ops, S]`` and the step."""
+"""Chooses actions ``[N, heads]`` from the legal slots ``[N, ops, S]`` and the step."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What is not of the lifecycle.
+    """The measurements of an episode.
 
     Attributes:
-        accuracy, score, twin: of each step, the first before any, ``[T + 1, N]``.
-        contribution: of each step, read where a seed acts, ``[T, N, S]``.
+        accuracy, score, twin: before the first step and after each step, ``[T + 1, N]``.
+        contribution: of each step, used where a seed acts, ``[T, N, S]``.
     """
 
     accuracy: Tensor
@@ -55,7 +55,7 @@ class World:
 
     @classmethod
     def flat(cls, world: "World", contribution: float) -> "World":
-        """The same where nothing that is done changes anything."""
+        """The world with constant measurements, which no action changes."""
         return replace(
             world,
             accuracy=world.accuracy[:1].expand_as(world.accuracy),
@@ -66,7 +66,7 @@ class World:
 
 
 def choose_at_random(generator: torch.Generator, banned: tuple[Op, ...] = ()) -> Choose:
-    """Legal actions but for one in ten, which names a slot that does not exist."""
+    """Legal actions, except that one in ten names a slot that does not exist."""
 
     def choose(legal: Tensor, step: int) -> Tensor:
         count, _, slots = legal.shape
@@ -85,7 +85,7 @@ def choose_at_random(generator: torch.Generator, banned: tuple[Op, ...] = ()) ->
 
 
 def always(plan: list[dict[str, int]]) -> Choose:
-    """The plan's actions one after the other, then WAIT; heads not named are canonical."""
+    """The plan's actions in order, then WAIT; heads not named are canonical."""
 
     def choose(legal: Tensor, step: int) -> Tensor:
         action = CANONICAL_CHOICE | {"op": int(Op.WAIT)} | (plan[step] if step < len(plan) else {})
@@ -95,7 +95,7 @@ def always(plan: list[dict[str, int]]) -> Choose:
 
 
 def play(world: World, choose: Choose) -> list[RewardInputs]:
-    """An episode: the inputs of every step, float64."""
+    """Play an episode; returns the reward inputs of every step, in float64."""
     length, count, slots = world.contribution.shape
     rules = Rules.for_horizon(length, slots)
     kinds = torch.ones(slots, len(BLUEPRINTS), dtype=torch.bool)
@@ -153,7 +153,7 @@ def random_episode(seed: int, length: int, count: int = 6, slots: int = 3) -> li
 
 
 def tensors(inputs: RewardInputs, change: Callable[[Tensor], Tensor]) -> RewardInputs:
-    """The inputs with every tensor changed, those of the seed states too."""
+    """The inputs with every tensor changed, including those of the seed states."""
     values = {f.name: getattr(inputs, f.name) for f in fields(inputs)}
     for name, value in values.items():
         if isinstance(value, Tensor):
@@ -164,7 +164,7 @@ def tensors(inputs: RewardInputs, change: Callable[[Tensor], Tensor]) -> RewardI
 
 
 def moment(inputs: RewardInputs, row: int) -> Moment:
-    """One environment's step as the oracle sees it."""
+    """One environment's step as input of the oracle."""
     before, after = inputs.before.map(lambda x: x[row]), inputs.after.map(lambda x: x[row])
     return Moment(
         episode_length=inputs.episode_length,

@@ -1,4 +1,4 @@
-"""Hosts dealt over several devices fare as on one."""
+"""Hosts distributed over several devices give the results of one device."""
 
 import re
 from dataclasses import fields, replace
@@ -44,7 +44,7 @@ def play(env: GrowthEnv) -> tuple[Rollout, list[Step]]:
     return collect(env, agent, 0, lambda t, actions, step: steps.append(step)), steps
 
 
-def told(step: Step) -> dict[str, Tensor]:
+def results(step: Step) -> dict[str, Tensor]:
     parts = {"": step.report, "scores": step.report.scores, "after": step.report.after}
     found = {
         f"{name} {f.name}": getattr(part, f.name)
@@ -58,14 +58,14 @@ def told(step: Step) -> dict[str, Tensor]:
     ("envs", "devices", "tasks"),
     [
         (8, 2, [AUGMENTED]),
-        (5, 2, [AUGMENTED, WIDER]),  # three groups, of which one is not whole
-        (2, 2, [AUGMENTED]),  # one group, cut
+        (5, 2, [AUGMENTED, WIDER]),  # three groups, one of them incomplete
+        (2, 2, [AUGMENTED]),  # one group, split
         (3, 3, [WIDER]),
-        (1, 2, [WIDER]),  # a device with nothing to do
+        (1, 2, [WIDER]),  # one device without environments
     ],
 )
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
-def test_several_devices_give_what_one_gives(
+def test_several_devices_give_the_results_of_one(
     envs: int, devices: int, tasks: list[Task], backend: str
 ) -> None:
     (one, steps), (other, dealt) = (
@@ -74,11 +74,11 @@ def test_several_devices_give_what_one_gives(
     assert torch.equal(one.actions, other.actions)
     tolerance = 0.0 if backend == "native" else 1e-9
     for step, found in zip(steps, dealt, strict=True):
-        for name, expected in told(step).items():
-            # Signals are kept in float32.
+        for name, expected in results(step).items():
+            # Signals are stored in float32.
             bound = tolerance if expected.dtype == F64 else min(1.0, tolerance * 1e5)
             torch.testing.assert_close(
-                told(found)[name], expected, rtol=bound, atol=bound, equal_nan=True, msg=name
+                results(found)[name], expected, rtol=bound, atol=bound, equal_nan=True, msg=name
             )
 
 
@@ -86,7 +86,7 @@ def test_several_devices_give_what_one_gives(
     ("envs", "devices", "sizes"),
     [(8, 2, [4, 4]), (5, 2, [2, 3]), (2, 2, [1, 1]), (7, 3, [2, 2, 3]), (3, 8, [1, 1, 1])],
 )
-def test_every_environment_is_on_one_device_and_none_is_idle(
+def test_every_environment_is_on_one_device_and_no_device_is_idle(
     envs: int, devices: int, sizes: list[int]
 ) -> None:
     env = growth(devices, envs, [WIDER])
@@ -98,8 +98,8 @@ def test_every_environment_is_on_one_device_and_none_is_idle(
     assert sorted(twins.tolist()) == list(range(len(env.twin_groups)))
 
 
-def test_loss_scales_of_all_devices_come_together() -> None:
-    """In float16 every update moves the scales' counts, also of hosts on the other devices."""
+def test_loss_scales_of_all_devices_are_gathered() -> None:
+    """In float16 every update changes the scales' counters, on all devices."""
     half = Precision("cpu", torch.float16)
     env = growth(2, 3, [WIDER], half, dtype=torch.float32)
     assert env.scales is not None
@@ -158,7 +158,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "words"), REFUSED)
-def test_what_contradicts_is_refused(given: dict, words: str) -> None:
+def test_contradictory_device_settings_are_refused(given: dict, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         check(unflatten(given, None if "gym" in given else TrainConfig()))
 

@@ -51,7 +51,7 @@ def growth_env(environments: Tensor | int, **settings) -> GrowthEnv:
     return GrowthEnv([task], environments, config, Precision("cpu"), CPU)
 
 
-# --- gardeners: who grows what ----------------------------------------------------------------
+# --- gardeners: actors that grow given seeds --------------------------------------------------
 
 
 GARDEN: Wishes = {
@@ -62,12 +62,12 @@ GARDEN: Wishes = {
     6: [Wish("conv_light", until=Stage.BLENDING, start=8)],
     7: [Wish("conv_light", slot=1), Wish("norm", start=3, until=Stage.BLENDING)],
 }
-"""For eight environments: fossils, unfinished seeds, two at once; 0 and 4 never grow."""
+"""Seeds of eight environments: fossils, unfinished seeds, two at once; 0 and 4 never grow."""
 
 
 @dataclass
 class Episode:
-    """An episode as it went."""
+    """The recorded steps of an episode."""
 
     observations: list[Observation]
     actions: Tensor
@@ -128,10 +128,10 @@ def final_gain(episode: Episode, n: int) -> tuple[float, float]:
     return score - 0.05 * math.log(1.0 + added / HOST_PARAMETERS), other
 
 
-# --- the garden is what the tests think it is -------------------------------------------------
+# --- the garden meets the assumptions of the tests --------------------------------------------
 
 
-def test_the_garden_holds_every_way_to_end(garden) -> None:
+def test_the_garden_contains_every_outcome_of_a_seed(garden) -> None:
     assert growth_env(1).tasks[0].host.parameter_count == HOST_PARAMETERS
     ends = [tuple(Stage(s) for s in row) for row in garden.stages()[-1].tolist()]
     empty, fossil = Stage.DORMANT, Stage.FOSSILISED
@@ -166,8 +166,8 @@ def test_the_terminal_return_is_the_final_utility(garden) -> None:
         assert difference.item() == pytest.approx(10.0 * twin_score, abs=1e-6)
 
 
-def test_every_paired_reward_is_a_change_of_the_gain_over_the_twin(garden) -> None:
-    """Rent is due from BLENDING on; the score is the mean of up to three."""
+def test_every_paired_reward_is_the_change_of_the_gain_over_the_twin(garden) -> None:
+    """Rent is charged from BLENDING on; the score is the mean of up to three steps."""
     expected = torch.stack([s.report.scores.expected for s in garden.steps])
     twins = torch.stack([s.report.twin_scores.expected for s in garden.steps])
     for n in range(8):
@@ -191,7 +191,7 @@ def test_every_paired_reward_is_a_change_of_the_gain_over_the_twin(garden) -> No
 
 
 @pytest.mark.parametrize("n", [2, 6])
-def test_a_seed_that_is_not_fossilised_counts_nothing_at_the_end(garden, n) -> None:
+def test_an_unfossilised_seed_does_not_count_at_the_end(garden, n) -> None:
     last = garden.steps[-1].report
     assert last.seed_parameters[n].sum() > 0
     assert last.added[n] == 0
@@ -205,7 +205,7 @@ def test_a_seed_that_is_not_fossilised_counts_nothing_at_the_end(garden, n) -> N
     assert garden.steps[-2].report.added[n] > 0
 
 
-def test_a_fossil_counts_with_all_it_adds(garden) -> None:
+def test_a_fossil_counts_with_all_its_parameters(garden) -> None:
     for step in garden.steps[-3:]:
         report = step.report
         full = report.scores.expected[[1, 3, 5]]
@@ -215,13 +215,13 @@ def test_a_fossil_counts_with_all_it_adds(garden) -> None:
     assert torch.equal(last.added[[1, 3, 5]], last.seed_parameters[[1, 3, 5]].sum(1))
 
 
-def test_never_growing_earns_nothing(garden) -> None:
+def test_never_growing_has_zero_reward(garden) -> None:
     for n in (0, 4):
         assert bool((garden.rewards[:, n].abs() < 1e-12).all())
 
 
-def test_a_seed_in_training_earns_and_costs_nothing() -> None:
-    """Seeds in TRAINING never touch the host."""
+def test_a_seed_in_training_does_not_change_the_reward() -> None:
+    """Seeds in TRAINING do not affect the host."""
     wishes = {n: [Wish("conv_heavy", slot=n % 2, until=Stage.TRAINING, start=9)] for n in range(4)}
     env = growth_env(4)
     result = grown(wishes, env)
@@ -246,7 +246,7 @@ def test_an_environment_replays_alone(garden, n) -> None:
             torch.testing.assert_close(tensor[0], many.tensors()[name][n], rtol=1e-5, atol=1e-6)
 
 
-def test_environments_in_another_order_fare_the_same(garden) -> None:
+def test_the_order_of_environments_does_not_change_results(garden) -> None:
     order = torch.tensor([6, 1, 3, 4])
     env = growth_env(order)
     other = episode(env, lambda observation, t: garden.actions[t, order])
@@ -255,8 +255,8 @@ def test_environments_in_another_order_fare_the_same(garden) -> None:
 
 
 @pytest.mark.parametrize("slot", [0, 1])
-def test_germinating_in_one_environment_changes_no_other(slot) -> None:
-    """Neither one that waits nor one that grows the same."""
+def test_germinating_in_one_environment_does_not_change_others(slot) -> None:
+    """The others wait or grow the same seed."""
     quiet = {7: [Wish("conv_light")]}
     loud = quiet | {3: [Wish("conv_light", slot=slot)], 2: [Wish("norm", slot=1)]}
     with_neighbour, without = grown(loud, growth_env(8)), grown(quiet, growth_env(8))
@@ -283,13 +283,13 @@ def test_the_twin_is_the_environment_of_its_group_that_waits(garden) -> None:
         assert report.twin_scores.loss[0] != report.twin_scores.loss[4]
 
 
-def test_environments_of_a_group_begin_alike_and_groups_differ(garden) -> None:
+def test_environments_start_equal_within_a_group_and_differ_between_groups(garden) -> None:
     loss = garden.observations[0].host[:, HOST_FEATURES.index("validation_loss")]
     assert loss[:4].unique().numel() == loss[4:].unique().numel() == 1
     assert loss[0] != loss[4]
 
 
-def test_an_episode_repeats_bit_by_bit_and_another_differs(garden) -> None:
+def test_an_episode_repeats_in_the_same_bits_and_another_differs(garden) -> None:
     env = growth_env(8)
     grown(GARDEN, env, number=3)
     again = grown(GARDEN, env, number=0)
@@ -314,7 +314,7 @@ ILLEGAL = [
 ]
 
 
-def test_an_illegal_action_is_a_wait_that_did_not_take_effect() -> None:
+def test_an_illegal_action_has_the_effect_of_wait() -> None:
     def waiting(observation: Observation, t: int) -> Tensor:
         return canonical_action(op=Op.WAIT).repeat(3, 1)
 
@@ -341,7 +341,7 @@ def test_an_illegal_action_is_a_wait_that_did_not_take_effect() -> None:
             assert torch.equal(seen[name], tensor), name
 
 
-def test_an_episode_that_is_over_goes_no_further(garden) -> None:
+def test_a_step_after_the_end_of_an_episode_is_an_error(garden) -> None:
     env = growth_env(1, episode_length=1)
     env.reset(0)
     env.step(canonical_action(op=Op.WAIT)[None])
@@ -357,7 +357,7 @@ def test_an_unknown_reward_is_an_error() -> None:
 # --- observations -----------------------------------------------------------------------------
 
 
-def test_observations_are_finite_and_say_what_happened(garden) -> None:
+def test_observations_are_finite_and_describe_the_step(garden) -> None:
     def feature(t: int, name: str) -> Tensor:
         return garden.observations[t].host[:, HOST_FEATURES.index(name)]
 
@@ -382,15 +382,15 @@ def test_observations_are_finite_and_say_what_happened(garden) -> None:
             )
             assert torch.equal(observation.blueprints, report.after.blueprint)
             for op in Op:
-                told = feature(t, f"last_{op.name.lower()}")
-                assert torch.equal(told == 1.0, action[:, 0] == op)
+                shown = feature(t, f"last_{op.name.lower()}")
+                assert torch.equal(shown == 1.0, action[:, 0] == op)
             critic = observation.critic
             torch.testing.assert_close(critic[:4, 0], critic[:1, 0].expand(4))
             assert bool((critic[[0, 4], 1].abs() < 1e-6).all())
             assert bool((critic[:, 2] == 1.0).all())
 
 
-def test_masks_open_what_the_lifecycle_allows(garden) -> None:
+def test_masks_allow_what_the_lifecycle_allows(garden) -> None:
     for observation in garden.observations:
         legal = observation.masks.slots
         assert bool(legal[:, Op.WAIT].all())
@@ -417,14 +417,14 @@ class Counter(TorchDispatchMode):
 
 
 def dispatched(count: int, gardeners: range, steps: int = 11, backend: str = "torch") -> list[int]:
-    """Operations of each step while ``gardeners`` grow the same seed in step with one another."""
+    """Operations of each step while ``gardeners`` grow the same seed in lockstep."""
     env = growth_env(count, dtype=torch.float32, episode_length=11, backend=backend)
     wishes = {n: [Wish("conv_light", slot=1)] for n in gardeners}
     rows = list(gardeners)
     observation, counts = env.reset(0), []
     for t in range(steps):
         actions = wished_actions(wishes, env.environments, observation, t)
-        if rows and actions[rows, 0].unique().numel() > 1:  # someone is not ready
+        if rows and actions[rows, 0].unique().numel() > 1:  # not every seed is ready
             actions[rows] = canonical_action(op=Op.WAIT)
         with Counter() as counter:
             step = env.step(actions)
@@ -436,17 +436,17 @@ def dispatched(count: int, gardeners: range, steps: int = 11, backend: str = "to
 
 
 def test_operations_of_a_step_do_not_depend_on_the_number_of_environments() -> None:
-    dispatched(1, range(1))  # tables are made on first use
+    dispatched(1, range(1))  # tables are created on first use
     nobody, one = range(0), range(1)
     assert dispatched(4, nobody) == dispatched(64, nobody)
     alone = dispatched(4, one)
     assert alone == dispatched(64, one)
-    assert len(set(alone)) > 2  # the seed is seen at all
+    assert len(set(alone)) > 2  # the seed takes operations at all
 
 
 @needs_native
 def test_operations_of_a_step_do_not_depend_on_environments_with_the_native_backend() -> None:
-    """Nor on how many seeds there are: nothing is cut into chunks."""
+    """Nor on the number of seeds: the native backend does not split seeds into chunks."""
     dispatched(4, range(4), backend="native")
     all_of_four, all_of_many = (dispatched(n, range(n), backend="native") for n in (4, 64))
     assert all_of_four == all_of_many
@@ -454,7 +454,7 @@ def test_operations_of_a_step_do_not_depend_on_environments_with_the_native_back
     assert one_of_four == one_of_many
 
 
-def test_operations_of_a_step_grow_by_the_same_with_every_chunk_of_seeds() -> None:
+def test_operations_of_a_step_grow_linearly_with_the_chunks_of_seeds() -> None:
     dispatched(1, range(1))
     counts = [dispatched(n, range(n), steps=6) for n in (4, CHUNK, 2 * CHUNK, 3 * CHUNK, 4 * CHUNK)]
     few, one, two, three, four = (torch.tensor(count) for count in counts)

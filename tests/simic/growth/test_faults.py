@@ -1,8 +1,8 @@
-"""Faults in one environment of sixteen: it alone is put back, and no other notices.
+"""Faults in one environment of sixteen: only that environment is rolled back.
 
-Sixteen environments in two groups grow seeds. One, ``FAULTY``, holds a fossil, a blending seed and
-one in TRAINING when something in it is suddenly not finite. What it is restored to is taken from a
-run without the fault; the others are compared with that run to the last bit.
+Sixteen environments in two groups grow seeds. One, ``FAULTY``, has a fossil, a seed in BLENDING and
+one in TRAINING when a number in it becomes not finite. The expected restored state is taken from a
+run without the fault; the other environments are compared with that run bit by bit.
 """
 
 import copy
@@ -67,7 +67,7 @@ GARDEN = [
     Wish("norm", slot=1, start=7, until=Stage.BLENDING),
     Wish("conv_heavy", slot=2, start=8, until=Stage.TRAINING),
 ]
-"""At step ``WHEN``: a fossil, a blending seed on its way up, a seed in TRAINING."""
+"""At step ``WHEN``: a fossil, a seed in BLENDING with rising alpha, a seed in TRAINING."""
 WISHES = {
     FAULTY: GARDEN,
     **{n: GARDEN for n in (2, 3, 9, 10)},
@@ -77,12 +77,12 @@ WISHES = {
     13: [Wish("bottleneck", slot=1, start=1), Wish("conv_heavy", slot=2, start=8)],
 }
 """Whatever grows in the faulty environment also grows in two others or more, so that without it no
-seed is left alone in its call: see ``test_a_lone_seed_may_lose_its_last_bit``."""
+seed is left alone in its call: see ``test_a_seed_alone_in_its_call_may_differ_in_the_last_bit``."""
 
 
 @dataclass
 class Trace:
-    """An episode as it went."""
+    """The recorded steps of an episode."""
 
     actions: Tensor
     steps: list[Step]
@@ -97,18 +97,18 @@ class Trace:
         """Every number of all rows after step ``t``."""
         return self.worlds[t + 1].shards[0].engine.stack
 
-    def told(self, t: int, rows: list[int]) -> dict[str, Tensor]:
-        """Everything that was said of environments ``rows`` in step ``t``."""
-        step, said = self.steps[t], {"reward": self.steps[t].reward}
+    def results(self, t: int, rows: list[int]) -> dict[str, Tensor]:
+        """All results of the environments ``rows`` in step ``t``."""
+        step, tensors = self.steps[t], {"reward": self.steps[t].reward}
         for part in (step.report, step.report.scores, step.report.after, step.report.signals):
             tensors = {f.name: getattr(part, f.name) for f in fields(part)}
-            said |= {
+            tensors |= {
                 f"{type(part).__name__} {name}": value.nan_to_num(-7.0)
                 for name, value in tensors.items()
                 if isinstance(value, Tensor)
             }
-        said |= step.observation.tensors()
-        return {name: part[rows] for name, part in said.items()}
+        tensors |= step.observation.tensors()
+        return {name: part[rows] for name, part in tensors.items()}
 
 
 def growth(dtype: torch.dtype, **settings) -> GrowthEnv:
@@ -132,7 +132,7 @@ def growth(dtype: torch.dtype, **settings) -> GrowthEnv:
 
 
 def play(env: GrowthEnv, wishes: dict[int, list[Wish]] = WISHES) -> Trace:
-    """An episode without a fault."""
+    """Play an episode without a fault."""
     observation = env.reset(0)
     taken, steps, worlds = [], [], []
     for t in range(LENGTH):
@@ -144,7 +144,7 @@ def play(env: GrowthEnv, wishes: dict[int, list[Wish]] = WISHES) -> Trace:
 
 
 def replay(trace: Trace, faults: dict[int, Fault]) -> Trace:
-    """The same actions, with faults in some steps."""
+    """Replay the same actions, with faults in some steps."""
     first = min(faults)
     worlds, steps = trace.worlds[: first + 1], trace.steps[:first]
     for t in range(first, LENGTH):
@@ -172,7 +172,7 @@ def with_faults(dtype: torch.dtype, faults: dict[int, Fault], reward: str = "pai
 
 
 def snapshot_of(dtype: torch.dtype, t: int, n: int) -> dict[str, Tensor]:
-    """What row ``n`` is put back to at step ``t``: as it was after the last snapshot.
+    """The snapshot of row ``n`` that a rollback at step ``t`` restores.
 
     Snapshots are taken after every fifth step, and when a seed is fossilised, before that step's
     training.
@@ -200,11 +200,11 @@ def rollbacks(trace: Trace) -> dict[tuple[int, int], Reason]:
 
 
 def assert_untouched(trace: Trace, clean: Trace, rows: list[int]) -> None:
-    """To the last bit, as without the fault."""
+    """Assert bit equality with the episode without the fault."""
     environments = [n for n in rows if n < COUNT]
     for t in range(LENGTH):
         assert_identical(numbers(trace.stack(t), rows), numbers(clean.stack(t), rows))
-        assert_identical(trace.told(t, environments), clean.told(t, environments))
+        assert_identical(trace.results(t, environments), clean.results(t, environments))
 
 
 def numbers(stack: Stack, rows: list[int]) -> dict[str, Tensor]:
@@ -247,13 +247,13 @@ INFINITE = (
     "host's optimizer",
     "training seed's optimizer",
 )
-"""Those that are tried with infinity too. (A newborn branch times infinity is NaN again.)"""
+"""Faults that are also tried with infinity. (A new branch's zero times infinity is NaN again.)"""
 
 
-# --- the stage is set -------------------------------------------------------------------------
+# --- the setting meets the assumptions of the tests -------------------------------------------
 
 
-def test_the_faulty_environment_holds_a_fossil_and_seeds_on_their_way():
+def test_the_faulty_environment_has_a_fossil_and_developing_seeds():
     trace = sound(F64)
     report = trace.steps[WHEN].report
     assert report.acted.stage[FAULTY].tolist() == [
@@ -270,28 +270,28 @@ def test_the_faulty_environment_holds_a_fossil_and_seeds_on_their_way():
 
 
 @pytest.mark.parametrize(("name", "bad"), [(n, NAN) for n in FAULTS] + [(n, INF) for n in INFINITE])
-def test_a_fault_is_seen_in_its_own_step_and_environment_and_nowhere_else(name: str, bad: float):
+def test_a_fault_rolls_back_only_its_environment_in_its_step(name: str, bad: float):
     dtype = torch.float32
     clean, trace = sound(dtype), with_faults(dtype, {WHEN: FAULTS[name](bad)})
     assert rollbacks(trace) == {(WHEN, FAULTY): Reason.NOT_FINITE}
 
-    # Back to the snapshot, to the bit: host, statistics, fossil; the optimizers are empty.
+    # Restored to the bits of the snapshot: host, statistics, fossil; the optimizers are empty.
     assert_identical(trace.row(WHEN, FAULTY), snapshot_of(dtype, WHEN, FAULTY))
     after = trace.steps[WHEN].report.after
     assert after.stage[FAULTY].tolist() == [Stage.FOSSILISED, Stage.PRUNED, Stage.PRUNED]
     assert after.alpha[FAULTY].tolist() == [1.0, 0.0, 0.0]
     assert trace.steps[WHEN].report.train_loss[FAULTY].isnan()
 
-    # The feature and what is reported fall on this very step, and only there.
+    # The feature and the report show the rollback in this step only.
     for t, step in enumerate(trace.steps):
-        told = step.observation.host[:, ROLLED_BACK]
-        assert told.nonzero()[:, 0].tolist() == ([FAULTY] if t == WHEN else [])
+        shown = step.observation.host[:, ROLLED_BACK]
+        assert shown.nonzero()[:, 0].tolist() == ([FAULTY] if t == WHEN else [])
         for tensor, part in step.observation.tensors().items():
             assert bool(part.isfinite().all()), (t, tensor)
         assert bool(step.reward.isfinite().all())
     assert_untouched(trace, clean, OTHERS)
 
-    # Life goes on: the host and the fossil learn, pruned slots open again.
+    # The episode continues: host and fossil learn, and pruned slots become free.
     before, end = trace.row(WHEN, FAULTY), trace.row(LENGTH - 1, FAULTY)
     for part in ("host", "statistics", "seed 0", "host first moment", "seed 0 first moment"):
         assert not torch.equal(before[part], end[part]), part
@@ -301,8 +301,8 @@ def test_a_fault_is_seen_in_its_own_step_and_environment_and_nowhere_else(name: 
     assert Stage.PRUNED not in last
 
 
-def test_a_restored_host_scores_as_the_module_of_its_snapshot_does():
-    """Scores, contribution and what counts as committed are those of what it was put back to."""
+def test_a_restored_host_scores_as_its_snapshot_does():
+    """Scores, contributions and committed scores are those of the restored host."""
     trace = with_faults(F64, {t: in_loss(FAULTY, NAN) for t in (WHEN, LENGTH - 1)})
     data, (task,) = small_task(HOST).datasets()[0], trace.worlds[0].tasks
     images, labels = data.validation_images.permute(0, 3, 1, 2), data.validation_labels
@@ -326,7 +326,7 @@ def test_a_restored_host_scores_as_the_module_of_its_snapshot_does():
 
 
 @pytest.mark.parametrize("reward", ["paired", "terminal"])
-def test_the_penalty_falls_on_the_step_of_the_fault(reward: str):
+def test_the_rollback_penalty_is_charged_in_the_step_of_the_fault(reward: str):
     fined, free = with_faults(torch.float32, {WHEN: in_loss(FAULTY, NAN)}, reward), []
     for t in range(WHEN, LENGTH):
         env = copy.deepcopy(fined.worlds[t])
@@ -344,19 +344,19 @@ def test_the_penalty_falls_on_the_step_of_the_fault(reward: str):
 
 
 @pytest.mark.parametrize("name", ["loss, first minibatch", "blending seed's output"])
-def test_no_other_environment_notices_in_float64_either(name: str):
+def test_other_environments_are_unchanged_in_float64_too(name: str):
     trace = with_faults(F64, {WHEN: FAULTS[name](NAN)})
     assert rollbacks(trace) == {(WHEN, FAULTY): Reason.NOT_FINITE}
     assert_untouched(trace, sound(F64), OTHERS)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (F64, 1e-12)])
-def test_a_lone_seed_may_lose_its_last_bit(dtype: torch.dtype, bound: float):
-    """Where a rollback leaves one seed alone in its call, torch sums in another order.
+def test_a_seed_alone_in_its_call_may_differ_in_the_last_bit(dtype: torch.dtype, bound: float):
+    """If a rollback leaves a single seed in a call, torch sums in another order.
 
     A convolution of one group has a backward pass of its own in oneDNN (float32), and so have a
-    batched product of one matrix and the sum behind a broadcast scale. From two seeds in a call on
-    the bits are the same however many there are.
+    batched product of one matrix and the sum after a broadcast scale. With two or more seeds in a
+    call the bits do not depend on their number.
     """
     clean = play(growth(dtype), {FAULTY: GARDEN, 3: GARDEN})
     trace = replay(clean, {WHEN: in_loss(FAULTY, NAN)})
@@ -372,7 +372,7 @@ def test_a_lone_seed_may_lose_its_last_bit(dtype: torch.dtype, bound: float):
 
 
 @pytest.mark.parametrize("t", [0, 4, 5, 9, LENGTH - 1])
-def test_a_host_is_put_back_to_its_last_snapshot_whenever_the_fault_comes(t: int):
+def test_a_host_is_restored_to_its_last_snapshot_whenever_the_fault_occurs(t: int):
     trace = with_faults(torch.float32, {t: in_loss(FAULTY, NAN)})
     assert rollbacks(trace) == {(t, FAULTY): Reason.NOT_FINITE}
     restored = trace.row(t, FAULTY)
@@ -384,8 +384,8 @@ def test_a_host_is_put_back_to_its_last_snapshot_whenever_the_fault_comes(t: int
                      & (report.after.stage[FAULTY] < Stage.FOSSILISED)).any())  # fmt: skip
 
 
-def test_a_seed_that_was_just_fossilised_is_in_the_snapshot_as_it_was_before():
-    """The fault comes in the very step that fossilises: nothing of its training is kept."""
+def test_the_snapshot_holds_a_newly_fossilised_seed_before_its_training():
+    """The fault occurs in the step that fossilises: the training of that step is discarded."""
     clean = sound(torch.float32)
     (t,) = [
         t
@@ -393,7 +393,7 @@ def test_a_seed_that_was_just_fossilised_is_in_the_snapshot_as_it_was_before():
         if step.report.before.stage[FAULTY, 0] == Stage.HOLDING
         and step.report.acted.stage[FAULTY, 0] == Stage.FOSSILISED
     ]
-    assert t % 5 != 0  # no regular snapshot the step before
+    assert t % 5 != 0  # no regular snapshot in the previous step
     trace = with_faults(torch.float32, {t: in_loss(FAULTY, NAN)})
     expected = {
         name: part
@@ -407,7 +407,7 @@ def test_a_seed_that_was_just_fossilised_is_in_the_snapshot_as_it_was_before():
     assert trace.steps[t].report.after.stage[FAULTY, 0] == Stage.FOSSILISED
 
 
-def test_faults_in_two_environments_in_one_step_are_two_rollbacks():
+def test_two_faults_in_one_step_cause_two_rollbacks():
     other = 12
     fault = together(in_loss(FAULTY, NAN), in_host_gradient(other, INF, 1))
     trace = with_faults(torch.float32, {WHEN: fault})
@@ -417,7 +417,7 @@ def test_faults_in_two_environments_in_one_step_are_two_rollbacks():
     assert_untouched(trace, sound(torch.float32), [n for n in OTHERS if n != other])
 
 
-def test_a_host_may_be_put_back_again_and_again():
+def test_a_host_may_be_rolled_back_repeatedly():
     steps = range(WHEN, LENGTH)
     trace = with_faults(torch.float32, {t: in_loss(FAULTY, NAN) for t in steps})
     assert rollbacks(trace) == {(t, FAULTY): Reason.NOT_FINITE for t in steps}
@@ -426,7 +426,7 @@ def test_a_host_may_be_put_back_again_and_again():
     assert_untouched(trace, sound(torch.float32), OTHERS)
 
 
-def test_a_fault_in_everything_puts_everything_back():
+def test_a_fault_in_all_rows_rolls_all_rows_back():
     rows = range(COUNT + GROUPS)
     fault = together(*(in_loss(n, NAN) for n in rows))
     trace = with_faults(torch.float32, {WHEN: fault})
@@ -438,8 +438,8 @@ def test_a_fault_in_everything_puts_everything_back():
 
 
 @pytest.mark.parametrize("reward", ["paired", "terminal"])
-def test_a_fault_in_a_twin_puts_the_twin_back_and_no_environment(reward: str):
-    """Rewards that are measured against the twin change with it, and no others."""
+def test_a_fault_in_a_twin_rolls_back_only_the_twin(reward: str):
+    """Only rewards that compare with the twin change."""
     clean = sound(torch.float32, reward)
     trace = with_faults(torch.float32, {WHEN: in_loss(TWIN, NAN)}, reward)
     assert not rollbacks(trace)
@@ -460,11 +460,11 @@ def test_a_fault_in_a_twin_puts_the_twin_back_and_no_environment(reward: str):
             assert torch.equal(rewards != expected, torch.arange(COUNT) < 8) == (reward == "paired")
 
 
-# --- collapse and runaway, as they look from outside ------------------------------------------
+# --- collapse and runaway, by given validation results ----------------------------------------
 
 
-def validated_as(told: dict[int, tuple[float, float]]) -> Trace:
-    """The episode when validation finds these losses and expected accuracies of ``FAULTY``."""
+def validated_as(validation: dict[int, tuple[float, float]]) -> Trace:
+    """The episode with these validation losses and expected accuracies of ``FAULTY``."""
 
     def lie(loss: float, expected: float) -> Fault:
         def arm(shard: Shard) -> Callable[[], None]:
@@ -481,7 +481,7 @@ def validated_as(told: dict[int, tuple[float, float]]) -> Trace:
 
         return arm
 
-    return with_faults(torch.float32, {t: lie(*scores) for t, scores in told.items()})
+    return with_faults(torch.float32, {t: lie(*scores) for t, scores in validation.items()})
 
 
 GOOD = {t: (0.4, 0.7) for t in range(LENGTH)}
@@ -489,7 +489,7 @@ CHANCE = math.log(HOST.classes)
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("validation", "expected"),
     [
         ({11: (CHANCE, 0.25)}, {11: Reason.COLLAPSE}),
         ({11: (CHANCE, 0.6)}, {}),  # as when the data drifts
@@ -499,8 +499,8 @@ CHANCE = math.log(HOST.classes)
     ],
     ids=["collapse", "drift", "two strikes", "three strikes", "two and two strikes"],
 )
-def test_a_host_that_collapses_or_runs_away_is_put_back(told, expected):
-    trace = validated_as(GOOD | told)
+def test_a_host_that_collapses_or_runs_away_is_rolled_back(validation, expected):
+    trace = validated_as(GOOD | validation)
     assert rollbacks(trace) == {(t, FAULTY): reason for t, reason in expected.items()}
     for t in expected:
         assert_identical(trace.row(t, FAULTY), snapshot_of(torch.float32, t, FAULTY))
@@ -512,8 +512,8 @@ def test_a_host_that_collapses_or_runs_away_is_put_back(told, expected):
 # --- the learner, and a whole run -------------------------------------------------------------
 
 
-def test_rollout_and_update_run_through_a_fault():
-    """LSTM and rollout go on; what other environments saw and did is the same to the bit."""
+def test_rollout_and_update_continue_after_a_fault():
+    """LSTM and rollout continue; observations and actions of the others have the same bits."""
     rollouts, updates = [], []
     for fault in (None, in_loss(FAULTY, NAN)):
         env, agent = growth(F64), growth_agent(LearnerConfig(lstm_hidden=16), 0, CPU)
@@ -554,7 +554,7 @@ def test_rollout_and_update_run_through_a_fault():
 
 
 @pytest.mark.parametrize("level", ["normal", "minimal"])
-def test_a_run_with_a_fault_goes_on_and_tells_of_it(tmp_path: Path, monkeypatch, level: str):
+def test_a_run_with_a_fault_continues_and_reports_it(tmp_path: Path, monkeypatch, level: str):
     row, when, minibatches, length = 2, 3, 2, 6
     calls, original = iter(range(1, 1_000)), backend.cross_entropy
 
@@ -581,9 +581,9 @@ def test_a_run_with_a_fault_goes_on_and_tells_of_it(tmp_path: Path, monkeypatch,
     }
     summary = run_training(unflatten(settings), "ppo")
     assert (summary.status, summary.exit_code, len(summary.rounds)) == ("finished", 0, 2)
-    (told,) = read_events(summary.path, GovernorRollback)
-    assert (told.round, told.step) == (1, when)
-    assert (told.environment, told.reason) == ([row], ["NOT_FINITE"])
+    (event,) = read_events(summary.path, GovernorRollback)
+    assert (event.round, event.step) == (1, when)
+    assert (event.environment, event.reason) == ([row], ["NOT_FINITE"])
     assert [outcome.rolled_back for outcome in read_events(summary.path, EpisodeOutcome)] == [
         [0, 0, 1, 0],
         [0, 0, 0, 0],

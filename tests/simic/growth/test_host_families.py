@@ -1,4 +1,4 @@
-"""The environment takes fully connected hosts and transformers like any other."""
+"""The growth environment with fully connected hosts and transformers."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def growth(
 
 
 @every_host
-def test_its_own_blueprints_and_no_others_grow_in_a_host(host: Host) -> None:
+def test_only_blueprints_of_its_family_grow_in_a_host(host: Host) -> None:
     environment, actor, grown = growth([host], list(range(24))), RandomActor(1), set()
     actor.begin(environment.environments, 0)
     observation = environment.reset(0)
@@ -45,8 +45,8 @@ def test_its_own_blueprints_and_no_others_grow_in_a_host(host: Host) -> None:
 
 
 @every_host
-def test_recorded_actions_replay_alone_in_a_host(host: Host) -> None:
-    """Among others, and by itself."""
+def test_an_environment_replays_alone_with_recorded_actions(host: Host) -> None:
+    """Alone it gives the same rewards as among others."""
 
     def rewards(environments: list[int], actions: list[torch.Tensor]) -> torch.Tensor:
         environment = growth([host], environments, F64)
@@ -66,7 +66,7 @@ def test_recorded_actions_replay_alone_in_a_host(host: Host) -> None:
 
 @pytest.mark.parametrize("hosts", [[MLP], [GPT], [small_host(), GPT]], ids=len)
 def test_a_policy_learns_from_rollouts_of_such_hosts(hosts: list[Host]) -> None:
-    """Also of images and text side by side."""
+    """Also with images and text in one rollout."""
     environment = growth(hosts, list(range(8)))
     agent = growth_agent(LearnerConfig(lstm_hidden=16), 0, CPU)
     before = [p.detach().clone() for p in agent.policy.parameters()]

@@ -1,4 +1,4 @@
-"""Loss scales stay with their environment: over episodes, shards, tasks and checkpoints."""
+"""Loss scales belong to their environment across episodes, shards, tasks and checkpoints."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def play(env: GrowthEnv, episode: int) -> Tensor:
     return torch.stack(losses)
 
 
-def test_every_row_of_every_shard_has_the_scale_of_its_environment() -> None:
+def test_every_row_of_a_shard_uses_the_scale_of_its_environment() -> None:
     env = growth(threads=2)
     assert env.scales is not None
     own = 2.0 ** (torch.arange(ENVS + TWINS) / 2)
@@ -66,7 +66,7 @@ def test_every_row_of_every_shard_has_the_scale_of_its_environment() -> None:
     assert len(dealt) > 1, "the tasks should have changed"
 
 
-def test_they_go_on_from_episode_to_episode() -> None:
+def test_scales_are_kept_across_episodes() -> None:
     env = growth()
     play(env, 0)
     play(env, 1)
@@ -76,12 +76,12 @@ def test_they_go_on_from_episode_to_episode() -> None:
 
 
 def high(env: GrowthEnv) -> GrowthEnv:
-    """With scales at which the first minibatches overflow."""
+    """An environment with scales at which the first minibatches overflow."""
     env.load_state(env.state() | {"scale": torch.full((ENVS + TWINS,), 2.0**40)})
     return env
 
 
-def test_a_restored_environment_goes_on_in_the_same_bits() -> None:
+def test_a_restored_environment_continues_in_the_same_bits() -> None:
     env, fresh, restored = high(growth()), growth(), growth()
     play(env, 0)
     state = env.state()
@@ -98,7 +98,7 @@ def test_a_restored_environment_goes_on_in_the_same_bits() -> None:
     assert not torch.equal(play(high(fresh), 1), expected), "otherwise scales make no difference"
 
 
-def test_an_episode_that_is_cut_short_leaves_no_trace() -> None:
+def test_an_episode_that_is_cut_short_does_not_change_the_scales() -> None:
     env = high(growth())
     play(env, 0)
     before = env.state()
@@ -114,7 +114,7 @@ def test_an_episode_that_is_cut_short_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_where_losses_are_not_scaled_there_is_nothing_to_keep(dtype: torch.dtype | None) -> None:
+def test_without_loss_scales_the_state_is_empty(dtype: torch.dtype | None) -> None:
     env = growth(dtype=dtype)
     env.load_state(growth().state())
     assert env.state() == {}
@@ -123,7 +123,7 @@ def test_where_losses_are_not_scaled_there_is_nothing_to_keep(dtype: torch.dtype
     assert (env.amp.mean_scale, env.amp.least_scale, env.amp.skipped) == (None, None, None)
 
 
-def test_float16_takes_up_a_checkpoint_without_scales() -> None:
+def test_float16_resumes_from_a_checkpoint_without_scales() -> None:
     env = growth()
     env.load_state({})
     assert env.state()["scale"].tolist() == [START] * (ENVS + TWINS)

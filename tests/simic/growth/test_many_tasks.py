@@ -1,4 +1,4 @@
-"""Several tasks at once: each environment fares as with its task alone, whatever stands beside it.
+"""Several tasks at once: each environment gives the results that it gives with its task alone.
 
 Five tasks: hosts of two, three and four slots, one fully connected, and two tasks that share a host
 and so a stack, one of which drifts.
@@ -41,7 +41,7 @@ HOSTS = {
 
 
 def plain(host, level: float) -> Dataset:
-    """Every image of one value, by which it can be told where it came from."""
+    """A data set whose images have one constant value, which identifies it."""
 
     def split(count: int) -> tuple[Tensor, Tensor]:
         labels = torch.arange(count) % host.classes
@@ -90,7 +90,7 @@ def growth(
 
 
 def gardener() -> PPOAgent:
-    """A policy that has not learned anything but to germinate often."""
+    """An untrained policy, biased to germinate often."""
     agent = growth_agent(LearnerConfig(lstm_hidden=16), 3, CPU)
     with torch.no_grad():
         agent.policy.op_head.out.bias[Op.GERMINATE] = 4.0
@@ -99,18 +99,18 @@ def gardener() -> PPOAgent:
 
 @dataclass
 class Trace:
-    """An episode as it went."""
+    """The recorded steps of an episode."""
 
     env: GrowthEnv
     task_of: Tensor
     rollout: Rollout
     steps: list[Step]
 
-    def told(self, t: int) -> dict[str, Tensor]:
-        """Everything that was said of all environments after step ``t``."""
+    def results(self, t: int) -> dict[str, Tensor]:
+        """All results of all environments after step ``t``."""
         step = self.steps[t]
         report = step.report
-        said = {"reward": step.reward}
+        tensors = {"reward": step.reward}
         parts = {"": report, "scores": report.scores, "twins": report.twin_scores}
         parts |= {"before": report.before, "acted": report.acted, "after": report.after}
         parts |= {"signals": report.signals}
@@ -120,8 +120,8 @@ class Trace:
             for f in fields(part):
                 value = getattr(part, f.name)
                 if isinstance(value, Tensor):
-                    said[f"{name} {f.name}"] = value
-        return said | {f"seen {n}": x for n, x in step.observation.tensors().items()}
+                    tensors[f"{name} {f.name}"] = value
+        return tensors | {f"seen {n}": x for n, x in step.observation.tensors().items()}
 
 
 def play(env: GrowthEnv, episode: int = 0) -> Trace:
@@ -132,19 +132,19 @@ def play(env: GrowthEnv, episode: int = 0) -> Trace:
 
 @cache
 def together() -> Trace:
-    """All tasks at once."""
+    """An episode with all tasks at once."""
     return play(growth())
 
 
 @cache
 def alone(task: int) -> tuple[list[int], Trace]:
-    """The environments that draw a task, with that task alone."""
+    """An episode of the environments that draw a task, with that task alone."""
     identities = [n for n in range(COUNT) if together().task_of[n] == task]
     return identities, play(growth([TASKS[task]], identities))
 
 
 def cut(tensor: Tensor, like: Tensor) -> Tensor:
-    """The first entries of every axis, as many as ``like`` has."""
+    """The leading entries of every axis, cut to the shape of ``like``."""
     for axis, size in enumerate(like.shape):
         tensor = tensor.narrow(axis, 0, size)
     return tensor
@@ -153,17 +153,17 @@ def cut(tensor: Tensor, like: Tensor) -> Tensor:
 def assert_close(found: Tensor, expected: Tensor, what: str) -> None:
     exact = not found.is_floating_point()
     assert found.dtype == expected.dtype, what
-    # Signals and observations are kept in float32.
+    # Signals and observations are stored in float32.
     bound = 0.0 if exact else 1e-9 if found.dtype == F64 else 2e-5
     torch.testing.assert_close(
         found, expected, rtol=bound, atol=bound, equal_nan=True, msg=lambda m: f"{what}: {m}"
     )
 
 
-# --- each environment for itself --------------------------------------------------------------
+# --- independence of the other environments ---------------------------------------------------
 
 
-def test_the_garden_is_worth_testing():
+def test_the_episodes_cover_a_shared_stack_and_all_stages():
     trace = together()
     assert len(trace.env.shards) == 4  # two tasks share one
     stages = torch.stack([step.report.after.stage for step in trace.steps])
@@ -176,8 +176,8 @@ def test_the_garden_is_worth_testing():
 
 
 @pytest.mark.parametrize("task", range(len(TASKS)), ids=[task.name for task in TASKS])
-def test_an_environment_fares_as_with_its_task_alone(task: int):
-    """The policy, which acts in both, decides alike: it sees nothing of the padding either."""
+def test_an_environment_behaves_as_with_its_task_alone(task: int):
+    """The policy chooses the actions in both, so its decisions ignore the padding too."""
     identities, lonely = alone(task)
     assert len(identities) == 2 * GROUP_SIZE
     trace = together()
@@ -186,7 +186,7 @@ def test_an_environment_fares_as_with_its_task_alone(task: int):
         found = getattr(trace.rollout, name)[:, identities]
         torch.testing.assert_close(found, getattr(lonely.rollout, name), rtol=1e-4, atol=1e-4)
     for t in range(LENGTH):
-        found, expected = trace.told(t), lonely.told(t)
+        found, expected = trace.results(t), lonely.results(t)
         assert found.keys() == expected.keys()
         for name, part in expected.items():
             assert_close(cut(found[name][identities], part), part, f"{name} after step {t}")
@@ -199,14 +199,14 @@ def test_the_order_of_the_environments_does_not_matter():
     assert torch.equal(shuffled.task_of, trace.task_of[order])
     assert torch.equal(shuffled.rollout.actions, trace.rollout.actions[:, order])
     for t in range(LENGTH):
-        found, expected = shuffled.told(t), trace.told(t)
+        found, expected = shuffled.results(t), trace.results(t)
         for name, part in expected.items():
             assert_close(found[name], part[order], f"{name} after step {t}")
 
 
-def test_lanes_give_equal_numbers():
-    """Dealt over two threads every environment stands in another stack, which may cost a last bit:
-    see ``test_faults.test_a_lone_seed_may_lose_its_last_bit``."""
+def test_several_threads_give_equal_results():
+    """With two threads every environment is in another stack, which may change the last bit: see
+    ``test_faults.test_a_seed_alone_in_its_call_may_differ_in_the_last_bit``."""
     trace, env = together(), growth(threads=2)
     env.reset(0)
     assert len(env.shards) > len(trace.env.shards)
@@ -228,7 +228,7 @@ def padded(task_of: Tensor) -> Tensor:
     return torch.arange(WIDEST) >= torch.tensor(SLOTS)[task_of][:, None]
 
 
-def test_slots_that_a_host_does_not_have_are_empty_in_every_way():
+def test_padded_slots_are_empty_in_every_field():
     trace = together()
     nowhere = padded(trace.task_of)
     assert 0 < int(nowhere.sum()) < nowhere.numel()
@@ -260,7 +260,7 @@ def test_slots_that_a_host_does_not_have_are_empty_in_every_way():
     assert torch.equal(last.shapley.isfinite(), last.acted.alpha > 0)
 
 
-def test_an_action_in_a_slot_that_is_not_there_changes_nothing():
+def test_an_action_in_a_padded_slot_changes_nothing():
     env = growth()
     env.reset(0)
     actions = canonical_action(op=Op.GERMINATE, slot=3, blueprint=1).repeat(COUNT, 1)
@@ -270,7 +270,7 @@ def test_an_action_in_a_slot_that_is_not_there_changes_nothing():
     assert torch.equal(report.after.living.any(1), has_four)
 
 
-def test_every_family_is_offered_its_own_blueprints():
+def test_masks_offer_each_family_its_own_blueprints():
     env = growth()
     kinds = env.reset(0).masks.kinds
     for task, spec in enumerate(TASKS):
@@ -283,7 +283,7 @@ def test_every_family_is_offered_its_own_blueprints():
 # --- the learner ------------------------------------------------------------------------------
 
 
-def test_a_policy_learns_from_padded_rollouts_and_its_moments_see_no_padding():
+def test_a_policy_learns_from_padded_rollouts_and_moments_ignore_padding():
     rollout, agent = together().rollout, gardener()
     before = [parameter.detach().clone() for parameter in agent.policy.parameters()]
     metrics = agent.update(rollout)
@@ -304,8 +304,8 @@ def test_a_policy_learns_from_padded_rollouts_and_its_moments_see_no_padding():
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4])
-def test_a_policy_acts_alike_on_a_host_that_is_padded(slots: int):
-    """Also once the normalisers have made something of the zeros."""
+def test_padding_does_not_change_the_actions_of_a_policy(slots: int):
+    """Also after normalisation of the padding's zeros."""
     agent = gardener()
     agent.update(together().rollout)
     seen = random_observation((5, 30), slots, seed=slots)
@@ -325,17 +325,21 @@ def test_a_policy_acts_alike_on_a_host_that_is_padded(slots: int):
             taken.append(agent.act(Observation.from_tensors(now), t))
         actions = torch.stack([action for action, _, _ in taken])
         hidden = agent.policy.initial_hidden(30)
-        said = agent.policy.evaluate_actions(agent.moments.normalise(observation), actions, hidden)
+        evaluation = agent.policy.evaluate_actions(
+            agent.moments.normalise(observation), actions, hidden
+        )
         heard = [torch.stack(part) for part in list(zip(*taken, strict=True))[1:]]
-        outcomes.append((actions, *heard, said.log_prob, said.head_entropy, said.value))
-        assert torch.equal(said.head_choice.any(), torch.tensor(True))
+        outcomes.append(
+            (actions, *heard, evaluation.log_prob, evaluation.head_entropy, evaluation.value)
+        )
+        assert torch.equal(evaluation.head_choice.any(), torch.tensor(True))
     assert torch.equal(outcomes[0][0], outcomes[1][0])
     for narrow, broad in zip(outcomes[0][1:], outcomes[1][1:], strict=True):
         torch.testing.assert_close(narrow, broad, rtol=1e-5, atol=1e-5)
 
 
 def _wide(tensor: Tensor, axis: int) -> Tensor:
-    """Zeros (false) behind what is there, up to ten slots."""
+    """Pad with zeros (false) to ten slots."""
     shape = list(tensor.shape)
     shape[axis] = 10 - shape[axis]
     return torch.cat([tensor, tensor.new_zeros(shape)], axis)
@@ -349,7 +353,7 @@ def drawn(env: GrowthEnv, episode: int) -> list[int]:
     return env._draw(episode).tolist()
 
 
-def test_consecutive_groups_draw_different_tasks_and_over_time_all_alike():
+def test_consecutive_groups_draw_different_tasks_equally_often():
     env, episodes, tasks = growth(environments=COUNT), 300, len(TASKS)
     counts: list[Counter[int]] = [Counter() for _ in range(COUNT)]
     pairs: Counter[tuple[int, int]] = Counter()
@@ -365,7 +369,7 @@ def test_consecutive_groups_draw_different_tasks_and_over_time_all_alike():
     share = episodes / tasks
     for count in counts:
         assert sum((count[task] - share) ** 2 / share for task in range(tasks)) < 23.5  # p = 1e-4
-    assert len(pairs) == tasks * (tasks - 1)  # every order comes
+    assert len(pairs) == tasks * (tasks - 1)  # every order occurs
 
 
 def test_a_subset_of_the_environments_draws_the_same_tasks():
@@ -378,7 +382,7 @@ def test_a_subset_of_the_environments_draws_the_same_tasks():
     assert any(drawn(whole, e) != drawn(other, e) for e in range(20))
 
 
-def test_a_reset_takes_the_tasks_that_were_drawn():
+def test_a_reset_uses_the_drawn_tasks():
     env = growth()
     for episode in (0, 1, 0):
         env.reset(episode)
@@ -393,7 +397,9 @@ def test_a_reset_takes_the_tasks_that_were_drawn():
 
 
 @pytest.mark.parametrize(("max_seeds", "most"), [(None, SLOTS), (3, [3, 2, 3, 3, 3])])
-def test_as_many_seeds_may_live_as_the_host_has_slots(max_seeds: int | None, most: list[int]):
+def test_the_default_limit_of_living_seeds_is_the_number_of_slots(
+    max_seeds: int | None, most: list[int]
+):
     env = growth(max_seeds=max_seeds)
     observation = env.reset(0)
     for _ in range(WIDEST + 1):
@@ -416,8 +422,8 @@ def test_as_many_seeds_may_live_as_the_host_has_slots(max_seeds: int | None, mos
 # --- drift ------------------------------------------------------------------------------------
 
 
-def test_before_the_switch_all_data_are_the_old_and_from_it_on_the_new():
-    """In training and in validation, for every environment of a group and for its twin."""
+def test_data_change_for_all_rows_at_the_drift():
+    """Training and validation data change for every environment of a group and for its twin."""
     groups = 6
     env = growth([drifting(), TASKS[0]], GROUP_SIZE * groups)
     env.reset(0)
@@ -459,8 +465,8 @@ def test_before_the_switch_all_data_are_the_old_and_from_it_on_the_new():
             assert torch.equal(part, part[..., :1, :].expand_as(part))
 
 
-def test_a_switch_shows_in_what_is_measured():
-    """Before it nothing differs from the task without drift."""
+def test_the_drift_changes_the_measurements():
+    """Before the drift nothing differs from the task without drift."""
     never, always = drifting(never=1.0), drifting(never=0.0, earliest=0.5, latest=0.5)
     traces = []
     for task in (never, always):

@@ -1,4 +1,4 @@
-"""The library that keeps a step's books, against torch on the same rows: every answer."""
+"""The step functions of the native library compared with torch on the same rows."""
 
 import copy
 import logging
@@ -77,7 +77,7 @@ def shard() -> Shard:
 
 
 def assert_same(found: Tensor, expected: Tensor, curved: bool = False) -> None:
-    """To the bit, or to 1e-6 where a transcendental function is involved."""
+    """Equal bits, or within 1e-6 if a transcendental function is involved."""
     tolerance = 1e-6 if curved else 0.0
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -96,11 +96,11 @@ def assert_same_record(found, expected, curved: set[str] = frozenset()) -> None:
 
 
 class World:
-    """The same rows kept by torch and by the library.
+    """The same rows, stepped by torch and by the library.
 
     Args:
-        shard: whose engine describes the rows.
-        seed: of all that is drawn.
+        shard: shard whose engine describes the rows.
+        seed: seed of all draws.
         linear: whether every ramp is linear.
     """
 
@@ -130,10 +130,10 @@ class World:
         return torch.rand(shape, generator=self.random) < rate
 
     def actions(self, wild: float = 0.05) -> Tensor:
-        """Any options, mostly where they are legal, some of them out of range."""
+        """Arbitrary options, mostly legal, some of them out of range."""
         drawn = (self.floats(self.rows, len(HEADS)) * self.most).long()
         legal = self.now[0].legal.float().flatten(1)
-        legal[:, : self.slots] *= 0.1  # waiting is always legal, and teaches little
+        legal[:, : self.slots] *= 0.1  # waiting is always legal and tests little
         place = torch.multinomial(legal, 1, generator=self.random)[:, 0]
         guided = self.bools(self.rows, rate=0.85)
         drawn[guided, 0] = (place // self.slots)[guided]
@@ -150,7 +150,7 @@ class World:
         return torch.where(self.bools(*drawn.shape, rate=wild / len(HEADS)), beyond, drawn)
 
     def epoch(self, rolled: Tensor) -> EpochResult:
-        """What no host ever measured."""
+        """Random training results."""
         epoch = EpochResult(
             loss=self.floats(self.rows),
             accuracy=self.floats(self.rows),
@@ -181,7 +181,7 @@ class World:
         )
 
     def step(self, t: int) -> None:
-        """One step by both, compared."""
+        """Take one step with both and compare."""
         curved = set() if self.linear else CURVED
         actions, rolled = self.actions(), self.bools(self.rows, rate=0.03)
         where = rolled if t % 3 else None
@@ -199,7 +199,7 @@ class World:
         self.accuracy = measurement.scores.accuracy
         self.compare_features(t)
         if t % 5 == 0:
-            # A state that the library did not make.
+            # A state that the library did not create.
             self.now[1] = self.now[0]
 
     def compare_features(self, t: int) -> None:
@@ -218,7 +218,7 @@ class World:
                 assert_same(one[..., i], other[..., i], name in LOGARITHMIC | bent)
 
 
-# --- all answers ------------------------------------------------------------------------------
+# --- all results ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("linear", [True, False])
@@ -232,7 +232,7 @@ class World:
     ],
     ids=lambda rules: " ".join(rules),
 )
-def test_the_library_says_what_torch_says(shard: Shard, linear: bool, rules: dict) -> None:
+def test_the_library_and_torch_agree(shard: Shard, linear: bool, rules: dict) -> None:
     world, seen, done = World(shard, len(rules), linear, **rules), set(), 0
     for t in range(2 * LENGTH):
         world.step(t)
@@ -244,7 +244,7 @@ def test_the_library_says_what_torch_says(shard: Shard, linear: bool, rules: dic
 
 
 @pytest.mark.parametrize("curve", range(len(CURVE_STEEPNESS)))
-def test_ramps_follow_the_curves(shard: Shard, curve: int) -> None:
+def test_ramps_follow_their_curves(shard: Shard, curve: int) -> None:
     world = World(shard, 1)
     state = SeedState.dormant((world.rows, world.slots), CPU)
     times = torch.arange(world.rows * world.slots).view(state.stage.shape)
@@ -262,7 +262,7 @@ def test_ramps_follow_the_curves(shard: Shard, curve: int) -> None:
     assert_same_record(found, expected, set() if exact else CURVED)
 
 
-def test_an_answer_is_not_written_to_again(shard: Shard) -> None:
+def test_results_are_not_overwritten_by_later_steps(shard: Shard) -> None:
     world = World(shard, 2)
     kept: list[tuple[SeedState, SeedState]] = []
     for t in range(6):
@@ -272,7 +272,7 @@ def test_an_answer_is_not_written_to_again(shard: Shard) -> None:
         assert_same_record(state, clone)
 
 
-def test_answers_can_be_copied_and_sent_away(shard: Shard) -> None:
+def test_results_can_be_copied_and_pickled(shard: Shard) -> None:
     world = World(shard, 7)
     for t in range(4):
         world.step(t)
@@ -343,7 +343,7 @@ def test_options_out_of_range_are_refused(shard: Shard) -> None:
 # --- the governor -----------------------------------------------------------------------------
 
 
-def test_the_governor_judges_as_torch_judges(shard: Shard) -> None:
+def test_the_governor_of_library_and_torch_agree(shard: Shard) -> None:
     world = World(shard, 5)
     stack, classes = shard.engine.stack, shard.engine.host.classes
     expected, found = Governor(stack, classes), Governor(stack, classes)
@@ -377,7 +377,7 @@ def test_the_governor_judges_as_torch_judges(shard: Shard) -> None:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, native: bool) -> list:
-    """A whole episode; the actions do not look at what is observed."""
+    """A whole episode with actions that do not depend on the observations."""
     with monkeypatch.context() as patch:
         if not native:
             patch.setattr(shards, "step_functions", TorchStep)
@@ -393,7 +393,7 @@ def play(monkeypatch: pytest.MonkeyPatch, native: bool) -> list:
     return steps
 
 
-def test_an_episode_is_the_same_with_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_is_the_same_with_library_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, found = (play(monkeypatch, native) for native in (False, True))
     stages = set()
     for one, other in zip(found, expected, strict=True):
@@ -412,11 +412,11 @@ def test_an_episode_is_the_same_with_either(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("settings", [{"backend": "torch"}, {"dtype": torch.float64}])
-def test_torch_keeps_the_books_elsewhere(settings: dict) -> None:
+def test_torch_is_used_where_the_library_does_not_apply(settings: dict) -> None:
     assert type(shard_of(**settings).functions) is TorchStep
 
 
-def test_torch_takes_over_with_one_line_where_the_library_is_missing(
+def test_without_the_library_torch_is_used_and_one_line_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def missing() -> None:
@@ -432,7 +432,7 @@ def test_torch_takes_over_with_one_line_where_the_library_is_missing(
     assert caplog.messages == ["native backend: no luck; using torch"]
 
 
-def test_the_library_is_told_everything(shard: Shard) -> None:
+def test_the_spec_sets_every_field(shard: Shard) -> None:
     spec = shard.functions.spec
     assert all(
         getattr(spec, name) for name in spec.names if not hasattr(getattr(spec, name), "_fields_")
@@ -441,7 +441,7 @@ def test_the_library_is_told_everything(shard: Shard) -> None:
     assert {field.name for field in fields(SeedSignals)} == set(SignalsInBlocks.places)
 
 
-def test_a_feature_that_one_side_alone_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_feature_missing_on_one_side_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for names in (HOST_FEATURES[:-1], (*HOST_FEATURES, "another")):
         for module in (native_step, native_spec):
             monkeypatch.setattr(module, "HOST_FEATURES", names)

@@ -1,4 +1,4 @@
-"""Rewards: what they are, what they add up to, and that environments do not touch one another."""
+"""Rewards: values, sums over an episode, and independence of environments."""
 
 import math
 from dataclasses import replace
@@ -43,13 +43,13 @@ def total(mode: str, episode: list[RewardInputs]) -> Tensor:
 # --- values -----------------------------------------------------------------------------------
 
 
-def test_the_modes_are_the_seven() -> None:
+def test_there_are_seven_reward_modes() -> None:
     assert tuple(ORACLES) == REWARD_MODES
 
 
 @quick
 @given(seeds, lengths, slot_counts)
-def test_every_mode_is_what_the_oracle_computes(seed, length, slots) -> None:
+def test_every_mode_equals_the_oracle(seed, length, slots) -> None:
     for inputs in random_episode(seed, length, slots=slots):
         rows = [moment(inputs, row) for row in range(len(inputs.op))]
         for mode, oracle in ORACLES.items():
@@ -61,7 +61,7 @@ def test_every_mode_is_what_the_oracle_computes(seed, length, slots) -> None:
         torch.testing.assert_close(stage_shaping(inputs), expected, rtol=0.0, atol=1e-9)
 
 
-def test_the_random_episodes_show_the_whole_lifecycle() -> None:
+def test_the_random_episodes_cover_the_whole_lifecycle() -> None:
     episodes = [random_episode(seed, 60, count=20) for seed in range(3)]
     steps = [inputs for episode in episodes for inputs in episode]
     assert {int(op) for inputs in steps for op in inputs.op} == set(Op)
@@ -73,7 +73,7 @@ def test_the_random_episodes_show_the_whole_lifecycle() -> None:
 
 @settings(deadline=None)
 @given(st.floats(0.0, 1.0), st.integers(0, 10**7), st.integers(1, 10**7))
-def test_utility_is_the_score_less_the_rent(score, added, host) -> None:
+def test_utility_is_the_score_minus_the_rent(score, added, host) -> None:
     expected = score - 0.05 * math.log(1.0 + added / host)
     assert utility(f64(score), torch.tensor(added), host).item() == pytest.approx(expected)
 
@@ -90,7 +90,7 @@ def test_every_mode_stays_within_its_stated_bounds(seed, length, slots) -> None:
     for inputs in random_episode(seed, length, slots=slots):
         rent = 0.1 * inputs.added / 500_000
         grown = (1.0 + inputs.added / inputs.host_parameters).log()
-        gain = 1.0 + RENT * grown  # the most that u and v can be below 0
+        gain = 1.0 + RENT * grown  # the lower bounds of u and v
         shaped = 2.4 * slots
         bounds = {
             "terminal": (-10.0 * gain, 10.0),
@@ -108,12 +108,12 @@ def test_every_mode_stays_within_its_stated_bounds(seed, length, slots) -> None:
         assert (stage_shaping(inputs).abs() <= shaped).all()
 
 
-# --- what an episode adds up to ---------------------------------------------------------------
+# --- sums over an episode ---------------------------------------------------------------------
 
 
 @quick
 @given(seeds, lengths)
-def test_paired_adds_up_to_terminal_less_the_twin(seed, length) -> None:
+def test_paired_sums_to_terminal_minus_the_twin(seed, length) -> None:
     episode = random_episode(seed, length)
     twin = 10.0 * episode[-1].twin_score
     expected = total("terminal", episode) - twin
@@ -122,7 +122,7 @@ def test_paired_adds_up_to_terminal_less_the_twin(seed, length) -> None:
 
 @quick
 @given(seeds, lengths)
-def test_terminal_adds_up_to_the_final_utility(seed, length) -> None:
+def test_terminal_sums_to_the_final_utility(seed, length) -> None:
     episode = random_episode(seed, length)
     end = episode[-1]
     worth = utility(end.score, end.added, end.host_parameters)
@@ -131,7 +131,7 @@ def test_terminal_adds_up_to_the_final_utility(seed, length) -> None:
 
 @quick
 @given(seeds, lengths)
-def test_dense_utility_adds_up_to_ten_times_its_mean(seed, length) -> None:
+def test_utility_reward_sums_to_ten_times_the_mean_utility(seed, length) -> None:
     episode = random_episode(seed, length)
     worth = [utility(i.score, i.added, i.host_parameters) for i in episode]
     expected = 10.0 * torch.stack(worth).mean(0)
@@ -140,7 +140,7 @@ def test_dense_utility_adds_up_to_ten_times_its_mean(seed, length) -> None:
 
 @quick
 @given(seeds, lengths, slot_counts)
-def test_stage_shaping_adds_up_to_nothing_whatever_was_done(seed, length, slots) -> None:
+def test_stage_shaping_sums_to_zero_whatever_the_actions(seed, length, slots) -> None:
     shapings = [stage_shaping(i) for i in random_episode(seed, length, slots=slots)]
     torch.testing.assert_close(
         torch.stack(shapings).sum(0), torch.zeros(6, dtype=F64), rtol=0.0, atol=1e-12
@@ -149,7 +149,7 @@ def test_stage_shaping_adds_up_to_nothing_whatever_was_done(seed, length, slots)
 
 @quick
 @given(seeds, lengths)
-def test_each_potential_begins_where_the_last_one_ended(seed, length) -> None:
+def test_the_potential_before_a_step_equals_that_after_the_previous_step(seed, length) -> None:
     episode = random_episode(seed, length)
     assert not stage_potential(episode[0], "before").any()
     assert not stage_potential(episode[-1], "after").any()
@@ -166,12 +166,12 @@ def test_terminal_and_sparse_pay_nothing_before_the_end(seed, length) -> None:
         assert not REWARDS["sparse"](inputs).any()
 
 
-# --- environments by themselves ---------------------------------------------------------------
+# --- independence of environments -------------------------------------------------------------
 
 
 @quick
 @given(seeds, st.integers(1, 12), slot_counts, st.sampled_from([torch.float32, F64]))
-def test_who_else_there_is_changes_no_bit(seed, length, slots, dtype) -> None:
+def test_rewards_do_not_depend_on_the_other_environments(seed, length, slots, dtype) -> None:
     for inputs in random_episode(seed, length, count=37, slots=slots):
         inputs = tensors(inputs, lambda x: x.to(dtype) if x.dtype == F64 else x)
         order = torch.randperm(37, generator=torch.Generator().manual_seed(seed))
@@ -187,7 +187,7 @@ def test_who_else_there_is_changes_no_bit(seed, length, slots, dtype) -> None:
 
 
 @pytest.mark.parametrize("part", [attribution, alpha_shock, fossil_bonus, stage_shaping])
-def test_the_parts_of_shaped_round_the_same_in_any_place(part) -> None:
+def test_the_terms_of_shaped_round_the_same_at_any_position(part) -> None:
     def single(x: Tensor) -> Tensor:
         return x.float() if x.dtype == F64 else x
 
@@ -215,7 +215,7 @@ def test_a_nan_stays_in_its_environment(seed, length) -> None:
 
 
 @every_mode
-def test_the_seeds_alone_do_not_hide_a_nan_at_the_end(mode) -> None:
+def test_a_nan_on_the_last_step_is_not_hidden(mode) -> None:
     end = random_episode(0, 5)[-1]
     broken = torch.full_like(end.score, math.nan)
     assert REWARDS[mode](replace(end, accuracy=broken, score=broken)).isnan().all()
@@ -231,7 +231,7 @@ def test_a_contribution_that_was_not_measured_never_reaches_the_reward(seed, len
 
 
 @every_mode
-def test_what_a_refused_action_named_is_not_read(mode) -> None:
+def test_the_slot_of_an_illegal_action_is_not_read(mode) -> None:
     for inputs in random_episode(3, 20):
         waits = inputs.op == Op.WAIT
         elsewhere = torch.where(waits, 1 << 40, inputs.slot)

@@ -1,4 +1,4 @@
-"""Which way rewards point: better pays more, size and churn cost, and nothing can be farmed."""
+"""Incentives: better hosts earn more, size and churn cost, and no cycle of actions earns reward."""
 
 from dataclasses import replace
 from functools import cache
@@ -24,7 +24,7 @@ every_mode = pytest.mark.parametrize("mode", REWARD_MODES)
 LENGTH = 40
 RULES = Rules.for_horizon(LENGTH, 3)
 HELD = [{"op": Op.GERMINATE, "blueprint": 7}, {"op": Op.ADVANCE}, {}, {}, {}, {"op": Op.ADVANCE}]
-"""Actions after which, at 40 steps, slot 0 blends in; it can be held nine steps later."""
+"""Actions after which, in 40 steps, the seed in slot 0 blends; it can be held 9 steps later."""
 HOLD = [*HELD, *[{}] * 5, {"op": Op.ADVANCE}, {}, {}]
 
 
@@ -49,7 +49,7 @@ def acted_on_held(op: Op, last: bool) -> RewardInputs:
 
 
 def verdict(mode: str, op: Op, contribution: float, improvement: float, last: bool) -> float:
-    """Pay for acting on a held seed, stage shaping left out."""
+    """Reward for acting on a held seed, without stage shaping."""
     inputs = acted_on_held(op, last)
     assert inputs.before.stage[0, 0] == Stage.HOLDING
     assert inputs.op == op
@@ -63,7 +63,7 @@ def verdict(mode: str, op: Op, contribution: float, improvement: float, last: bo
 # --- the traps of the prior system ------------------------------------------------------------
 
 
-def test_trap_the_end_of_basic_pays_the_total_gain_not_the_last_epochs() -> None:
+def test_trap_basic_pays_the_gain_of_the_episode_not_of_the_last_epoch() -> None:
     end = play(world(), always([]))[-1]
     risen = replace(
         end,
@@ -76,7 +76,7 @@ def test_trap_the_end_of_basic_pays_the_total_gain_not_the_last_epochs() -> None
 @every_mode
 @quick
 @given(seed=seeds, length=lengths, accuracy=changes, score=changes)
-def test_trap_an_improvement_never_pays_less_than_a_regression(
+def test_trap_an_improvement_never_earns_less_than_a_regression(
     mode, seed, length, accuracy, score
 ) -> None:
     for inputs in random_episode(seed, length):
@@ -87,7 +87,7 @@ def test_trap_an_improvement_never_pays_less_than_a_regression(
 
 
 @every_mode
-def test_trap_a_whole_episode_of_improvement_pays_more_than_one_of_regression(mode) -> None:
+def test_trap_an_episode_of_improvement_earns_more_than_one_of_regression(mode) -> None:
     flat = world()
     slope = torch.linspace(-0.2, 0.2, LENGTH + 1, dtype=torch.float64)[:, None]
     rising = replace(flat, accuracy=0.5 + slope, score=0.5 + slope)
@@ -100,14 +100,14 @@ def test_trap_a_whole_episode_of_improvement_pays_more_than_one_of_regression(mo
 
 
 @pytest.mark.parametrize("mode", ["terminal", "paired", "utility"])
-def test_a_point_of_score_is_worth_what_it_is(mode) -> None:
+def test_a_point_of_score_has_its_documented_reward(mode) -> None:
     end = random_episode(1, LENGTH)[-1]
     gained = REWARDS[mode](replace(end, score=end.score + 0.01)) - REWARDS[mode](end)
     expected = 0.1 / LENGTH if mode == "utility" else 0.1
     torch.testing.assert_close(gained, torch.full_like(gained, expected))
 
 
-def test_paired_pays_for_gain_and_charges_loss_and_a_better_twin() -> None:
+def test_paired_rewards_gain_and_charges_for_loss_and_a_better_twin() -> None:
     inputs = play(world(), always([]))[5]
 
     def paid(now: float, twin: float) -> float:
@@ -128,7 +128,7 @@ def test_paired_pays_for_gain_and_charges_loss_and_a_better_twin() -> None:
 @every_mode
 @quick
 @given(seed=seeds, length=lengths, more=st.integers(1, 10**6))
-def test_more_parameters_never_pay(mode, seed, length, more) -> None:
+def test_more_parameters_never_earn_more(mode, seed, length, more) -> None:
     for inputs in random_episode(seed, length):
         larger = replace(inputs, added=inputs.added + more)
         less, paid = REWARDS[mode](larger), REWARDS[mode](inputs)
@@ -150,13 +150,13 @@ def test_a_jump_of_alpha_costs_more_than_a_ramp() -> None:
     assert 0.0 < shock(3) < shock(2) < shock(1) < shock(0)
 
 
-def test_a_seed_pruned_at_once_gives_a_shock_though_it_is_gone() -> None:
+def test_alpha_shock_includes_a_seed_pruned_in_the_same_step() -> None:
     inputs = play(world(), always([*HOLD, {"op": Op.PRUNE, "alpha_speed": 0}]))[len(HOLD)]
     assert not inputs.after.living.any()
     assert alpha_shock(inputs).item() == pytest.approx(0.1958 * 7 * 37 / 500)
 
 
-def test_attribution_sums_all_seeds_and_not_the_actions_alone() -> None:
+def test_attribution_sums_over_all_seeds_not_only_the_actions() -> None:
     episode = random_episode(5, LENGTH, count=40)
     inputs = next(i for i in episode if (i.after.acting & ~_fossil(i)).sum(1).max() > 1)
     row = int((inputs.after.acting & ~_fossil(inputs)).sum(1).argmax())
@@ -172,7 +172,7 @@ def _fossil(inputs: RewardInputs) -> Tensor:
     return inputs.after.stage == Stage.FOSSILISED
 
 
-def test_a_seed_that_claims_far_more_than_the_improvement_is_charged() -> None:
+def test_a_contribution_far_above_the_improvement_is_charged() -> None:
     inputs = play(world(), always(HOLD))[len(HOLD)]
     progress = torch.full_like(inputs.accuracy, 0.5)
 
@@ -196,7 +196,7 @@ def test_a_seed_that_claims_far_more_than_the_improvement_is_charged() -> None:
 @pytest.mark.parametrize("last", [False, True])
 @quick
 @given(good=st.floats(0.01, 1.0), bad=st.floats(-1.0, -1e-6), improvement=st.floats(-0.5, 0.5))
-def test_to_keep_a_helpful_seed_pays_more_than_a_harmful_one(
+def test_fossilising_a_helpful_seed_earns_more_than_a_harmful_one(
     mode, last, good, bad, improvement
 ) -> None:
     helpful = verdict(mode, Op.FOSSILISE, good, improvement, last)
@@ -206,11 +206,13 @@ def test_to_keep_a_helpful_seed_pays_more_than_a_harmful_one(
 @pytest.mark.parametrize("mode", ["shaped", "basic"])
 @quick
 @given(good=st.floats(0.01, 1.0), bad=st.floats(-1.0, -1e-6), improvement=st.floats(1e-3, 0.5))
-def test_to_keep_what_helps_and_prune_what_harms_pays_more(mode, good, bad, improvement) -> None:
-    nothing = float("nan")  # a seed pruned at once is not measured
+def test_keeping_helpful_seeds_and_pruning_harmful_ones_earns_more(
+    mode, good, bad, improvement
+) -> None:
+    nothing = float("nan")  # a seed pruned in this step is not measured
     pruned = verdict(mode, Op.PRUNE, nothing, improvement, last=False)
     assert verdict(mode, Op.FOSSILISE, good, improvement, last=False) > pruned
-    # What pruning costs in alpha shock is of the jump, not of the verdict.
+    # The alpha shock of pruning is due to the jump of alpha, not to the operation.
     jump = 0.1958 * 7 * 37 / 500 if mode == "shaped" else 0.0
     assert verdict(mode, Op.FOSSILISE, bad, improvement, last=False) < pruned + jump
 
@@ -228,7 +230,7 @@ def test_simplified_counts_the_fossils_that_contribute() -> None:
 
 @quick
 @given(seeds, st.integers(5, 40), st.floats(-0.2, 0.2))
-def test_nothing_done_to_a_host_that_stays_the_same_pays(seed, length, contribution) -> None:
+def test_no_action_earns_anything_on_an_unchanged_host(seed, length, contribution) -> None:
     generator = torch.Generator().manual_seed(seed)
     flat = World.flat(World.random(generator, length, 6, 3), contribution)
     busy = play(flat, choose_at_random(generator, banned=(Op.FOSSILISE,)))
@@ -243,7 +245,7 @@ def test_nothing_done_to_a_host_that_stays_the_same_pays(seed, length, contribut
 
 
 @pytest.mark.parametrize("develop", [0, 1, len(HELD)])
-def test_cycles_of_germinating_and_pruning_never_pay(develop) -> None:
+def test_cycles_of_germinating_and_pruning_never_earn(develop) -> None:
     closed = [{}] * (RULES.embargo + 3)
     young = [{}] * RULES.prune_age
     prune = {"op": Op.PRUNE, "alpha_speed": 0}

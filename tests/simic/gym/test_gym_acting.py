@@ -1,4 +1,4 @@
-"""What a rollout may keep of the weights, and what its steps cost."""
+"""Frozen weights during a rollout, and the cost of its steps."""
 
 from collections import Counter
 from typing import Any
@@ -20,7 +20,7 @@ KINDS = [{"critic": "separate"}, {"critic": "shared"}, {"memory": "none"}]
 
 
 def check_against_single_calls(fresh: PPOAgent[Any], rollout: Rollout[Any], number: int) -> None:
-    """The rollout is what a learner that never kept anything says of its observations."""
+    """Compare the rollout with single calls of a policy without frozen weights."""
     fresh.hidden = rollout.hidden
     fresh.continue_rollout(torch.arange(ENVS), number)
     for t in range(STEPS):
@@ -33,8 +33,8 @@ def check_against_single_calls(fresh: PPOAgent[Any], rollout: Rollout[Any], numb
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_rollout_is_collected_with_the_weights_of_then(kind) -> None:
-    """After an update, and after the state of another learner was loaded."""
+def test_every_rollout_uses_the_current_weights(kind) -> None:
+    """After an update, and after loading the state of another learner."""
     environments, other = scripted(ENVS), agent_for(scripted(ENVS), seed=8, **kind)
     agent = agent_for(environments, **FAST, **kind)
     for number in range(3):
@@ -49,7 +49,7 @@ def test_every_rollout_is_collected_with_the_weights_of_then(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rollout_that_breaks_off_leaves_nothing_behind(kind) -> None:
+def test_an_aborted_rollout_keeps_no_frozen_weights(kind) -> None:
     environments = scripted(ENVS)
     agent, fresh = (agent_for(environments, **FAST, **kind) for _ in range(2))
 
@@ -69,7 +69,7 @@ def test_a_rollout_that_breaks_off_leaves_nothing_behind(kind) -> None:
         assert torch.equal(mine, expected)
 
 
-def test_an_evaluation_plays_with_the_weights_of_then() -> None:
+def test_an_evaluation_uses_the_current_weights() -> None:
     agent, other = (agent_for(scripted(ENVS), seed=seed) for seed in (3, 8))
     with torch.no_grad():
         for parameter in other.policy.parameters():
@@ -87,18 +87,18 @@ def test_an_evaluation_plays_with_the_weights_of_then() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_of_what_was_learned_is_not_cut_off_by_what_is_kept(kind) -> None:
+def test_frozen_weights_do_not_detach_gradients(kind) -> None:
     agent = agent_for(scripted(ENVS), **FAST, **kind)
     rollout = collect(scripted(ENVS), agent, STEPS, 0)
     with agent.policy.frozen_weights():
         hidden = rollout.hidden or agent.policy.initial_hidden(ENVS)
-        said = agent.policy.evaluate_actions(rollout.observation, rollout.actions, hidden)
-    (said.log_prob.sum() + said.value.sum()).backward()
+        evaluation = agent.policy.evaluate_actions(rollout.observation, rollout.actions, hidden)
+    (evaluation.log_prob.sum() + evaluation.value.sum()).backward()
     assert all(parameter.grad is not None for parameter in agent.policy.parameters())
 
 
 class Run(TorchDispatchMode):
-    """How often each operation on tensors is run."""
+    """Counts the dispatched tensor operations by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Run(TorchDispatchMode):
 
 
 def operations(count: int, steps: int, **kind: Any) -> Counter[str]:
-    """Of a rollout in which no episode ends, its noise drawn in one go."""
+    """Operations of a rollout in which no episode ends and noise is drawn once."""
     environments = scripted(count, shortest=99, longest=99)
     agent = agent_for(environments, **kind)
     with Run() as run:
@@ -124,10 +124,10 @@ def test_the_operations_of_a_step_do_not_depend_on_the_number_of_environments(ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_neither_gather_nor_store_weights_nor_make_noise_of_random_words(kind) -> None:
-    """That is done once a rollout, however long it is."""
+def test_steps_neither_copy_weights_nor_generate_noise(kind) -> None:
+    """That is done once per rollout, whatever its length."""
     short, long = operations(4, 10, **kind), operations(4, 30, **kind)
     trunks = 2 if kind.get("critic") == "separate" else 1
     for name in ("cat", "clone", "bitwise_and", "__rshift__"):
-        own = 2 * 20 if (name, trunks) == ("cat", 2) else 0  # two trunks' features and outputs
+        own = 2 * 20 if (name, trunks) == ("cat", 2) else 0  # features and outputs of two trunks
         assert long[name] - short[name] == own, name

@@ -1,7 +1,7 @@
-"""Rollouts across the ends of episodes, against a loop over single environments in float64.
+"""Rollouts across the ends of episodes, compared with a loop over single environments in float64.
 
-The reference walks through one environment at a time: its LSTM begins with zeros in each episode,
-its advantages are sums over the rest of the episode, and it knows nothing of padding or masks.
+The reference handles one environment at a time: its LSTM starts from zeros in each episode, its
+advantages are sums over the rest of the episode, and it uses neither padding nor masks.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def cell(lstm: torch.nn.LSTM, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, 
 
 
 class Alone:
-    """The policy as it is for one environment, step by step, in float64."""
+    """The policy for one environment, computed step by step in float64."""
 
     def __init__(self, policy: RecurrentPolicy):
         self.policy = policy.double()
@@ -62,7 +62,7 @@ class Alone:
 
 @dataclass
 class Pass:
-    """Rollouts one after another with the agent's state at the start of each."""
+    """Consecutive rollouts with the agent's state at the start of each."""
 
     agent: PPOAgent
     environments: GymEnvironments
@@ -89,11 +89,11 @@ def run(request) -> Pass:
 
 
 def steps_of(run: Pass, n: int):
-    """What the environment itself wrote down, in order: episodes, each a list of steps."""
+    """The environment's own record: a list of episodes, each a list of steps."""
     return [episode["steps"] for episode in run.environments.environments[n].log]
 
 
-def test_everything_the_rollouts_hold_is_what_one_environment_alone_would_have(run: Pass) -> None:
+def test_rollouts_equal_those_of_single_environments(run: Pass) -> None:
     """Rewards, ends, actions, log-probs, values, and V of final observations."""
     alone = Alone(run.agent.policy)
     ends = {"terminated": 0, "truncated": 0}
@@ -109,7 +109,7 @@ def test_everything_the_rollouts_hold_is_what_one_environment_alone_would_have(r
                 mask = rollout.observation.masks[t, n].double()
                 log_probs, value = alone.see(x, mask)
                 assert float(rollout.values[t, n]) == pytest.approx(value.item(), abs=1e-5)
-                if not begun:  # a final observation: V is known, nothing else happens
+                if not begun:  # a final observation: only V is used
                     assert not rollout.valid[t, n]
                     assert float(rollout.rewards[t, n]) == 0.0
                     alone.forget()
@@ -118,10 +118,10 @@ def test_everything_the_rollouts_hold_is_what_one_environment_alone_would_have(r
                 assert rollout.valid[t, n]
                 step = episodes[episode][t_in_episode]
                 assert rollout.actions[t, n].tolist() == step["action"]
-                said = sum(
+                expected = sum(
                     part[choice] for part, choice in zip(log_probs, step["action"], strict=True)
                 )
-                assert float(rollout.log_prob[t, n]) == pytest.approx(said.item(), abs=1e-5)
+                assert float(rollout.log_prob[t, n]) == pytest.approx(expected.item(), abs=1e-5)
                 assert float(rollout.rewards[t, n]) == pytest.approx(step["reward"], rel=1e-6)
                 t_in_episode += 1
                 over = t_in_episode == len(episodes[episode]) and not (
@@ -155,11 +155,13 @@ def naive_advantages(rollout: Rollout, values: Tensor, last: Tensor) -> Tensor:
     return advantages
 
 
-def test_advantages_and_sequences_are_those_of_single_episodes(run: Pass) -> None:
-    """Also masked normalisation, and the padded pieces with the memory they begin with."""
+def test_advantages_and_sequences_equal_those_of_single_episodes(run: Pass) -> None:
+    """Also the masked normalisation and the padded sequences with their initial state."""
     agent = run.agent
-    agent.return_moments.update(torch.tensor([1.0, 3.0, 8.0]))  # values are normalised by these
-    agent.updates = 1  # and by no others
+    agent.return_moments.update(
+        torch.tensor([1.0, 3.0, 8.0])
+    )  # values are normalised by these moments
+    agent.updates = 1  # only these moments
     for rollout in run.rollouts:
         learning = agent._prepare_batch(rollout)
         values = agent.return_moments.restore(rollout.values).double()
@@ -198,23 +200,25 @@ def test_advantages_and_sequences_are_those_of_single_episodes(run: Pass) -> Non
 
 
 def piece_of(agent: PPOAgent, rollout: Rollout, sequences, m: int) -> tuple[int, int]:
-    """Environment and first step of a sequence: where what it saw first was seen."""
+    """Environment and first step of a sequence, found by its first observation."""
     features = agent.moments.normalise(rollout.observation).features
     place = (features == sequences.observation.features[0, m]).all(-1) & rollout.valid
     ((t, n),) = place.nonzero().tolist()
     return n, t
 
 
-def test_the_policy_says_of_padded_pieces_what_it_said_when_it_acted(run: Pass) -> None:
+def test_padded_sequences_give_the_outputs_of_acting(run: Pass) -> None:
     agent, rollout = run.agent, run.rollouts[-1]
-    mean, deviation = run.means[-1]  # the moments moved on; give the pieces what was seen then
+    mean, deviation = run.means[-1]  # use the moments of the time of acting
     then = ((rollout.observation.features - mean) / deviation).clamp(-10, 10).float()
     agent.moments.normalise = lambda seen: FlatObservation(then, seen.masks)
     sequences = agent._prepare_batch(rollout).sequences
-    said = agent.policy.evaluate_actions(sequences.observation, sequences.actions, sequences.hidden)
+    evaluation = agent.policy.evaluate_actions(
+        sequences.observation, sequences.actions, sequences.hidden
+    )
     inside = sequences.weight > 0
     torch.testing.assert_close(
-        said.log_prob[inside], sequences.old_log_prob[inside], atol=1e-5, rtol=1e-5
+        evaluation.log_prob[inside], sequences.old_log_prob[inside], atol=1e-5, rtol=1e-5
     )
 
 
@@ -231,8 +235,8 @@ def test_the_ratio_is_one_at_the_first_minibatch_of_every_round(amp_dtype) -> No
         assert summary["approx_kl"] > 1e-6
 
 
-def test_what_a_resetting_step_holds_teaches_nothing() -> None:
-    """Weights, moments and figures are the same bits whatever stands there."""
+def test_contents_of_resetting_steps_do_not_affect_the_update() -> None:
+    """Weights, moments and metrics have the same bits whatever these steps contain."""
     agents, summaries = [], []
     for poisoned in (False, True):
         environments = scripted(ENVS)
@@ -245,7 +249,7 @@ def test_what_a_resetting_step_holds_teaches_nothing() -> None:
             rollout.log_prob[dead] = -1e6
             rollout.actions[dead] = 0
             rollout.observation.features[dead] = 1e6
-            # V counts behind a truncated step, and nowhere else.
+            # V is used after a truncated step, and nowhere else.
             behind = torch.zeros_like(dead)
             behind[1:] = rollout.terminated[:-1]
             rollout.values[dead & behind] = 1e6
@@ -260,7 +264,7 @@ def test_what_a_resetting_step_holds_teaches_nothing() -> None:
             assert torch.equal(tensor, states[1]["moments"][part][name]), (part, name)
 
 
-def test_the_value_behind_a_truncated_step_counts() -> None:
+def test_the_value_after_a_truncated_step_is_bootstrapped() -> None:
     environments = scripted(ENVS)
     agent = agent_for(environments, **SETTINGS)
     rollout = collect(environments, agent, STEPS, 0)
@@ -271,7 +275,7 @@ def test_the_value_behind_a_truncated_step_counts() -> None:
     assert not torch.equal(before, agent._prepare_batch(rollout).sequences.advantages)
 
 
-def test_moments_are_exact_over_live_steps_and_frozen_while_a_rollout_is_collected() -> None:
+def test_moments_are_exact_over_valid_steps_and_constant_during_a_rollout() -> None:
     environments = scripted(ENVS)
     agent = agent_for(environments, **SETTINGS)
     seen = []
@@ -292,7 +296,7 @@ def test_moments_are_exact_over_live_steps_and_frozen_while_a_rollout_is_collect
     torch.testing.assert_close(agent.moments.features.deviation, expected)
 
 
-def test_without_memory_the_past_changes_nothing_and_with_it_it_does() -> None:
+def test_only_a_policy_with_memory_depends_on_the_past() -> None:
     observation = scripted(ENVS).observation
     for memory in ("none", "lstm"):
         agent = agent_for(scripted(ENVS), memory=memory)
@@ -304,7 +308,7 @@ def test_without_memory_the_past_changes_nothing_and_with_it_it_does() -> None:
         assert torch.equal(*answers) == (memory == "none")
 
 
-def test_forgetting_leaves_the_other_environments_as_they_are() -> None:
+def test_resetting_one_recurrent_state_keeps_the_others() -> None:
     agent = agent_for(scripted(ENVS))
     agent.act(scripted(ENVS).observation, 0)
     before = [state.clone() for state in agent.hidden]
@@ -316,8 +320,8 @@ def test_forgetting_leaves_the_other_environments_as_they_are() -> None:
         assert bool((then[:, rows] != 0.0).any())
 
 
-def test_the_critic_keeps_its_opinion_while_returns_grow() -> None:
-    """Rewards a hundred times as large change the moments, not what the critic says in them."""
+def test_rescaling_the_value_layer_preserves_the_critics_values() -> None:
+    """Rewards a hundred times as large change the moments but not the critic's values."""
     environments = scripted(ENVS)
     still = {**SETTINGS, "learning_rate": 1e-30, "normalise_observations": False}
     agent = agent_for(environments, **still)
@@ -336,8 +340,8 @@ def test_the_critic_keeps_its_opinion_while_returns_grow() -> None:
     torch.testing.assert_close(opinion(), before, rtol=1e-4, atol=1e-4 * deviation)
 
 
-def test_returns_of_the_first_round_are_normalised_by_themselves() -> None:
-    """Raw ones would drown the actor's gradient."""
+def test_returns_of_the_first_round_use_their_own_moments() -> None:
+    """Unnormalised returns would dominate the actor's gradient."""
     environments = scripted(ENVS)
     agent = agent_for(environments, **SETTINGS)
     rollout = collect(environments, agent, STEPS, 0)

@@ -1,4 +1,4 @@
-"""Spaces as tensors, masks, episodes that come back, and the tasks in which one must remember."""
+"""Spaces as tensors, masks, restoring of episodes, and the tasks that require memory."""
 
 import gymnasium
 import numpy as np
@@ -16,7 +16,7 @@ tasks.register()
 
 
 class Shown(gymnasium.Env):
-    """An environment of any spaces that does nothing."""
+    """An environment with given spaces that does nothing."""
 
     def __init__(self, seen: spaces.Space, done: spaces.Space):
         self.observation_space, self.action_space = seen, done
@@ -95,10 +95,10 @@ MASKS = [
 
 
 @pytest.mark.parametrize(("options", "mask", "expected"), MASKS)
-def test_masks_are_taken_in_every_form(options, mask, expected) -> None:
+def test_masks_are_accepted_in_every_form(options, mask, expected) -> None:
     rows = np.ones((len(options), max(options)), dtype=bool)
     actions = Actions(options, (0,) * len(options), None)
-    for before in (mask, None):  # what was legal in the step before is of no consequence
+    for before in (mask, None):  # the mask of the previous step must not matter
         actions.write_mask(before, rows)
         actions.write_mask(mask, rows)
         assert rows.tolist() == np.array(expected, dtype=bool).tolist()
@@ -109,13 +109,13 @@ def test_masks_are_taken_in_every_form(options, mask, expected) -> None:
     [
         (([0, 0, 0], [1, 1]), "action_mask of environment 0 leaves action 0 without an option"),
         (([1, 0, 0], [0, 0]), "leaves action 1 without an option"),
-        (([1, 1], [1, 1]), r"has a part of shape \(2,\) where 3 are options"),
+        (([1, 1], [1, 1]), r"has a part of shape \(2,\) for 3 options"),
         (([1, 1, 1],), "has 1 parts for 2 actions"),
         (np.ones(6), "has 6 numbers, not 5"),
         ("all", "action_mask of environment 0"),
     ],
 )
-def test_a_mask_that_is_none_names_the_environment(mask, says) -> None:
+def test_an_invalid_mask_names_its_environment(mask, says) -> None:
     environment = Scripted(masked=False)
     environments = GymEnvironments([environment], 1)
     see = environment._see
@@ -137,7 +137,7 @@ def test_every_episode_is_seeded_by_run_environment_and_number() -> None:
         for _ in range(60):
             environments.step(choices_of(environments, draw))
         logs.append([[e["seed"] for e in env.log] for env in environments.environments])
-    for n in range(2):  # whatever stands beside it
+    for n in range(2):  # independent of the other environments
         shared = min(len(logs[0][n]), len(logs[1][n]))
         assert shared > 5
         assert logs[0][n][:shared] == logs[1][n][:shared]
@@ -145,24 +145,24 @@ def test_every_episode_is_seeded_by_run_environment_and_number() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-def test_episodes_are_told_as_the_environment_paid_them() -> None:
+def test_episodes_report_unnormalised_returns() -> None:
     environments, draw = scripted(3), np.random.default_rng(0)
-    told = []
+    ended = []
     for _ in range(40):
         environments.step(choices_of(environments, draw))
-        told += environments.ended
+        ended += environments.ended
     for n, environment in enumerate(environments.environments):
-        mine = [e for e in told if e.environment == n]
+        mine = [e for e in ended if e.environment == n]
         finished = environment.log if environments.over[n] else environment.log[:-1]
         assert [e.length for e in mine] == [len(episode["steps"]) for episode in finished]
         for episode, logged in zip(mine, finished, strict=True):
             total = sum(step["reward"] for step in logged["steps"])
             assert episode.episode_return == pytest.approx(total)
-    assert {e.terminated for e in told} == {True, False}
+    assert {e.terminated for e in ended} == {True, False}
 
 
-def test_environments_come_back_by_seed_and_actions() -> None:
-    """To the same bits, and they go on as if nothing had been."""
+def test_environments_are_restored_from_seed_and_actions() -> None:
+    """The restored observation has the same bits, and so do the following steps."""
     first, draw = scripted(6), np.random.default_rng(0)
     for _ in range(23):
         first.step(choices_of(first, draw))
@@ -191,7 +191,7 @@ def test_an_environment_that_does_not_follow_its_seed_is_named() -> None:
             return super().reset(seed=None if self.log else 1)
 
     class Late(Scripted):
-        """Its rewards and ends follow the seed, what it shows does not."""
+        """Its rewards and episode ends follow the seed, its observations do not."""
 
         def _see(self):
             seen, info = super()._see()
@@ -207,7 +207,7 @@ def test_an_environment_that_does_not_follow_its_seed_is_named() -> None:
     environments.reset()
     with pytest.raises(UsageError, match="resume: environment 2 did not come back"):
         environments.load(environments.state())
-    with pytest.raises(ValueError, match="others"):
+    with pytest.raises(ValueError, match="the environments differ"):
         scripted(2).load(scripted(3).state())
 
 
@@ -224,11 +224,13 @@ def test_an_environment_that_does_not_follow_its_seed_is_named() -> None:
         ("", {}, "gym: "),
         ("/x/", {}, "gym: "),
         ("CartPole-v1", {"lenght": 3}, "CartPole-v1 cannot be made .*lenght"),
-        ("esper/MemoryChain-v0", {"length": 0}, "length must be a whole number from 1 on"),
-        ("esper/MemoryChain-v0", {"length": "8"}, "length must be a whole number from 1 on"),
+        ("esper/MemoryChain-v0", {"length": 0}, "length must be a whole number of at least 1"),
+        ("esper/MemoryChain-v0", {"length": "8"}, "length must be a whole number of at least 1"),
     ],
 )
-def test_what_cannot_be_made_is_one_line(name: str, arguments: dict, says: str) -> None:
+def test_an_environment_that_cannot_be_created_is_reported_in_one_line(
+    name: str, arguments: dict, says: str
+) -> None:
     with pytest.raises(UsageError, match=says) as refused:
         make(name, arguments, 2)
     assert "\n" not in str(refused.value)

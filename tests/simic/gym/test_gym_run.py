@@ -1,4 +1,4 @@
-"""Runs of Gymnasium tasks from the command line: directory, resuming, faults, mistakes."""
+"""Runs of Gymnasium tasks from the command line: directory, resuming, faults, usage errors."""
 
 import json
 import signal
@@ -60,7 +60,7 @@ gymnasium.register("test/{name}-v0", {name})
 
 
 def plugin(folder: Path, name: str, seed: str = "seed", bad: str = "False") -> list[str]:
-    """Flags of a task of one's own."""
+    """Flags of a task defined by a plug-in."""
     path = folder / f"{name}.py"
     path.write_text(PLUGIN.format(name=name, seed=seed, bad=bad))
     return ["--gym", f"test/{name}-v0", "--plugin", str(path)]
@@ -87,7 +87,7 @@ def assert_same(a: object, b: object, where: str = "") -> None:
 
 
 def timeless(run: Path) -> list[dict]:
-    """What was told of episodes and updates, without the time."""
+    """The events of episodes and updates, without their times."""
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     wanted = ("PPO_UPDATE_COMPLETED", "GYM_EPISODES")
     return [
@@ -97,7 +97,7 @@ def timeless(run: Path) -> list[dict]:
     ]
 
 
-def test_a_run_leaves_settings_events_and_a_table(tmp_path: Path, capsys) -> None:
+def test_a_run_writes_settings_events_and_a_table(tmp_path: Path, capsys) -> None:
     assert train(tmp_path, "--gym", "CartPole-v1", "--rounds", "3", *SMALL) == 0
     run = run_of(tmp_path)
     assert run.name.endswith("-CartPole-v1")
@@ -120,7 +120,7 @@ def test_a_run_leaves_settings_events_and_a_table(tmp_path: Path, capsys) -> Non
     assert [e.round for e in episodes] == [1, 2, 3]
     lengths = [length for e in episodes for length in e.length]
     returns = [value for e in episodes for value in e.episode_return]
-    assert lengths == returns  # CartPole pays 1 a step
+    assert lengths == returns  # CartPole's reward is 1 per step
     assert 3 * 20 * 3 * 0.5 < sum(lengths) <= 3 * 20 * 3
     updates = list(read_events(run, PPOUpdateCompleted))
     for update in updates:
@@ -142,10 +142,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("flags", CASES, ids=["CartPole", "FrozenLake", "MemoryChain"])
-def test_a_run_that_goes_on_ends_in_the_bits_of_one_that_never_stopped(
+def test_a_resumed_run_ends_in_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, flags: list[str]
 ) -> None:
-    """FrozenLake slips at random; episodes run across the rounds in all of them."""
+    """FrozenLake slips at random; in all tasks episodes continue across rounds."""
     adaptive = ["--lr-adaptive-kl", "0.01"]
     straight, parted = tmp_path / "straight", tmp_path / "parted"
     assert train(straight, *flags, *SMALL, *adaptive, "--rounds", "4") == 0
@@ -157,8 +157,8 @@ def test_a_run_that_goes_on_ends_in_the_bits_of_one_that_never_stopped(
     assert timeless(run_of(straight)) == timeless(run_of(parted))
 
 
-def test_a_run_that_is_cut_short_in_a_round_ends_in_the_same_bits(tmp_path: Path) -> None:
-    """Its checkpoint is of the last whole round, though environments and memory went on."""
+def test_a_run_interrupted_within_a_round_ends_in_the_same_bits(tmp_path: Path) -> None:
+    """The checkpoint is of the last complete round, although environments were stepped since."""
     flags = {"gym": "CartPole-v1", "envs": 3, "rollout_steps": 20, "lstm_hidden": 8}
     config = unflatten({**flags, "rounds": 3, "telemetry_dir": str(tmp_path / "a")})
     straight = run_training(config, "ppo").path
@@ -199,7 +199,7 @@ def test_an_environment_that_cannot_be_replayed_is_refused(tmp_path: Path, capsy
 
 
 def test_a_number_that_is_not_finite_is_refused_and_replayed(tmp_path: Path, capsys) -> None:
-    """The second of three environments shows NaN from the third step of its first episodes on."""
+    """The second of three environments observes NaN from step three of its first episodes on."""
     flags = plugin(tmp_path, "Broken", bad="self.number == 2 and self.t > 2")
     assert train(tmp_path / "runs", *flags, *SMALL, "--rounds", "9") == 1
     run = run_of(tmp_path / "runs")
@@ -218,12 +218,12 @@ def test_a_number_that_is_not_finite_is_refused_and_replayed(tmp_path: Path, cap
         assert "observation/features; now: observation/features" in capsys.readouterr().out
 
 
-def test_a_refused_update_leaves_every_weight_as_it_was(tmp_path: Path) -> None:
+def test_a_refused_update_changes_no_weight(tmp_path: Path) -> None:
     flags = plugin(tmp_path, "Spoiled", bad="self.number > 3 and self.t > 2")
     assert train(tmp_path / "runs", *flags, *SMALL, "--rounds", "1") == 0
     run = run_of(tmp_path / "runs")
     before = load_latest(run).parts
-    # The three environments that are made now show NaN once they have taken three steps.
+    # The three environments created now observe NaN after three steps.
     resume_ppo(run, {"rounds": 2})
     assert [r.round for r in read_events(run, UpdateRefused)] == [2]
     after = load_latest(run).parts
@@ -243,7 +243,7 @@ MISTAKES = [
     (["--gym", "CartPole-v1", "--rollout-steps", "0"], "rollout_steps: must lie between 1"),
     (["--gym", "CartPole-v1", "--memory", "gru"], "--memory: must be one of 'lstm', 'none'"),
     (["--gym", "CartPole-v1", "--gym-args", "length"], "gym_args: must be NAME=VALUE"),
-    (["--gym", "CartPole-v1", "--gym-args", "a=1", "a=2"], "gym_args: a stands twice"),
+    (["--gym", "CartPole-v1", "--gym-args", "a=1", "a=2"], "gym_args: a is given twice"),
     (["--gym", "CartPole-v1", "--gym-args", "a=1"], "gym: CartPole-v1 cannot be made"),
     (["--rollout-steps", "5"], "rollout_steps: belongs to a Gymnasium task; give --gym ID"),
     (["--memory", "none"], "memory: belongs to a Gymnasium task"),
@@ -251,7 +251,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("flags", "says"), MISTAKES)
-def test_a_mistake_is_one_line_and_nothing_is_written(
+def test_a_usage_error_is_one_line_and_writes_nothing(
     tmp_path: Path, capsys, flags: list[str], says: str
 ) -> None:
     assert train(tmp_path / "runs", *flags) == 2
@@ -261,7 +261,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_kind_of_a_run_stands_in_flags_or_file_and_never_changes(
+def test_the_kind_of_a_run_comes_from_flags_or_file_and_cannot_change(
     tmp_path: Path, capsys
 ) -> None:
     file = tmp_path / "settings.json"
@@ -300,7 +300,7 @@ def test_arguments_of_an_environment_are_json_or_text() -> None:
     assert arguments_of(given) == expected
 
 
-def test_from_python_too(tmp_path: Path) -> None:
+def test_a_gymnasium_task_trains_from_python(tmp_path: Path) -> None:
     summary = train_ppo_vectorized(
         gym="esper/MemoryChain-v0",
         gym_args=["length=2"],
@@ -319,7 +319,7 @@ def test_from_python_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_chain_of_eight_is_solved(tmp_path: Path) -> None:
+def test_memory_chain_of_length_eight_is_solved(tmp_path: Path) -> None:
     summary = train_ppo_vectorized(
         gym="esper/MemoryChain-v0", rounds=24, seed=1, telemetry_dir=str(tmp_path)
     )

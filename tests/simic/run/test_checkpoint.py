@@ -1,4 +1,4 @@
-"""Checkpoints on a disk that flips bits, cuts files or is full; and forged ones."""
+"""Checkpoints on a disk that flips bits, truncates files or is full, and forged checkpoints."""
 
 import errno
 import hashlib
@@ -23,7 +23,7 @@ FILES = ("policy.pt", "counters.pt", "manifest.json")
 
 
 def parts(round_number: int) -> dict[str, dict[str, Any]]:
-    """What a small agent would have to remember after a round."""
+    """The parts of a small agent after a round."""
     weights = torch.arange(24.0).reshape(4, 6) / round_number
     return {
         "policy": {"weight": weights, "bias": weights[0]},
@@ -44,18 +44,18 @@ def rounds_of(run: Path) -> list[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run directory with whole checkpoints of rounds 1 and 2."""
+    """A run directory with intact checkpoints of rounds 1 and 2."""
     return saved(tmp_path / "run", 2)
 
 
 def assert_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The checkpoint of round 2 is found out, that of round 1 taken, and one line says so."""
+    """The checkpoint of round 2 is skipped, that of round 1 is used, and one line reports it."""
     found = load_latest(run)
     assert (found.round, found.events_bytes) == (1, 10)
     assert_same(found.parts, parts(1))
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"checkpoint: {run}/checkpoints/000002 is corrupt (")
-    assert line.endswith("); taking that of round 000001")
+    assert line.endswith("); using that of round 000001")
     assert len(line) < 400
 
 
@@ -70,13 +70,13 @@ def test_what_was_saved_is_loaded(run: Path, capsys: pytest.CaptureFixture[str])
 
 
 def sample(bits: dict[str, int], count: int) -> list[tuple[str, int]]:
-    """``count`` places, as many in one file as in another."""
+    """``count`` positions, equally many in each file."""
     draw = random.Random(3)
     return [(FILES[i % 3], draw.randrange(bits[FILES[i % 3]])) for i in range(count)]
 
 
 def flip(path: Path, bit: int) -> Callable[[], object]:
-    """Flip a bit of a file; the result flips it back."""
+    """Flip a bit of a file; returns a function that flips it back."""
     content = path.read_bytes()
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << bit % 8
@@ -85,19 +85,19 @@ def flip(path: Path, bit: int) -> Callable[[], object]:
 
 
 def cut(path: Path, length: int) -> Callable[[], object]:
-    """Cut a file off after ``length`` bytes; the result mends it."""
+    """Truncate a file to ``length`` bytes; returns a function that restores it."""
     content = path.read_bytes()
     path.write_bytes(content[:length])
     return lambda: path.write_bytes(content)
 
 
 @pytest.mark.parametrize("exhaustive", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_flipped_bit_is_found(
+def test_every_flipped_bit_is_detected(
     run: Path, exhaustive: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest = run / "checkpoints" / "000002"
     bits = {name: 8 * (newest / name).stat().st_size for name in FILES}
-    # Every ninth, so that each place within a byte has its turn: all would take minutes.
+    # Every ninth bit covers all positions within a byte; testing all would take minutes.
     places = [(name, bit) for name in FILES for bit in range(0, bits[name], 9)]
     for name, bit in places if exhaustive else sample(bits, 102):
         mend = flip(newest / name, bit)
@@ -107,7 +107,7 @@ def test_every_flipped_bit_is_found(
 
 
 @pytest.mark.parametrize("exhaustive", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_truncation_is_found(
+def test_every_truncation_is_detected(
     run: Path, exhaustive: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest = run / "checkpoints" / "000002"
@@ -122,7 +122,7 @@ def test_every_truncation_is_found(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_grew_is_found(
+def test_a_file_with_bytes_appended_is_detected(
     run: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (run / "checkpoints" / "000002" / name).open("ab") as file:
@@ -132,7 +132,7 @@ def test_a_file_that_grew_is_found(
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("instead", ["nothing", "a directory"])
-def test_a_file_that_is_gone_is_found(
+def test_a_missing_file_is_detected(
     run: Path, name: str, instead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run / "checkpoints" / "000002" / name
@@ -142,20 +142,24 @@ def test_a_file_that_is_gone_is_found(
     assert_passed_over(run, capsys)
 
 
-def test_an_empty_directory_is_no_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_directory_is_not_a_checkpoint(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for path in (run / "checkpoints" / "000002").iterdir():
         path.unlink()
     assert_passed_over(run, capsys)
 
 
-def test_a_copy_under_another_name_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_copied_to_another_round_is_detected(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     newest = run / "checkpoints" / "000002"
     shutil.rmtree(newest)
     shutil.copytree(run / "checkpoints" / "000001", newest)
     assert_passed_over(run, capsys)
 
 
-def test_without_a_whole_checkpoint_one_line_says_what_is_wrong(run: Path) -> None:
+def test_without_an_intact_checkpoint_one_line_names_the_damage(run: Path) -> None:
     for name in ("000001", "000002"):
         (run / "checkpoints" / name / "policy.pt").write_bytes(b"")
     with pytest.raises(UsageError, match=r"000002 is corrupt \(checksum of policy\.pt") as found:
@@ -163,11 +167,11 @@ def test_without_a_whole_checkpoint_one_line_says_what_is_wrong(run: Path) -> No
     assert "\n" not in str(found.value)
 
 
-# --- forged ones, whose checksums are right ---------------------------------------------------
+# --- forged checkpoints with valid checksums --------------------------------------------------
 
 
 def forge(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the manifest of round 2 and give it the checksum that fits."""
+    """Change the manifest of round 2 and update its checksum."""
     path = run / "checkpoints" / "000002" / "manifest.json"
     fields = json.loads(path.read_text())
     change(fields)
@@ -176,13 +180,13 @@ def forge(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(fields | {"manifest_sha256": seal}, indent=2) + "\n")
 
 
-def test_a_manifest_may_be_forged_for_these_tests(run: Path) -> None:
+def test_a_forged_manifest_with_valid_fields_is_accepted(run: Path) -> None:
     forge(run, lambda fields: fields.update(events_bytes=21))
     assert load_latest(run).events_bytes == 21
 
 
 class Malicious:
-    """Unpickled, it makes the file that it names."""
+    """Creates the file that it names when it is unpickled."""
 
     def __init__(self, target: Path):
         self.target = target
@@ -198,7 +202,7 @@ def test_a_malicious_pickle_is_refused_and_not_executed(
     path, target = run / "checkpoints" / "000002" / "policy.pt", tmp_path / "executed"
     torch.save({"weight": Malicious(target)}, path, _use_new_zipfile_serialization=not legacy)
     torch.load(path, weights_only=False)
-    assert target.is_dir(), "it would be executed"
+    assert target.is_dir(), "the pickle would be executed"
     target.rmdir()
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     forge(run, lambda fields: fields["sha256"].update({"policy.pt": digest}))
@@ -207,7 +211,7 @@ def test_a_malicious_pickle_is_refused_and_not_executed(
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02].", b"\0" * 4096])
-def test_a_part_that_holds_no_tensors_is_refused(
+def test_a_part_without_tensors_is_refused(
     run: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "checkpoints" / "000002" / "policy.pt").write_bytes(content)
@@ -216,7 +220,7 @@ def test_a_part_that_holds_no_tensors_is_refused(
     assert_passed_over(run, capsys)
 
 
-def test_a_part_that_holds_a_list_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_is_a_list_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "checkpoints" / "000002" / "policy.pt"
     torch.save([torch.zeros(2)], path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -261,7 +265,7 @@ def test_a_manifest_that_names_other_files_is_refused(
     assert_passed_over(run, capsys)
 
 
-def test_a_field_too_many_is_refused_in_one_line(
+def test_an_unknown_field_is_refused_in_one_line(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forge(run, lambda fields: fields.update({"\n" * 1000: 1}))
@@ -286,7 +290,7 @@ def test_a_field_too_many_is_refused_in_one_line(
     ],
     ids=lambda text: repr(text[:12]),
 )
-def test_any_text_may_stand_in_the_manifest(
+def test_the_manifest_may_contain_any_text(
     run: Path, text: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "checkpoints" / "000002" / "manifest.json").write_bytes(text)
@@ -296,26 +300,26 @@ def test_any_text_may_stand_in_the_manifest(
 @pytest.mark.parametrize(
     "schema", [checkpoint.SCHEMA_VERSION + 1, None, "2", 10**40, [[]], "x" * 999]
 )
-def test_another_schema_is_no_damage_but_another_version(run: Path, schema: object) -> None:
-    """To take an older checkpoint instead would throw rounds away."""
+def test_another_schema_is_reported_as_another_version(run: Path, schema: object) -> None:
+    """Using an older checkpoint instead would discard rounds."""
     forge(run, lambda fields: fields.update(schema=schema, something_new=1))
     with pytest.raises(UsageError, match=r"000002 has schema .*resume with the version that") as e:
         load_latest(run)
     assert len(str(e.value)) < 400
 
 
-# --- which ones stay --------------------------------------------------------------------------
+# --- which checkpoints are kept ---------------------------------------------------------------
 
 
-def test_only_the_latest_stay(tmp_path: Path) -> None:
+def test_only_the_latest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert rounds_of(saved(tmp_path / "run", 5, keep=2)) == ["000004", "000005"]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_damaged_ones_do_not_drive_out_the_whole_one(
+def test_corrupt_checkpoints_do_not_replace_an_intact_one(
     tmp_path: Path, keep: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rounds 4 and 5 are corrupt, so the run goes on from round 2: the next is that of round 3."""
+    """Rounds 4 and 5 are corrupt, so the run resumes from round 2 and saves round 3 next."""
     run = saved(tmp_path / "run", 5)
     shutil.rmtree(run / "checkpoints" / "000003")
     for name in ("000004", "000005"):
@@ -327,14 +331,14 @@ def test_damaged_ones_do_not_drive_out_the_whole_one(
     assert load_latest(run).round == 3
 
 
-def test_a_damaged_one_of_the_same_round_is_replaced(run: Path) -> None:
+def test_a_corrupt_checkpoint_of_the_same_round_is_replaced(run: Path) -> None:
     (run / "checkpoints" / "000002" / "policy.pt").unlink()
     (run / "checkpoints" / "000002" / "stray").mkdir()
     save(run, 2, parts(2), 20, 3)
     assert_same(load_latest(run).parts, parts(2))
 
 
-def test_what_a_killed_save_left_is_removed_by_the_next(run: Path) -> None:
+def test_files_of_a_killed_save_are_removed_by_the_next_save(run: Path) -> None:
     shutil.copytree(run / "checkpoints" / "000002", run / "checkpoints" / ".draft-000009")
     assert load_latest(run).round == 2
     save(run, 3, parts(3), 30, 3)
@@ -352,23 +356,23 @@ def full(*_: object, **__: object) -> None:
     "where", ["pathlib.Path.mkdir", "pathlib.Path.open", "os.fsync", "pathlib.Path.rename"]
 )
 @pytest.mark.parametrize("keep", [1, 3])
-def test_a_save_that_fails_leaves_the_earlier_ones(
+def test_a_failed_save_keeps_earlier_checkpoints(
     run: Path, where: str, keep: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(where, full)
         with pytest.raises(OSError, match="No space left"):
             save(run, 3, parts(3), 30, keep)
-    assert rounds_of(run) == ["000001", "000002"], "no draft takes up room either"
+    assert rounds_of(run) == ["000001", "000002"], "no draft is left either"
     assert_same(load_latest(run).parts, parts(2))
     save(run, 3, parts(3), 30, keep)
     assert load_latest(run).round == 3
 
 
-def test_a_disk_that_does_not_keep_what_it_is_given_is_found_out(
+def test_a_disk_that_corrupts_a_write_is_detected(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the checkpoints of earlier rounds are removed."""
+    """The read-back finds the damage before earlier checkpoints are removed."""
     original = checkpoint.write_synced
 
     def faulty(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What takes minutes: learning on the real task."""
+"""Tests that take minutes: learning on the real task."""
 
 from pathlib import Path
 

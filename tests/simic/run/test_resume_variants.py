@@ -1,4 +1,4 @@
-"""A run that was cut and went on ends in the bits of one that was not, whatever it is set to."""
+"""A resumed run ends in the same bits as an uninterrupted one, for all kinds of settings."""
 
 import pytest
 import torch
@@ -40,8 +40,8 @@ def test_a_resumed_run_ends_in_the_same_bits(variant: str, tmp_path) -> None:
     assert len(traces[0]) == 4
 
 
-def test_what_the_variants_remember_is_in_the_checkpoint(tmp_path) -> None:
-    """Else they would be equal because nothing happened."""
+def test_the_state_of_each_variant_is_in_the_checkpoint(tmp_path) -> None:
+    """Otherwise the runs would be equal because the setting had no effect."""
     scaled = train_ppo_vectorized(
         rounds=1, telemetry_dir=str(tmp_path), **(SMALL | VARIANTS["scaled"])
     )

@@ -1,4 +1,4 @@
-"""Training that is killed, stopped and started twice, at every moment there is."""
+"""Training that is killed, interrupted by signals, or started twice, at arbitrary moments."""
 
 import random
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torture import TINY, Training, flags, pause, rounds_told
+from torture import TINY, Training, flags, pause, rounds_announced
 
 from esper.karn.store import read_events
 from esper.leyline.events import CheckpointSaved, TrainingFinished
@@ -18,11 +18,11 @@ from small_runs import assert_same, timeless
 
 
 class Uninterrupted:
-    """A run that nobody disturbed, and its checkpoint of every round.
+    """An uninterrupted run with a checkpoint of every round.
 
     Attributes:
-        steps: of a save, as many as it has.
-        seconds: from the start to the end of the third round, about.
+        steps: number of steps of a save.
+        seconds: approximate time from the start to the end of the third round.
     """
 
     def __init__(self, folder: Path, rounds: int):
@@ -34,7 +34,7 @@ class Uninterrupted:
         for _ in range(3):
             assert training.wait_for("save ends")
         self.seconds = time.perf_counter() - begin
-        begun, ended = (training.said.index(f"save {what}") for what in ("begins", "ends"))
+        begun, ended = (training.messages.index(f"save {what}") for what in ("begins", "ends"))
         self.steps = ended - begun
         assert training.end() == 0, training.printed()
         (self.run,) = folder.iterdir()
@@ -45,7 +45,7 @@ class Uninterrupted:
 
 
 class Chain:
-    """A run that is killed and gone on with until it has all its rounds."""
+    """A run that is killed and resumed until it has all its rounds."""
 
     def __init__(self, folder: Path, reference: Uninterrupted):
         self.folder, self.reference = folder, reference
@@ -53,34 +53,34 @@ class Chain:
 
     @property
     def run(self) -> Path | None:
-        """The run directory, once it can be gone on with."""
+        """The run directory, once it can be resumed."""
         runs = [path.parents[1] for path in self.folder.glob("*/checkpoints/[0-9]*")]
         return runs[0] if runs else None
 
-    def go_on(self) -> Training:
+    def resume(self) -> Training:
         self.attempts += 1
         log = self.folder.with_name(f"{self.folder.name}-{self.attempts}.log")
         if self.run is None:
-            shutil.rmtree(self.folder, ignore_errors=True)  # nobody was told of anything in there
+            shutil.rmtree(self.folder, ignore_errors=True)  # nothing in it was announced
             place = {"telemetry_dir": self.folder, "keep_checkpoints": 2}
             return Training(flags(**TINY, rounds=self.reference.rounds, **place), log)
         return Training(flags(resume=self.run, rounds=self.reference.rounds), log)
 
     def check(self, training: Training, capsys: pytest.CaptureFixture[str]) -> int:
-        """Nothing that was told of is lost, and what is kept is right. Returns its round."""
-        told = rounds_told(training.printed())
+        """No announced round is lost, and the checkpoint is right. Returns its round."""
+        announced = rounds_announced(training.printed())
         if self.run is None:
-            assert told == 0
+            assert announced == 0
             return 0
         found = load_latest(self.run)
         events = [event.round for event in read_events(self.run, CheckpointSaved)]
-        assert found.round >= max(told, *events, 0)
-        assert capsys.readouterr().err == "", "a kill does not make a checkpoint that is corrupt"
+        assert found.round >= max(announced, *events, 0)
+        assert capsys.readouterr().err == "", "a kill must not leave a corrupt checkpoint"
         assert_same(found.parts["policy"], self.reference.policy(found.round))
         return found.round
 
     def check_end(self) -> None:
-        """As if nothing had ever happened."""
+        """The result equals that of the uninterrupted run."""
         assert self.run is not None
         end, expected = load_latest(self.run), load_latest(self.reference.run)
         assert (end.round, expected.round) == (self.reference.rounds,) * 2
@@ -92,7 +92,7 @@ class Chain:
     def kill(self, training: Training, generator: random.Random, inside: bool) -> bool:
         """Kill at a random time, or at a random step of one of the next two saves.
 
-        Returns whether it fell inside a save.
+        Returns whether the kill happened during a save.
         """
         assert training.wait_for("started")
         if not inside:
@@ -110,7 +110,7 @@ class Chain:
     ("kills", "inside", "rounds"),
     [(6, 2, 8), pytest.param(100, 30, 40, marks=pytest.mark.slow)],
 )
-def test_a_run_that_is_killed_again_and_again_loses_nothing(
+def test_a_repeatedly_killed_run_loses_nothing(
     tmp_path: Path, kills: int, inside: int, rounds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reference = Uninterrupted(tmp_path / "reference", rounds)
@@ -121,7 +121,7 @@ def test_a_run_that_is_killed_again_and_again_loses_nothing(
         chain = Chain(tmp_path / f"chain-{chains}", reference)
         before = 0
         while before < rounds:
-            training = chain.go_on()
+            training = chain.resume()
             aimed = done % 2 == 0 and done_inside < inside
             done_inside += chain.kill(training, generator, aimed)
             done += training.end() == -signal.SIGKILL
@@ -131,7 +131,7 @@ def test_a_run_that_is_killed_again_and_again_loses_nothing(
             if done >= kills and done_inside >= inside:
                 break
         if before < rounds:
-            assert chain.go_on().end() == 0
+            assert chain.resume().end() == 0
         chain.check_end()
     print(f"{done} kills, {done_inside} inside a save, {chains} runs")
 
@@ -165,7 +165,7 @@ def test_a_signal_leaves_a_checkpoint_and_its_exit_status(
     when: int,
     done: int,
 ) -> None:
-    """``done`` rounds are kept; the run goes on from them to the same bits."""
+    """``done`` rounds are kept; the resumed run ends in the same bits."""
     folder = tmp_path / "runs"
     settings = {"telemetry_dir": folder, "checkpoint_every": 100, "rounds": 5}
     training = Training(flags(**TINY, **settings), tmp_path / "log", (where,))
@@ -183,15 +183,15 @@ def test_a_signal_leaves_a_checkpoint_and_its_exit_status(
     resumed = resume_ppo(run, {"rounds": done + 1})
     assert [r.round for r in resumed.rounds] == [done + 1]
     assert_same(load_latest(run).parts["policy"], straight.policy(done + 1))
-    told = [event for event in timeless(straight.run) if event["round"] <= done + 1]
-    assert timeless(run) == told
+    expected = [event for event in timeless(straight.run) if event["round"] <= done + 1]
+    assert timeless(run) == expected
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_before_there_is_a_run_directory_a_signal_ends_it_at_once(
+def test_before_the_run_directory_exists_a_signal_ends_the_process_at_once(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Nothing is written; a shell reads 143 from a process that SIGTERM ended."""
+    """Nothing is written; a shell reports status 143 for a process ended by SIGTERM."""
     folder = tmp_path / "runs"
     training = Training(flags(**TINY, telemetry_dir=folder), tmp_path / "log", ("building",))
     assert training.wait_for("building")
@@ -218,7 +218,7 @@ def test_a_signal_after_the_last_step_lets_the_run_finish(
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_ends_a_run_at_once(tmp_path: Path, number: signal.Signals) -> None:
-    """Though the disk hangs in the save of round 2; what was saved before is whole."""
+    """Even while the disk hangs in the save of round 2; the earlier checkpoint is intact."""
     folder = tmp_path / "runs"
     training = Training(
         flags(**TINY, telemetry_dir=folder, rounds=9), tmp_path / "log", ("save begins",)
@@ -227,7 +227,7 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path: Path, number: signal.Signa
     training.proceed()
     assert training.wait_for("save begins")
     training.send(number)
-    assert training.wait_for("listens otherwise")  # two at once would be one
+    assert training.wait_for("listens otherwise")  # two pending signals would be delivered as one
     training.send(number)
     assert training.end() == {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}[number]
     assert "Traceback" not in training.printed()
@@ -239,13 +239,13 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path: Path, number: signal.Signa
 
 
 def contents(run: Path) -> dict[Path, bytes]:
-    """All files but the events, which a thread of the first writer may still write."""
+    """All files except the events, which a thread of the first writer may still write."""
     files = (path for path in run.rglob("*") if path.is_file() and path.name != "events.jsonl")
     return {path: path.read_bytes() for path in files}
 
 
-def test_of_two_processes_that_resume_a_run_one_is_refused(tmp_path: Path) -> None:
-    """Until the other one ends, be it by SIGKILL."""
+def test_a_second_process_that_resumes_a_run_is_refused(tmp_path: Path) -> None:
+    """The second may resume once the first has ended, even by SIGKILL."""
     folder = tmp_path / "runs"
     first = Training(flags(**TINY, telemetry_dir=folder, rounds=9), tmp_path / "1", ("updating",))
     assert first.wait_for("updating")

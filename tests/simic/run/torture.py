@@ -1,7 +1,7 @@
-"""Training as a user starts it, in a process that says what it does, so that it can be hit there.
+"""Training in a process that reports what it does, so that tests can kill it at a chosen point.
 
-The processes are forked from one that has imported everything already, so that a start takes a
-tenth of a second. What they print goes to files, which outlive them.
+The processes are forked from one that has already imported everything, so that a start takes a
+tenth of a second. Their output goes to files, which survive them.
 """
 
 import atexit
@@ -42,7 +42,7 @@ TINY = {
     "threads": 1,
     "backend": "torch",
 }
-"""The smallest run that has an update, so that much of its time goes into checkpoints."""
+"""The smallest run with an update, which spends much of its time writing checkpoints."""
 
 STEPS_OF_A_SAVE = (
     (torch, "save"),
@@ -52,37 +52,37 @@ STEPS_OF_A_SAVE = (
     (Path, "read_bytes"),
     (shutil, "rmtree"),
 )
-"""What a save does on the disk, one after another."""
+"""The steps of a save on the disk, in order."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["esper.scripts.train", "sklearn.datasets", "torch._dynamo"])
 
 
 def flags(**settings: object) -> list[str]:
-    """Settings as a user types them."""
+    """Settings as command-line flags."""
     return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
 
 
 class Training:
-    """``esper train ppo`` in a process of its own.
+    """``esper train ppo`` in a separate process.
 
     Args:
         arguments: flags.
-        log: file for what it prints.
-        halts: points at which it waits until ``proceed``; see ``POINTS``.
+        log: file for its output.
+        halts: points at which it waits for ``proceed``; see ``POINTS``.
     """
 
     def __init__(self, arguments: list[str], log: Path, halts: tuple[str, ...] = ()):
         self.log = log
-        self._pipe, theirs = _CONTEXT.Pipe()
-        self.process = _CONTEXT.Process(target=_train, args=(arguments, log, theirs, halts))
+        self._pipe, child_end = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_train, args=(arguments, log, child_end, halts))
         self.process.start()
-        # Left where it halts by a test that failed, it would be waited for at the end.
+        # Python joins child processes at exit, and a failed test may leave this one halted.
         atexit.register(self.process.kill)
-        theirs.close()
-        self.said: list[str] = []
+        child_end.close()
+        self.messages: list[str] = []
         self._words: SimpleQueue[str | None] = SimpleQueue()
-        # Words are taken at once: a process whose pipe is full would wait.
+        # Messages are read at once: the process would block on a full pipe.
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -93,23 +93,23 @@ class Training:
             self._words.put(None)
 
     def hear(self) -> str | None:
-        """The next thing it says, None once it has ended."""
+        """The next message of the process, None once it has ended."""
         word = self._words.get(timeout=WATCHDOG)
         if word is None:
             self._words.put(None)
         else:
-            self.said.append(word)
+            self.messages.append(word)
         return word
 
     def wait_for(self, wanted: str) -> bool:
-        """Listen until it says ``wanted``; whether it did before it ended."""
+        """Read messages until ``wanted``; returns whether it came before the process ended."""
         while (word := self.hear()) is not None:
             if word == wanted:
                 return True
         return False
 
     def proceed(self) -> None:
-        """Let it go on from where it halts."""
+        """Let the halted process continue."""
         self._pipe.send_bytes(b"go on")
 
     def send(self, number: signal.Signals) -> None:
@@ -118,46 +118,46 @@ class Training:
         os.kill(self.process.pid, number)
 
     def kill(self) -> bool:
-        """SIGKILL; whether it fell inside a save."""
+        """Send SIGKILL; returns whether the process was in a save."""
         self.process.kill()
         self.end()
         self.wait_for("nothing")
-        saves = [word for word in self.said if word in ("save begins", "save ends")]
+        saves = [word for word in self.messages if word in ("save begins", "save ends")]
         return bool(saves) and saves[-1] == "save begins"
 
     def end(self) -> int:
-        """Wait for its end; the exit status, or minus the signal that ended it."""
+        """Wait for its end; returns the exit status, or minus the signal that ended it."""
         self.process.join(WATCHDOG)
         assert self.process.exitcode is not None, self.printed()
         return self.process.exitcode
 
     def printed(self) -> str:
-        """Everything it printed so far."""
+        """Its output so far."""
         return self.log.read_text() if self.log.exists() else ""
 
 
-def rounds_told(printed: str) -> int:
-    """The last round that a user was told of."""
+def rounds_announced(printed: str) -> int:
+    """The last round announced in the output."""
     return max((int(number) for number in re.findall(r"^round (\d+)/", printed, re.M)), default=0)
 
 
 def _train(arguments: list[str], log: Path, pipe: Connection, halts: tuple[str, ...]) -> None:
-    """What the process does."""
-    # What starts in the background of a shell is born deaf to it.
+    """The main function of the process."""
+    # A process started in the background of a shell ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sheet = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(sheet, 1)
-    os.dup2(sheet, 2)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
 
     def say(word: str) -> None:
         pipe.send_bytes(word.encode())
         if word in halts:
             pipe.recv_bytes()
 
-    _tell_of_saves(say)
+    _report_saves(say)
     for point, (owner, name) in POINTS.items():
         _before(owner, name, lambda point=point: say(point))
-    _tell_of_handlers(say)
+    _report_handlers(say)
     say("started")
     sys.exit(guarded(train, ["ppo", *arguments]))
 
@@ -169,10 +169,10 @@ POINTS: dict[str, tuple[Any, str]] = {
     "updating": (PPOAgent, "update"),
     "reporting": (sinks, "write_parquet"),
 }
-"""Where a process may be halted, besides ``save begins`` and the steps of a save."""
+"""Points at which a process may be halted, besides ``save begins`` and the steps of a save."""
 
 
-def _tell_of_saves(say: Callable[[str], None]) -> None:
+def _report_saves(say: Callable[[str], None]) -> None:
     inside, original = [False], session.save
 
     def save(*arguments: Any) -> Path:
@@ -189,8 +189,8 @@ def _tell_of_saves(say: Callable[[str], None]) -> None:
         _before(owner, name, lambda name=name: say(name) if inside[0] else None)
 
 
-def _tell_of_handlers(say: Callable[[str], None]) -> None:
-    """Say so whenever another function listens for SIGTERM."""
+def _report_handlers(say: Callable[[str], None]) -> None:
+    """Report every change of the handler of SIGTERM."""
     original = signal.signal
 
     def listen(number: int, handler: Any) -> Any:
@@ -203,7 +203,7 @@ def _tell_of_handlers(say: Callable[[str], None]) -> None:
 
 
 def _before(owner: Any, name: str, act: Callable[[], None]) -> None:
-    """Have ``act`` called before every call of a function."""
+    """Patch a function so that ``act`` is called before every call of it."""
     original = getattr(owner, name)
 
     def replacement(*arguments: Any, **named: Any) -> Any:
@@ -214,7 +214,7 @@ def _before(owner: Any, name: str, act: Callable[[], None]) -> None:
 
 
 def pause(seconds: float) -> None:
-    """Wait, exactly: a kernel's sleep is longer than a step of a save."""
+    """Wait precisely by spinning: ``sleep`` takes longer than a step of a save."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass

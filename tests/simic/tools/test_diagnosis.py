@@ -1,4 +1,4 @@
-"""What tells a learner's problem from an environment's."""
+"""The diagnosis of a task without a learner."""
 
 import math
 
@@ -45,7 +45,7 @@ def found() -> Diagnosis:
 # --- the figures ------------------------------------------------------------------------------
 
 
-def test_shares_are_those_of_the_effects_that_were_put_in() -> None:
+def test_variance_shares_match_a_hand_computed_example() -> None:
     rows = torch.tensor([3.0, -1.0, -2.0], dtype=torch.float64)[:, None]
     columns = torch.tensor([1.0, 0.0, -2.0, 1.0], dtype=torch.float64)
     assert variance_shares(rows.expand(3, 4)) == pytest.approx((1.0, 0.0, 0.0))
@@ -57,7 +57,7 @@ def test_shares_are_those_of_the_effects_that_were_put_in() -> None:
     assert all(math.isnan(share) for share in variance_shares(torch.ones(3, 4)))
 
 
-def test_shares_recover_components_and_find_little_in_noise() -> None:
+def test_variance_shares_recover_components_and_find_little_in_noise() -> None:
     generator = np.random.default_rng(0)
 
     def mean_shares(row: float, column: float) -> np.ndarray:
@@ -76,7 +76,7 @@ def test_shares_recover_components_and_find_little_in_noise() -> None:
     assert row + column + rest == pytest.approx(1.0)
 
 
-def test_signal_to_noise_is_the_mean_over_the_deviation_and_none_in_noise() -> None:
+def test_signal_to_noise_is_mean_over_deviation_and_near_zero_for_noise() -> None:
     differences = torch.tensor([[1.0, 3.0], [-1.0, -3.0], [2.0, -2.0], [0.0, 0.0]])
     expected = [(4.0 / 2.0 - 0.5) ** 0.5] * 2 + [0.0, 0.0]
     assert signal_to_noise(differences).tolist() == pytest.approx(expected)
@@ -84,7 +84,7 @@ def test_signal_to_noise_is_the_mean_over_the_deviation_and_none_in_noise() -> N
     assert signal_to_noise(noise).square().mean() < 0.03
 
 
-def test_the_error_is_that_of_the_groups_means() -> None:
+def test_the_standard_error_is_that_of_the_group_means() -> None:
     values = torch.tensor([1.0, 3.0, 5.0, 7.0])
     assert mean_and_error(values, 2) == pytest.approx((4.0, 2.0))
     assert mean_and_error(values, 1) == pytest.approx((4.0, values.std().item() / 2.0))
@@ -93,7 +93,7 @@ def test_the_error_is_that_of_the_groups_means() -> None:
 # --- the policies -----------------------------------------------------------------------------
 
 
-def test_every_policy_does_what_it_is_called(found: Diagnosis) -> None:
+def test_every_policy_acts_as_its_name_says(found: Diagnosis) -> None:
     played = found.played
     assert list(played) == ["never", "random", "heuristic", "everything", "untrained"]
     assert set(played["never"].reached.values()) == {0.0}
@@ -112,8 +112,8 @@ def test_every_policy_does_what_it_is_called(found: Diagnosis) -> None:
     assert found.by_init + found.by_actions + found.by_rest == pytest.approx(1.0)
 
 
-def test_a_stream_of_actions_is_the_same_on_every_host() -> None:
-    """Until what is legal differs: that depends on what was measured."""
+def test_shared_streams_draw_the_same_actions_on_every_host() -> None:
+    """Only for the first steps: later the legal actions depend on measurements."""
     config = GrowthConfig(seed=2, group_size=2, episode_length=2, max_batches=1, batch_size=8)
     env = GrowthEnv([TASK], torch.arange(6), config, Precision("cpu"), CPU)
     actions = collect(env, SharedStreams(RandomActor(2), 2), 0).actions
@@ -124,6 +124,6 @@ def test_a_stream_of_actions_is_the_same_on_every_host() -> None:
 
 
 @pytest.mark.parametrize(("groups", "size"), [(1, 2), (2, 1)])
-def test_one_of_a_kind_cannot_be_compared(groups: int, size: int) -> None:
+def test_a_single_group_or_environment_is_refused(groups: int, size: int) -> None:
     with pytest.raises(ValueError, match="two groups"):
         diagnose(TASK, groups, GrowthConfig(seed=1, group_size=size))

@@ -1,4 +1,4 @@
-"""Anomalies: each kind has a run that provokes it, and one that must not."""
+"""Anomalies: each kind has a trace that causes it and one that does not."""
 
 import math
 from pathlib import Path
@@ -27,7 +27,7 @@ CALM: dict[str, float | None] = {
     "head_entropy/op": 0.5, "head_entropy/style": 0.0, "head_grad_norms/op": 0.1,
     "explained_variance": math.nan,
 }  # fmt: skip
-"""An update in which nothing is wrong; the style head never had a choice."""
+"""An update without anomalies; the style head never had a choice."""
 TINY = {
     "envs": 4, "group_size": 2, "episode_length": 6, "max_batches": 1, "batch_size": 8,
     "lstm_hidden": 16, "seed": 5, "threads": 1,
@@ -44,14 +44,14 @@ def snapshot(round_number: int, speed: float = 100.0, **fields: object) -> Analy
 
 
 def update(round_number: int, metrics: dict[str, float | None]) -> PPOUpdateCompleted:
-    told: dict[str, Number | None] = {
+    encoded: dict[str, Number | None] = {
         name: None if value is None else number(value) for name, value in metrics.items()
     }
-    return PPOUpdateCompleted(time=0.0, round=round_number, update=round_number, metrics=told)
+    return PPOUpdateCompleted(time=0.0, round=round_number, update=round_number, metrics=encoded)
 
 
 def found(*rounds: dict[str, float | None], speed: list[float] | None = None) -> list[str]:
-    """What the detector says of a trace: ``round kind metric`` of each finding."""
+    """The detector's findings in a trace, each as ``round kind metric``."""
     detector = AnomalyDetector()
     anomalies: list[AnomalyDetected] = []
     for i, changes in enumerate(rounds, 1):
@@ -61,7 +61,7 @@ def found(*rounds: dict[str, float | None], speed: list[float] | None = None) ->
 
 
 def observed(run: Path) -> list[AnomalyDetected]:
-    """What the detector says of the updates of a run."""
+    """The detector's findings in the updates of a run."""
     detector = AnomalyDetector()
     pairs = zip(
         read_events(run, PPOUpdateCompleted), read_events(run, AnalyticsSnapshot), strict=True
@@ -118,17 +118,17 @@ UNPROVOKED: dict[str, list[dict[str, float | None]]] = {
 
 
 @pytest.mark.parametrize("name", PROVOKED)
-def test_a_trace_that_is_out_of_bounds_is_told_once(name: str) -> None:
+def test_a_trace_out_of_bounds_is_reported_once(name: str) -> None:
     rounds, expected = PROVOKED[name]
     assert found(*rounds) == expected
 
 
 @pytest.mark.parametrize("name", UNPROVOKED)
-def test_a_trace_within_bounds_is_not_told(name: str) -> None:
+def test_a_trace_within_bounds_is_not_reported(name: str) -> None:
     assert found(*UNPROVOKED[name]) == []
 
 
-def test_throughput_is_measured_against_its_own_habit() -> None:
+def test_throughput_is_compared_with_its_running_mean() -> None:
     steady = [10.0, *[100.0] * 6, 51.0, 100.0]
     assert found(*[{}] * 9, speed=steady) == []
     dropped = [10.0, *[100.0] * 6, 49.0, 49.0]
@@ -136,18 +136,18 @@ def test_throughput_is_measured_against_its_own_habit() -> None:
     assert found(*[{}] * 9, speed=dropped) == [f"8 throughput_drop {metric}"]
 
 
-def test_what_went_away_and_came_back_is_told_again() -> None:
+def test_an_anomaly_that_recurs_is_reported_again() -> None:
     wild: dict[str, float | None] = {"ratio_max": 9.0}
     metric = "ratio_explosion ratio_max"
     assert found(wild, wild, {}, wild) == [f"1 {metric}", f"4 {metric}"]
 
 
-def test_every_kind_is_provoked_here() -> None:
-    told = {finding.split()[1] for _, trace in PROVOKED.values() for finding in trace}
-    assert told | {"throughput_drop"} == set(KINDS)
+def test_every_kind_of_anomaly_is_tested() -> None:
+    kinds = {finding.split()[1] for _, trace in PROVOKED.values() for finding in trace}
+    assert kinds | {"throughput_drop"} == set(KINDS)
 
 
-def test_a_record_says_in_which_precision_it_happened() -> None:
+def test_an_anomaly_records_the_precision() -> None:
     seen = snapshot(3, amp_enabled=True, amp_dtype="float16", amp_scale=1024.0)
     anomalies = AnomalyDetector().observe(update(3, {"ratio_max": math.inf}), seen)
     assert [a.kind for a in anomalies] == ["not_finite", "ratio_explosion"]
@@ -157,25 +157,25 @@ def test_a_record_says_in_which_precision_it_happened() -> None:
     assert b'"value":"Infinity"' in encode(anomaly)
 
 
-def test_a_policy_that_does_not_learn_has_throughput_alone() -> None:
+def test_a_policy_that_does_not_learn_is_checked_for_throughput_only() -> None:
     assert AnomalyDetector().observe(None, snapshot(1)) == []
 
 
-def test_the_recorded_runs_are_what_they_are_called() -> None:
-    """Real runs: one healthy; one with a wild learning rate and, at the end, broken heads."""
+def test_the_recorded_runs_have_the_expected_anomalies() -> None:
+    """Real runs: one healthy, one with a too large learning rate and, at the end, broken heads."""
     assert observed(RECORDED / "healthy") == []
     assert list(read_events(RECORDED / "healthy", AnomalyDetected)) == []
-    told = [(a.kind, a.metric) for a in read_events(RECORDED / "anomalous", AnomalyDetected)]
-    assert [(a.kind, a.metric) for a in observed(RECORDED / "anomalous")] == told
+    recorded = [(a.kind, a.metric) for a in read_events(RECORDED / "anomalous", AnomalyDetected)]
+    assert [(a.kind, a.metric) for a in observed(RECORDED / "anomalous")] == recorded
     assert {
         ("ratio_explosion", "ratio_max"),
         ("missing_gradient", "head_grad_norms/tempo"),
         ("not_finite", "head_grad_norms/style"),
         ("not_finite", "refused"),
-    } <= set(told)
+    } <= set(recorded)
 
 
-def test_a_run_whose_critic_diverges_is_told_of(tmp_path: Path) -> None:
+def test_a_diverging_critic_is_reported(tmp_path: Path) -> None:
     settings = {"learning_rate": 0.3, "target_kl": 1e30, "max_gradient_norm": 1e30}
     run = train_ppo_vectorized(telemetry_dir=str(tmp_path), rounds=7, **TINY, **settings).path
     assert {a.kind for a in read_events(run, AnomalyDetected)} & {

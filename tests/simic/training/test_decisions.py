@@ -1,4 +1,4 @@
-"""What is told of decisions is what the policy computed."""
+"""Recorded decisions equal what the policy computed."""
 
 import math
 from pathlib import Path
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_probabilities_agree_with_the_log_prob_of_the_action(run: Path) -> None:
-    """Where the policy waits, the op is the whole action: two computations of one number."""
+    """For WAIT, the op is the whole action, so both are the same number."""
     waits, ops = 0, set()
     for event in read_events(run, DecisionsMade):
         for actions, legal, probability, log_prob in zip(
@@ -54,7 +54,7 @@ def test_probabilities_agree_with_the_log_prob_of_the_action(run: Path) -> None:
     assert len(ops) > 2
 
 
-def test_decisions_stand_beside_the_step_they_led_to(run: Path) -> None:
+def test_decisions_are_recorded_with_their_step(run: Path) -> None:
     pairs = zip(read_events(run, DecisionsMade), read_events(run, EpochCompleted), strict=True)
     for decided, done in pairs:
         assert (decided.round, decided.step) == (done.round, done.step)
@@ -62,14 +62,14 @@ def test_decisions_stand_beside_the_step_they_led_to(run: Path) -> None:
         assert [a[HEADS.index("slot")] for a in decided.actions] == done.slot
 
 
-def test_a_policy_without_probabilities_has_none(tmp_path: Path) -> None:
+def test_controls_record_no_probabilities(tmp_path: Path) -> None:
     run = run_training(unflatten({**TINY, "telemetry_dir": str(tmp_path)}), "random").path
     for event in read_events(run, DecisionsMade):
         assert event.op_probability == [[]] * 4
         assert len(event.actions) == len(event.legal_ops) == len(event.value) == 4
 
 
-def test_a_round_says_at_its_start_what_it_trains(run: Path) -> None:
+def test_the_start_of_a_round_records_its_tasks(run: Path) -> None:
     started = list(read_events(run, EpisodeStarted))
     outcomes = list(read_events(run, EpisodeOutcome))
     assert [(s.round, s.task) for s in started] == [(o.round, o.task) for o in outcomes]
@@ -78,7 +78,9 @@ def test_a_round_says_at_its_start_what_it_trains(run: Path) -> None:
         assert event.host_parameters == [sizes[task] for task in event.task]
 
 
-def test_a_run_that_breaks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_records_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 

@@ -1,4 +1,4 @@
-"""A run whose rounds are not finite: told, kept for replay, and ended after three in a row."""
+"""Rounds with numbers that are not finite: reported, kept for replay; three in a row end a run."""
 
 import math
 
@@ -16,7 +16,7 @@ from small_runs import SMALL, tensors
 
 
 def spoiling(monkeypatch, bad_rounds: set[int]) -> None:
-    """Rewards of these rounds hold a number that is not finite."""
+    """Put a number that is not finite into the rewards of these rounds."""
     collect = growth.collect
 
     def spoilt(environment, actor, number, on_step):
@@ -28,12 +28,14 @@ def spoiling(monkeypatch, bad_rounds: set[int]) -> None:
     monkeypatch.setattr(growth, "collect", spoilt)
 
 
-def test_three_in_a_row_end_the_run_with_a_checkpoint(tmp_path, monkeypatch, capsys) -> None:
+def test_three_refusals_in_a_row_end_the_run_with_a_checkpoint(
+    tmp_path, monkeypatch, capsys
+) -> None:
     spoiling(monkeypatch, {2, 3, 4})
     run = train_ppo_vectorized(rounds=8, telemetry_dir=str(tmp_path), **SMALL)
     assert (run.status, run.exit_code) == ("failed", 1)
-    told = list(read_events(run.path, UpdateRefused))
-    assert [(e.round, e.in_a_row, e.tensor) for e in told] == [
+    events = list(read_events(run.path, UpdateRefused))
+    assert [(e.round, e.in_a_row, e.tensor) for e in events] == [
         (2, 1, "reward"),
         (3, 2, "reward"),
         (4, 3, "reward"),
@@ -41,14 +43,14 @@ def test_three_in_a_row_end_the_run_with_a_checkpoint(tmp_path, monkeypatch, cap
     (finished,) = read_events(run.path, TrainingFinished)
     assert finished.status == "failed"
     assert load_latest(run.path).round == 4
-    said = capsys.readouterr().err
-    assert said.count("warning: round") == 3
-    assert "3 updates in a row" in said
-    for event in told:
+    output = capsys.readouterr().err
+    assert output.count("warning: the update of round") == 3
+    assert "3 updates in a row" in output
+    for event in events:
         assert guarded(esper, ["replay", str(run.path / event.file)]) == 0
 
 
-def test_refused_rounds_leave_every_weight(tmp_path, monkeypatch) -> None:
+def test_refused_rounds_change_no_weight(tmp_path, monkeypatch) -> None:
     before = train_ppo_vectorized(rounds=1, telemetry_dir=str(tmp_path / "a"), **SMALL)
     spoiling(monkeypatch, {2, 3})
     after = train_ppo_vectorized(rounds=3, telemetry_dir=str(tmp_path / "b"), **SMALL)
@@ -58,7 +60,7 @@ def test_refused_rounds_leave_every_weight(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("bad_rounds", [{1, 2, 4, 5}, {2, 4, 6}])
-def test_a_round_that_learns_begins_the_count_anew(tmp_path, monkeypatch, bad_rounds) -> None:
+def test_a_round_that_learns_resets_the_count(tmp_path, monkeypatch, bad_rounds) -> None:
     spoiling(monkeypatch, bad_rounds)
     run = train_ppo_vectorized(rounds=6, telemetry_dir=str(tmp_path), **SMALL)
     assert (run.status, run.exit_code) == ("finished", 0)

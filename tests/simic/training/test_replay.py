@@ -1,4 +1,4 @@
-"""Files of refused updates, written by a run and shown again by ``esper replay``."""
+"""Files of refused updates, written by a run and replayed by ``esper replay``."""
 
 import math
 
@@ -34,7 +34,7 @@ def infinite_moment(agent, rollout) -> None:
 
 
 def gradient_that_overflows(agent, rollout) -> None:
-    """Finite forward: a huge weight behind a tiny one, whose gradient is huge times the error."""
+    """A huge weight after a tiny one: the outputs are finite, the tiny one's gradient is not."""
     with torch.no_grad():
         agent.policy.value_head.hidden.weight.mul_(0.0)
         agent.policy.value_head.hidden.bias.fill_(1e-30)
@@ -50,7 +50,7 @@ def gradient_that_overflows(agent, rollout) -> None:
         (gradient_that_overflows, "gradient/"),
     ],
 )
-def test_a_file_shows_the_same_tensor_again(tmp_path, spoil, tensor, capsys) -> None:
+def test_a_replay_finds_the_same_tensor(tmp_path, spoil, tensor, capsys) -> None:
     path, _ = refused(tmp_path, spoil)
     seen = replay(path)
     assert seen.recorded.startswith(tensor)
@@ -59,7 +59,7 @@ def test_a_file_shows_the_same_tensor_again(tmp_path, spoil, tensor, capsys) -> 
     assert seen.recorded in capsys.readouterr().out
 
 
-def test_an_update_that_is_finite_today_says_so(tmp_path, capsys) -> None:
+def test_a_replay_without_the_fault_reports_none(tmp_path, capsys) -> None:
     path, _ = refused(tmp_path, nan_reward)
     content = torch.load(path, weights_only=True)
     content["rollout"]["rewards"][2, 3] = 0.0
@@ -69,7 +69,7 @@ def test_an_update_that_is_finite_today_says_so(tmp_path, capsys) -> None:
     assert "every number is finite" in capsys.readouterr().out
 
 
-def test_what_is_no_such_file_is_one_line(tmp_path, capsys) -> None:
+def test_an_invalid_file_is_reported_in_one_line(tmp_path, capsys) -> None:
     text = tmp_path / "text.pt"
     text.write_text("hello")
     other = tmp_path / "other.pt"

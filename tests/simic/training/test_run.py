@@ -1,4 +1,4 @@
-"""A run from the outside: its directory, its events, its checkpoints, and resuming."""
+"""Whole runs: directory, events, checkpoints and resuming."""
 
 import errno
 import json
@@ -57,7 +57,7 @@ def tiny(directory: Path, **settings: object) -> TrainConfig:
     return unflatten({**TINY, "rounds": 2, "telemetry_dir": str(directory), **settings})
 
 
-def test_a_run_directory_holds_what_the_documentation_says(tmp_path: Path) -> None:
+def test_a_run_directory_has_the_documented_files(tmp_path: Path) -> None:
     summary = train_ppo_vectorized(tiny(tmp_path))
     run = summary.path
     assert (summary.status, summary.exit_code, len(summary.rounds)) == ("finished", 0, 2)
@@ -97,7 +97,7 @@ def test_every_update_reports_finite_gradient_norms_of_all_heads(tmp_path: Path)
 
 
 def test_outcomes_agree_with_the_seeds_events(tmp_path: Path) -> None:
-    """Tallies of a round and the single events are counted in different places."""
+    """The counts of a round and the single events come from different code."""
     config = tiny(tmp_path, rounds=1, envs=16, episode_length=16)
     run = run_training(config, "random").path
     outcome = next(read_events(run, EpisodeOutcome))
@@ -115,7 +115,7 @@ def test_outcomes_agree_with_the_seeds_events(tmp_path: Path) -> None:
     assert sum(outcome.pruned) > 0
 
 
-def test_two_rounds_then_four_in_total_end_in_the_bits_of_four(tmp_path: Path) -> None:
+def test_a_run_resumed_after_two_of_four_rounds_ends_in_the_same_bits(tmp_path: Path) -> None:
     straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=4)).path
     parted = train_ppo_vectorized(tiny(tmp_path / "parted", rounds=2)).path
     resumed = resume_ppo(parted, {"rounds": 4})
@@ -127,8 +127,8 @@ def test_two_rounds_then_four_in_total_end_in_the_bits_of_four(tmp_path: Path) -
     assert timeless(straight) == timeless(parted)
 
 
-def test_events_of_a_round_that_was_not_saved_are_told_once(tmp_path: Path) -> None:
-    """A process that dies after a round and before its checkpoint leaves events behind."""
+def test_events_of_an_unsaved_round_are_not_duplicated(tmp_path: Path) -> None:
+    """A process that dies between the end of a round and its checkpoint leaves events behind."""
     straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path
     run = train_ppo_vectorized(tiny(tmp_path / "cut", rounds=3)).path
     for path in (run / "checkpoints" / "000003").iterdir():
@@ -141,7 +141,7 @@ def test_events_of_a_round_that_was_not_saved_are_told_once(tmp_path: Path) -> N
     assert [c.round for c in read_events(run, CheckpointSaved)] == [1, 2, 3]
 
 
-def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(
+def test_a_flipped_bit_is_detected_and_the_previous_checkpoint_is_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train_ppo_vectorized(tiny(tmp_path)).path
@@ -152,7 +152,7 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(
     assert load_latest(run).round == 1
     assert "000002 is corrupt" in capsys.readouterr().err
     (run / "checkpoints" / "000001" / "manifest.json").write_text("{")
-    with pytest.raises(UsageError, match="no checkpoint that is whole"):
+    with pytest.raises(UsageError, match="no intact checkpoint"):
         load_latest(run)
 
 
@@ -193,9 +193,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
         ({"rounds": 3, "learning_rate": 0.1}, "learning_rate"),
     ],
 )
-def test_resuming_refuses_what_it_cannot_do_and_loses_nothing(
-    tmp_path: Path, settings: dict, names: str
-) -> None:
+def test_a_refused_resume_changes_no_file(tmp_path: Path, settings: dict, names: str) -> None:
     run = train_ppo_vectorized(tiny(tmp_path)).path
     before = (run / "events.jsonl").read_bytes()
     with pytest.raises(UsageError, match=f"^{names}:"):
@@ -209,14 +207,14 @@ def out_of_room(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(("failing", "code"), [((2,), 0), ((3,), 1), ((1, 2, 3), 1)])
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
+def test_a_full_disk_loses_a_checkpoint_but_not_the_run(
     tmp_path: Path,
     failing: tuple[int, ...],
     code: int,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Only where the last round cannot be saved, the exit status says so."""
+    """The exit status is 1 only if the last round cannot be saved."""
     original = checkpoint.write_synced
 
     def write(path: Path, content: bytes) -> None:
@@ -238,10 +236,10 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
         assert load_latest(summary.path).round == saved[-1]
 
 
-def test_a_full_disk_costs_events_and_not_the_run(
+def test_a_full_disk_loses_events_but_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What came before stays readable, and so does what comes when there is room again."""
+    """Events before stay readable, and so do events after there is space again."""
     straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path
     original = JsonLines.write
 
@@ -260,15 +258,15 @@ def test_a_full_disk_costs_events_and_not_the_run(
     assert load_latest(run).round == 2
     resume_ppo(run, {"rounds": 3})
     assert_same(load_latest(run).parts, load_latest(straight).parts)
-    told = [(e.round, e.step) for e in read_events(run, EpochCompleted)]
-    assert told == [(1, t) for t in range(1, 7)] + [(2, 1), (2, 2), (2, 3)] + [
+    recorded = [(e.round, e.step) for e in read_events(run, EpochCompleted)]
+    assert recorded == [(1, t) for t in range(1, 7)] + [(2, 1), (2, 2), (2, 3)] + [
         (3, t) for t in range(1, 7)
     ]
     assert [e.round for e in read_events(run, TrainingStarted)] == [0, 2]
 
 
 @pytest.mark.parametrize("where", ["pathlib.Path.mkdir", "os.fsync", "fcntl.flock"])
-def test_where_no_run_directory_can_be_made_nothing_is_left(
+def test_a_run_directory_that_cannot_be_created_leaves_no_files(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(where, out_of_room)
@@ -284,7 +282,7 @@ def files_of(run: Path) -> dict[Path, bytes | None]:
 
 @pytest.mark.parametrize("locked_before", [True, False])
 @pytest.mark.parametrize("what", ["checkpoints are gone", "events are a directory"])
-def test_a_resume_that_is_refused_leaves_nothing_behind(
+def test_a_refused_resume_leaves_no_new_files(
     tmp_path: Path, what: str, locked_before: bool
 ) -> None:
     run = train_ppo_vectorized(tiny(tmp_path)).path
@@ -297,8 +295,8 @@ def test_a_resume_that_is_refused_leaves_nothing_behind(
     assert files_of(run) == before
 
 
-def test_a_lock_that_was_given_up_is_no_lock(tmp_path: Path) -> None:
-    """Who opened the file before it was removed must not hold what nobody else can see."""
+def test_a_lock_file_removed_by_its_owner_is_not_accepted(tmp_path: Path) -> None:
+    """A process that opened the file before its removal must not take that lock as its own."""
     path = tmp_path / "lock"
     given_up = RunDirectory(tmp_path)
     with path.open("ab") as opened, pytest.MonkeyPatch.context() as patch:
@@ -313,7 +311,7 @@ def test_a_lock_that_was_given_up_is_no_lock(tmp_path: Path) -> None:
     held.close()
 
 
-def test_a_settings_file_that_cannot_be_written_anew_stays(
+def test_a_settings_file_that_cannot_be_rewritten_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train_ppo_vectorized(tiny(tmp_path)).path
@@ -326,8 +324,10 @@ def test_a_settings_file_that_cannot_be_written_anew_stays(
     assert len(resume_ppo(run, {"rounds": 3}).rounds) == 1
 
 
-def test_cutting_events_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the file is cut its kept lines are written already; once more gives the same."""
+def test_interrupted_cutting_of_events_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kept lines are written before the file is truncated; repeating gives the same file."""
     run = train_ppo_vectorized(tiny(tmp_path)).path
     (run / "checkpoints" / "000002").rename(tmp_path / "gone")
     before = load_latest(run)
@@ -353,10 +353,10 @@ def test_the_backend_that_computes_is_stored(tmp_path: Path) -> None:
     assert content["settings"]["backend"] == environment.backend_name in ("native", "torch")
 
 
-def test_what_may_change_the_last_bits_is_said(
+def test_differences_that_may_change_the_last_bits_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Among it that there is no compiler any more, and so no native backend."""
+    """Here the second machine has no compiler, and so no native backend."""
     run = train_ppo_vectorized(tiny(tmp_path, rounds=1, threads=1)).path
     then = stored_config(run)[1]
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -375,7 +375,7 @@ def test_what_may_change_the_last_bits_is_said(
         differences.add("backend: native then, torch now")
     lines = [line for line in capsys.readouterr().err.splitlines() if "last bits" in line]
     assert set(lines) == {f"warning: results may differ in the last bits, {d}" for d in differences}
-    # The setting stays, so that the first machine goes on as it began.
+    # The setting is kept, so that the first machine can continue as it began.
     assert stored_config(run)[0].machine.backend == then["backend"]
     capsys.readouterr()
     monkeypatch.undo()
@@ -391,7 +391,7 @@ def test_the_heuristic_writes_the_same_events_and_no_checkpoint(tmp_path: Path) 
     assert not (summary.path / "checkpoints").exists()
 
 
-def test_settings_are_stored_as_they_were_resolved(tmp_path: Path) -> None:
+def test_settings_are_stored_resolved(tmp_path: Path) -> None:
     config = tiny(tmp_path, slots=["late"], max_batches=None)
     run = train_ppo_vectorized(config).path
     stored = stored_config(run)[0]
@@ -461,7 +461,7 @@ def test_a_damaged_run_directory_is_a_usage_error(tmp_path: Path, what: str) -> 
     "what",
     ["manifest is a list", "manifest says another round", "part is missing", "part is empty"],
 )
-def test_a_damaged_checkpoint_is_passed_over(
+def test_a_corrupt_checkpoint_is_skipped(
     tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train_ppo_vectorized(tiny(tmp_path)).path
@@ -473,7 +473,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert_same(load_latest(run).parts, straight.parts)
 
 
-def test_an_event_file_that_lost_its_end_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_truncated_event_file_is_continued(tmp_path: Path) -> None:
     run = train_ppo_vectorized(tiny(tmp_path)).path
     events = run / "events.jsonl"
     events.write_bytes(events.read_bytes()[:-300])
@@ -482,7 +482,7 @@ def test_an_event_file_that_lost_its_end_is_gone_on_with(tmp_path: Path) -> None
     assert [e.step for e in read_events(run, EpochCompleted) if e.round == 3] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_step_is_handed_to_the_hub_once_however_many_environments_there_are(
+def test_the_hub_calls_of_a_step_do_not_depend_on_the_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed: list[int] = []

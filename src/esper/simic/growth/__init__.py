@@ -1,1 +1,1 @@
-"""The world of a growth policy: N hosts in training, their rewards and rollouts."""
+"""The environment of a growth policy: N hosts in training, their rewards and rollouts."""

@@ -1,4 +1,4 @@
-"""The learner of growth policies: which network, and how it runs on a device."""
+"""Construction of the learner of growth policies."""
 
 import torch
 
@@ -22,8 +22,8 @@ def growth_agent(
 
     Args:
         config, seed, device, compile_mode: see ``PPOAgent``.
-        amp_dtype: of the policy's trunk, see ``Policy.amp_dtype``.
-        threads: of the native policy, see ``FactoredLSTM``.
+        amp_dtype: dtype of the policy's trunk, see ``Policy.amp_dtype``.
+        threads: CPU threads of the native policy, see ``FactoredLSTM``.
     """
 
     def network() -> FactoredLSTM:

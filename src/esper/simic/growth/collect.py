@@ -12,14 +12,14 @@ from esper.tamiyo.policy.features import Observation
 
 
 class Actor(Protocol):
-    """Something that acts on observations, one step at a time."""
+    """Chooses actions from observations, one step at a time."""
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """Get ready for an episode."""
+        """Prepare for an episode of the given environments."""
         ...
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions int64 ``[N, heads]``, their log-prob ``[N]`` and the value ``[N]``."""
+        """Actions int64 ``[N, heads]``, their log-probs ``[N]`` and the values ``[N]``."""
         ...
 
 
@@ -32,9 +32,9 @@ def collect(
     """Run one episode of every environment.
 
     Args:
-        environment: reset here.
+        environment: the environments; reset by this function.
         actor: chooses the actions.
-        episode: number of the episode, part of every random draw in it.
+        episode: number of the episode, part of the key of every random draw.
         on_step: called after every step with its index, the actions and the result.
     """
     length = environment.config.episode_length

@@ -1,9 +1,9 @@
-"""The growth environment: N hosts in training as one environment of tensors.
+"""The growth environment: N hosts in training as one vectorised environment.
 
-Each group of environments draws its task for an episode. Environments are dealt over devices, and
-on each device those whose hosts have one shape share a stack (``simic.growth.shard``); the shards
-of CPUs are dealt over threads. Their results are merged on the first device in the order of the
-environments. All N run in lockstep and end together.
+Each group of environments draws its task for an episode. Environments are distributed over devices;
+on each device those whose hosts have the same shape share a stack (``simic.growth.shard``). Shards
+on a CPU run on several threads. Their results are merged on the first device in the order of the
+environments. All N environments run in lockstep and end together.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,20 +33,20 @@ from esper.tolaria.precision import Precision
 _T = TypeVar("_T")
 
 MOST_ROWS = 300
-"""Environments of a shard of the torch backend on a CPU: with more, what all of them have in
-flight at once no longer fits into the cache, and each costs half as much again."""
+"""Most environments per shard of the torch backend on a CPU: with more, the activations no longer
+fit into the cache and the time per environment grows by half."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixedPrecision:
-    """In which precision hosts are computed, and how their loss scales stand.
+    """The precision in which hosts are computed, and the state of their loss scales.
 
     Attributes:
-        enabled: whether in mixed precision.
-        dtype: ``bfloat16`` or ``float16``, None when not enabled.
-        mean_scale, least_scale: over the environments; None where losses are not scaled.
-        skipped: minibatches in which an update was skipped since the run began, of all
-            environments together; None where losses are not scaled.
+        enabled: whether hosts are computed in mixed precision.
+        dtype: ``bfloat16`` or ``float16``, None if not enabled.
+        mean_scale, least_scale: over the environments; None if losses are not scaled.
+        skipped: number of minibatches with a skipped update since the run began, summed over the
+            environments; None if losses are not scaled.
     """
 
     enabled: bool
@@ -57,17 +57,17 @@ class MixedPrecision:
 
 
 class ShardError(RuntimeError):
-    """A shard failed; the message says which, where, and what of."""
+    """A shard failed; the message names the shard, its device, its environments and the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A shard and where it belongs.
+    """A shard and its place in the environment.
 
     Attributes:
         place: index of its device.
-        rows: its environments by their place in the order of all, int64 ``[n]``.
-        twins: of its groups those that no earlier part has, by their place in ``twin_groups``.
+        rows: indices of its environments among all N, int64 ``[n]``.
+        twins: indices in ``twin_groups`` of its groups that no earlier part has.
     """
 
     shard: Shard
@@ -80,22 +80,22 @@ class GrowthEnv:
     """N environments of one or more tasks.
 
     Args:
-        tasks: what they train; each group draws one of them for every episode.
-        environments: identities, int64 ``[N]``. The numbers of an environment depend on its
-            identity and actions alone, so any subset replays the same trajectories.
+        tasks: the tasks; each group draws one of them for every episode.
+        environments: identities, int64 ``[N]``. The results of an environment depend only on its
+            identity and actions, so any subset replays the same trajectories.
         config: see ``GrowthConfig``.
-        precision: of the hosts' arithmetic; float32 where a trial of it fails.
-        devices: over which the hosts are dealt, at least one, all of one kind; one may be there
-            more than once. Observations and actions are on the first.
+        precision: precision of the hosts' arithmetic; float32 is used if a trial of it fails.
+        devices: devices over which the hosts are distributed, at least one, all of one kind; a
+            device may be listed more than once. Observations and actions are on the first.
 
     Attributes:
-        precision: in effect.
-        scales: of the losses, environments first and then twins by group; None where losses are
-            not scaled. They go from episode to episode with their environment, whatever its task.
+        precision: the precision in effect.
+        scales: loss scales, of environments first and then of twins by group; None if losses are
+            not scaled. An environment keeps its scale from episode to episode, whatever its task.
         task_of: index in ``tasks`` of each environment's task in this episode, int64 ``[N]``.
 
     Raises:
-        ValueError: the reward has no such mode, or there is no task.
+        ValueError: the reward mode is unknown, or there is no task or no device.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class GrowthEnv:
         self.twin_groups = torch.unique(self.groups)
         rows = self.count + len(self.twin_groups)
         self.scales = ScaleTable.fresh(rows, device) if self.precision.scaled else None
-        # Twins of a group that is dealt over two devices are there twice, and adapt by themselves.
+        # A group split over two devices has a twin on each, whose scales adapt independently.
         others = devices[1:] if self.scales else ()
         self._tables = [self.scales, *(ScaleTable.fresh(rows, one) for one in others)]
         self._outlives = self.scales.state() if self.scales else {}
 
     @property
     def amp(self) -> MixedPrecision:
-        """Precision and loss scales as they stand, for telemetry; one transfer from the device."""
+        """Precision and current loss scales, for telemetry; one transfer from the device."""
         enabled, dtype = self.precision.enabled, self.precision.dtype_name
         if self.scales is None:
             return MixedPrecision(enabled, dtype)
@@ -163,21 +163,21 @@ class GrowthEnv:
         return MixedPrecision(enabled, dtype, mean, least, int(count))
 
     def state(self) -> dict[str, Tensor]:
-        """What outlives an episode, for a checkpoint; an episode that is cut short leaves nothing.
+        """The state kept across episodes, for a checkpoint: the loss scales.
 
-        The loss scales of the N environments and then of their twins by group, as they were after
-        the last whole episode; empty where losses are not scaled.
+        Scales of the N environments and then of their twins by group, after the last complete
+        episode; an episode that is cut short does not change them. Empty if losses are not scaled.
         """
         return dict(self._outlives)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take up what ``state`` gave.
+        """Restore what ``state`` returned.
 
-        Scales this precision has no use for are left aside, and where it needs some and the state
-        has none, they stay as they are.
+        If this precision uses no loss scales, those of the state are ignored. If it uses some and
+        the state has none, the current ones stay.
 
         Raises:
-            UsageError: the state is of another number of environments.
+            UsageError: the state has another number of environments.
         """
         if self.scales is not None and state:
             self.scales.load(state)
@@ -185,11 +185,11 @@ class GrowthEnv:
 
     @property
     def backend_name(self) -> str:
-        """What computes the hosts; ``native and torch`` where hosts of some shapes need torch."""
+        """The backend of the hosts; ``native and torch`` if some host shapes need torch."""
         return " and ".join(sorted({backend.name for backend in self.backends.values()}))
 
     def reset(self, episode: int) -> Observation:
-        """Begin episode number ``episode`` with fresh hosts."""
+        """Begin episode number ``episode`` with newly initialised hosts."""
         for table in self._tables:
             if table is not None:
                 table.load(self._outlives)
@@ -200,11 +200,11 @@ class GrowthEnv:
 
     @property
     def shards(self) -> list[Shard]:
-        """What the environments are cut into for this episode."""
+        """The shards of the environments in this episode."""
         return [part.shard for part in self.parts]
 
     def step(self, actions: Tensor) -> Step:
-        """One environment step for all.
+        """One step of every environment.
 
         Args:
             actions: int64 ``[N, heads]``. An illegal action changes nothing; see
@@ -221,7 +221,10 @@ class GrowthEnv:
         return step
 
     def _draw(self, episode: int) -> Tensor:
-        """The task of each environment: consecutive groups get different ones, in random order."""
+        """Draw the task of each environment, int64 ``[N]``.
+
+        Consecutive groups get different tasks; the order of the tasks is random per episode.
+        """
         bits = random_bits(
             self.config.seed,
             torch.tensor([episode], device=self.device),
@@ -233,7 +236,7 @@ class GrowthEnv:
         return bits[0].argsort()[self.groups % len(self.tasks)]
 
     def _deal(self) -> None:
-        """Cut the environments into shards: by device, there by bank, and there over threads."""
+        """Split the environments into shards: by device, then by bank, then by thread."""
         self._dealt = self.task_of
         banks = self._bank_of[self.task_of]
         self.parts: list[_Part] = []
@@ -258,10 +261,10 @@ class GrowthEnv:
         self._in_order = torch.equal(self._order, places)
 
     def _by_device(self, banks: Tensor) -> tuple[Tensor, ...]:
-        """The environments of each device, by bank and then by group.
+        """Indices of the environments of each device, sorted by bank and then by group.
 
-        Whole groups where there are enough of them; otherwise a group is cut, and each device
-        trains its twin.
+        Groups stay whole if there are at least as many as devices. Otherwise groups are split, and
+        each device trains a twin of its own for its part.
         """
         order = self.groups.argsort(stable=True)
         order = order[banks[order].argsort(stable=True)]
@@ -269,7 +272,7 @@ class GrowthEnv:
         return order.split(_cut(runs, count)) if len(runs) >= count else order.tensor_split(count)
 
     def _runs(self, rows: Tensor) -> list[int]:
-        """How many of ``rows``, sorted by group, are of one group each."""
+        """Sizes of the groups in ``rows``, which are sorted by group."""
         return torch.unique_consecutive(self.groups[rows], return_counts=True)[1].tolist()
 
     def _shard(self, key: StackKey, place: int, rows: Tensor) -> Shard:
@@ -284,7 +287,7 @@ class GrowthEnv:
         )
 
     def _scales_of(self, place: int, rows: Tensor) -> LossScales | None:
-        """The loss scales of some environments and then of their twins."""
+        """The loss scales of the environments ``rows``, then of their twins."""
         table = self._tables[place] if self.scales is not None else None
         if table is None:
             return None
@@ -292,22 +295,22 @@ class GrowthEnv:
         return LossScales(table, torch.cat([rows, self.count + twins]).to(table.scale.device))
 
     def _gather_scales(self) -> None:
-        """Bring the scales of environments on other devices into ``scales``."""
+        """Copy the scales of environments on other devices into ``scales``."""
         for part in self.parts:
             table = self._tables[part.place] if self.scales is not None else None
             if table is not None and self.scales is not None and table is not self.scales:
                 table.copy_rows(self.scales, torch.cat([part.rows, self.count + part.twins]))
 
     def _parts(self, backend: Backend, rows: int) -> int:
-        """Into how many shards so many environments of a bank are cut."""
+        """Number of shards for ``rows`` environments of one bank."""
         if backend.threaded or self.device.type != "cpu":
             return 1
         return max(self.config.threads, -(-rows // MOST_ROWS))
 
     def _each(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Every call, the longest first, in the lanes.
+        """Results of the calls, one per shard, run in the thread pool with the longest first.
 
-        Shards that use all threads by themselves one after another.
+        Shards whose backend is multi-threaded run one after another in the calling thread.
         """
         calls = [partial(self._named, number, call) for number, call in enumerate(calls)]
         if self._pool is None or len(calls) == 1:
@@ -315,11 +318,11 @@ class GrowthEnv:
         threaded = [shard.engine.backend.threaded for shard in self.shards]
         longest_first = sorted(range(len(calls)), key=lambda i: -self.shards[i].cost)
         futures = {i: self._pool.submit(calls[i]) for i in longest_first if not threaded[i]}
-        wait(futures.values())  # so that nothing still moves when one of them has failed
+        wait(futures.values())  # all shards have stopped before an error of one is raised
         return [call() if threaded[i] else futures[i].result() for i, call in enumerate(calls)]
 
     def _named(self, number: int, call: Callable[[], _T]) -> _T:
-        """What ``call`` gives; where there are several shards an error says which it was."""
+        """The result of ``call``; if there are several shards, an error names the one at fault."""
         try:
             return call()
         except Exception as error:
@@ -333,7 +336,7 @@ class GrowthEnv:
             ) from error
 
     def _merge(self, parts: list[_T]) -> _T:
-        """One answer in the order of the environments."""
+        """Merge the results of the shards in the order of the environments."""
         if len(parts) == 1 and self._in_order:
             return parts[0]
         answer: _T = merged(parts, self._order)
@@ -342,20 +345,22 @@ class GrowthEnv:
 
 @cache
 def _workers(lanes: int) -> ThreadPoolExecutor:
-    """Threads for shards. Each computes by itself: many small operations gain nothing from being
-    cut up, and lose at every barrier."""
+    """A pool of threads for shards, in which torch runs each operation on a single thread.
+
+    Splitting the many small operations over threads would gain nothing and cost a barrier each.
+    """
     return ThreadPoolExecutor(lanes, "lane", torch.set_num_threads, (1,))
 
 
 def _span(environments: list[int]) -> str:
-    """Environments for a message, in which they may be many."""
+    """Environments for a message: the identity of one, or the number and range of several."""
     if len(environments) == 1:
         return f"environment {environments[0]}"
     return f"{len(environments)} environments from {min(environments)} to {max(environments)}"
 
 
 def _cut(runs: list[int], parts: int) -> list[int]:
-    """Sizes of ``parts`` or fewer parts of about equal size, each of whole consecutive runs."""
+    """Sizes of at most ``parts`` parts of about equal size, each of whole consecutive runs."""
     total, sizes, filled = sum(runs), [0] * parts, 0
     for run in runs:
         sizes[min(parts - 1, (filled + run // 2) * parts // total)] += run

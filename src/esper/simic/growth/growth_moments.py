@@ -13,7 +13,7 @@ class GrowthMoments:
     """Moments of the features of hosts and of slots.
 
     Args:
-        device: where they live.
+        device: device of the moments.
     """
 
     def __init__(self, device: torch.device):
@@ -29,10 +29,10 @@ class GrowthMoments:
         )
 
     def update(self, observation: Observation, valid: Tensor | None) -> None:
-        """See ``ObservationMoments.update``; slots that do not exist are left out."""
+        """See ``ObservationMoments.update``; slots that do not exist are ignored."""
         assert valid is None, "growth episodes fill their rollout"
         self.host.update(observation.host)
-        # Rows that are not finite are left out; to index them would wait for the device.
+        # The moments ignore rows of NaN; indexing would make the host wait for the device.
         exists = observation.masks.exists[..., None]
         self.slots.update(torch.where(exists, observation.slots, float("nan")))
 

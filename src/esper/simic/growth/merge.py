@@ -1,4 +1,4 @@
-"""Putting what several shards say together into one answer in the order of the environments."""
+"""Merging the results of several shards into one in the order of the environments."""
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -21,18 +21,19 @@ _UNKNOWN = frozenset(
         "interactions",
     }
 )
-"""Fields in which a slot that a host does not have is NaN; it is 0 or false elsewhere."""
+"""Fields padded with NaN for slots that a host does not have; others with 0 or false."""
 
 
 def merged(parts: Sequence[Any], order: Tensor, name: str = "") -> Any:
-    """One value from those of the shards, rows picked by ``order``.
+    """Merge the shards' values into one, with the rows in the given order.
 
     Args:
-        parts: of each shard the same dataclass, tensor ``[n, ...]`` or value; hosts with fewer
-            slots are padded up to the widest.
-        order: int64 ``[N]``, which row of the shards' rows, one after another, comes where; on the
-            device to which all is brought.
-        name: of the field.
+        parts: the value of each shard: dataclasses of one type, tensors ``[n, ...]``, or other
+            values, of which the first is taken. Tensors of hosts with fewer slots are padded to the
+            widest.
+        order: for each row of the result, its index in the concatenated rows of the shards, int64
+            ``[N]``; the result is on its device.
+        name: name of the field, which selects the padding.
     """
     first = parts[0]
     if isinstance(first, Tensor):
@@ -49,7 +50,7 @@ def merged(parts: Sequence[Any], order: Tensor, name: str = "") -> Any:
 
 
 def _stacked(parts: Sequence[Tensor], fill: float) -> Tensor:
-    """The parts one after another, each padded at its end in every other axis."""
+    """The parts concatenated along the first axis, padded at the end of every other axis."""
     shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
     if all(list(part.shape[1:]) == shape for part in parts):
         return torch.cat(list(parts))

@@ -1,4 +1,4 @@
-"""Seeds and signals as blocks of fields, which the library reads and writes."""
+"""Seeds and signals stored as blocks of fields, which the native library reads and writes."""
 
 from collections import deque
 from ctypes import c_bool, c_float, c_int64
@@ -17,15 +17,17 @@ _R = TypeVar("_R")
 
 
 class _InBlocks:
-    """A record in blocks, ``[fields, N, S]`` each. A field becomes a tensor when it is first asked
-    for: most never are."""
+    """A record stored in one block ``[fields, N, S]`` per dtype.
+
+    The tensor of a field is created when the field is first read; most fields are never read.
+    """
 
     fields: ClassVar[dict[torch.dtype, tuple[str, ...]]]
-    """Those of each block, in the order of the blocks."""
+    """Names of the fields in each block, in the order of the blocks."""
     addresses: ClassVar[type[Struct]]
-    """The blocks' addresses for the library."""
+    """Structure with the addresses of the blocks, for the library."""
     places: ClassVar[dict[str, tuple[int, int]]]
-    """The block of each field and its place there."""
+    """Index of each field's block, and of the field in the block."""
     blocks: list[Tensor]
     count: int | None
 
@@ -38,7 +40,7 @@ class _InBlocks:
 
     @classmethod
     def of(cls, blocks: list[Tensor], count: int | None = None) -> Self:
-        """What the first ``count`` rows hold, all when None."""
+        """The record of the first ``count`` rows of ``blocks``; of all rows if None."""
         record = cls.__new__(cls)
         record.blocks, record.count = blocks, count
         return record
@@ -54,16 +56,23 @@ class _InBlocks:
 
 
 class StateInBlocks(_InBlocks, SeedState, record=CALLS.Seed, addresses=CALLS.SeedBlocks):
-    """Seeds in blocks."""
+    """A ``SeedState`` stored in blocks."""
 
 
 class SignalsInBlocks(_InBlocks, SeedSignals, record=CALLS.Signals, addresses=CALLS.SignalBlocks):
-    """What was measured of them, likewise."""
+    """``SeedSignals`` stored in blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBlocks(Generic[_R]):
-    """A record of all rows, the environments' own part, its blocks and their addresses."""
+    """A record with its blocks.
+
+    Attributes:
+        record: the record of all rows.
+        own: the record of the environments.
+        blocks: the blocks of all rows.
+        at: addresses of the blocks.
+    """
 
     record: _R
     own: _R
@@ -72,22 +81,22 @@ class RecordBlocks(Generic[_R]):
 
 
 class Records(Generic[_R]):
-    """Makes records in blocks and remembers the last few.
+    """Creates records in blocks and keeps the last three.
 
     Args:
         kind: ``StateInBlocks`` or ``SignalsInBlocks``.
         shape: rows and slots.
-        count: environments among the rows.
+        count: number of environments among the rows.
     """
 
     def __init__(self, kind: type[_R], shape: tuple[int, int], count: int):
         self.kind: Any = kind
         self.shape, self.count = shape, count
-        # What was answered last is asked about next: after a step, before it and in between.
+        # A step reads the records of the last step: before the action, after it, after the tick.
         self.recent: deque[RecordBlocks[_R]] = deque(maxlen=3)
 
     def empty(self) -> RecordBlocks[_R]:
-        """A record that the library is to fill."""
+        """A record with uninitialised blocks for the library to fill."""
         fields = self.kind.fields.items()
         packed = self._record_blocks(
             [torch.empty(len(n), *self.shape, dtype=dtype) for dtype, n in fields]
@@ -96,9 +105,9 @@ class Records(Generic[_R]):
         return packed
 
     def of(self, record: _R) -> RecordBlocks[_R]:
-        """The blocks of ``record``, put together where they were made elsewhere.
+        """The blocks of ``record``; the fields are copied into blocks if they are stored elsewhere.
 
-        The caller holds them for as long as the library reads them.
+        The caller must keep the result alive while the library reads it.
         """
         for known in self.recent:
             if known.record is record:

@@ -1,4 +1,4 @@
-"""What the library is told once: tables, thresholds, the numbers of enumerations."""
+"""Constants passed to the native library once: tables, thresholds, values of enumerations."""
 
 from math import log, pi
 from typing import Any
@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 
 
 def governor_limits(governor: Governor, spec: Struct, shape: tuple[int, int]) -> dict[str, Any]:
-    """The fields of ``CheckCall`` that say what the library has to know of a governor."""
+    """The fields of ``CheckCall`` that describe a governor."""
     limits, guessing = governor.limits, log(governor.classes)
     return {
         "rows": shape[0],
@@ -45,7 +45,7 @@ def governor_limits(governor: Governor, spec: Struct, shape: tuple[int, int]) ->
 
 
 def step_spec(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> Struct:
-    """What the library has to know of a shard."""
+    """The ``StepSpec`` of a shard; keeps its tables alive."""
     slots, host = engine.slots, engine.host.parameter_count
     tables = _tables(engine, kinds)
     spec: Struct = CALLS.StepSpec(
@@ -82,7 +82,7 @@ def step_spec(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> Struct
 
 
 def _limits() -> dict[str, float]:
-    """Thresholds and weights."""
+    """Thresholds and weights, by the names of ``StepSpec``."""
     return {
         "tolerance": ALPHA_TOLERANCE,
         "full": 1.0 - ALPHA_TOLERANCE,
@@ -106,7 +106,7 @@ def _limits() -> dict[str, float]:
 
 
 def _tables(engine: Engine, kinds: Tensor) -> dict[str, Tensor]:
-    """What is looked up, by the names of ``StepSpec``."""
+    """The lookup tables, by the names of ``StepSpec``."""
     slots = engine.slots
     looked_up = {
         "last_option": lifecycle.last_options(len(slots), _CPU),
@@ -136,10 +136,10 @@ def _tables(engine: Engine, kinds: Tensor) -> dict[str, Tensor]:
 
 
 def _members(stages: tuple[Stage, ...]) -> Tensor:
-    """Bool by ``Stage``."""
+    """Whether each ``Stage`` is one of ``stages``, bool ``[STAGE_COUNT]``."""
     return torch.tensor([number in stages for number in range(STAGE_COUNT)])
 
 
 def _numbers(structure: type[Struct], enumeration: Any) -> Struct:
-    """The members of an enumeration by the names of the structure."""
+    """A structure with the values of the enumeration's members, matched by name."""
     return structure(**{name: int(enumeration[name.upper()]) for name in structure.names})

@@ -1,4 +1,4 @@
-"""Hands the rows of a shard over to the native library, in blocks of fields."""
+"""The bookkeeping of a shard's step computed by the native library."""
 
 from typing import Any
 
@@ -25,20 +25,24 @@ _INT64, _FLOAT32, _BOOL = torch.int64, torch.float32, torch.bool
 
 
 def step_functions(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> StepFunctions:
-    """What keeps the books of a shard: the library beside the native backend in float32, otherwise
-    torch. Arguments as of ``TorchStep``."""
-    beside = engine.backend.name == NativeBackend.name and engine.dtype == _FLOAT32
-    known = beside and engine.device.type == "cpu" and engine.optimisation.scales is None
-    made = NativeStep if known and native.available() else TorchStep
-    return made(engine, count, rules, kinds)
+    """The implementation of ``StepFunctions`` for a shard; arguments as for ``TorchStep``.
+
+    ``NativeStep`` for hosts on the native backend in float32 without loss scales, else
+    ``TorchStep``.
+    """
+    native_hosts = engine.backend.name == NativeBackend.name and engine.dtype == _FLOAT32
+    supported = native_hosts and engine.device.type == "cpu" and engine.optimisation.scales is None
+    kind = NativeStep if supported and native.available() else TorchStep
+    return kind(engine, count, rules, kinds)
 
 
 class NativeStep(TorchStep):
     """Implements ``StepFunctions`` with the native library, on a CPU in float32.
 
-    Integers and bools are those of torch, and so are the bits of numbers made of sums, products and
-    quotients; where a cosine, an exponential or a logarithm is involved they agree to 1e-6. The
-    governor's mean may be rounded otherwise, which matters on the very edge of a limit alone.
+    Integers and bools equal those of ``TorchStep``, and so do the bits of floats computed by sums,
+    products and quotients; results of a cosine, an exponential or a logarithm agree to 1e-6. The
+    governor's mean may be rounded differently, which can change its decision only for values
+    within rounding error of a limit.
 
     Args: see ``TorchStep``.
 
@@ -81,7 +85,7 @@ class NativeStep(TorchStep):
     def check(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
     ) -> Tensor:
-        """See ``StepFunctions``; the governor's memory is changed in place."""
+        """See ``StepFunctions``; changes the governor's tensors in place."""
         if self.watch is None or self.watch[0] is not governor:
             self.watch = governor, governor_limits(governor, self.spec, self.shape)
         rows = self.shape[0]

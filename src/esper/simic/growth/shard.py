@@ -1,9 +1,10 @@
 """Environments whose hosts have one shape: one stack of parameters, one tensor program.
 
-One step applies the actions, trains an epoch, validates and ablates, lets the governor check, lets
-alphas and stages tick, and returns reward, observation and masks. For each group of environments a
-never-grow twin, same host and same data, is trained along: the gain over it is what growing was
-worth. The twins are rows behind the environments and take no actions.
+One step applies the actions, trains an epoch, validates and ablates, runs the governor's checks,
+ticks alphas and stages, and returns reward, observation and masks. Each group of environments has a
+never-grow twin, a host of the same initial weights that trains on the same data: the score above
+the twin's is the gain of growing. The twins are the rows after the environments and take no
+actions.
 """
 
 from dataclasses import dataclass
@@ -28,19 +29,19 @@ from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.loss_scales import LossScales
 
 TWIN_STREAM = 1 << 30
-"""Identities of twins start here, so that no environment ever shares one."""
+"""First identity of a twin, above the identities of all environments."""
 
 
 @dataclass(slots=True)
 class _Lived:
-    """What an epoch of all rows came to.
+    """Outcome of an epoch of all rows.
 
     Attributes:
-        epoch: what training measured.
-        measurement: what validation found, of restored hosts where the governor rolled back.
+        epoch: result of training.
+        measurement: result of validation, of the restored host where the governor rolled back.
         rollback: ``Reason``, int64 ``[R]``.
-        rolled: where it rolled back, bool ``[R]``.
-        state: the seeds that were measured; those that acted where nothing was rolled back.
+        rolled: rows that were rolled back, bool ``[R]``.
+        state: seeds during validation; the ``acted`` state itself if nothing was rolled back.
     """
 
     epoch: EpochResult
@@ -51,29 +52,32 @@ class _Lived:
 
     @property
     def scores(self) -> Scores:
+        """Validation scores of the hosts with all computing seeds."""
         return self.measurement.scores
 
     @property
     def committed(self) -> Scores | None:
+        """Validation scores with fossilised seeds only; None before the last three steps."""
         return self.measurement.committed
 
     @property
     def contribution(self) -> Tensor:
+        """Contribution of each seed, ``[R, S]``; NaN for seeds that do not act."""
         return self.measurement.contribution
 
 
 class Shard:
-    """Some environments of tasks of one ``StackKey``, for one episode after another.
+    """Environments whose tasks share one ``StackKey``, for one episode after another.
 
     Args:
         bank: the tasks and their data.
-        environments: identities, int64 ``[N]``. The numbers of an environment depend on its
-            identity, task and actions alone, so any subset replays the same trajectories.
-        tasks: index of each one's task in ``bank``, int64 ``[N]``; the same within a group.
+        environments: identities, int64 ``[N]``. The results of an environment depend only on its
+            identity, task and actions, so any subset replays the same trajectories.
+        tasks: index of each environment's task in ``bank``, int64 ``[N]``; equal within a group.
         config: see ``GrowthConfig``.
-        backend: does the arithmetic of the hosts.
-        scales: of the losses of environments and then twins, for backends that compute in float16;
-            brought up to date in place, from episode to episode.
+        backend: computes the hosts.
+        scales: loss scales of the environments and then the twins, for backends that compute in
+            float16; updated in place and kept across episodes.
     """
 
     def __init__(
@@ -117,27 +121,27 @@ class Shard:
         for s, slot in enumerate(self.slots):
             kinds[s, list(slot.kinds)] = True
         self.kinds = kinds.to(self.device)
-        # Outside of inference mode and in one piece: every observation holds it.
+        # Contiguous and created outside inference mode: every observation contains this tensor.
         self.every_kind = self.kinds.expand(self.count, -1, -1).contiguous()
         self.functions = step_functions(self.engine, self.count, self.rules, self.kinds)
         self.idle = torch.zeros(len(twin_groups), len(HEADS), dtype=torch.long, device=self.device)
 
     @property
     def cost(self) -> int:
-        """What a step takes, roughly: host parameters times rows."""
+        """Approximate cost of a step: host parameters times rows."""
         return len(self.engine.rows) * self.host_parameters
 
     def reset(self, episode: int) -> Observation:
-        """Begin episode number ``episode`` with fresh hosts."""
+        """Begin episode number ``episode`` with newly initialised hosts."""
         with torch.inference_mode():
             observation = self._reset(episode)
         return _free(observation)
 
     def step(self, actions: Tensor) -> Step:
-        """One environment step for all; ``actions`` int64 ``[N, heads]``.
+        """One step of every environment; ``actions`` int64 ``[N, heads]``.
 
-        It is computed in inference mode, which spares hundreds of small operations their
-        bookkeeping; observation and reward are ordinary tensors, fit to learn from.
+        The step runs in inference mode, which saves autograd's overhead on hundreds of small
+        operations. Observation and reward are returned as ordinary tensors for the learner.
         """
         with torch.inference_mode():
             step = self._step(actions)
@@ -175,7 +179,7 @@ class Shard:
 
     @property
     def state(self) -> SeedState:
-        """The seeds of all rows, as they stand."""
+        """The current seeds of all rows."""
         return self.now.state
 
     def _step(self, actions: Tensor) -> Step:
@@ -239,7 +243,7 @@ class Shard:
         return Step(self._observe(*scores), reward, last, report)
 
     def _germinate(self, before: SeedState, acted: Acted, t: int) -> None:
-        """Give newborn seeds their numbers, and keep those of seeds that became fossils."""
+        """Initialise the weights of newly germinated seeds; snapshot hosts that fossilised one."""
         state = acted.state
         if acted.fossilises:
             kept = (state.stage == Stage.FOSSILISED) & (before.stage == Stage.HOLDING)
@@ -249,7 +253,7 @@ class Shard:
             self.engine.germinate(born, state.blueprint, t)
 
     def _live(self, acted: SeedState, t: int) -> "_Lived":
-        """Train an epoch, validate, and let the governor check and roll back."""
+        """Train an epoch, validate, and roll back the rows that the governor rejects."""
         near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
         variants = self.engine.variants(acted, committed=near_end)
         epoch = self.engine.train(acted, t)
@@ -265,7 +269,7 @@ class Shard:
         return _Lived(epoch, measurement, rollback, rolled, state)
 
     def _pass_time(self, acted: Acted, lived: "_Lived") -> None:
-        """Tick, and take in what was measured."""
+        """Tick the lifecycle and update the signals from the measurements."""
         self.now = self.functions.pass_time(
             acted.state,
             None if lived.state is acted.state else lived.rolled,
@@ -277,11 +281,11 @@ class Shard:
         self.accuracy = lived.scores.accuracy
 
     def _own(self, rows: Tensor) -> Tensor:
-        """The environments' part of a tensor over all rows."""
+        """The environments' rows of a tensor over all rows."""
         return rows[: self.count]
 
     def _twins(self, rows: Tensor) -> Tensor:
-        """Each environment's twin's part."""
+        """The row of each environment's twin, ``[N, ...]``."""
         return rows[self.count :][self.twin_of]
 
     def _restore(
@@ -292,7 +296,7 @@ class Shard:
         epoch: EpochResult,
         measurement: Measurement,
     ) -> None:
-        """Roll back rows and put the restored hosts' scores in place of the diverged ones'."""
+        """Roll back rows and replace the scores of the diverged hosts by those of the restored."""
         self.governor.restore(rolled)
         rows = rolled.nonzero()[:, 0]
         committed = measurement.committed is not None
@@ -309,7 +313,7 @@ class Shard:
         epoch.forget(rolled)
 
     def _note(self, step: int, lived: "_Lived", op: Tensor, success: Tensor) -> None:
-        """Bring the progress up to date."""
+        """Update the progress with the results of a step."""
         progress = self.progress
         progress.step = step
         progress.train_loss, progress.train_accuracy = lived.epoch.loss, lived.epoch.accuracy
@@ -332,7 +336,7 @@ class Shard:
         return self._own(score), self._twins(score)
 
     def _added(self, last: bool) -> Tensor:
-        """Parameters that pay rent, int64 ``[N]``."""
+        """Number of parameters that pay rent, int64 ``[N]``."""
         own = self.now.own
         counted = own.stage == Stage.FOSSILISED if last else own.acting
         return torch.where(counted, self._own(self.now.seed_parameters), 0).sum(1)
@@ -355,7 +359,7 @@ class Shard:
 
 
 def _free(observation: Observation) -> Observation:
-    """The same out of inference mode."""
+    """The observation with its inference tensors copied to ordinary ones."""
     tensors = {
         name: x.clone() if x.is_inference() else x for name, x in observation.tensors().items()
     }

@@ -1,4 +1,4 @@
-"""What an environment is asked for and what a step of it gives."""
+"""Settings of the growth environment, and the result of one of its steps."""
 
 from dataclasses import dataclass
 
@@ -13,25 +13,25 @@ from esper.tolaria.backends import Scores
 
 @dataclass(frozen=True, slots=True)
 class GrowthConfig:
-    """What environments need besides their tasks.
+    """Settings of growth environments other than their tasks.
 
     Attributes:
-        seed: of the run.
-        group_size: environments that share task, host, data and twin.
-        episode_length: steps of an episode.
-        max_batches: minibatches of a step.
-        batch_size: images of a minibatch.
-        max_seeds: most living seeds an environment may have; as many as its host has slots when
-            None.
+        seed: seed of the run.
+        group_size: number of environments that share task, host, data and twin.
+        episode_length: steps per episode.
+        max_batches: minibatches per step.
+        batch_size: images per minibatch.
+        max_seeds: most living seeds per environment; None for as many as its host has slots.
         reward: one of ``simic.growth.rewards.REWARD_MODES``.
-        stage_shaping: weight of the potential of the stages in the reward.
-        rollback_penalty: taken from the reward of a step in which the governor rolls back.
-        strict_gates: whether seeds must also have improved something, see ``kasmina.gates``.
-        one_at_a_time: whether a seed may germinate only while no other develops.
-        dtype: of parameters and data.
-        backend: of the hosts' arithmetic, one of ``tolaria.backends.choice.NAMES``.
-        threads: CPU threads the environments are dealt over.
-        preload: see ``DataBank``; for CUDA devices alone.
+        stage_shaping: weight of the stage potential in the reward.
+        rollback_penalty: subtracted from the reward of a step in which the governor rolls back.
+        strict_gates: whether seeds must also show an improvement to advance, see
+            ``kasmina.gates``.
+        one_at_a_time: whether a seed may germinate only while no other seed develops.
+        dtype: dtype of parameters and data.
+        backend: backend of the hosts' arithmetic, one of ``tolaria.backends.choice.NAMES``.
+        threads: CPU threads over which the environments are distributed.
+        preload: see ``DataBank``; applies to CUDA devices only.
     """
 
     seed: int
@@ -56,23 +56,25 @@ class StepReport:
     """What happened in a step, for telemetry and reports.
 
     Attributes:
-        before: the seeds before the action, ``[N, S]``.
-        acted: after the action.
-        after: after the tick.
-        signals: what was measured of the seeds, ``[N, S]``; what did not act has no contribution.
-        seed_parameters: of the living seeds after the tick, int64 ``[N, S]``.
+        before: seeds before the action, ``[N, S]``.
+        acted: seeds after the action.
+        after: seeds after the tick.
+        signals: measurements of the seeds, ``[N, S]``; a seed that does not act on the host's
+            output has no contribution.
+        seed_parameters: parameters of the living seeds after the tick, int64 ``[N, S]``.
         success: whether the action was legal, bool ``[N]``.
-        rollback: ``tolaria.governor.Reason``, int64 ``[N]``; above 0 where the host was rolled back
-            in this step. All scores are then those of the restored host.
-        train_loss, train_accuracy: of the epoch, ``[N]``; NaN where it was rolled back.
-        scores, twin_scores: validation of environments and of their twins, ``[N]``.
-        committed, twin_committed: with fossils alone; None but in the last three steps.
-        score, twin_score: mean of the last three expected accuracies, ``[N]``; as committed on the
-            last step.
+        rollback: ``tolaria.governor.Reason``, int64 ``[N]``; above 0 if the host was rolled back in
+            this step, and then all scores are those of the restored host.
+        train_loss, train_accuracy: training results of the epoch, ``[N]``; NaN after a rollback.
+        scores, twin_scores: validation scores of environments and of their twins, ``[N]``.
+        committed, twin_committed: validation scores with fossilised seeds only; None before the
+            last three steps.
+        score, twin_score: mean of the last three expected accuracies, ``[N]``; on the last step
+            those of the committed hosts.
         added: parameters that count for the rent, int64 ``[N]``.
-        shapley: exact Shapley value of each seed's expected accuracy, ``[N, S]``; None but in the
-            last step.
-        interactions: of each pair of seeds, ``[N, S, S]``; likewise.
+        shapley: exact Shapley values of the seeds for expected accuracy, ``[N, S]``; None before
+            the last step.
+        interactions: interaction of each pair of seeds, ``[N, S, S]``; None before the last step.
     """
 
     before: SeedState
@@ -95,16 +97,16 @@ class StepReport:
     interactions: Tensor | None
 
     def entered(self, stage: Stage) -> Tensor:
-        """How many seeds of each environment came into ``stage`` in this step, int64 ``[N]``."""
+        """Number of seeds per environment that entered ``stage`` in this step, int64 ``[N]``."""
         return seeds_entering(stage, self.before.stage, self.acted.stage, self.after.stage)
 
 
 def seeds_entering(stage: Stage, before: Tensor, acted: Tensor, after: Tensor) -> Tensor:
-    """How many seeds come into ``stage``, by an action or by the passing of time.
+    """Number of seeds that enter ``stage``, by an action or by the tick.
 
     Args:
-        stage: into which.
-        before, acted, after: stages before and after the action, and after the tick,
+        stage: the stage entered.
+        before, acted, after: stages before the action, after the action and after the tick,
             ``[..., S]``.
 
     Returns:
@@ -126,5 +128,5 @@ class Step:
 
     @property
     def count(self) -> int:
-        """Environments."""
+        """Number of environments."""
         return len(self.reward)

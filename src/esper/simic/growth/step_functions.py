@@ -1,7 +1,7 @@
-"""The bookkeeping of a step, behind one seam: what surrounds the arithmetic of the hosts.
+"""The bookkeeping of a step behind one interface: everything except the arithmetic of the hosts.
 
-Rows are environments and then twins. Whatever computes it, what an answer holds is memory of its
-own: telemetry reads the tensors of earlier steps.
+Rows are the environments, followed by their twins. Every implementation returns newly allocated
+tensors, because telemetry reads the tensors of earlier steps.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from esper.tolaria.health import updated_signals
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """What the actions came to.
+    """Outcome of the actions.
 
     Attributes:
-        state: the seeds of all rows.
-        own: those of the environments.
+        state: seeds of all rows.
+        own: seeds of the environments.
         success: whether the action was legal, bool ``[R]``.
-        germinates: whether there is a newborn seed.
-        fossilises: whether a seed became a fossil.
+        germinates: whether any seed germinated.
+        fossilises: whether any seed was fossilised.
     """
 
     state: SeedState
@@ -42,15 +42,15 @@ class Acted:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Where the rows stand after a step.
+    """Seeds, signals and legal actions of the rows after a step.
 
     Attributes:
-        state, signals: of all rows.
-        own, own_signals: those of the environments.
-        legal: where each operation may act, bool ``[R, ops, S]``.
-        seed_parameters: of the living seeds, int64 ``[R, S]``.
-        ever: of the seeds that lived before or live now, likewise.
-        birth_accuracy: see ``SeedSignals``, of seeds that ended in this step too.
+        state, signals: seeds and signals of all rows.
+        own, own_signals: seeds and signals of the environments.
+        legal: slots in which each operation is legal, bool ``[R, ops, S]``.
+        seed_parameters: parameters of the living seeds, int64 ``[R, S]``.
+        ever: parameters of the seeds that were alive before or after the step, int64 ``[R, S]``.
+        birth_accuracy: see ``SeedSignals``; includes seeds whose life ended in this step.
     """
 
     state: SeedState
@@ -65,7 +65,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The environments' part of an ``Observation``, see there."""
+    """Features of the environments, see ``Observation``."""
 
     host: Tensor
     slots: Tensor
@@ -77,7 +77,7 @@ class StepFunctions(Protocol):
     """The bookkeeping of one shard, step after step."""
 
     def begin(self, state: SeedState, signals: SeedSignals) -> Passed:
-        """Where rows stand that were given ``state`` and ``signals``."""
+        """The rows before the first step, with ``state`` and ``signals``."""
 
     def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
         """See ``lifecycle.apply``."""
@@ -85,7 +85,7 @@ class StepFunctions(Protocol):
     def check(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
     ) -> Tensor:
-        """See ``Governor.check``; ``acted`` are the seeds during the epoch."""
+        """See ``Governor.check``; ``acted`` is the seeds' state during the epoch."""
 
     def pass_time(
         self,
@@ -96,26 +96,27 @@ class StepFunctions(Protocol):
         epoch: EpochResult,
         measurement: Measurement,
     ) -> Passed:
-        """Tick, take in what was measured, and look what may be done next.
+        """Tick the lifecycle, update the signals and find the next legal actions.
 
         Args:
-            acted: the seeds during the epoch.
-            rolled: where the governor rolled back, bool ``[R]``; None where nowhere.
-            then: where the rows stood before the actions.
-            accuracy: of validation a step earlier, ``[R]``.
-            epoch: what training measured.
-            measurement: what validation found.
+            acted: seeds during the epoch.
+            rolled: rows that the governor rolled back, bool ``[R]``; None if there are none.
+            then: the rows before the actions.
+            accuracy: validation accuracy of the previous step, ``[R]``.
+            epoch: result of training.
+            measurement: result of validation.
         """
 
     def observe(
         self, progress: Progress, now: Passed, score: Tensor, twin_score: Tensor
     ) -> Features:
-        """What a policy sees.
+        """The features that a policy observes.
 
         Args:
-            progress: of all rows.
-            now: where they stand.
-            score, twin_score: smoothed expected accuracy of environments and of their twins.
+            progress: progress of all rows.
+            now: the rows after the step.
+            score, twin_score: smoothed expected accuracy of environments and of their twins,
+                ``[N]``.
         """
 
 
@@ -123,10 +124,10 @@ class TorchStep:
     """Implements ``StepFunctions`` with torch, for every device and dtype.
 
     Args:
-        engine: of the rows.
-        count: environments among them.
-        rules: of the lifecycle.
-        kinds: bool ``[S, blueprints]``, the blueprints that can live in each slot.
+        engine: engine of the rows.
+        count: number of environments among the rows.
+        rules: rules of the lifecycle.
+        kinds: blueprints that can germinate in each slot, bool ``[S, blueprints]``.
     """
 
     def __init__(self, engine: Engine, count: int, rules: Rules, kinds: Tensor):
@@ -216,5 +217,5 @@ class TorchStep:
         )
 
     def _own(self, rows: Tensor) -> Tensor:
-        """The environments' part of a tensor over all rows."""
+        """The environments' rows of a tensor over all rows."""
         return rows[: self.count]

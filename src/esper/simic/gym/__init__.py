@@ -1,1 +1,1 @@
-"""Gymnasium's environments, behind the engine that trains growth policies."""
+"""Gymnasium environments, trained by the same learner as growth policies."""

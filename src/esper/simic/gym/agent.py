@@ -11,17 +11,17 @@ from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy
 
 SMALLEST_DEVIATION = 1e-8
-"""Rewards may be of any size, so advantages are always brought to a deviation of 1."""
+"""Advantage floor: rewards may have any scale, so it only prevents a division by 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a policy must know of its task.
+    """Sizes of a policy's inputs and outputs.
 
     Attributes:
-        inputs: features of an observation.
-        options: of each head.
-        measured: whether features are quantities, to be normalised, or zeros and ones.
+        inputs: number of features of an observation.
+        options: number of options of each head.
+        measured: whether features are quantities, which are normalised, rather than one-hot.
     """
 
     inputs: int
@@ -40,9 +40,9 @@ def gym_agent(
 
     Args:
         config: settings of the run.
-        shape: of the task.
+        shape: sizes of the task's observations and actions.
         device, compile_mode: see ``PPOAgent``.
-        amp_dtype: of the policy's trunk, see ``Policy.amp_dtype``.
+        amp_dtype: dtype of the policy's trunk, see ``Policy.amp_dtype``.
     """
     memory = config.learner.lstm_hidden if config.gymnasium.memory == "lstm" else 0
 

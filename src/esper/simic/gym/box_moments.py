@@ -1,7 +1,7 @@
-"""How observations of a Gymnasium task are brought to one scale.
+"""Normalisation of the observations of a Gymnasium task.
 
-Rewards are not touched: the learner normalises returns and advantages, so their size is of no
-consequence.
+Rewards are not normalised: the learner normalises returns and advantages, so the scale of rewards
+does not matter.
 """
 
 import torch
@@ -15,9 +15,9 @@ class FlatMoments:
     """Moments of the features of observations.
 
     Args:
-        width: features of an observation.
-        device: where they live.
-        active: whether features are normalised; zeros and ones are better left as they are.
+        width: number of features of an observation.
+        device: device of the moments.
+        active: whether features are normalised; one-hot features should not be.
     """
 
     def __init__(self, width: int, device: torch.device, active: bool):
@@ -31,12 +31,12 @@ class FlatMoments:
         return FlatObservation(self.features.normalise(observation.features), observation.masks)
 
     def update(self, observation: FlatObservation, valid: Tensor | None) -> None:
-        """See ``ObservationMoments.update``; what an episode ended with is left out."""
+        """See ``ObservationMoments.update``; final observations of episodes are ignored."""
         if not self.active:
             return
         features = observation.features
         if valid is not None:
-            # Rows that are not finite are left out; to index them would wait for the device.
+            # The moments ignore rows of NaN; indexing would make the host wait for the device.
             features = torch.where(valid[..., None].to(features.device), features, float("nan"))
         self.features.update(features)
 

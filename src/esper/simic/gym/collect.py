@@ -15,12 +15,12 @@ from esper.tamiyo.policy.recurrent import FlatObservation
 
 @dataclass(frozen=True, slots=True)
 class GymStep:
-    """What a step of all environments brought.
+    """Result of one step of all environments.
 
     Attributes:
-        count: environments.
+        count: number of environments.
         done: whether the rollout is complete.
-        ended: episodes that ended.
+        ended: episodes that ended in the step.
     """
 
     count: int
@@ -29,21 +29,21 @@ class GymStep:
 
 
 class _Outcomes:
-    """What came of each step, on the host: the device gets that of a whole rollout in one go."""
+    """Rewards and episode ends of a rollout, kept in CPU memory and copied to the device once."""
 
     def __init__(self, length: int, count: int):
         self.rewards = np.zeros((length, count))
         self.terminated, self.truncated, self.valid = np.zeros((3, length, count), dtype=np.bool_)
 
     def write(self, t: int, environments: GymEnvironments, over: NDArray[np.bool_]) -> None:
-        """Take in step ``t``, which only reset the environments ``over``."""
+        """Store the outcome of step ``t``, in which the environments ``over`` were only reset."""
         self.rewards[t] = environments.reward
         self.terminated[t] = environments.terminated
         self.truncated[t] = environments.truncated & ~environments.terminated
         self.valid[t] = ~over
 
     def put_into(self, rollout: Rollout[FlatObservation]) -> None:
-        """Complete ``rollout``."""
+        """Copy the outcomes into ``rollout``."""
         for name in ("rewards", "terminated", "truncated"):
             getattr(rollout, name).copy_(torch.from_numpy(getattr(self, name)))
         rollout.valid = torch.from_numpy(self.valid)
@@ -56,17 +56,18 @@ def collect(
     number: int,
     on_step: Callable[[GymStep], None] | None = None,
 ) -> Rollout[FlatObservation]:
-    """``length`` steps of every environment, beginning where the last rollout ended.
+    """Collect ``length`` steps of every environment, starting where the last rollout ended.
 
-    The step behind the end of an episode shows its final observation and only resets: it is not
-    ``valid``. The critic's value there, with the memory of the episode, is V of the final
-    observation, which is what a truncated step is bootstrapped from; then the memory begins anew.
+    The step after the end of an episode observes the episode's final observation and only resets
+    the environment, so it is not ``valid``. The critic's value in that step, with the recurrent
+    state of the episode, is V of the final observation, from which a truncated step is
+    bootstrapped. After it the recurrent state is reset.
 
     Args:
-        environments: go on from where they are.
-        agent: likewise, with its memory.
-        length: T.
-        number: of the rollout, part of every draw of an action.
+        environments: environments, continued from their current state.
+        agent: agent, continued from its current recurrent state.
+        length: number of steps T.
+        number: number of the rollout, part of the key of every action's draw.
         on_step: called after every step.
     """
     agent.continue_rollout(torch.arange(environments.count, device=agent.device), number)
@@ -75,11 +76,11 @@ def collect(
     rollout: Rollout[FlatObservation] | None = None
     with agent.policy.frozen_weights():
         for t in range(length):
-            seen = environments.observation.to(agent.device)
+            observation = environments.observation.to(agent.device)
             over = environments.over.copy()
-            actions, log_prob, value = agent.act(seen, t)
-            rollout = rollout or Rollout(length, seen, actions)
-            rollout.write(t, seen, actions, log_prob, value)
+            actions, log_prob, value = agent.act(observation, t)
+            rollout = rollout or Rollout(length, observation, actions)
+            rollout.write(t, observation, actions, log_prob, value)
             environments.step(actions.cpu().numpy())
             outcomes.write(t, environments, over)
             if over.any():

@@ -1,4 +1,4 @@
-"""Playing a Gymnasium task with a policy that does not learn."""
+"""Evaluation of a policy on a Gymnasium task, without learning."""
 
 import torch
 
@@ -10,12 +10,15 @@ from esper.tamiyo.policy.recurrent import FlatObservation
 def play(
     agent: PPOAgent[FlatObservation], environments: GymEnvironments, greedy: bool = True
 ) -> list[Episode]:
-    """One episode of every environment; what the agent remembers of its own stays as it is.
+    """Play one episode of every environment; the agent's recurrent state is restored afterwards.
 
     Args:
-        agent: who plays.
-        environments: not used elsewhere; they begin anew.
-        greedy: whether the most probable action is taken, or one is drawn.
+        agent: the agent.
+        environments: environments that nothing else uses; reset by this function.
+        greedy: whether to take the most probable action rather than draw one.
+
+    Returns:
+        the first episode of each environment.
     """
     kept = agent.hidden, agent.greedy
     agent.greedy = greedy

@@ -1,4 +1,4 @@
-"""Tasks in which one must remember, registered with Gymnasium under ``esper/``.
+"""Tasks that require memory, registered with Gymnasium under ``esper/``.
 
 ``esper/MaskedCartPole-v0`` is CartPole-v1 without its velocities; ``esper/MemoryChain-v0`` shows a
 bit and asks for it ``length`` steps later (the memory lengths of Osband et al., "Behaviour suite
@@ -14,11 +14,11 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from numpy.typing import NDArray
 
 POSITIONS = [0, 2]
-"""Of CartPole's observation: the cart's place and the pole's angle; the others are velocities."""
+"""Indices of the cart's position and the pole's angle in CartPole's observation."""
 
 
 class MaskedCartPole(ObservationWrapper[Any, Any, Any]):
-    """CartPole whose velocities are not shown: they have to be inferred from what was seen."""
+    """CartPole without its velocities, which must be inferred from earlier observations."""
 
     def __init__(self, **arguments: Any):
         super().__init__(CartPoleEnv(**arguments))
@@ -27,19 +27,19 @@ class MaskedCartPole(ObservationWrapper[Any, Any, Any]):
         self.observation_space = spaces.Box(whole.low[POSITIONS], whole.high[POSITIONS])
 
     def observation(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Place and angle."""
+        """Position and angle."""
         return observation[POSITIONS]
 
 
 class MemoryChain(Env[NDArray[np.int64], np.int64]):
     """Shows a bit in the first step and asks for it ``length`` steps later.
 
-    An episode has ``length + 1`` steps. What is seen: the bit (0 or 1; 2 behind the first step),
-    and whether it is asked for. The answer to the question pays 1 where it is right and -1 where
-    it is wrong; other actions change nothing.
+    An episode has ``length + 1`` steps. The observation is the bit (0 or 1 in the first step, 2
+    afterwards) and whether it is asked for. The action that answers is rewarded with 1 if it equals
+    the bit and -1 if not; other actions have no effect.
 
     Args:
-        length: steps from the bit to the question, at least 1.
+        length: steps between the bit and the question, at least 1.
 
     Raises:
         ValueError: ``length`` is below 1.
@@ -47,7 +47,7 @@ class MemoryChain(Env[NDArray[np.int64], np.int64]):
 
     def __init__(self, length: int = 8):
         if type(length) is not int or length < 1:
-            raise ValueError(f"length must be a whole number from 1 on, got {length!r}")
+            raise ValueError(f"length must be a whole number of at least 1, got {length!r}")
         self.length = length
         self.observation_space = spaces.MultiDiscrete([3, 2])
         self.action_space = spaces.Discrete(2)
@@ -62,7 +62,7 @@ class MemoryChain(Env[NDArray[np.int64], np.int64]):
         return self._seen(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.int64], float, bool, bool, dict[str, Any]]:
-        """One step; the last pays."""
+        """Take one step; only the last step has a reward."""
         over = self._time == self.length
         reward = (1.0 if int(action) == self._bit else -1.0) if over else 0.0
         self._time += 1
@@ -73,7 +73,7 @@ class MemoryChain(Env[NDArray[np.int64], np.int64]):
 
 
 def register() -> None:
-    """Make the tasks known to ``gymnasium.make``."""
+    """Register the tasks for ``gymnasium.make``, once per process."""
     here = __name__
     if "esper/MemoryChain-v0" in gymnasium.registry:
         return

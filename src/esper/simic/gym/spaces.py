@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as tensors: observations are flat features, actions one number a head."""
+"""Gymnasium's spaces as tensors: observations are flat features, actions one integer per head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ MOST_OPTIONS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """How observations become features.
+    """Conversion of observations to features.
 
     Attributes:
-        width: features of an observation.
-        categories: of each number of a discrete observation; empty where it is a Box.
-        starts: the least of each of these numbers.
+        width: number of features of an observation.
+        categories: number of values of each component of a discrete observation; empty for a Box.
+        starts: smallest value of each of these components.
     """
 
     width: int
@@ -35,11 +35,11 @@ class Features:
 
     @property
     def measured(self) -> bool:
-        """Whether features are quantities, to be normalised, or zeros and ones."""
+        """Whether features are quantities, which are normalised, rather than one-hot."""
         return not self.categories
 
     def write(self, observation: Any, row: Floats) -> None:
-        """Put the features of ``observation`` into ``row [width]``: itself, or one-hot."""
+        """Write the features of ``observation`` to ``row [width]``: its values, or one-hot."""
         if self.measured:
             row[:] = np.asarray(observation).reshape(-1)
             return
@@ -53,12 +53,12 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """How choices of the heads become actions.
+    """Conversion of the heads' choices to actions.
 
     Attributes:
-        options: of each head.
-        starts: the least number of each.
-        shape: of an action in the environment; None for a single number.
+        options: number of options of each head.
+        starts: smallest value of each component of an action.
+        shape: shape of an action in the environment; None for a single integer.
     """
 
     options: tuple[int, ...]
@@ -67,34 +67,35 @@ class Actions:
 
     @property
     def widest(self) -> int:
-        """Options of the widest head."""
+        """Number of options of the widest head."""
         return max(self.options)
 
     def of(self, choices: Integers) -> Sequence[Any]:
-        """The actions of environments for their choices ``[N, heads]``."""
+        """The environments' actions for the choices ``[N, heads]``."""
         actions = choices + np.array(self.starts)
         if self.shape is None:
             return list(actions[:, 0].tolist())
         return list(actions.reshape(len(actions), *self.shape))
 
     def write_mask(self, mask: Any, rows: Bools) -> None:
-        """Put an environment's ``action_mask`` into ``rows [heads, widest]``.
+        """Write an environment's ``action_mask`` to ``rows [heads, widest]``.
 
         Args:
-            mask: ``[n]`` for Discrete; for MultiDiscrete one such array a head, or all of them one
-                after another. Above 0 is legal. None makes everything legal.
+            mask: ``[n]`` for Discrete; for MultiDiscrete one such array per head, or all of them
+                concatenated. Values above 0 are legal. None makes every option legal.
+            rows: bool ``[heads, widest]``, overwritten.
 
         Raises:
-            ValueError: it has another shape, or leaves a head no option.
+            ValueError: the mask has another shape, or leaves a head without a legal option.
         """
         if mask is None:
-            rows[:] = _everything(self.options)
+            rows[:] = _all_legal(self.options)
             return
         rows[:] = False
         parts = self._parts(mask)
         for row, part, count in zip(rows, parts, self.options, strict=True):
             if part.shape != (count,):
-                raise ValueError(f"has a part of shape {part.shape} where {count} are options")
+                raise ValueError(f"has a part of shape {part.shape} for {count} options")
             row[:count] = part
         if not rows.any(1).all():
             raise ValueError(f"leaves action {int(rows.any(1).argmin())} without an option")
@@ -111,18 +112,18 @@ class Actions:
 
 
 @cache
-def _everything(options: tuple[int, ...]) -> Bools:
-    """The mask of heads with ``options`` that leaves everything legal, ``[heads, widest]``."""
+def _all_legal(options: tuple[int, ...]) -> Bools:
+    """The mask in which every option is legal, for heads with ``options``, ``[heads, widest]``."""
     mask = np.arange(max(options)) < np.array(options)[:, None]
     mask.flags.writeable = False
     return mask
 
 
 def features_of(env: Env[Any, Any]) -> Features:
-    """How the observations of ``env`` become features.
+    """The conversion of the observations of ``env`` to features.
 
     Raises:
-        UsageError: the space is none of Box, Discrete and MultiDiscrete.
+        UsageError: the space is not a Box, Discrete or MultiDiscrete, or is too large.
     """
     space = env.observation_space
     if isinstance(space, spaces.Box):
@@ -134,10 +135,10 @@ def features_of(env: Env[Any, Any]) -> Features:
 
 
 def actions_of(env: Env[Any, Any]) -> Actions:
-    """How choices become actions of ``env``.
+    """The conversion of choices to actions of ``env``.
 
     Raises:
-        UsageError: the space is none of Discrete and MultiDiscrete.
+        UsageError: the space is not a Discrete or MultiDiscrete, or is too large.
     """
     space = env.action_space
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -151,7 +152,7 @@ def actions_of(env: Env[Any, Any]) -> Actions:
 def _categories(
     space: spaces.Discrete | spaces.MultiDiscrete,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many values each number takes, and the least of them."""
+    """For each component of a space: its number of values, and the smallest."""
     if isinstance(space, spaces.Discrete):
         return (int(space.n),), (int(space.start),)
     return tuple(space.nvec.reshape(-1).tolist()), tuple(space.start.reshape(-1).tolist())

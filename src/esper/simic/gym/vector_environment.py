@@ -1,8 +1,8 @@
 """N Gymnasium environments in lockstep, each reset in the step after its episode ended.
 
-An episode is a function of its seed and its actions, and the seed one of (run seed, environment,
-episode number). So an environment is saved as the number of its episode and the actions taken in
-it, and comes back by taking them again: no pickle, whatever the environment holds.
+An episode is a function of its seed and its actions, and its seed is a function of run seed,
+environment and episode number. An environment is therefore saved as its episode number and the
+actions taken in that episode, and is restored by replaying them. No pickle is needed.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class Episode:
     """An episode that ended.
 
     Attributes:
-        environment: where.
-        episode_return: sum of its rewards, as the environment paid them.
-        length: its steps.
-        terminated: whether it ended by itself, rather than being cut off.
+        environment: index of its environment.
+        episode_return: sum of its rewards, unnormalised.
+        length: number of steps.
+        terminated: whether the episode reached a terminal state rather than being truncated.
     """
 
     environment: int
@@ -37,22 +37,22 @@ class Episode:
 
 
 class GymEnvironments:
-    """Environments of one task, and what they show.
+    """Environments of one task with their current observations.
 
     Args:
-        environments: of one kind, not yet reset.
-        seed: of the run.
+        environments: environments of one kind, not yet reset.
+        seed: seed of the run.
 
     Attributes:
-        observation: what is seen now; written over by the next step.
-        reward: of the last step, float64 ``[N]``.
-        terminated, truncated: how the last step ended, bool ``[N]``.
-        over: environments whose episode has ended: ``observation`` is their final one, and the next
-            step only resets them. Bool ``[N]``.
-        ended: episodes that the last step ended.
+        observation: the current observations; overwritten by the next step.
+        reward: rewards of the last step, float64 ``[N]``.
+        terminated, truncated: whether the last step ended the episode, bool ``[N]``.
+        over: environments whose episode has ended, bool ``[N]``: ``observation`` is their final
+            one, and the next step only resets them.
+        ended: episodes that ended in the last step.
 
     Raises:
-        UsageError: a space is none that Esper takes.
+        UsageError: Esper does not support a space.
     """
 
     def __init__(self, environments: list[Env[Any, Any]], seed: int):
@@ -73,7 +73,7 @@ class GymEnvironments:
 
     @property
     def count(self) -> int:
-        """N."""
+        """Number of environments N."""
         return len(self.environments)
 
     def reset(self) -> None:
@@ -82,7 +82,7 @@ class GymEnvironments:
             self._begin(i, 0)
 
     def step(self, choices: np.ndarray[Any, Any]) -> None:
-        """One step of every environment; those that are ``over`` begin anew instead.
+        """Take one step in every environment; those that are ``over`` are reset instead.
 
         Args:
             choices: int64 ``[N, heads]``.
@@ -96,7 +96,7 @@ class GymEnvironments:
                 self._advance(i, chosen, action)
 
     def close(self) -> None:
-        """Let the environments go."""
+        """Close the environments."""
         for environment in self.environments:
             environment.close()
 
@@ -123,24 +123,24 @@ class GymEnvironments:
             )
 
     def _see(self, i: int, observation: Any, info: dict[str, Any]) -> None:
-        """Take in an observation and its mask.
+        """Store an observation and its action mask.
 
         Raises:
-            UsageError: the mask is none.
+            UsageError: the mask is invalid.
         """
         self.features.write(observation, self._features[i])
         over = self.terminated[i] or self.truncated[i]
-        # Nothing is chosen in a final state, and some environments leave no option there.
+        # No action is chosen in a final state, where some environments allow no option at all.
         mask = None if over else info.get("action_mask")
         try:
             self.actions.write_mask(mask, self._masks[i])
         except (ValueError, TypeError) as error:
             raise UsageError(f"gym: action_mask of environment {i} {error}") from error
 
-    # --- remembering --------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Episodes, the actions taken in them, and what is seen, for the checkpoint."""
+        """Episode numbers, actions taken and current observations, for the checkpoint."""
         heads = len(self.actions.options)
         taken = [choices for history in self._history for choices in history]
         return {
@@ -152,15 +152,15 @@ class GymEnvironments:
         }
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Come back to where ``state`` was taken.
+        """Restore ``state`` by replaying its actions.
 
         Raises:
-            ValueError: it is of other environments.
-            UsageError: an environment does not show what it showed then.
+            ValueError: the state is of other environments.
+            UsageError: an environment's observation differs from the saved one.
         """
         lengths = state["lengths"].tolist()
         if len(lengths) != self.count or state["features"].shape != self._features.shape:
-            raise ValueError("the environments are others")
+            raise ValueError("the environments differ")
         taken = state["actions"]
         actions = zip(taken.tolist(), self.actions.of(taken.numpy()), strict=True)
         for i, (episode, length) in enumerate(zip(state["episode"].tolist(), lengths, strict=True)):
@@ -170,9 +170,9 @@ class GymEnvironments:
                 if self.over[i]:
                     raise _changed(i)
                 self._advance(i, chosen, action)
-            seen, then = self._features[i], state["features"][i].numpy()
-            masks = np.array_equal(self._masks[i], state["masks"][i].numpy())
-            if seen.tobytes() != then.tobytes() or not masks:
+            features, saved = self._features[i], state["features"][i].numpy()
+            same_masks = np.array_equal(self._masks[i], state["masks"][i].numpy())
+            if features.tobytes() != saved.tobytes() or not same_masks:
                 raise _changed(i)
 
 
@@ -184,10 +184,10 @@ def _changed(i: int) -> UsageError:
 
 
 def make(name: str, arguments: dict[str, Any], count: int) -> list[Env[Any, Any]]:
-    """``count`` environments of the Gymnasium id ``name``.
+    """Create ``count`` environments of the Gymnasium id ``name``.
 
     Raises:
-        UsageError: there is no such id, or it cannot be made.
+        UsageError: there is no such id, or the environment cannot be created.
     """
     try:
         return [gymnasium.make(name, disable_env_checker=True, **arguments) for _ in range(count)]

@@ -1,1 +1,1 @@
-"""The directory of a run: settings, checkpoints, one writer, and writes that survive a crash."""
+"""The run directory: settings, checkpoints, the lock of its writer, and crash-safe writes."""

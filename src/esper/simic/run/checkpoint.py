@@ -1,8 +1,8 @@
-"""Checkpoints: atomic, checksummed, and readable by eye in their manifest.
+"""Checkpoints: atomic, checksummed, with a human-readable manifest.
 
-A checkpoint is a directory of ``*.pt`` files and a ``manifest.json``. It is written under another
-name, synced, read back and renamed, so a directory with the right name is whole; the checksums find
-what the disk did to it afterwards.
+A checkpoint is a directory of ``*.pt`` files and a ``manifest.json``. It is written under a
+temporary name, synced, read back and renamed, so a directory with a checkpoint's name is complete.
+The checksums detect later damage on the disk.
 """
 
 import errno
@@ -32,19 +32,19 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Damaged(ValueError):
-    """A checkpoint is not what was written; the text says in one line what differs."""
+    """A checkpoint differs from what was written; the message says in one line how."""
 
 
 class _Manifest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What ``manifest.json`` holds besides its own checksum.
+    """The fields of ``manifest.json`` other than its own checksum.
 
     Attributes:
-        schema: version of all this.
-        round: rounds that were done.
-        events_bytes: length of the event file at that time.
+        schema: version of the checkpoint format.
+        round: number of rounds trained.
+        events_bytes: length of the event file at the end of that round.
         blueprints: options of the policy's blueprint head.
-        torch: version that wrote it.
-        sha256: of the other files, by name.
+        torch: version of torch that wrote the checkpoint.
+        sha256: checksums of the other files, by name.
     """
 
     schema: int
@@ -61,8 +61,8 @@ class Checkpoint:
 
     Attributes:
         path: its directory.
-        round: rounds that were done.
-        events_bytes: length of the event file at that time.
+        round: number of rounds trained.
+        events_bytes: length of the event file at the end of that round.
         blueprints: options of the policy's blueprint head.
         parts: nested dictionaries of tensors by part name.
     """
@@ -75,15 +75,15 @@ class Checkpoint:
 
 
 def agent_parts(agent: PPOAgent[Any]) -> dict[str, dict[str, Any]]:
-    """Everything an agent has to remember, by part; optimizer state by parameter name."""
+    """The state of an agent by part; the optimizer state is by parameter name."""
     return agent.state()
 
 
 def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> None:
-    """Give an agent back what ``agent_parts`` took.
+    """Restore the state of an agent from what ``agent_parts`` returned.
 
     Raises:
-        UsageError: the checkpoint belongs to another network.
+        UsageError: the checkpoint is of another network.
     """
     try:
         agent.load_state(parts)
@@ -95,13 +95,11 @@ def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> Non
 def save(
     run: Path, round_number: int, parts: dict[str, dict[str, Any]], events_bytes: int, keep: int
 ) -> Path:
-    """Write the checkpoint of a round, and remove all but the latest ``keep``.
-
-    Nothing is removed before the new one stands.
+    """Write the checkpoint of a round, then remove all but the latest ``keep``.
 
     Raises:
-        OSError: it could not be written, or does not read back as it was written; the checkpoints
-            before are as they were.
+        OSError: the checkpoint could not be written or does not read back as written; earlier
+            checkpoints are unchanged.
     """
     folder = run / "checkpoints"
     if not folder.exists():
@@ -123,28 +121,28 @@ def save(
 
 
 def load_latest(run: Path) -> Checkpoint:
-    """The latest checkpoint that is whole; corrupt ones are named on stderr and passed over.
+    """Load the latest intact checkpoint; corrupt ones are skipped and named on stderr.
 
     Raises:
-        UsageError: the run has none that is whole, or it is of another version of Esper, or its
-            policy knows other blueprints.
+        UsageError: the run has no intact checkpoint, another version of Esper wrote it, or its
+            policy was trained with other blueprints.
     """
     damaged: list[str] = []
-    for path in reversed(_all(run)):
+    for path in reversed(_checkpoints(run)):
         try:
             checkpoint = load_checkpoint(path)
         except (Damaged, OSError) as error:
             damaged.append(f"{path} is corrupt ({getattr(error, 'strerror', None) or error})")
         else:
             for what in damaged:
-                print(f"checkpoint: {what}; taking that of round {path.name}", file=sys.stderr)
+                print(f"checkpoint: {what}; using that of round {path.name}", file=sys.stderr)
             _check_blueprints(checkpoint.blueprints)
             return checkpoint
-    what = f"no checkpoint that is whole: {damaged[0]}" if damaged else "no checkpoint"
+    what = f"no intact checkpoint: {damaged[0]}" if damaged else "no checkpoint"
     raise UsageError(f"resume: {run} has {what}; start a new run without --resume")
 
 
-def _all(run: Path) -> list[Path]:
+def _checkpoints(run: Path) -> list[Path]:
     folder = run / "checkpoints"
     if not folder.is_dir():
         return []
@@ -157,7 +155,7 @@ def _write(
     """Write the files of a checkpoint and read them back."""
     sums = {}
     for name, part in parts.items():
-        # Hashed before the disk had it: afterwards a checksum would vouch for what went wrong.
+        # Hash the bytes in memory: a checksum of the written file would include a write error.
         content = io.BytesIO()
         torch.save(part, content)
         write_synced(folder / f"{name}.pt", content.getvalue())
@@ -179,27 +177,27 @@ def _write(
 
 
 def _prune(run: Path, newest: int, keep: int) -> None:
-    """Remove what is older than the latest ``keep``, and what lies ahead.
+    """Remove checkpoints older than the latest ``keep``, and those of later rounds.
 
-    Checkpoints of later rounds were passed over when the run was resumed, for they are corrupt;
-    counted among the latest they would drive out those that are whole.
+    Checkpoints of rounds after ``newest`` are corrupt: they were skipped when the run was resumed.
+    If they counted among the latest, intact ones would be removed in their place.
     """
-    known = _all(run)
+    known = _checkpoints(run)
     done = [path for path in known if int(path.name) <= newest]
     _remove(path for path in known if path not in done[-keep:])
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    """Remove directories; what cannot be removed is tried again with the next checkpoint."""
+    """Remove directories; one that cannot be removed is retried after the next checkpoint."""
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in the directory ``path``.
+    """Load the checkpoint in the directory ``path``.
 
     Raises:
-        Damaged: it is not what was written.
+        Damaged: it differs from what was written.
         OSError: a file is missing or cannot be read.
         UsageError: another version of Esper wrote it.
     """
@@ -211,10 +209,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
-    """The manifest, and the content of the files it names, all as they were written.
+    """The manifest and the content of the files it names, with their checksums verified.
 
     Raises:
-        Damaged: something is not.
+        Damaged: something differs from what was written.
         OSError: a file is missing or cannot be read.
         UsageError: another version of Esper wrote it.
     """
@@ -222,7 +220,7 @@ def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
     files = {}
     for name, expected in manifest.sha256.items():
         if not (name.endswith(".pt") and name.removesuffix(".pt").isidentifier()):
-            raise Damaged(f"{_MANIFEST} names the file {shown(name)}, which is no part")
+            raise Damaged(f"{_MANIFEST} names the file {shown(name)}, not a part's name")
         files[name] = (path / name).read_bytes()
         if _sha256(files[name]) != expected:
             raise Damaged(f"checksum of {name} does not match")
@@ -234,10 +232,10 @@ def _read_manifest(path: Path) -> _Manifest:
     try:
         fields = json.loads(content)
         del fields[_SEAL]
-        # To the byte: a checksum of the fields alone would not see that an end is missing.
+        # Compare every byte: a checksum of the fields would not detect a missing newline.
         whole = _sealed(fields) == content
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{_MANIFEST} is no manifest") from error
+        raise Damaged(f"{_MANIFEST} is not a valid manifest") from error
     if not whole:
         raise Damaged(f"checksum of {_MANIFEST} does not match")
     if fields.get("schema") != SCHEMA_VERSION:
@@ -256,10 +254,11 @@ def _tensors(name: str, content: bytes) -> dict[str, Any]:
     try:
         part = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:
-        # What a crafted file makes torch raise stands nowhere; its text invites to execute it.
-        raise Damaged(f"{name} holds something else than tensors") from error
+        # Which errors a crafted file raises is undocumented, and torch's message advises the user
+        # to load the file without weights_only, which would execute it.
+        raise Damaged(f"{name} contains something other than tensors") from error
     if not isinstance(part, dict):
-        raise Damaged(f"{name} holds no dictionary")
+        raise Damaged(f"{name} does not contain a dictionary")
     return part
 
 
@@ -278,7 +277,7 @@ def _check_blueprints(stored: list[str]) -> None:
 
 
 def _sealed(fields: dict[str, Any]) -> bytes:
-    """The text of a manifest, its own checksum included."""
+    """The text of a manifest with its own checksum."""
     seal = _sha256(json.dumps(fields, sort_keys=True).encode())
     return (json.dumps(fields | {_SEAL: seal}, indent=2) + "\n").encode()
 

@@ -1,11 +1,11 @@
-"""Writing so that a crash, of the process or of the machine, finds either the old or the new."""
+"""Crash-safe writes: after a crash of process or machine a file is either the old or the new."""
 
 import os
 from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Make sure a file or the names in a directory are on the disk.
+    """Flush a file, or the entries of a directory, to the disk.
 
     Raises:
         OSError: the disk failed or is full.
@@ -18,7 +18,7 @@ def sync(path: Path) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file and make sure that its content is on the disk.
+    """Write a file and flush its content to the disk.
 
     Raises:
         OSError: the disk failed or is full.
@@ -30,7 +30,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def replace_synced(path: Path, content: bytes) -> None:
-    """Put a file in the place of the one before, which stays where this fails.
+    """Replace a file atomically; if that fails, the previous file stays.
 
     Raises:
         OSError: the disk failed or is full.

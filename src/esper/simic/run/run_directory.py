@@ -1,4 +1,4 @@
-"""The directory of a run: its settings, its single writer, and where everything lies."""
+"""The directory of a run: its settings, the lock of its single writer, and its files."""
 
 import fcntl
 import json
@@ -33,14 +33,14 @@ _COMPARED = (
     "text_file",
     "gymnasium",
 )
-"""Parts of the fingerprint on which the bits of a result depend."""
+"""Fields of the fingerprint that can change the last bits of a result."""
 
 
 class RunDirectory:
     """An open run directory; this process is its only writer until ``close``.
 
     Raises:
-        UsageError: it cannot be written, or another process writes to it.
+        UsageError: the directory cannot be written, or another process is writing to it.
     """
 
     def __init__(self, path: Path):
@@ -58,10 +58,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, config: TrainConfig, fingerprint: dict[str, Any]) -> Self:
-        """Make ``<telemetry_dir>/<time>-<task or suite>`` and write the settings.
+        """Create ``<telemetry_dir>/<time>-<task or suite>`` and write the settings.
 
         Raises:
-            UsageError: it cannot be made there.
+            UsageError: the directory cannot be created.
         """
         place = config.output.telemetry_dir
         name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{_label(config)}"
@@ -84,7 +84,7 @@ class RunDirectory:
 
     @classmethod
     def _begun(cls, path: Path, settings: dict[str, Any]) -> Self:
-        """The empty directory ``path`` with its lock and settings; gone again where that fails."""
+        """Lock the empty directory ``path`` and write its settings; on failure, remove it."""
         try:
             directory = cls(path)
             directory._write_settings(settings)
@@ -95,14 +95,15 @@ class RunDirectory:
 
     @property
     def events(self) -> Path:
+        """The event file."""
         return self.path / "events.jsonl"
 
     def cut_events(self, length: int, done: int) -> None:
-        """Drop the events of rounds that were not saved: they are run again.
+        """Remove the events of rounds after the checkpoint, because these rounds are run again.
 
         Args:
-            length: of the event file when the checkpoint's round was over.
-            done: rounds of the checkpoint; what came later but tells of these is kept.
+            length: length of the event file at the end of the checkpoint's round.
+            done: number of rounds in the checkpoint; later lines about these rounds are kept.
 
         Raises:
             UsageError: the event file cannot be read or written.
@@ -116,18 +117,18 @@ class RunDirectory:
                 cut_off = start > 0 and file.read(1) != b"\n"
                 kept = [line for line in file if line.endswith(b"\n") and _round_of(line) <= done]
                 file.seek(start)
-                # Overwritten before it is cut: a process that dies between leaves lines twice,
-                # not lost; those are dropped here when the run is resumed again.
+                # Write before truncating: a process that dies in between leaves duplicate lines
+                # rather than losing some, and the next resume removes the duplicates here.
                 file.write(b"\n" * cut_off + b"".join(dict.fromkeys(kept)))
                 file.truncate()
         except OSError as error:
             raise UsageError(f"resume: cannot write {self.events} ({error.strerror})") from error
 
     def note_resume(self, config: TrainConfig, fingerprint: dict[str, Any]) -> None:
-        """Write the settings and the machine of a process that goes on with the run.
+        """Write the settings and the fingerprint of a process that resumes the run.
 
         Raises:
-            UsageError: they cannot be written; the earlier ones stay.
+            UsageError: they cannot be written; the stored ones stay.
         """
         path = self.path / "config.json"
         try:
@@ -143,28 +144,28 @@ class RunDirectory:
         replace_synced(self.path / "config.json", text.encode())
 
     def close(self) -> None:
-        """Let another process write."""
+        """Release the lock, so that another process may write."""
         self._lock.close()
 
     def abandon(self) -> None:
-        """Close a directory that turned out to be of no use; a lock made for it goes too."""
+        """Close the directory without having used it; a lock file created for it is removed."""
         if self._made_lock:
             (self.path / "lock").unlink(missing_ok=True)
         self.close()
 
 
 def _locked(path: Path) -> BinaryIO:
-    """The open file ``path``, locked; it is made where it is missing.
+    """Open and lock the file ``path``, creating it if it is missing.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process holds the lock.
         OSError: it cannot be written or locked.
     """
     while True:
         file = path.open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever abandoned the directory may have removed the file that was opened here.
+            # A process that abandoned the directory may have removed the file opened here.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
         except OSError:
@@ -184,13 +185,13 @@ def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         return unflatten(dict(content["settings"])), dict(content["fingerprint"])
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"resume: {run} is no run directory (it has no config.json)") from error
+        raise UsageError(f"resume: {run} is not a run directory (it has no config.json)") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"resume: {path} cannot be read ({error}); give another run") from error
 
 
 def _label(config: TrainConfig) -> str:
-    """A short name for what is trained: a suite's, the tasks', or a Gymnasium environment's."""
+    """A short name of what is trained: the suite, the tasks or the Gymnasium environment."""
     tasks = config.world.task
     if config.gymnasium.gym is not None:
         return re.sub(r"[^\w.-]", "-", config.gymnasium.gym)[:60]
@@ -199,12 +200,12 @@ def _label(config: TrainConfig) -> str:
 
 
 def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str) -> dict[str, Any]:
-    """What a result depends on besides its settings.
+    """Everything except the settings on which a result depends.
 
     Args:
-        device: where the hosts live.
-        config: settings as resolved.
-        backend: what computes the hosts here, see ``GrowthEnv.backend_name``.
+        device: device of the hosts.
+        config: resolved settings.
+        backend: backend of the hosts, see ``GrowthEnv.backend_name``.
     """
     on_gpu = device.type == "cuda"
     return {
@@ -226,7 +227,7 @@ def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str)
 
 
 def fingerprint_differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two fingerprints and may change the bits of a result."""
+    """Differences between two fingerprints that can change the last bits of a result."""
     return [
         f"{name}: {then.get(name)} then, {now[name]} now"
         for name in _COMPARED
@@ -235,7 +236,7 @@ def fingerprint_differences(then: dict[str, Any], now: dict[str, Any]) -> list[s
 
 
 def _round_of(line: bytes) -> float:
-    """The round an event line tells of, infinite when it cannot be read."""
+    """The round of an event line, infinity if it cannot be read."""
     try:
         return float(json.loads(line)["round"])
     except (ValueError, KeyError, TypeError):
@@ -250,11 +251,11 @@ def _unused(parent: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return path
-    raise UsageError(f"telemetry_dir: {parent} has too many runs of this second; try again")
+    raise UsageError(f"telemetry_dir: {parent} has too many runs started in this second; try again")
 
 
 def processor_name() -> str:
-    """The processor's name where the system tells it, its architecture elsewhere."""
+    """The processor's name if the system reports it, otherwise its architecture."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,1 +1,1 @@
-"""Besides training: grow one host, diagnose a task, check a model."""
+"""Tools other than training: grow one host, diagnose a task, check a user's task."""

@@ -1,8 +1,8 @@
-"""Is it the learner or the environment? Figures of a task that need no learner.
+"""Diagnosis of a task without a learner: is there anything in it to learn?
 
-Five policies that do not learn play the task on the same hosts and data. What they are allowed to
-do, how far their seeds come, and how much of the return is theirs to decide tells whether there is
-anything to learn, before anybody blames a learner for not learning it.
+Five policies that do not learn play the task on the same hosts and data. Which operations are
+legal, which stages their seeds reach, and how much of the return depends on the actions show
+whether a learner could improve on them.
 """
 
 from collections.abc import Callable
@@ -32,13 +32,13 @@ STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a policy did in one episode of every environment.
+    """Figures of one policy from one episode of every environment.
 
     Attributes:
-        legal: of each ``Op``, the share of (step, environment) pairs in which it was legal.
-        reached: of each stage, seeds an episode that came into it.
-        utility: of the last step, ``[N]``.
-        accuracy, loss: of validation, as committed, ``[N]``.
+        legal: for each ``Op``, the share of (step, environment) pairs in which it was legal.
+        reached: for each stage, the seeds per episode that entered it.
+        utility: utility on the last step, ``[N]``.
+        accuracy, loss: validation results of the committed hosts, ``[N]``.
         rewards: ``[T, N]``.
     """
 
@@ -52,15 +52,17 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the policies' episodes say of a task.
+    """Figures of a task from the episodes of all policies.
 
     Attributes:
-        played: by policy: never, random, heuristic, everything, untrained.
-        by_init, by_actions, by_rest: shares of the variance of the untrained policy's return, see
-            ``variance_shares``. The untrained policy is a learner's before its first update; one
-            that is random in earnest prunes nearly all it grows before it shows.
-        step_signal: signal to noise of the reward of a single step, see ``signal_to_noise``.
-        return_signal: the same of the return.
+        played: figures by policy: never, random, heuristic, everything, untrained.
+        by_init, by_actions, by_rest: shares of the variance of the untrained policy's return due to
+            the hosts' initial weights and data, to the actions, and to neither; see
+            ``variance_shares``. The untrained policy is a learner before its first update. It
+            serves here because the random policy prunes nearly all seeds before they have an
+            effect.
+        step_signal: signal-to-noise ratio of the reward of a single step, see ``signal_to_noise``.
+        return_signal: signal-to-noise ratio of the return.
     """
 
     played: dict[str, Played]
@@ -72,22 +74,22 @@ class Diagnosis:
 
 
 class SharedStreams:
-    """An actor that draws the same for the same member of every group.
+    """Wraps an actor so that it makes the same draws for the same member of every group.
 
     Args:
-        actor: who acts, keyed by identity.
-        group_size: environments of a group.
+        actor: an actor whose draws are keyed by the environment's identity.
+        group_size: environments per group.
     """
 
     def __init__(self, actor: Actor, group_size: int):
         self.actor, self.group_size = actor, group_size
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.rollout.Actor.begin``."""
+        """See ``simic.growth.collect.Actor.begin``."""
         self.actor.begin(environments % self.group_size, episode)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.rollout.Actor.act``."""
+        """See ``simic.growth.collect.Actor.act``."""
         return self.actor.act(observation, step)
 
 
@@ -100,17 +102,19 @@ def diagnose(
     """Play ``task`` with every policy on ``groups * config.group_size`` environments.
 
     Args:
-        task: what to describe; its horizon and batches take the place of those of ``config``.
-        groups: hosts with data of their own, at least 2.
-        config: seed, reward and rules; at least 2 environments a group.
-        on_policy: told of each policy before it plays.
+        task: the task; its horizon and batches replace those of ``config``.
+        groups: number of groups, each with its own initial host and data; at least 2.
+        config: seed, reward and rules; at least 2 environments per group.
+        on_policy: called with the name of each policy before it plays.
 
     Raises:
-        ValueError: fewer than two groups, or environments a group: nothing could be compared.
+        ValueError: there are fewer than two groups, or two environments per group.
     """
     size = config.group_size
     if groups < 2 or size < 2:
-        raise ValueError(f"two groups of two at least, got {groups} of {size}")
+        raise ValueError(
+            f"at least two groups of two environments are needed, got {groups} of {size}"
+        )
     config = replace(
         config,
         episode_length=task.episode_length,
@@ -128,7 +132,7 @@ def diagnose(
     played = {}
     for name, actor in actors.items():
         on_policy(name)
-        # What is grown at once develops at once, whatever the rule is for the others.
+        # This policy grows in every slot at the same time, so the rule cannot apply to it.
         rules = replace(config, one_at_a_time=config.one_at_a_time and name != "everything")
         env = GrowthEnv([task], torch.arange(count), rules, Precision("cpu"), CPU)
         played[name] = play(env, actor)
@@ -144,7 +148,7 @@ def diagnose(
 
 
 def play(env: GrowthEnv, actor: Actor, episode: int = 0) -> Played:
-    """One episode of environments of one task."""
+    """Play one episode of environments of one task and compute its figures."""
     reached = dict.fromkeys(STAGES, 0.0)
     last: list[Step] = []
 
@@ -168,14 +172,14 @@ def play(env: GrowthEnv, actor: Actor, episode: int = 0) -> Played:
 
 
 def variance_shares(returns: Tensor) -> tuple[float, float, float]:
-    """How much of the variance of ``returns [G, M]`` goes with the row, the column, and neither.
+    """Shares of the variance of ``returns [G, M]`` due to rows, to columns and to neither.
 
-    Rows are initial hosts with their data, columns streams of a policy's draws, fully crossed. The
-    components of a two-way analysis of variance without replication, from its expected mean squares
-    (Searle, Casella and McCulloch, "Variance Components", 1992): what rows or columns of mere noise
-    would show is taken off, and a component below 0 counts as 0. The rest is what init and actions
-    do together, and the seeds' own initial numbers. The shares add up to 1; all NaN when every
-    return is the same.
+    Rows are initial hosts with their data, columns are streams of a policy's draws, fully crossed.
+    The variance components of a two-way analysis of variance without replication are estimated from
+    its expected mean squares (Searle, Casella and McCulloch, "Variance Components", 1992): the
+    variance expected from noise alone is subtracted, and a negative component counts as 0. The rest
+    is the interaction of rows and columns and the seeds' random initial weights. The shares sum to
+    1; all are NaN if the returns do not vary.
     """
     groups, members = returns.shape
     centred = returns - returns.mean()
@@ -188,9 +192,9 @@ def variance_shares(returns: Tensor) -> tuple[float, float, float]:
 
 
 def signal_to_noise(differences: Tensor) -> Tensor:
-    """``|mean| / standard deviation`` over the last axis ``[..., N]``; 0 where nothing differs.
+    """``|mean| / standard deviation`` over the last axis of ``[..., N]``; 0 if the deviation is 0.
 
-    The square of what noise alone would show, ``1 / N``, is taken off that of the ratio.
+    The expected squared ratio of pure noise, ``1 / N``, is subtracted from the squared ratio.
     """
     count = differences.shape[-1]
     deviation = differences.std(-1)
@@ -199,6 +203,6 @@ def signal_to_noise(differences: Tensor) -> Tensor:
 
 
 def mean_and_error(values: Tensor, group_size: int) -> tuple[float, float]:
-    """Mean of ``values [N]`` and its standard error; environments of a group share a host."""
+    """Mean of ``values [N]`` and its standard error over groups, whose members share a host."""
     groups = values.view(-1, group_size).mean(1)
     return float(groups.mean()), float(groups.std() / len(groups) ** 0.5)

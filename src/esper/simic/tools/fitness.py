@@ -1,4 +1,4 @@
-"""Does a task of somebody's own fit, and what will it cost? Found by a short trial of it."""
+"""Checks a user's task by a short trial: whether it runs, and what memory and time it takes."""
 
 import time
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ from esper.tolaria.precision import Precision
 
 CPU = torch.device("cpu")
 FEW, MANY = 8, 16
-"""Environments of the two trials: one group, with its twin, and two."""
+"""Environments of the two trials: one group and two groups, each with its twin."""
 _SETTLED = 14
-"""Steps in which a seed comes to act, at the longest; each further slot takes one more."""
+"""Most steps until the first seed acts; each further slot takes one step more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """What a trial of a task found.
+    """Result of a trial of a task.
 
     Attributes:
-        data: what it learns from at the start.
-        backend: what computed the hosts.
-        bytes: memory of an environment with the largest seed in every slot, its share of a twin
-            included; None where the system does not tell.
-        seconds: of one step of one environment, with the same seeds, on one thread.
+        data: the task's data at the start of an episode.
+        backend: backend of the hosts.
+        bytes: memory per environment with the largest seed in every slot, including its share of a
+            twin; None if the system does not report it.
+        seconds: duration of a step per environment with the same seeds, on one thread.
     """
 
     data: Dataset
@@ -41,14 +41,14 @@ class Fitness:
 
 
 def examine(task: Task, backend: str = "auto") -> Fitness:
-    """Try every blueprint in every slot, then let the largest grow everywhere for a while.
+    """Try every blueprint in every slot, then grow the largest one in all slots.
 
     Args:
-        task: to try.
-        backend: of the hosts' arithmetic, one of ``tolaria.backends.choice.NAMES``.
+        task: the task to try.
+        backend: backend of the hosts' arithmetic, one of ``tolaria.backends.choice.NAMES``.
 
     Raises:
-        UsageError: it does not fit; names the task and what is at fault.
+        UsageError: the task does not run; the message names the task and the cause.
     """
     try:
         data = task.datasets()[0]
@@ -72,12 +72,12 @@ def examine(task: Task, backend: str = "auto") -> Fitness:
 def grown_up(task: Task, envs: int, backend: str) -> tuple[int | None, float, str]:
     """Grow the largest seed in every slot until all act.
 
-    One minibatch a step: more of them take longer and not more memory, and how long a minibatch
-    takes is found at the end.
+    Steps have one minibatch, because further minibatches take more time but not more memory. The
+    time of a minibatch is measured at the end and extrapolated to the task's number.
 
     Returns:
-        Peak resident memory of this process in bytes, None where the system does not tell; seconds
-        of a step of one environment; and the backend.
+        peak resident memory of this process in bytes, None if the system does not report it;
+        seconds per step and environment; and the name of the backend.
     """
     config = GrowthConfig(
         seed=1,
@@ -99,7 +99,7 @@ def grown_up(task: Task, envs: int, backend: str) -> tuple[int | None, float, st
         if not bool(result.report.scores.loss.isfinite().all()):
             raise UsageError(
                 f"learning_rate: the loss is not finite after {step + 1} steps; scale the data or "
-                "take a smaller rate"
+                "use a smaller rate"
             )
     peak = peak_resident()
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Growing one fresh host with a policy that is done learning, and taking it out of Esper."""
+"""Growing a single new host with a trained policy, and exporting it."""
 
 import io
 from dataclasses import dataclass, field
@@ -38,18 +38,18 @@ CPU = torch.device("cpu")
 CONTROLS = ("heuristic", "never")
 SPLITS = ("validation", "test")
 TOLERANCE = 1e-5
-"""Largest difference of a logit between a file and the host it was made of, relative to the largest
-logit where that is above 1."""
+"""Largest difference of a logit between an exported file and its host, relative to the largest
+logit if that is above 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowingPolicy:
-    """A policy that may grow hosts.
+    """A policy that grows hosts.
 
     Attributes:
-        name: as the user gave it.
-        settings: of the run that trained it, the defaults for a control.
-        learned: whether it has a checkpoint.
+        name: name given by the user.
+        settings: settings of the run that trained the policy, the defaults for a control.
+        learned: whether the policy was trained by a run and has a checkpoint.
     """
 
     name: str
@@ -58,19 +58,19 @@ class GrowingPolicy:
 
     @classmethod
     def named(cls, name: str) -> "GrowingPolicy":
-        """One of ``CONTROLS``, or that of the run in the directory ``name``.
+        """The policy called ``name``: one of ``CONTROLS``, or the directory of a run.
 
-        The plug-ins of the run are loaded: its policy knows their blueprints.
+        Loads the plug-ins of the run, because its policy was trained with their blueprints.
 
         Raises:
-            UsageError: there is no such run, or it grew no networks.
+            UsageError: there is no such run, or the run trained a Gymnasium task.
         """
         if name in CONTROLS:
             return cls(name, TrainConfig(), False)
         run = Path(name)
         if not (run / "config.json").exists():
             raise UsageError(
-                f"policy: {name} is no run directory and none of {', '.join(CONTROLS)}; "
+                f"policy: {name} is not a run directory or one of {', '.join(CONTROLS)}; "
                 "`esper runs` lists the runs"
             )
         try:
@@ -78,20 +78,22 @@ class GrowingPolicy:
         except UsageError as error:
             raise _about_policy(error) from error
         if settings.gymnasium.gym is not None:
-            raise UsageError(f"policy: {name} learned {settings.gymnasium.gym}, not to grow")
+            raise UsageError(
+                f"policy: {name} was trained on {settings.gymnasium.gym}; give a growth run"
+            )
         for path in settings.world.plugin:
             plugins.load(path)
         return cls(name, settings, True)
 
     def actor(self, environment: GrowthEnv, greedy: bool) -> Actor:
-        """Who acts: the latest whole checkpoint, with its moments, or the control.
+        """The actor: an agent restored from the latest intact checkpoint, or the control.
 
         Args:
-            environment: its seed keys what the policy draws.
-            greedy: whether a learned policy takes its mode instead of drawing.
+            environment: environment whose seed keys the policy's draws.
+            greedy: whether a learned policy takes its most probable action instead of drawing.
 
         Raises:
-            UsageError: the run has no checkpoint that is whole and fits.
+            UsageError: the run has no intact checkpoint that fits the policy.
         """
         if not self.learned:
             return control(self.name, environment)
@@ -106,7 +108,7 @@ class GrowingPolicy:
 
 
 def _about_policy(error: UsageError) -> UsageError:
-    """The same complaint for somebody who did not ask to resume."""
+    """The error reworded for ``policy``, without its references to ``--resume``."""
     text = str(error).removeprefix("resume: ").removesuffix("; start a new run without --resume")
     return UsageError(f"policy: {text}; give another run")
 
@@ -116,15 +118,15 @@ class Grown:
     """A host at the end of its episode.
 
     Attributes:
-        task: what it learned.
-        network: the host as it is committed, as a module of its own.
-        seeds: of the host, by slot: blueprint, style and alpha of what was fossilised.
-        decisions: what was done to it, a line each.
-        scores: of each of ``SPLITS``, the host as committed.
-        twin_scores: of its never-grow twin.
-        added: parameters that were grown.
-        images: a few of the test split, ``[B, C, H, W]``.
-        logits: what the engine says of them, ``[B, classes]``.
+        task: the task it learned.
+        network: the committed host as a stand-alone module.
+        seeds: blueprint, style and alpha of the fossilised seeds, by slot.
+        decisions: the actions and rollbacks of the episode, one line each.
+        scores: scores of the committed host, by split of ``SPLITS``.
+        twin_scores: scores of its never-grow twin, by split.
+        added: parameters of the fossilised seeds.
+        images: at most 64 images of the test split, ``[B, C, H, W]``.
+        logits: the engine's logits for them, ``[B, classes]``.
     """
 
     task: Task
@@ -138,22 +140,22 @@ class Grown:
     logits: Tensor
 
     def difference(self, logits: Tensor) -> float:
-        """The largest difference of ``logits`` to the engine's, see ``TOLERANCE``."""
+        """The largest difference between ``logits`` and the engine's, see ``TOLERANCE``."""
         scale = max(1.0, float(self.logits.abs().max()))
         return float((logits - self.logits).abs().max()) / scale
 
 
 def grow(policy: GrowingPolicy, task: Task, seed: int = 42, greedy: bool = False) -> Grown:
-    """Grow one fresh host of ``task`` through one episode.
+    """Grow one newly initialised host of ``task`` through one episode.
 
     Args:
-        policy: who decides. The rules of the run that trained it hold.
-        task: its host, data and budgets.
-        seed: of host, minibatches, newborn seeds and the policy's draws.
+        policy: the policy; the lifecycle rules are those of the run that trained it.
+        task: the task with its host, data and budgets.
+        seed: seed of host, minibatches, new seeds' weights and the policy's draws.
         greedy: see ``GrowingPolicy.actor``.
 
     Raises:
-        UsageError: the policy or the task is at fault.
+        UsageError: the policy has no usable checkpoint, or the task does not run.
     """
     world = policy.settings.world
     config = GrowthConfig(
@@ -200,22 +202,22 @@ def _grown(task: Task, shard: Shard, decisions: list[str]) -> Grown:
 
 @dataclass(slots=True)
 class _Diary:
-    """A line for everything that changed a host."""
+    """Collects one line for each action or rollback that changed a host."""
 
     task: Task
     lines: list[str] = field(default_factory=list)
 
     def note(self, t: int, actions: Tensor, step: Step) -> None:
-        """What step ``t`` did to the one environment."""
+        """Add the lines of step ``t`` of the only environment."""
         report = step.report
         action = dict(zip(HEADS, actions[0].tolist(), strict=True))
         if bool(report.success[0]) and action["op"] != Op.WAIT:
-            self.lines.append(f"step {t:>3}  {self._told(action, step)}")
+            self.lines.append(f"step {t:>3}  {self._describe(action, step)}")
         reason = Reason(int(report.rollback[0]))
         if reason is not Reason.NONE:
             self.lines.append(f"step {t:>3}  rolled back: {reason.name.lower()}")
 
-    def _told(self, action: dict[str, int], step: Step) -> str:
+    def _describe(self, action: dict[str, int], step: Step) -> str:
         op, s = Op(action["op"]), action["slot"]
         slot, acted = self.task.host.slots[s].name, step.report.acted
         target = ALPHA_TARGETS[action["alpha_target"]]
@@ -235,7 +237,11 @@ class _Diary:
 
 
 def check_file(content: bytes, grown: Grown) -> float:
-    """Read a ``.pt2`` file back and run it; its difference to the engine, see ``TOLERANCE``."""
+    """Load the content of a ``.pt2`` file and run it.
+
+    Returns:
+        the largest difference between its logits and the engine's, see ``TOLERANCE``.
+    """
     module = torch.export.load(io.BytesIO(content)).module()
     with torch.no_grad():
         return grown.difference(module(grown.images))

@@ -1,1 +1,1 @@
-"""The training loops: rounds of episodes, updates, telemetry and checkpoints."""
+"""The training loop: rounds of episodes, updates, telemetry and checkpoints."""

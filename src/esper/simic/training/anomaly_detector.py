@@ -1,8 +1,8 @@
-"""Signs that learning goes wrong, found in the events of updates and rounds.
+"""Detection of anomalies in learning from the events of updates and rounds.
 
 Kinds and bounds are in ``leyline.anomaly_kinds``. An anomaly is reported when it begins, and again
-only after its numbers were within their bounds. A metric that an update does not report is unknown,
-not 0.
+only after its numbers have been within their bounds. A metric that an update does not report counts
+as unknown, not as 0.
 """
 
 import math
@@ -24,7 +24,7 @@ from esper.leyline.metrics import Metric, part_metric, parts_of
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """Something out of its bounds now; ``patience`` times in a row make it an anomaly."""
+    """A number out of its bounds; an anomaly once found ``patience`` times in a row."""
 
     kind: str
     metric: str
@@ -35,10 +35,10 @@ class _Finding:
 
 
 class AnomalyDetector:
-    """Looks at one round after another.
+    """Examines one round after another.
 
     Args:
-        thresholds: the bounds.
+        thresholds: bounds, the defaults if None.
     """
 
     def __init__(self, thresholds: Thresholds | None = None):
@@ -50,11 +50,11 @@ class AnomalyDetector:
     def observe(
         self, update: PPOUpdateCompleted | None, snapshot: AnalyticsSnapshot
     ) -> list[AnomalyDetected]:
-        """What began to be wrong in a round.
+        """The anomalies that began in a round.
 
         Args:
-            update: of the round; None where nothing learns.
-            snapshot: of the round.
+            update: the round's update; None if the policy does not learn.
+            snapshot: the round's snapshot.
         """
         found = [*self._throughput(snapshot.environment_steps_per_second)]
         if update is not None:
@@ -104,14 +104,14 @@ class AnomalyDetector:
             metric = part_metric(Metric.HEAD_ENTROPY, head)
             entropy = known.get(metric, math.inf)
             if entropy < bounds.entropy_collapse and self._is_free(head, entropy, known):
-                message = f"head {head} no longer chooses: {entropy:.2g} nats a free decision"
+                message = f"head {head} no longer explores: {entropy:.2g} nats per free decision"
                 yield _Finding(
                     "entropy_collapse", metric, entropy, bounds.entropy_collapse, message,
                     bounds.patience,
                 )  # fmt: skip
 
     def _is_free(self, head: str, entropy: float, known: dict[str, float]) -> bool:
-        """Whether the head had a choice often enough for its entropy to count."""
+        """Whether the head had more than one option often enough for its entropy to count."""
         share = known.get(part_metric(Metric.HEAD_CHOICE, head))
         return entropy > 0.0 if share is None else share >= self.thresholds.entropy_choice
 
@@ -146,22 +146,22 @@ class AnomalyDetector:
         if self._updates > bounds.warmup and abs(gap) > math.log(bounds.gradient_drift):
             way = "above" if gap > 0 else "below"
             factor = math.exp(abs(gap))
-            message = f"the gradient norm is {factor:.3g} times {way} its habit"
+            message = f"the gradient norm is {factor:.3g} times {way} its running mean"
             most = bounds.gradient_drift
             yield _Finding("gradient_drift", Metric.GRAD_NORM, factor, most, message)
 
     def _throughput(self, speed: float) -> Iterator[_Finding]:
-        bounds, habit = self.thresholds, self._speed
+        bounds, mean = self.thresholds, self._speed
         if not (math.isfinite(speed) and speed > 0.0):
             return
         self._rounds += 1
-        low = self._rounds > bounds.warmup and speed < bounds.throughput_drop * habit
-        # The first round pays for what is set up only once.
+        low = self._rounds > bounds.warmup and speed < bounds.throughput_drop * mean
+        # The first round includes one-time set-up, so the mean starts with the second.
         weight = bounds.throughput_memory if self._rounds > 2 else 0.0
-        self._speed = weight * habit + (1.0 - weight) * speed
+        self._speed = weight * mean + (1.0 - weight) * speed
         if low:
-            message = f"{speed:.3g} environment steps a second; {habit:.3g} were the habit"
-            least = bounds.throughput_drop * habit
+            message = f"{speed:.3g} environment steps per second; the running mean was {mean:.3g}"
+            least = bounds.throughput_drop * mean
             metric = "environment_steps_per_second"
             yield _Finding("throughput_drop", metric, speed, least, message)
 
@@ -174,13 +174,13 @@ def _missing(metrics: dict[str, Number | None]) -> Iterator[_Finding]:
 
 
 def _not_finite(known: dict[str, float]) -> Iterator[_Finding]:
-    """Explained variance is left out: it has no value where returns do not vary."""
+    """Metrics that are not finite, except explained variance: NaN if returns do not vary."""
     for metric, value in known.items():
         if not math.isfinite(value) and not metric.startswith(Metric.EXPLAINED_VARIANCE):
             yield _Finding("not_finite", metric, value, None, f"{metric} is {number(value)}")
     refused = known.get(Metric.REFUSED, 0.0)
     if refused > 0.0:
-        message = "learning ended before its round did: a number was not finite"
+        message = "the update was refused: a number was not finite"
         yield _Finding("not_finite", Metric.REFUSED, refused, 0.0, message)
 
 

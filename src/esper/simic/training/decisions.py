@@ -1,4 +1,4 @@
-"""What a policy decided in a step, for telemetry."""
+"""Records of a policy's decisions in a step, for telemetry."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.interface import RecurrentState
 
 DIGITS = 5
-"""Digits of a recorded probability."""
+"""Decimals of a recorded probability."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """The decisions of one step, on the host.
+    """The decisions of one step, in CPU memory.
 
     Attributes:
         time: seconds since 1970.
         round: from 1.
         step: from 1.
-        numbers: log-prob, value, and the probability of each op where it is known, ``[N, ...]``.
-        choices: actions and which ops were legal, int64 ``[N, heads + ops]``.
-        heads: how many columns of ``choices`` are actions.
+        numbers: log-prob, value and, if known, the probability of each op, ``[N, 2 + ops]``.
+        choices: actions and whether each op was legal, int64 ``[N, heads + ops]``.
+        heads: number of columns of ``choices`` that are actions.
     """
 
     time: float
@@ -40,7 +40,7 @@ class DecisionRecord:
     heads: int
 
     def events(self) -> Iterator[Event]:
-        """One event."""
+        """The one event of the decisions."""
         log_prob, value = self.numbers[:, :2].unbind(1)
         legal = self.choices[:, self.heads :].tolist()
         yield DecisionsMade(
@@ -57,12 +57,12 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided in a step, where it was decided.
+    """The decisions of one step, on the policy's device.
 
     Attributes:
-        masks: what was legal.
+        masks: masks of the legal actions.
         actions, log_prob, value: see ``Actor.act``.
-        ops: computes the probability of each op; None where it is not known.
+        ops: computes the probability of each op; None if it is not known.
     """
 
     masks: ActionMasks
@@ -72,7 +72,7 @@ class Decision:
     ops: Callable[[], Tensor] | None
 
     def record(self, time: float, round_number: int, t: int) -> DecisionRecord:
-        """The decision as that of step ``t`` (from 0), on the host; two transfers."""
+        """Copy the decisions of step ``t`` (from 0) to CPU memory, in two transfers."""
         columns = [self.log_prob[:, None], self.value[:, None]]
         if self.ops is not None:
             columns.append(self.ops())
@@ -87,7 +87,7 @@ class Decision:
 
 
 class WatchedActor:
-    """An actor whose last decision can be recorded. It decides as ``actor`` does.
+    """Wraps an actor, without changing its actions, and keeps its last decision.
 
     Attributes:
         last: the last decision, None before the first.
@@ -99,7 +99,7 @@ class WatchedActor:
         self._ops: Callable[[RecurrentState, ActionMasks], Tensor] | None = None
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``Actor.begin``. Probabilities are those of the policy as it is now."""
+        """See ``Actor.begin``. Probabilities are computed with the policy's current weights."""
         self.actor.begin(environments, episode)
         if isinstance(self.actor, PPOAgent) and isinstance(self.actor.policy, FactoredLSTM):
             self._ops = self.actor.policy.op_teller()

@@ -1,4 +1,4 @@
-"""Growing networks as what a run trains."""
+"""The trainee of a growth run: growth environments and their policy."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -23,19 +23,19 @@ from esper.tamiyo.policy.features import Observation
 
 
 class GrowthTrainee:
-    """Hosts that grow, and the policy that grows them; see ``Trainee``.
+    """Growth environments and the policy that acts in them; see ``Trainee``.
 
     Args:
         config: settings of the run.
         policy: ``ppo`` learns; ``heuristic``, ``random`` and ``never`` do not.
-        devices: over which the hosts are dealt; the policy lives on the first.
+        devices: devices over which the hosts are distributed; the policy is on the first.
 
     Raises:
-        UsageError: a setting is at fault.
+        UsageError: a setting is invalid.
     """
 
     operation_threads = 1
-    """The shards are what runs side by side."""
+    """One thread per operation, because shards run in parallel."""
 
     def __init__(self, config: TrainConfig, policy: str, devices: Sequence[torch.device]):
         self.policy = policy
@@ -81,12 +81,12 @@ class GrowthTrainee:
         actor = WatchedActor(self.actor)
         self.recorder = Recorder(hub, self.environment, number, actor)
 
-        def both(t: int, actions: Tensor, step: Step) -> None:
+        def note_step(t: int, actions: Tensor, step: Step) -> None:
             self.recorder.step(t, actions, step)
             on_step(step)
 
         with self.agent.policy.frozen_weights() if self.agent else nullcontext():
-            return collect(self.environment, actor, number, both)
+            return collect(self.environment, actor, number, note_step)
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
@@ -95,7 +95,7 @@ class GrowthTrainee:
         return self.recorder.finish(steps_per_second, metrics)
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """See ``Trainee.parts``. Hosts are fresh in every round; their loss scales stay."""
+        """See ``Trainee.parts``. Hosts are new in every round, so only their loss scales count."""
         assert self.agent is not None, "only a learned policy is saved"
         return agent_parts(self.agent) | {"environment": self.environment.state()}
 

@@ -1,4 +1,4 @@
-"""A Gymnasium task as what a run trains."""
+"""The trainee of a Gymnasium task: environments and their learner."""
 
 import json
 import math
@@ -30,15 +30,15 @@ from esper.tolaria.precision import Precision
 
 @dataclass(frozen=True, slots=True)
 class GymSummary:
-    """What came of a round of a Gymnasium task.
+    """Outcome of a round of a Gymnasium task.
 
     Attributes:
         round: its number, from 1.
-        episodes: that ended in it.
-        episode_return: their mean return as the environment paid it, NaN where none ended.
-        episode_length: their mean length in steps, likewise.
-        steps_per_second: environment steps a second, update included.
-        metrics: of the update.
+        episodes: number of episodes that ended in the round.
+        episode_return: their mean return, unnormalised; NaN if no episode ended.
+        episode_length: their mean length in steps; NaN if no episode ended.
+        steps_per_second: environment steps per second, including the update.
+        metrics: metrics of the update.
     """
 
     round: int
@@ -50,14 +50,14 @@ class GymSummary:
 
 
 class GymTrainee:
-    """Environments of a Gymnasium task, and the policy that learns it; see ``Trainee``.
+    """Environments of a Gymnasium task and the policy that learns it; see ``Trainee``.
 
     Args:
-        config: settings of the run, ``gym`` among them.
-        device: of the policy; environments run on the host.
+        config: settings of the run, with ``gym``.
+        device: device of the policy; environments run on the CPU.
 
     Raises:
-        UsageError: a setting is at fault, or the task is none that Esper takes.
+        UsageError: a setting is invalid, or Esper does not support the task's spaces.
     """
 
     backend_name = "gymnasium"
@@ -114,7 +114,7 @@ class GymTrainee:
         )
 
     def amp_scale(self) -> float | None:
-        """See ``Trainee.amp_scale``; there is nothing to scale."""
+        """See ``Trainee.amp_scale``; always None, because environments compute no losses."""
         return None
 
     def collect(
@@ -123,11 +123,11 @@ class GymTrainee:
         """See ``Trainee.collect``."""
         self._ended = []
 
-        def both(step: GymStep) -> None:
+        def note_step(step: GymStep) -> None:
             self._ended += step.ended
             on_step(step)
 
-        return collect(self.environments, self.agent, self.steps, number, both)
+        return collect(self.environments, self.agent, self.steps, number, note_step)
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
@@ -156,7 +156,11 @@ class GymTrainee:
         )
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """See ``Trainee.parts``. The learner changes between rounds alone, environments do not."""
+        """See ``Trainee.parts``.
+
+        Environments and recurrent state are those saved at the end of the last round; the learner
+        changes only between rounds.
+        """
         return agent_parts(self.agent) | self._boundary
 
     def _own_parts(self) -> dict[str, dict[str, Any]]:
@@ -172,7 +176,7 @@ class GymTrainee:
         try:
             hidden = tuple(parts["memory"][str(i)] for i in range(len(parts["memory"])))
             self.agent.hidden = tuple(
-                mine.copy_(stored) for mine, stored in zip(self.agent.hidden, hidden, strict=True)
+                state.copy_(stored) for state, stored in zip(self.agent.hidden, hidden, strict=True)
             )
             self.environments.load(parts["environments"])
         except UsageError:
@@ -188,10 +192,10 @@ class GymTrainee:
 
 
 def arguments_of(texts: tuple[str, ...]) -> dict[str, Any]:
-    """``NAME=VALUE`` as keyword arguments; a value that is no JSON is a text.
+    """Parse ``NAME=VALUE`` texts to keyword arguments; a value that is not JSON is a string.
 
     Raises:
-        UsageError: a text has no name, or a name stands twice.
+        UsageError: a text has no name, or a name occurs twice.
     """
     arguments: dict[str, Any] = {}
     for text in texts:
@@ -199,7 +203,7 @@ def arguments_of(texts: tuple[str, ...]) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise UsageError(f"gym_args: must be NAME=VALUE, got {shown(text)}")
         if name in arguments:
-            raise UsageError(f"gym_args: {name} stands twice; keep one of them")
+            raise UsageError(f"gym_args: {name} is given twice; keep one of them")
         try:
             arguments[name] = json.loads(value)
         except ValueError:

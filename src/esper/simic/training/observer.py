@@ -1,4 +1,4 @@
-"""Someone who watches a run while it goes on."""
+"""The interface of objects that are notified of a run's progress."""
 
 from pathlib import Path
 from typing import Protocol
@@ -12,23 +12,23 @@ AnySummary = RoundSummary | GymSummary
 
 
 class Observer(Protocol):
-    """Someone who watches a run."""
+    """Receives notifications of a run's progress."""
 
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
-        """Training begins, ``done`` rounds having been trained before."""
+        """Called when training begins, after ``done`` rounds of earlier processes."""
         ...
 
     def stepped(self, step: AnyStep) -> None:
-        """An environment step is done."""
+        """Called after every environment step."""
         ...
 
     def round_done(self, summary: AnySummary) -> None:
-        """A round is done and safe."""
+        """Called after every round, once its checkpoint is written if one is due."""
         ...
 
 
 class Unobserved:
-    """Nobody watches."""
+    """An observer that does nothing."""
 
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
         """See ``Observer``."""

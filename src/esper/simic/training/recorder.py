@@ -1,4 +1,4 @@
-"""Turning what happened in a round into events and into a summary."""
+"""Events and summary of a round of growth."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -33,19 +33,19 @@ from esper.tolaria.governor import Reason
 
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
-    """What came of a round, means over its environments.
+    """Outcome of a round: means over its environments.
 
     Attributes:
         round: its number, from 1.
         accuracy: committed validation accuracy of the grown hosts.
-        twin_accuracy: of their never-grow twins.
-        utility_gain: utility above the twin's, see ``simic.growth.rewards.utility``.
+        twin_accuracy: committed validation accuracy of their never-grow twins.
+        utility_gain: utility minus the twin's, see ``simic.growth.rewards.utility``.
         episode_return: sum of rewards.
-        added_parameters: in fossilised seeds.
-        germinated, fossilised, pruned: seeds an episode.
-        rolled_back: how often the governor put a host back, an episode.
-        steps_per_second: environment steps a second, update included.
-        metrics: of the update, empty without one.
+        added_parameters: parameters of fossilised seeds.
+        germinated, fossilised, pruned: seeds per episode.
+        rolled_back: rollbacks per episode.
+        steps_per_second: environment steps per second, including the update.
+        metrics: metrics of the update, empty without one.
     """
 
     round: int
@@ -63,18 +63,18 @@ class RoundSummary:
 
     @property
     def gain(self) -> float:
-        """Committed accuracy above the twin's."""
+        """Committed accuracy minus the twin's."""
         return self.accuracy - self.twin_accuracy
 
 
 class Recorder:
-    """Follows one round of ``environment`` and emits its events.
+    """Records one round of ``environment`` and emits its events.
 
     Args:
-        hub: where events go.
-        environment: whose steps these are.
+        hub: receives the events.
+        environment: environment whose steps are recorded.
         round_number: from 1.
-        actor: whose decisions these are; None leaves them out.
+        actor: actor whose decisions are recorded; None for no decisions.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Recorder:
         self.last: Step | None = None
 
     def step(self, t: int, actions: Tensor, step: Step) -> None:
-        """Take in step ``t`` (from 0)."""
+        """Record step ``t`` (from 0)."""
         if self.last is None:
             self._emit_start()
         self.last = step
@@ -113,7 +113,7 @@ class Recorder:
         if self.environment.device.type == "cpu":
             self.hub.emit_later(lambda: _events(gather()))
         else:
-            # What lies on another device is fetched before that goes on.
+            # Copy from the device now, before the next step's kernels are queued.
             records = gather()
             self.hub.emit_later(lambda: _events(records))
 
@@ -158,7 +158,7 @@ class Recorder:
         )
 
     def finish(self, steps_per_second: float, metrics: dict[str, float | None]) -> RoundSummary:
-        """The round is over: its outcome as an event and as a summary."""
+        """Emit the outcome of the round as an event and return its summary."""
         assert self.last is not None, "no step was recorded"
         report = self.last.report
         committed, twins = report.committed, report.twin_committed
@@ -212,7 +212,7 @@ class Recorder:
 
 
 def _listed(values: Tensor) -> list[Any]:
-    """Floats as numbers of JSON, integers as they are."""
+    """A tensor as a list; floats are encoded as event numbers."""
     listed: list[Any] = values.tolist()
     return numbers(listed) if values.is_floating_point() else listed
 

@@ -1,4 +1,4 @@
-"""Files that show an update again that met a number that is not finite."""
+"""Files of refused updates, with which the update can be replayed."""
 
 import os
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What an update did when it was done again.
+    """Result of replaying a refused update.
 
     Attributes:
-        round: of the run.
-        recorded: first tensor that was not finite then.
-        found: that of today, None where the update met none.
+        round: round of the run that was refused.
+        recorded: name of the first tensor that was not finite in the run.
+        found: name of the first tensor that is not finite in the replay, None if all are finite.
     """
 
     round: int
@@ -37,13 +37,13 @@ class Replayed:
 def write_refusal(
     run: Path, round_number: int, agent: PPOAgent[Any], settings: dict[str, Any]
 ) -> Path:
-    """Keep an agent's refusal under ``run/refused/``; whole or not at all.
+    """Write an agent's refusal atomically to a file under ``run/refused/``; returns its path.
 
     Args:
-        run: its directory.
+        run: the run directory.
         round_number: the round that was refused.
-        agent: has a refusal.
-        settings: of the run, flat.
+        agent: an agent with a refusal.
+        settings: flat settings of the run.
     """
     assert agent.refusal is not None, "nothing was refused"
     folder = run / "refused"
@@ -67,21 +67,21 @@ def write_refusal(
 
 
 def replay(path: Path) -> Replayed:
-    """Do a refused update again, on the CPU.
+    """Replay a refused update on the CPU.
 
     Raises:
-        UsageError: ``path`` is no such file, or of another version.
+        UsageError: ``path`` is not a file of a refused update, or another version wrote it.
     """
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
         if content["schema"] != SCHEMA_VERSION:
-            raise UsageError(f"file: {path} is of another version of Esper")
+            raise UsageError(f"file: another version of Esper wrote {path}; use that version")
         config = unflatten(content["settings"])
         dtype = content["amp_dtype"]
         amp_dtype = None if dtype is None else getattr(torch, dtype)
-        agent, seen = _learner(config, content["shape"], amp_dtype)
+        agent, observation_type = _learner(config, content["shape"], amp_dtype)
         agent.load_state(content["agent"])
-        agent.update(Rollout.from_state(seen, content["rollout"]))
+        agent.update(Rollout.from_state(observation_type, content["rollout"]))
         found = agent.refusal.tensor if agent.refusal else None
         return Replayed(content["round"], content["tensor"], found)
     except UsageError:
@@ -89,14 +89,14 @@ def replay(path: Path) -> Replayed:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(
-            f"file: {path} is no file of a refused update ({reason}); they lie under RUN/refused/"
+            f"file: {path} is not the file of a refused update ({reason}); give one of RUN/refused/"
         ) from error
 
 
 def _learner(
     config: TrainConfig, shape: dict[str, Any], amp_dtype: torch.dtype | None
 ) -> tuple[PPOAgent[Any], type]:
-    """A learner as it was when its run began, and what it sees."""
+    """A learner as it was at the start of its run, and the class of its observations."""
     cpu = torch.device("cpu")
     if config.gymnasium.gym is not None:
         return gym_agent(config, Shape(**shape), cpu, amp_dtype), FlatObservation

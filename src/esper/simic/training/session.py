@@ -1,4 +1,4 @@
-"""One process of a run: rounds, updates, telemetry and checkpoints, whatever is trained."""
+"""One process of a run: rounds, updates, telemetry and checkpoints of any trainee."""
 
 import sys
 import time
@@ -29,15 +29,15 @@ from esper.simic.training.stop_signal import StopSignal
 from esper.simic.training.trainee import AnyStep, Trainee
 
 MOST_REFUSALS = 3
-"""Updates in a row that may meet numbers that are not finite before the run stops."""
+"""Number of refused updates in a row after which the run stops."""
 
 
 class _Stopped(Exception):
-    """A signal asked the run to end."""
+    """A signal requested the end of the run."""
 
 
 class _Refused(Exception):
-    """Too many updates in a row met numbers that are not finite."""
+    """Too many updates in a row were refused."""
 
     def __str__(self) -> str:
         return (
@@ -51,14 +51,14 @@ class Session:
     """One process of a run.
 
     Attributes:
-        directory: of the run, locked by this process.
-        trainee: what is trained.
-        observer: is notified of every step and round.
-        stop: whether a signal came.
-        saved: the round of the latest checkpoint, None before there is one.
-        events_bytes: length of the event file when the last round was over.
-        refusals: updates in a row that were refused.
-        detector: of what goes wrong with learning.
+        directory: the run directory, locked by this process.
+        trainee: environments and policy.
+        observer: notified of every step and round.
+        stop: records whether a signal was received.
+        saved: round of the latest checkpoint, None if there is none.
+        events_bytes: length of the event file at the end of the last round.
+        refusals: number of updates in a row that were refused.
+        detector: detects anomalies in learning.
     """
 
     directory: RunDirectory
@@ -72,16 +72,16 @@ class Session:
 
     @property
     def config(self) -> TrainConfig:
-        """Settings as resolved."""
+        """The resolved settings."""
         return self.trainee.config
 
     @property
     def agent(self) -> PPOAgent[Any] | None:
-        """Who learns."""
+        """The learner, None for a policy that does not learn."""
         return self.trainee.agent
 
     def run(self, done: int) -> tuple[str, int, list[Any]]:
-        """Rounds ``done + 1`` to the total. Returns status, exit code and summaries."""
+        """Run rounds ``done + 1`` to the total; returns status, exit code and summaries."""
         total = self.config.world.rounds
         output = self.config.output
         hub = Hub(run_sinks(self.directory.path, output), output.telemetry_level)
@@ -96,14 +96,14 @@ class Session:
                     summaries.append(self._round(hub, number))
                     if number % self.config.output.checkpoint_every == 0 or number == total:
                         self._save(hub, number)
-                    # Only now: a round that was announced is not lost when the process dies.
+                    # After saving: a round that was announced is not lost if the process dies.
                     self.observer.round_done(summaries[-1])
                     if self.refusals == MOST_REFUSALS:
                         raise _Refused
             except _Stopped:
                 assert self.stop.number is not None
                 status, code = "interrupted", 128 + self.stop.number
-                # Only a rollout ended early: the weights are those of the last whole round.
+                # A rollout was cut short, so the weights are those of the last complete round.
                 self._save(hub, done + len(summaries))
             except _Refused as error:
                 print(f"esper: {error}", file=sys.stderr)
@@ -129,7 +129,7 @@ class Session:
         self.observer.started(self.directory.path, self.config, done, self.trainee.steps)
 
     def _note_events(self, hub: Hub) -> None:
-        """Remember how long the event file is now that it ends with a whole round."""
+        """Record the length of the event file, which ends with a complete round."""
         hub.flush()
         events = self.directory.events
         self.events_bytes = events.stat().st_size if events.exists() else 0
@@ -195,7 +195,7 @@ class Session:
         )
 
     def _note_refusal(self, hub: Hub, index: int) -> None:
-        """Tell of an update that was refused, and keep what is needed to replay it."""
+        """Report a refused update and write the file that replays it."""
         assert self.agent is not None
         if self.agent.refusal is None:
             self.refusals = 0
@@ -214,16 +214,16 @@ class Session:
             )
         )
         print(
-            f"warning: round {index} taught nothing, {tensor} is not finite; "
-            f"esper replay {path} shows it again",
+            f"warning: the update of round {index} was refused, {tensor} is not finite; "
+            f"esper replay {path} repeats it",
             file=sys.stderr,
         )
 
     def _save(self, hub: Hub, number: int) -> None:
-        """A checkpoint of round ``number``, unless it has one.
+        """Save a checkpoint of round ``number``, unless the round has one.
 
-        Where it cannot be written training goes on: the earlier ones stay, and the next one may
-        find room.
+        If it cannot be written, training continues: earlier checkpoints stay, and there may be
+        space for the next one.
         """
         if self.agent is None or number == self.saved:
             return

@@ -1,4 +1,4 @@
-"""From settings to the things they describe: device, task, environments, controls."""
+"""Construction of devices, tasks, environments, learner and controls from the settings."""
 
 import os
 import sys
@@ -28,15 +28,15 @@ from esper.tolaria.precision import disabled, resolve_precision
 
 
 def resolve_device(name: str, setting: str = "device") -> torch.device:
-    """The device called ``name``, which ``setting`` gives.
+    """The device called ``name``; ``setting`` is the setting's name for the error message.
 
     Raises:
-        UsageError: there is none here.
+        UsageError: this machine has no such device.
     """
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"{setting}: {name!r} is no device; use cpu or cuda:0") from error
+        raise UsageError(f"{setting}: {name!r} is not a device; use cpu or cuda:0") from error
     if device.type == "cpu":
         return device
     if device.type != "cuda":
@@ -55,7 +55,7 @@ def resolve_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
     """The devices called ``names``; see ``resolve_device``.
 
     Raises:
-        UsageError: one is not here, or they are not of one kind.
+        UsageError: this machine lacks one of them, or they are of different kinds.
     """
     setting = "devices" if len(names) > 1 else "device or devices"
     devices = tuple(resolve_device(name, setting) for name in names)
@@ -68,7 +68,7 @@ def resolve_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
 
 
 def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
-    """The tasks with the slots that were asked for, and their files where they are.
+    """The tasks of the settings, with their data directory, text file and slots.
 
     Raises:
         UsageError: there is no such task or slot.
@@ -76,7 +76,7 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
     for path in config.world.plugin:
         plugins.load(path)
 
-    def as_asked(task: Task) -> Task:
+    def configured(task: Task) -> Task:
         task = task.in_directory(Path(config.world.data_dir))
         if config.world.text_file is not None:
             task = reading(task, config.world.text_file)
@@ -85,13 +85,13 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
         slots = resolve_slots(task.host, config.world.slots)
         return replace(task, host=replace(task.host, slot_names=slots))
 
-    return tuple(as_asked(task) for task in find_all(config.world.task))
+    return tuple(configured(task) for task in find_all(config.world.task))
 
 
 def build_environment(config: TrainConfig, devices: Sequence[torch.device]) -> GrowthEnv:
-    """The environments that ``config`` describes, their hosts dealt over ``devices``.
+    """The environments that ``config`` describes, with their hosts distributed over ``devices``.
 
-    Where mixed precision is asked for and cannot be had, a line on stderr says why.
+    If mixed precision was requested but is not available, a line on stderr gives the reason.
 
     Raises:
         UsageError: there is no such task or slot, or they do not fit into memory.
@@ -148,7 +148,7 @@ def policy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | Non
     """The dtype of the policy's trunk, None for full precision.
 
     Raises:
-        UsageError: it needs CUDA and there is none.
+        UsageError: float16 was requested on a device other than CUDA.
     """
     if not config.learner.amp_policy or disabled():
         return None
@@ -160,7 +160,7 @@ def policy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | Non
 
 
 def plugin_paths(config: TrainConfig) -> list[str]:
-    """The plugins by paths that hold wherever the run is resumed."""
+    """Absolute paths of the plug-ins, valid in whatever directory the run is resumed."""
     return [_absolute(path) for path in config.world.plugin]
 
 
@@ -169,7 +169,7 @@ def _absolute(path: str) -> str:
 
 
 def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
-    """The settings with everything filled in that was left to the task or the machine."""
+    """The settings, with every value filled in that depends on the task or the machine."""
     growth = environment.config
     slots = [tuple(slot.name for slot in task.host.slots) for task in environment.tasks]
     several = len(set(slots)) > 1
@@ -189,13 +189,13 @@ def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
 
 
 def _resolved_backend(name: str, environment: GrowthEnv) -> str:
-    """``auto`` as what computes here; where that differs from task to task it stays ``auto``."""
+    """The backend in use if ``name`` is ``auto``; stays ``auto`` if it differs between tasks."""
     chosen = environment.backend_name
     return chosen if name == "auto" and chosen in BACKENDS else name
 
 
 def control(policy: str, environment: GrowthEnv) -> Actor:
-    """A policy that does not learn: ``heuristic``, ``random`` or ``never``."""
+    """The actor of a control policy: ``heuristic``, ``random`` or ``never``."""
     if policy == "heuristic":
         return HeuristicActor(environment.config.episode_length)
     if policy == "random":

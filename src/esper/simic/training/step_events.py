@@ -1,4 +1,4 @@
-"""The events of one environment step, made from tensors off the training thread."""
+"""The events of one environment step, built from tensors in the telemetry thread."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,22 +31,22 @@ _FLOATS = {
     "twin_validation_accuracy": attrgetter("twin_scores.accuracy"),
     "twin_expected_accuracy": attrgetter("twin_scores.expected"),
 }
-"""Fields of ``EpochCompleted``, and where a report has them."""
+"""Fields of ``EpochCompleted`` and how to read them from a ``StepReport``."""
 
 _DIGITS = 6
-"""Decimals of these in events: what float32 holds of them, in half of the bytes."""
+"""Decimals of these fields in events: about float32's precision, in half the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What is recorded of one step, on the host.
+    """The recorded tensors of one step, in CPU memory.
 
     Attributes:
         time: seconds since 1970.
         round: from 1.
         step: from 1.
         environments: identities, int64 ``[N]``.
-        floats: those of ``_FLOATS`` and the reward, ``[F + 1, N]``.
+        floats: the fields of ``_FLOATS`` and the reward, ``[F + 1, N]``.
         integers: added parameters, op, slot, success, int64 ``[4, N]``.
         stages: before the action, after it, after the tick, int64 ``[3, N, S]``.
         seeds: blueprint before, blueprint after, parameters, int64 ``[3, N, S]``.
@@ -74,7 +74,7 @@ class StepRecord:
         reward: Tensor,
         report: StepReport,
     ) -> "StepRecord":
-        """Gather the step's tensors in one transfer a kind; nothing here depends on N."""
+        """Gather the step's tensors, with one transfer per field; their number is fixed."""
         floats = [*(of(report) for of in _FLOATS.values()), reward]
         integers = [
             report.added,
@@ -98,7 +98,7 @@ class StepRecord:
         )
 
     def events(self) -> Iterator[Event]:
-        """The events, in the order in which things happened."""
+        """The events of the step, in the order in which they occurred."""
         yield from self._changes(self.stages[0], self.stages[1])
         yield self._epoch()
         yield SeedSignalsMeasured(
@@ -132,7 +132,7 @@ class StepRecord:
         )
 
     def _changes(self, before: Tensor, after: Tensor) -> Iterator[Event]:
-        """Events for the slots whose stage changed; a slot that was emptied keeps its old name."""
+        """Events of the slots whose stage changed; an emptied slot reports its old blueprint."""
         rows, slots = (before != after).nonzero().unbind(1)
         if len(rows) == 0:
             return

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first asks a run to end in good order, the second ends it at once."""
+"""SIGINT and SIGTERM: the first ends a run after saving it, the second ends it at once."""
 
 import signal
 import threading
@@ -8,10 +8,10 @@ from types import FrameType
 
 
 class StopSignal:
-    """Listens for the signals that end a run.
+    """Records the first signal that requests the end of a run.
 
     Attributes:
-        number: of the signal that came, None before.
+        number: number of the signal received, None if there was none.
     """
 
     def __init__(self) -> None:
@@ -19,9 +19,9 @@ class StopSignal:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of the first signal; after it, signals do what they did before.
+        """Record the first signal in ``number``, then restore the previous signal handlers.
 
-        Elsewhere than in the main thread nothing is listened for: Python gives signals to it alone.
+        Does nothing outside the main thread, because Python delivers signals only there.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -1,4 +1,4 @@
-"""What a run trains, for the training loop."""
+"""The interface between the training loop and what a run trains."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -16,26 +16,34 @@ AnyStep = Step | GymStep
 
 
 class Summary(Protocol):
-    """What came of a round."""
+    """Outcome of a round."""
 
     @property
-    def round(self) -> int: ...
+    def round(self) -> int:
+        """Its number, from 1."""
+        ...
+
     @property
-    def steps_per_second(self) -> float: ...
+    def steps_per_second(self) -> float:
+        """Environment steps per second, including the update."""
+        ...
+
     @property
-    def metrics(self) -> dict[str, float | None]: ...
+    def metrics(self) -> dict[str, float | None]:
+        """Metrics of the update by name; empty without one."""
+        ...
 
 
 class Trainee(Protocol):
-    """Environments, and who acts in them.
+    """Environments and the policy that acts in them.
 
     Attributes:
-        config: settings as resolved.
-        precision: of the environments' arithmetic.
-        backend_name: what computes the environments.
-        steps: of each environment in a round.
-        count: environments.
-        operation_threads: CPU threads of a single operation.
+        config: resolved settings.
+        precision: precision of the environments' arithmetic.
+        backend_name: backend of the environments.
+        steps: steps per environment and round.
+        count: number of environments.
+        operation_threads: CPU threads per operation.
     """
 
     config: TrainConfig
@@ -47,36 +55,36 @@ class Trainee(Protocol):
 
     @property
     def agent(self) -> PPOAgent[Any] | None:
-        """Who learns, None where nobody does."""
+        """The learner, None for a policy that does not learn."""
         ...
 
     def started(self, time: float, done: int) -> TrainingStarted:
-        """The event of its start, ``done`` rounds having been trained before."""
+        """The event of the start of training, after ``done`` rounds of earlier processes."""
         ...
 
     def amp_scale(self) -> float | None:
-        """The least loss scale of the environments, None where losses are not scaled."""
+        """The least loss scale of the environments, None if losses are not scaled."""
         ...
 
     def collect(self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]) -> Rollout[Any]:
-        """Act for one round, events to the hub; ``on_step`` may raise to end it early."""
+        """Act for one round and emit its events; ``on_step`` may raise to end the round early."""
         ...
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
     ) -> Summary:
-        """The round is over and learned: emit its outcome."""
+        """Emit and return the outcome of a round, after its update."""
         ...
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """Everything there is to remember, as it was when the last round was over."""
+        """The state for a checkpoint, by part, as of the end of the last round."""
         ...
 
     def restore(self, parts: dict[str, dict[str, Any]]) -> None:
-        """Take back what ``parts`` gave.
+        """Restore what ``parts`` returned.
 
         Raises:
-            UsageError: it belongs to something else.
+            UsageError: the parts belong to another network or task.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Training a policy: rounds of rollouts of N environments, one PPO update a round."""
+"""Training a policy: rounds of rollouts of N environments, one PPO update per round."""
 
 import sys
 import time
@@ -32,15 +32,15 @@ from esper.simic.training.trainee import Trainee
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run ended with.
+    """Outcome of one process of a run.
 
     Attributes:
-        path: its directory.
+        path: the run directory.
         status: ``finished``, ``interrupted`` or ``failed``.
-        exit_code: 0, 128 plus the signal that ended it, or 1 where it failed or the last round
-            could not be saved.
-        rounds: those of this process, ``RoundSummary`` or ``GymSummary``.
-        wall_seconds: of this process.
+        exit_code: 0; 128 plus the number of the signal that ended the run; or 1 if the run failed
+            or its last round could not be saved.
+        rounds: summaries of this process's rounds, ``RoundSummary`` or ``GymSummary``.
+        wall_seconds: duration of this process's training.
     """
 
     path: Path
@@ -63,13 +63,13 @@ def train_ppo_vectorized(
     names of their flags; see ``leyline.config``.
 
     Args:
-        config: settings to start from, the defaults when None.
-        use_amp: mixed precision for the hosts.
-        observer: is told of every step and round.
-        settings: single settings, aliases included.
+        config: settings to start from, the defaults if None.
+        use_amp: whether hosts are computed in mixed precision.
+        observer: notified of every step and round.
+        settings: single settings by name; aliases are accepted.
 
     Raises:
-        UsageError: a setting is at fault.
+        UsageError: a setting is invalid.
     """
     complete = unflatten(settings, config)
     if use_amp:
@@ -78,15 +78,16 @@ def train_ppo_vectorized(
 
 
 def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = None) -> RunSummary:
-    """Go on with a run from its latest checkpoint.
+    """Resume a run from its latest checkpoint.
 
     Args:
-        run: its directory.
-        settings: what the user gave anew; only settings that may change ``on_resume`` may differ.
-        observer: is told of every step and round.
+        run: the run directory.
+        settings: settings given for the resume; only those marked ``on_resume`` may differ from the
+            stored ones.
+        observer: notified of every step and round.
 
     Raises:
-        UsageError: there is no such run, or a setting may not change.
+        UsageError: there is no such run, or a setting differs that may not change.
     """
     stored, _ = stored_config(run)
     before = flatten(stored)
@@ -106,8 +107,14 @@ def run_training(
 ) -> RunSummary:
     """Run rounds with ``policy``: ``ppo`` learns; ``heuristic``, ``random`` and ``never`` do not.
 
+    Args:
+        config: settings of the run.
+        policy: name of the policy.
+        resume: directory of a run to resume; None starts a new run.
+        observer: notified of every step and round.
+
     Raises:
-        UsageError: a setting is at fault; no run directory was made or changed.
+        UsageError: a setting is invalid; no run directory was created or changed.
     """
     begin = time.perf_counter()
     check(config)
@@ -116,7 +123,7 @@ def run_training(
     device = devices[0]
     trainee = _trainee(config, policy, devices)
     stop = StopSignal()
-    # Until here nothing is written, and a signal ends the process at once.
+    # Nothing is written up to here, so until now a signal ends the process at once.
     with stop.listening():
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
         directory, done = _open(trainee, resume, fingerprint)
@@ -133,7 +140,7 @@ def run_training(
 
 
 def _trainee(config: TrainConfig, policy: str, devices: Sequence[torch.device]) -> Trainee:
-    """What the settings ask to train."""
+    """The trainee that the settings describe."""
     if config.gymnasium.gym is None:
         return GrowthTrainee(config, policy, devices)
     assert policy == "ppo", "controls are of growing networks"
@@ -142,7 +149,7 @@ def _trainee(config: TrainConfig, policy: str, devices: Sequence[torch.device]) 
 
 @contextmanager
 def _arithmetic(device: torch.device, threads: int) -> Iterator[None]:
-    """A CPU's operations run on ``threads`` threads each; CUDA's float32 products in TF32."""
+    """Set the arithmetic of a run: ``threads`` per operation on a CPU, TF32 products on CUDA."""
     before = torch.get_num_threads(), torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
     if device.type == "cpu":
@@ -161,7 +168,7 @@ def _arithmetic(device: torch.device, threads: int) -> Iterator[None]:
 def _open(
     trainee: Trainee, resume: Path | None, fingerprint: dict[str, Any]
 ) -> tuple[RunDirectory, int]:
-    """A new run directory, or the one to go on with; and the rounds it has done."""
+    """A new run directory or the resumed one, and the number of rounds it has."""
     config = trainee.config
     if resume is None:
         return RunDirectory.create(config, fingerprint), 0

@@ -1,4 +1,4 @@
-"""What a reward may look at: one step of N environments."""
+"""The inputs of a reward: one step of N environments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,36 +12,38 @@ from esper.leyline.actions import Op
 REFERENCE_LENGTH = 150
 """Episode length for which the ages and rates in the reward constants were set."""
 HOLDING_STEPS = 5
-"""Steps of that length after which a held seed earns the whole bonus of FOSSILISE."""
+"""Steps in HOLDING, for an episode of that length, that earn the whole bonus of FOSSILISE."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardInputs:
-    """One step of N environments of one host shape with S slots.
+    """One step of N environments whose hosts have one shape, with S slots.
 
-    Floats outside the seed states are of one dtype, float32 or float64.
+    Floats outside the seed states have one dtype, float32 or float64.
 
     Attributes:
-        step: steps that have passed, this one included, from 1.
-        episode_length: steps of an episode.
+        step: number of the step, from 1.
+        episode_length: steps per episode.
         last: whether this is the last step.
-        op: the operation as it took effect, WAIT where the action was refused, int64 ``[N]``.
-        slot: the slot it names, int64 ``[N]``; read only where an operation took effect.
-        before: the seeds before the action, which are those after the step before.
-        after: the seeds after this step's tick.
-        contribution: expected accuracy with minus without the seed, in [-1, 1], measured in this
-            step after the action; NaN where no seed acts, ``[N, S]``.
-        accuracy: validation accuracy now, ``[N]``; on the last step as committed, that is with
-            the fossilised seeds alone.
-        initial_accuracy: the same before the first step.
-        birth_accuracy: accuracy when the seed germinated, NaN in empty slots, ``[N, S]``.
-        score: expected accuracy, mean of the last three steps, ``[N]``; as committed on the last.
-        twin_score: the same of the never-grow twin.
-        previous_gain: ``u - s_twin`` of the step before, 0 before the first, ``[N]``.
-        host_parameters: parameters of the host alone.
-        seed_parameters: of the seeds that live before or after the step, 0 elsewhere, int64
-            ``[N, S]``. A seed pruned at once still has its own here: alpha shock needs them.
-        added: parameters that pay rent, ``[N]``: of acting seeds; on the last step of fossils.
+        op: the operation that took effect, int64 ``[N]``; WAIT for an illegal action.
+        slot: slot named by the action, int64 ``[N]``; used only if an operation took effect.
+        before: seeds before the action, equal to ``after`` of the previous step.
+        after: seeds after this step's tick.
+        contribution: expected accuracy with the seed minus without it, in [-1, 1], measured after
+            the action, ``[N, S]``; NaN for slots without an acting seed.
+        accuracy: validation accuracy, ``[N]``; on the last step that of the committed host, which
+            has fossilised seeds only.
+        initial_accuracy: validation accuracy before the first step, ``[N]``.
+        birth_accuracy: accuracy when the seed germinated, ``[N, S]``; NaN in empty slots.
+        score: mean expected accuracy of the last three steps, ``[N]``; on the last step that of
+            the committed host.
+        twin_score: the same for the never-grow twin.
+        previous_gain: ``u - s_twin`` of the previous step, ``[N]``; 0 in the first step.
+        host_parameters: parameters of the host without seeds.
+        seed_parameters: parameters of the seeds that are alive before or after the step, int64
+            ``[N, S]``; 0 elsewhere. A seed pruned in this step is included, for alpha shock.
+        added: parameters that pay rent, ``[N]``: those of acting seeds, on the last step those of
+            fossilised seeds.
     """
 
     step: int
@@ -64,38 +66,38 @@ class RewardInputs:
 
 
 RewardFunction = Callable[[RewardInputs], Tensor]
-"""A reward mode: rewards ``[N]`` in the dtype of the score."""
+"""A reward mode: computes rewards ``[N]`` in the dtype of the score."""
 
 
 def chosen(inputs: RewardInputs, op: Op) -> Tensor:
     """The slots in which ``op`` took effect, bool ``[N, S]``."""
     slots = inputs.before.stage.shape[1]
-    # A refused action may name a slot that does not exist, so the slot is compared, not indexed.
+    # An illegal action may name a slot that does not exist, so compare instead of indexing.
     named = inputs.slot[:, None] == torch.arange(slots, device=inputs.slot.device)
     return named & (inputs.op == op)[:, None]
 
 
 def improvement(inputs: RewardInputs) -> Tensor:
-    """Score above the never-grow twin's in percentage points, ``[N]``."""
+    """Score minus that of the never-grow twin in percentage points, ``[N]``."""
     return 100.0 * (inputs.score - inputs.twin_score)
 
 
 def contribution_points(inputs: RewardInputs) -> Tensor:
-    """Contribution in percentage points, 0 where it was not measured, ``[N, S]``."""
+    """Contribution in percentage points, ``[N, S]``; 0 where it was not measured."""
     contribution = inputs.contribution
     return 100.0 * torch.where(contribution.isnan(), 0.0, contribution)
 
 
 def time_held(inputs: RewardInputs) -> Tensor:
-    """Share of the first five steps that a seed had spent in its stage, in [0, 1], ``[N, S]``.
+    """Age of each seed in its stage as a share of ``HOLDING_STEPS``, at most 1, ``[N, S]``.
 
-    Five in an episode of 150 steps; it scales as the ages of the lifecycle do.
+    ``HOLDING_STEPS`` is scaled with the episode length, like the ages of the lifecycle.
     """
     steps = max(1, round(HOLDING_STEPS * inputs.episode_length / REFERENCE_LENGTH))
     return (inputs.before.stage_age.to(inputs.score.dtype) / steps).clamp(max=1.0)
 
 
 def harmonic_mean(one: Tensor, other: Tensor) -> Tensor:
-    """``2ab / (a + b)`` where both are positive and 0 elsewhere."""
+    """``2ab / (a + b)`` where both are positive, 0 elsewhere; elementwise."""
     positive = (one > 0) & (other > 0)
     return torch.where(positive, 2.0 * one * other / (one + other), 0.0)

@@ -1,4 +1,4 @@
-"""The modes whose return is utility: what an episode of growing was worth."""
+"""The reward modes whose return is the utility of the grown host."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from esper.simic.growth.rewards.inputs import RewardInputs
 
 RENT = 0.05
-"""What a doubling of parameters costs: 0.05 ln 2 of accuracy."""
+"""Price of parameters: doubling the host costs 0.05 ln 2 of accuracy."""
 REWARD_SCALE = 10.0
 SCORE_WINDOW = 3
 """Steps over which the score is averaged."""
@@ -38,15 +38,15 @@ def terminal_reward(inputs: RewardInputs) -> Tensor:
 def paired_reward(inputs: RewardInputs) -> Tensor:
     """``10 (v_t - v_{t-1})`` with the gain ``v = u - s_twin`` over the never-grow twin.
 
-    It telescopes: with ``v_0 = 0`` the return is ``10 (u_T - s_twin)``, which differs from that of
-    ``terminal_reward`` by ``10 s_twin``, a constant that no action changes. v is at most 1 and at
-    least ``-1 - rent ln(1 + added / host)``.
+    The sum telescopes: with ``v_0 = 0`` the return is ``10 (u_T - s_twin)``, which differs from
+    that of ``terminal_reward`` by ``10 s_twin``, which does not depend on the actions. v is at most
+    1 and at least ``-1 - rent ln(1 + added / host)``.
     """
     return REWARD_SCALE * ((_utility(inputs) - inputs.twin_score) - inputs.previous_gain)
 
 
 def utility_reward(inputs: RewardInputs) -> Tensor:
-    """``10 u_t / T`` in every step, at most ``10 / T``: the return is the mean of ``10 u``."""
+    """``10 u_t / T`` in every step, at most ``10 / T``. The return is the mean of ``10 u_t``."""
     return REWARD_SCALE / inputs.episode_length * _utility(inputs)
 
 

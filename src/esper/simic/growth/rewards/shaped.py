@@ -1,7 +1,7 @@
-"""The mode ``shaped``: every step credits what each seed contributes, and prices every action.
+"""The mode ``shaped``: every step credits each seed's contribution and charges for every action.
 
 Accuracies are in percentage points: ``c`` is a seed's contribution, ``progress`` the accuracy
-gained since it germinated, ``imp`` the score above the never-grow twin's.
+gained since it germinated, ``imp`` the score minus that of the never-grow twin.
 """
 
 import math
@@ -23,26 +23,26 @@ from esper.simic.growth.rewards.returns import growth
 from esper.simic.growth.rewards.shaping import stage_shaping
 
 RATIO_LIMIT = 5.0
-"""How many times the improvement a seed may claim to contribute before it is charged."""
+"""Largest ratio of a seed's contribution to the improvement that is free of charge."""
 LEAST_IMPROVEMENT = 0.1
-"""Points that the improvement counts for at least in that ratio."""
+"""Lower bound of the improvement in that ratio, in points."""
 RATIO_RATE, RATIO_CAP = 0.02, 0.3
 RENT_RATE, RENT_CAP = 0.5, 1.5
 SHOCK_RATE, SHOCK_CAP = 0.1958, 1.0
 OCCUPANCY = 0.01
-"""Cost of each living seed but the first, in a step."""
+"""Cost per step of each living seed after the first."""
 OP_COST = {Op.GERMINATE: 0.15, Op.SET_ALPHA_TARGET: 0.005, Op.PRUNE: 0.005, Op.FOSSILISE: 0.01}
 BLEND_COST = 0.1
 """Cost of ADVANCE out of TRAINING."""
 FOSSIL_BASE = 0.5 + 3.0 * math.tanh(1.0 / 3.0)
 ACCURACY_RATE = 5.0
-"""What the committed accuracy is worth at the end."""
+"""Reward of a committed accuracy of 1 on the last step."""
 
 
 def shaped_reward(inputs: RewardInputs) -> Tensor:
-    """Credit for contributions less rent, shock, occupancy and the price of the action, ``[N]``.
+    """Credit for contributions minus rent, shock, occupancy and the action's cost, ``[N]``.
 
-    ``stage_shaping`` included. Within ``-(103 S + 15)`` and ``103 S + 17`` for S slots.
+    Includes ``stage_shaping``. Between ``-(103 S + 15)`` and ``103 S + 17`` for S slots.
     """
     reward = (
         attribution(inputs)
@@ -57,13 +57,16 @@ def shaped_reward(inputs: RewardInputs) -> Tensor:
 
 
 def attribution(inputs: RewardInputs) -> Tensor:
-    """Credit for the measured contributions of the seeds that blend or hold, ``[N]``.
+    """Credit for the measured contributions of the seeds in BLENDING or HOLDING, ``[N]``.
 
-    A harmful seed pays its c. A helpful one earns c up to its progress and their harmonic mean
-    beyond (nothing where the progress is not positive), less by ``min(1, 2 sigmoid(3 imp))``
-    where growth has made the host worse, and less a charge of at most 0.3 where c is above five
-    times the improvement: a seed on which the host has come to lean contributes much to a host
-    that is no better for it. On the last step what is not fossilised is gone and earns nothing.
+    A harmful seed is charged its c. A helpful one earns c if c is below its progress, otherwise the
+    harmonic mean of both (0 if the progress is not positive). Its credit is multiplied by
+    ``min(1, 2 sigmoid(3 imp))``, which is below 1 if growth has made the host worse.
+
+    If c is above five times the improvement, a charge of at most 0.3 is subtracted: removing a seed
+    on which the host has come to depend costs much accuracy, although the host with the seed is no
+    better than its twin. The last step gives no credit, because seeds that are not fossilised are
+    removed.
     """
     if inputs.last:
         return torch.zeros_like(inputs.score)
@@ -73,7 +76,7 @@ def attribution(inputs: RewardInputs) -> Tensor:
     progress = 100.0 * (inputs.accuracy[:, None] - inputs.birth_accuracy)
     imp = improvement(inputs)[:, None]
     credit = torch.where((c < 0) | (c < progress), c, harmonic_mean(progress, c))
-    # 2 sigmoid(3 imp); sigmoid itself rounds differently at different places in a tensor.
+    # 2 sigmoid(3 imp) by tanh: torch.sigmoid's rounding depends on the position in the tensor.
     trust = 1.0 + torch.tanh(1.5 * imp.clamp(max=0.0))
     credit = torch.where(credit > 0, credit * trust, credit)
     ratio = c / imp.clamp(min=LEAST_IMPROVEMENT)
@@ -84,7 +87,7 @@ def attribution(inputs: RewardInputs) -> Tensor:
 def alpha_shock(inputs: RewardInputs) -> Tensor:
     """``min(0.1958 sum (change of alpha)^2 seed / host, 1)``, ``[N]``.
 
-    The squares of a ramp's steps add up to less than that of a jump.
+    The squared steps of a ramp add up to less than the square of one jump.
     """
     dtype = inputs.score.dtype
     change = inputs.after.alpha.to(dtype) - inputs.before.alpha.to(dtype)
@@ -93,11 +96,11 @@ def alpha_shock(inputs: RewardInputs) -> Tensor:
 
 
 def fossil_bonus(inputs: RewardInputs) -> Tensor:
-    """What the verdict of FOSSILISE earns, ``[N]``, in [-11.7, 11.5]; 0 for other operations.
+    """Reward of FOSSILISE, ``[N]``, in [-11.7, 11.5]; 0 for other operations.
 
-    At c of a point or more ``(0.5 + 0.1 c + 3 tanh(1/3)) m`` with m = ``time_held``; below, or
-    not measured, -0.2 and 0.1 more for each point of harm. Where growth has made the host worse
-    there is no bonus and a charge of ``0.5 + min(0.2 |imp|, 1)``.
+    If c is a point or more: ``(0.5 + 0.1 c + 3 tanh(1/3)) m`` with m = ``time_held``. If c is less
+    or was not measured: -0.2, and another -0.1 per point of harm. If growth has made the host
+    worse, there is no bonus and a charge of ``0.5 + min(0.2 |imp|, 1)`` is subtracted.
     """
     imp = improvement(inputs)[:, None]
     c = contribution_points(inputs)

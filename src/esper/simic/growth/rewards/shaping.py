@@ -1,8 +1,8 @@
 """Potential-based shaping on the stages of seeds.
 
-Ng, Harada and Russell, "Policy invariance under reward transformations", ICML 1999: a reward
-``gamma Phi(s') - Phi(s)`` changes no optimal policy. With gamma 1, Phi 0 before the first step and
-after the last, it adds up to 0 over every episode.
+Ng, Harada and Russell, "Policy invariance under reward transformations", ICML 1999: adding a reward
+``gamma Phi(s') - Phi(s)`` does not change the optimal policies. With gamma 1, and Phi 0 before the
+first step and after the last, the added rewards of an episode sum to 0.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ from esper.simic.growth.rewards.inputs import REFERENCE_LENGTH, RewardInputs
 
 SHAPING_SCALE = 0.3
 AGE_RATE = 0.3
-"""Potential gained by a step in a stage, in an episode of 150 steps."""
+"""Potential gained per step in a stage, for an episode of 150 steps."""
 AGE_CAP = 2.0
 
 POTENTIALS: dict[int, float] = {
@@ -26,13 +26,13 @@ POTENTIALS: dict[int, float] = {
     Stage.HOLDING: 5.5,
     Stage.FOSSILISED: 6.0,
 }
-"""Potential of a seed that has just entered the stage; 0 in the others."""
+"""Potential of a seed that has just entered the stage; 0 for stages not listed."""
 
 
 def stage_potential(inputs: RewardInputs, which: Literal["before", "after"]) -> Tensor:
-    """How far the seeds of each environment have come, ``[N]``, in [0, 8 S].
+    """Potential of the seeds of each environment, ``[N]``, in [0, 8 S].
 
-    The sum over the slots of the stage's potential and, where a seed lives,
+    The sum over the slots of the stage's potential and, for a living seed,
     ``min(0.3 (150 / T) stage_age, 2)``. The potential after the last step is 0.
     """
     if which == "after" and inputs.last:
@@ -47,9 +47,9 @@ def stage_potential(inputs: RewardInputs, which: Literal["before", "after"]) -> 
 
 
 def stage_shaping(inputs: RewardInputs) -> Tensor:
-    """``0.3 (Phi_after - Phi_before)``, ``[N]``, in [-2.4 S, 2.4 S]; an episode's adds up to 0.
+    """``0.3 (Phi_after - Phi_before)``, ``[N]``, in [-2.4 S, 2.4 S]; sums to 0 over an episode.
 
-    All slots count, not only the action's: the potential before a step is then that after the
-    step before it, whatever the actions were.
+    The sum is over all slots, not only the action's, so that the potential before a step equals
+    that after the previous step whatever the actions were.
     """
     return SHAPING_SCALE * (stage_potential(inputs, "after") - stage_potential(inputs, "before"))

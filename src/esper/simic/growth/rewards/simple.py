@@ -1,4 +1,4 @@
-"""The modes ``simplified``, ``basic`` and ``sparse``: a payment at the end and little before it."""
+"""The modes ``simplified``, ``basic`` and ``sparse``, whose main reward is on the last step."""
 
 import torch
 from torch import Tensor
@@ -16,18 +16,18 @@ from esper.simic.growth.rewards.inputs import (
 from esper.simic.growth.rewards.shaping import stage_shaping
 
 PARAMETER_BUDGET = 500_000
-"""Parameters that cost 0.1, whatever the host: a small one grows nearly free of charge."""
+"""Added parameters that cost 0.1, whatever the size of the host."""
 PARAMETER_COST = 0.1
 ACTION_COST = 0.01
 CONTRIBUTING = 0.01
-"""Least contribution of a fossil that ``simplified`` counts."""
+"""Least contribution of a fossilised seed that ``simplified`` counts."""
 
 
 def simplified_reward(inputs: RewardInputs) -> Tensor:
-    """``stage_shaping`` less 0.01 for an operation; at the end accuracy and a count of fossils.
+    """``stage_shaping`` minus 0.01 per operation; at the end accuracy and a count of fossils.
 
-    The last step adds ``3 accuracy`` and 2 for each fossil that contributes a point or more.
-    Within ``-(2.4 S + 0.01)`` and ``4.4 S + 3``.
+    The last step adds ``3 accuracy``, and 2 per fossilised seed that contributes a point or more.
+    Between ``-(2.4 S + 0.01)`` and ``4.4 S + 3``.
     """
     acts = (inputs.op != Op.WAIT).to(inputs.score.dtype)
     reward = stage_shaping(inputs) - ACTION_COST * acts
@@ -39,13 +39,13 @@ def simplified_reward(inputs: RewardInputs) -> Tensor:
 
 
 def basic_reward(inputs: RewardInputs) -> Tensor:
-    """``stage_shaping``, rent, a verdict on FOSSILISE, and the gain of the episode at its end.
+    """``stage_shaping``, rent, a reward of FOSSILISE, and the gain of the episode at its end.
 
-    Rent is ``0.1 added / 500000`` a step. With c the seed's contribution and imp the improvement
-    over the never-grow twin, both in points, FOSSILISE pays ``(0.3 + 0.5 h) m`` where both are
-    positive, h their harmonic mean and m = ``time_held``; -0.5 where c is not positive or not
-    measured, -0.2 where only imp is not. The last step pays 5 times the accuracy gained since
-    before the first step. Within ``-(2.4 S + 5.5 + rent)`` and ``2.4 S + 55.3``.
+    Rent is ``0.1 added / 500000`` per step. Let c be the seed's contribution and imp the
+    improvement over the never-grow twin, both in points. FOSSILISE pays ``(0.3 + 0.5 h) m`` if both
+    are positive, with their harmonic mean h and m = ``time_held``; -0.5 if c is not positive or was
+    not measured; -0.2 if only imp is not positive. The last step pays 5 times the accuracy gained
+    over the episode. Between ``-(2.4 S + 5.5 + rent)`` and ``2.4 S + 55.3``.
     """
     imp = improvement(inputs)[:, None]
     c = contribution_points(inputs)
@@ -58,7 +58,7 @@ def basic_reward(inputs: RewardInputs) -> Tensor:
 
 
 def sparse_reward(inputs: RewardInputs) -> Tensor:
-    """On the last step accuracy less ``0.1 added / 500000``, cut to [-1, 1]; 0 before."""
+    """On the last step accuracy minus ``0.1 added / 500000``, clipped to [-1, 1]; 0 before."""
     if not inputs.last:
         return torch.zeros_like(inputs.score)
     return (inputs.accuracy - _budget_cost(inputs)).clamp(-1.0, 1.0)
