@@ -99,16 +99,16 @@ class Trace:
 
     def results(self, t: int, rows: list[int]) -> dict[str, Tensor]:
         """All results of the environments ``rows`` in step ``t``."""
-        step, tensors = self.steps[t], {"reward": self.steps[t].reward}
+        step, found = self.steps[t], {"reward": self.steps[t].reward}
         for part in (step.report, step.report.scores, step.report.after, step.report.signals):
             tensors = {f.name: getattr(part, f.name) for f in fields(part)}
-            tensors |= {
+            found |= {
                 f"{type(part).__name__} {name}": value.nan_to_num(-7.0)
                 for name, value in tensors.items()
                 if isinstance(value, Tensor)
             }
-        tensors |= step.observation.tensors()
-        return {name: part[rows] for name, part in tensors.items()}
+        found |= step.observation.tensors()
+        return {name: part[rows] for name, part in found.items()}
 
 
 def growth(dtype: torch.dtype, **settings) -> GrowthEnv:

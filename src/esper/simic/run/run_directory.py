@@ -178,7 +178,7 @@ def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
     """Settings and fingerprint of a run.
 
     Raises:
-        UsageError: ``run`` is no run directory, or its settings cannot be read.
+        UsageError: ``run`` is not a run directory, or its settings cannot be read.
     """
     path = run / "config.json"
     try:
