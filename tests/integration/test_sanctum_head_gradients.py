@@ -69,7 +69,7 @@ def heads_of(seen: ObservationT) -> dict[str, set[torch.dtype]]:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_everything_is_float32_under_an_enclosing_autocast(dtype, monkeypatch) -> None:
+def test_the_policy_computes_in_float32_under_an_enclosing_autocast(dtype, monkeypatch) -> None:
     agent = agent_with()
     with enclosing(dtype):
         rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
@@ -103,7 +103,7 @@ def test_an_enclosing_autocast_changes_no_bit_of_an_update(dtype) -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_the_optional_half_precision_is_of_the_trunk_alone(monkeypatch) -> None:
+def test_optional_half_precision_applies_only_to_the_trunk(monkeypatch) -> None:
     agent = agent_with(torch.bfloat16)
     seen = ObservationT(agent.policy, monkeypatch)
     agent.update(synthetic_rollout(agent, 4, 8, 2, seed=1))
@@ -122,7 +122,7 @@ def random_logits(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_a_masked_categorical_on_half_precision_is_that_of_float64(dtype) -> None:
+def test_a_masked_categorical_in_half_precision_agrees_with_float64(dtype) -> None:
     logits, mask = random_logits((200, 13), 3)
     half = logits.to(dtype).requires_grad_()
     exact = half.detach().double().requires_grad_()
@@ -166,7 +166,7 @@ def test_the_first_minibatch_is_on_policy_with_half_precision_on(amp_dtype, boun
         assert told["first_kl"] == pytest.approx(0.0, abs=bound**2 + 1e-6)
 
 
-def test_a_rollout_in_half_precision_leaves_the_next_backward_whole() -> None:
+def test_a_rollout_in_half_precision_does_not_break_the_next_backward() -> None:
     """Casts cached without gradients would sever the weights from the loss."""
     agent = agent_with(torch.bfloat16)
     rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
@@ -178,7 +178,7 @@ def test_a_rollout_in_half_precision_leaves_the_next_backward_whole() -> None:
     assert all(p.grad is not None for p in agent.policy.parameters())
 
 
-def test_no_cast_outlives_the_trunk() -> None:
+def test_no_cast_is_cached_beyond_the_trunk() -> None:
     """On a CPU a cached cast does no harm today, so what is asserted is that none is cached."""
     policy = agent_with(torch.bfloat16).policy
     inside = []
@@ -241,7 +241,7 @@ def test_head_gradients_finite_cpu(settings) -> None:
     assert_heads_have_gradients(*real_update(settings))
 
 
-def test_a_head_without_gradients_is_seen_as_such() -> None:
+def test_a_head_without_gradients_is_reported_as_missing() -> None:
     """The ticket's symptom, made by hand: the head is cut off, and the metric says so."""
     agent = agent_with()
     rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)

@@ -84,7 +84,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("scheme", list(SCHEMES))
-def test_every_plot_is_drawn_in_the_light_and_in_the_dark(
+def test_every_plot_is_drawn_in_light_and_dark_mode(
     tmp_path: Path, page: Path, scheme: str
 ) -> None:
     found = layout(tmp_path, page, DESK)

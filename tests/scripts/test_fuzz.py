@@ -224,7 +224,9 @@ def test_every_wrong_value_is_refused(
     results(fuzzing.every_wrong_value(seed=22), tmp_path, run, monkeypatch)
 
 
-def test_every_right_name_works(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_valid_value_works(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results(fuzzing.every_named_value(seed=23), tmp_path, run, monkeypatch)
 
 
@@ -243,7 +245,7 @@ REAL = (
 )
 
 
-def test_another_process_does_the_same(
+def test_another_process_gives_the_same_outcomes(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results(list(REAL), tmp_path, run, monkeypatch)

@@ -50,7 +50,7 @@ def run(tmp_path_factory) -> Path:
     ).path
 
 
-def test_the_example_is_as_short_as_it_is_said_to_be() -> None:
+def test_the_example_is_as_short_as_the_manual_says() -> None:
     code = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
     assert len(code) < 30
     manual = (EXAMPLE.parents[1] / "docs" / "extending.md").read_text().split("\n## A model\n")[1]
@@ -59,7 +59,7 @@ def test_the_example_is_as_short_as_it_is_said_to_be() -> None:
         assert part in PLAIN
 
 
-def test_the_heuristic_grows_and_the_file_is_the_host(tmp_path: Path, capsys) -> None:
+def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Path, capsys) -> None:
     out = tmp_path / "model.pt2"
     assert grow(["--policy", "heuristic", "--task", "digits_shift", "--out", str(out)]) == 0
     text = capsys.readouterr().out
@@ -80,14 +80,14 @@ def test_the_heuristic_grows_and_the_file_is_the_host(tmp_path: Path, capsys) ->
     assert 100 * float(hits.float().mean()) == pytest.approx(accuracy, abs=0.4)
 
 
-def test_never_leaves_the_host_as_its_twin(short, tmp_path: Path, capsys) -> None:
+def test_the_never_policy_leaves_the_host_equal_to_its_twin(short, tmp_path: Path, capsys) -> None:
     assert grow(["--policy", "never", *short, "--out", str(tmp_path / "m.pt2")]) == 0
     text = capsys.readouterr().out
     assert "grown: nothing, 0 parameters more" in text
     assert text.count("gain +0.0 points") == 2
 
 
-def test_a_learned_policy_draws_by_the_seed_or_takes_its_mode(run: Path, short) -> None:
+def test_a_learned_policy_samples_by_seed_or_acts_greedily(run: Path, short) -> None:
     tasks([short[3], *short[:2]])
     policy = GrowingPolicy.named(str(run))
     task, seeds = find("short"), range(6)
@@ -99,7 +99,7 @@ def test_a_learned_policy_draws_by_the_seed_or_takes_its_mode(run: Path, short) 
     assert greedy != drawn
 
 
-def test_a_policy_trained_on_digits_grows_somebodys_own_model(
+def test_a_policy_trained_on_digits_grows_a_users_own_model(
     run: Path, tmp_path: Path, capsys
 ) -> None:
     out, path = tmp_path / "own.pt2", tmp_path / "mine.py"
@@ -114,7 +114,7 @@ def test_a_policy_trained_on_digits_grows_somebodys_own_model(
     assert resolve_slots(find("own_model").host, ("mid",)) == ("grows",)
 
 
-def test_a_mistake_is_one_line_and_leaves_no_file(
+def test_a_usage_error_is_one_line_and_leaves_no_file(
     run: Path, short, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     out = tmp_path / "m.pt2"
@@ -147,7 +147,7 @@ def test_a_mistake_is_one_line_and_leaves_no_file(
         assert not out.exists()
 
 
-def test_check_says_what_fits_and_what_it_costs(tmp_path: Path, capsys) -> None:
+def test_check_reports_fit_and_costs(tmp_path: Path, capsys) -> None:
     path = tmp_path / "mine.py"
     path.write_text(PLAIN)
     assert tasks(["check", str(path)]) == 0
@@ -169,7 +169,7 @@ print(found.backend, found.bytes)
 
 
 @pytest.mark.slow
-def test_the_memory_it_tells_is_about_that_of_the_benchmark() -> None:
+def test_the_reported_memory_is_close_to_that_of_the_benchmark() -> None:
     """In a process of its own: in one that has run for long, freed memory is taken again."""
     done = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
@@ -193,7 +193,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("source", "says"), FAULTS, ids=[says[-24:] for _, says in FAULTS])
-def test_what_does_not_fit_is_named_in_one_line(source: str, says: str, tmp_path, capsys) -> None:
+def test_a_task_that_does_not_fit_is_reported_in_one_line(
+    source: str, says: str, tmp_path, capsys
+) -> None:
     path = tmp_path / "mine.py"
     path.write_text(source)
     assert guarded(tasks, ["check", str(path)]) == 2
@@ -203,9 +205,7 @@ def test_what_does_not_fit_is_named_in_one_line(source: str, says: str, tmp_path
     assert "own_model" not in TASKS or not capsys.readouterr().out
 
 
-def test_a_blueprint_that_fails_anywhere_is_found_though_others_are_larger(
-    tmp_path: Path, capsys
-) -> None:
+def test_a_failing_blueprint_is_found_even_if_others_are_larger(tmp_path: Path, capsys) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "from esper.kasmina.blueprints import Blueprint, register\n"

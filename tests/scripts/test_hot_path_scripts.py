@@ -62,7 +62,7 @@ def test_the_hot_path_is_measured_beside_the_naive_loop(tmp_path: Path, run):
     assert "NativeBackend" in compared.stdout
 
 
-def test_a_backend_that_computes_something_else_is_not_timed(monkeypatch, run):
+def test_a_backend_with_different_results_is_not_timed(monkeypatch, run):
     """Broken on purpose: the naive loop gets another learning rate."""
     naive = importlib.import_module("hot_path_naive").NaiveBackend
     original = naive._optimizers
@@ -95,7 +95,7 @@ def test_a_synchronisation_that_is_not_documented_fails(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "torch"])
-def test_operations_are_told_by_stage(backend: str, run):
+def test_operations_are_listed_by_stage(backend: str, run):
     done = run(
         "profile_hot_path_operations.py",
         *("--envs", "4", "--episode-length", "6", "--backend", backend),

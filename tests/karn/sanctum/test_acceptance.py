@@ -52,7 +52,7 @@ def test_after_the_first_update_every_head_has_a_finite_gradient_norm(
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
-def test_heads_without_a_gradient_and_with_a_broken_one_are_named(
+def test_missing_and_nan_gradients_are_shown_as_such(
     tmp_path: Path, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = PPOAgent.__init__
