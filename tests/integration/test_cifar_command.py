@@ -1,4 +1,4 @@
-"""The command of a user's ticket, on small files, with and without a terminal for Sanctum."""
+"""Training on CIFAR-10 as in a user's ticket, on small files, with and without a terminal."""
 
 import json
 import math
@@ -27,7 +27,7 @@ SETTINGS = {
     "lr": 3e-4, "gamma": 1.0, "seed": 42, "slots": ["r0c1", "r1c2"], "lstm_hidden_dim": 16,
     "device": "cuda:0", "entropy_coef": 0.05,
 }  # fmt: skip
-"""What such a user's file may hold; the command line wins over the first two and the device."""
+"""Settings in such a user's file; the command line overrides the first two and the device."""
 
 
 @pytest.fixture

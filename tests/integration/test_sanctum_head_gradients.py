@@ -1,8 +1,8 @@
 """Ticket B11-PT-01: mixed precision must not cut the action heads off from their gradients.
 
-On a CPU the fault itself does not show, so the mechanism is asserted: which tensors are float32
-inside an enclosing autocast region, in rollout and update alike. With a CUDA device the tests named
-in the ticket run as well.
+On a CPU the fault does not occur, so the tests check its mechanism: which tensors are float32
+inside an enclosing autocast region, in rollout and update. With a CUDA device, the tests named in
+the ticket run too.
 """
 
 import math
@@ -30,15 +30,15 @@ def agent_with(amp_dtype: torch.dtype | None = None) -> PPOAgent:
 
 
 def enclosing(dtype: torch.dtype) -> torch.autocast:
-    """The region in which the ticket's training loop ran its update."""
+    """Return the autocast region in which the ticket's training loop ran its update."""
     return torch.autocast("cpu", dtype=dtype)
 
 
 class ObservationT:
-    """Dtypes that pass through a policy's parts while it acts or learns."""
+    """Records the dtypes in a policy's parts while it acts or learns."""
 
     def __init__(self, policy: Policy, monkeypatch):
-        policy.native = False  # the native library has no other precision
+        policy.native = False  # the native library computes only in float32
         self.dtypes: dict[str, set[torch.dtype]] = {}
         for name, module in policy.named_modules():
             if isinstance(module, torch.nn.Linear | torch.nn.LSTM):
@@ -143,7 +143,7 @@ def test_a_masked_categorical_in_half_precision_agrees_with_float64(dtype) -> No
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_masks_are_deterministic_in_half_precision(dtype) -> None:
-    """Not even the largest logit makes an illegal option possible, whatever is drawn."""
+    """Not even the largest logit gives an illegal option a chance to be drawn."""
     logits, mask = random_logits((500, 7), 5)
     logits = torch.where(mask, logits, 6e4).to(dtype)
     distribution = MaskedCategorical(logits, mask)
@@ -167,7 +167,7 @@ def test_the_first_minibatch_is_on_policy_with_half_precision_on(amp_dtype, boun
 
 
 def test_a_rollout_in_half_precision_does_not_break_the_next_backward() -> None:
-    """Casts cached without gradients would sever the weights from the loss."""
+    """Casts cached without gradients would cut the weights off from the loss."""
     agent = agent_with(torch.bfloat16)
     rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -179,7 +179,7 @@ def test_a_rollout_in_half_precision_does_not_break_the_next_backward() -> None:
 
 
 def test_no_cast_is_cached_beyond_the_trunk() -> None:
-    """On a CPU a cached cast does no harm today, so what is asserted is that none is cached."""
+    """On a CPU a cached cast does no harm today, so the test checks that none is cached."""
     policy = agent_with(torch.bfloat16).policy
     inside = []
     policy.lstm.register_forward_hook(
@@ -193,7 +193,7 @@ def test_no_cast_is_cached_beyond_the_trunk() -> None:
 
 
 def real_update(settings: dict) -> tuple[PPOAgent, dict]:
-    """One round of the ticket's training, small: real hosts, real rollout, real update."""
+    """Run one small round of the ticket's training: real hosts, rollout and update."""
     config = unflatten(
         {
             "task": "digits_shift",
@@ -212,7 +212,7 @@ def real_update(settings: dict) -> tuple[PPOAgent, dict]:
     environment = build_environment(config, (device,))
     assert environment.precision.enabled == config.machine.use_amp
     agent = build_agent(config, device)
-    with torch.no_grad():  # every head must be of use in an episode this short
+    with torch.no_grad():  # every head must be used in an episode this short
         agent.policy.op_head.out.bias.zero_()
     told = agent.update(collect(environment, agent, 0))
     return agent, told
@@ -242,7 +242,7 @@ def test_head_gradients_finite_cpu(settings) -> None:
 
 
 def test_a_head_without_gradients_is_reported_as_missing() -> None:
-    """The ticket's symptom, made by hand: the head is cut off, and the metric says so."""
+    """The ticket's symptom, made by hand: the head is cut off, and the metric shows it."""
     agent = agent_with()
     rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
     for parameter in agent.policy.head_parameters("slot"):

@@ -1,4 +1,4 @@
-"""Bootstrap intervals against scipy's, and curves of blocks."""
+"""Bootstrap intervals agree with scipy's; long curves are averaged in blocks."""
 
 import numpy as np
 import pytest

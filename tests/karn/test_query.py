@@ -1,4 +1,4 @@
-"""Queries over recorded runs agree with what one reads off their lines by hand."""
+"""Queries over recorded runs agree with a plain reading of their lines."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def recorded(run: str) -> Store:
 
 
 def rows(run: Path | str, sql: str) -> list[tuple]:
-    """The result's rows; the name of a run is that of a recorded one."""
+    """Return the rows of a query; ``run`` is a path or the name of a recorded run."""
     table = recorded(run).query(sql) if isinstance(run, str) else esper.karn.query(run, sql)
     return [tuple(row.values()) for row in table.to_pylist()]
 
@@ -198,7 +198,7 @@ def test_missing_values_are_null_and_nan_is_a_number(tmp_path: Path) -> None:
 
 
 def test_a_column_of_nan_is_still_numeric(tmp_path: Path) -> None:
-    """A reader that guesses types from the values would make it text."""
+    """A reader that infers types from the values would make the column text."""
     run = run_of(tmp_path, update(1, grad_norm="NaN"))
     table = esper.karn.query(run, "SELECT grad_norm, ratio_min FROM updates")
     assert [field.type for field in table.schema] == [pyarrow.float64()] * 2
@@ -310,7 +310,7 @@ def test_sql_can_read_only_the_views(
 
 
 def test_the_database_can_read_the_file_when_external_access_is_allowed(tmp_path: Path) -> None:
-    """The refusals above are ours, and not for want of a file."""
+    """The queries above are refused by Esper, not because the file is missing."""
     file = tmp_path / "data.csv"
     file.write_text("a\n1\n")
     assert duckdb.sql(f"SELECT * FROM '{file}'").fetchall() == [(1,)]

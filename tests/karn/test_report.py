@@ -1,4 +1,4 @@
-"""The report is one whole page that needs nothing else, and no plot in it is empty."""
+"""The report is one self-contained page without empty plots."""
 
 import os
 import re
@@ -36,7 +36,7 @@ KINDS = ("healthy", "anomalous", "interrupted", "old_schema")
 
 
 def report(*runs: Path, to: Path) -> Page:
-    """The checked page on ``runs``."""
+    """Write and check the report about ``runs``; return the page."""
     return check(write_report(runs, to / "report.html").read_text(encoding="utf-8"))
 
 
@@ -87,7 +87,7 @@ def test_the_same_run_gives_the_same_report(tmp_path: Path) -> None:
 
 
 def test_blueprints_that_germinated_equally_often_are_sorted_by_name() -> None:
-    """An order taken from a set would differ from one process to the next."""
+    """The order of a set would differ between processes."""
     table = seed_table(gather(RECORDED / "healthy"), several=False)
     assert table is not None
     places = [(-int(row[1]), row[0]) for row in table.rows]

@@ -1,4 +1,4 @@
-"""The status of a run follows from its files; removing one never touches a run at work."""
+"""The status of a run follows from its files; a running run is never removed."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ sys.stdin.read()
 
 @contextmanager
 def process_that_holds_the_lock(run: Path) -> Iterator[subprocess.Popen]:
-    """Another process that holds the run's lock, as training does."""
+    """Start another process that holds the run's lock, as training does."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run / "lock")],
         stdin=subprocess.PIPE,
@@ -40,7 +40,7 @@ def process_that_holds_the_lock(run: Path) -> Iterator[subprocess.Popen]:
 
 
 def checkpoint(run: Path, number: int) -> None:
-    """A checkpoint of a round."""
+    """Write a checkpoint of a round."""
     folder = run / "checkpoints" / f"{number:06d}"
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""The hub: order, levels, sinks that fail or are slow, and what may be lost."""
+"""The hub: order, levels, failing and slow sinks, and dropped steps."""
 
 import threading
 from pathlib import Path
@@ -22,7 +22,7 @@ from processes import WATCHDOG
 
 
 class Kept:
-    """A sink that keeps what it is given, and writes only while its gate is open."""
+    """A sink that keeps its events and writes only while its gate is open."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -102,7 +102,7 @@ def test_a_slow_sink_drops_steps_but_never_rounds(
     assert sink.waits.wait(WATCHDOG)  # the hub's thread holds the first event at the gate
     for step in range(10):
         hub.emit_later(lambda step=step: [pruned(step)])
-    # To leave out a step does not wait: the gate is still shut.
+    # Dropping a step does not wait: the gate is still shut.
     opener = threading.Timer(0.3, sink.gate.set)
     opener.start()
     hub.emit(CheckpointSaved(time=0, round=1, path="x"))  # waits for a place

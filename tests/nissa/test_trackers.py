@@ -1,4 +1,4 @@
-"""Trackers get scalars over rounds; what they cannot do is said before anything is written."""
+"""Trackers get scalars over rounds; missing libraries are reported before anything is written."""
 
 import importlib.util
 import math
@@ -32,7 +32,7 @@ needs_wandb = pytest.mark.skipif(
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard's own reader finds."""
+    """Return the curves that TensorBoard's own reader finds."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
@@ -78,7 +78,7 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
         sink.write(decode(line))
     sink.close()
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    # A process of its own writes, and may still be at it.
+    # wandb's own process writes, and may not have finished yet.
     deadline = time.monotonic() + WATCHDOG
     while b"anomaly/missing_gradient" not in file.read_bytes() and time.monotonic() < deadline:
         time.sleep(0.1)

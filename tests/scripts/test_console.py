@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, on a real terminal's width."""
+"""The progress display of a run at the widths of real terminals."""
 
 import io
 import re

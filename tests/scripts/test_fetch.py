@@ -1,4 +1,4 @@
-"""``esper tasks fetch``: from a server of our own, whole, damaged and absent."""
+"""``esper tasks fetch`` from a local server: intact, damaged and missing archives."""
 
 import hashlib
 import tarfile
@@ -24,7 +24,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Archive]:
-    """A small archive on a server, in the place of the real one."""
+    """Serve a small archive in place of the real one."""
     folder = write_binary(tmp_path / "source")
     path = tmp_path / "served" / "cifar.tar.gz"
     path.parent.mkdir()

@@ -1,4 +1,4 @@
-"""``esper grow`` and ``esper tasks check``: to a network and its price, or to one line."""
+"""``esper grow`` and ``esper tasks check``: results and costs, or a usage error in one line."""
 
 import importlib.util
 import re
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("scratch_register")
 
 @pytest.fixture
 def short(tmp_path: Path) -> list[str]:
-    """Flags that make a short task known."""
+    """Flags that register a short task."""
     path = tmp_path / "short.py"
     path.write_text(SHORT.replace("LENGTH", "16"))
     return ["--plugin", str(path), "--task", "short"]
@@ -43,7 +43,7 @@ def short(tmp_path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run that has hardly learned anything."""
+    """A run that has learned almost nothing."""
     folder = tmp_path_factory.mktemp("runs")
     return train_ppo_vectorized(
         rounds=1, envs=8, episode_length=6, max_batches=1, lstm_hidden=16, telemetry_dir=str(folder)
@@ -74,7 +74,7 @@ def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Pat
     assert grown.difference(module(grown.images)) <= 1e-5
     accuracy = 100 * float(grown.scores["test"].accuracy)
     assert f"test accuracy: {accuracy:.1f} %" in text
-    # Against the data themselves, by the exported file alone.
+    # The accuracy of the exported file alone, on the data themselves.
     data = find("digits_shift").datasets()[0]
     hits = module(data.test_images.permute(0, 3, 1, 2)).argmax(1) == data.test_labels
     assert 100 * float(hits.float().mean()) == pytest.approx(accuracy, abs=0.4)
@@ -170,7 +170,7 @@ print(found.backend, found.bytes)
 
 @pytest.mark.slow
 def test_the_reported_memory_is_close_to_that_of_the_benchmark() -> None:
-    """In a process of its own: in one that has run for long, freed memory is taken again."""
+    """In a separate process: one that has run for long would reuse freed memory."""
     done = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""``esper query`` as one types it."""
+"""``esper query`` as a user types it."""
 
 import csv
 import io

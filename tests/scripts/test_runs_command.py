@@ -17,14 +17,14 @@ DAY = 86400.0
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of a command."""
+    """Run a command; return exit status, stdout and stderr."""
     code = guarded(esper, [str(argument) for argument in arguments])
     return code, *capsys.readouterr()
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Three finished runs of 3, 2 and 1 days ago, one that failed yesterday."""
+    """Three finished runs from 3, 2 and 1 days ago, and one that failed yesterday."""
     for days in (3, 2, 1):
         when = time.time() - days * DAY
         events = [started(1, time=when), *whole_round(1)]

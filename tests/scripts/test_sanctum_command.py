@@ -1,4 +1,4 @@
-"""Sanctum on a real terminal: beside a training, and killed."""
+"""Sanctum on a pseudo-terminal: alone, beside a training, and killed."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from scripts.pseudo_terminal import OnTerminal
 RECORDED = ROOT / "tests" / "recorded"
 SETTINGS = "--envs 2 --group-size 2 --episode-length 4 --max-batches 1 --batch-size 8 --threads 1"
 MANY = 1_000_000
-"""Rounds that a training has not done before a test ends it."""
+"""More rounds than a training completes before a test ends it."""
 LEAVES_SCREEN, ENTERS_SCREEN = b"\x1b[?1049l", b"\x1b[?1049h"
 
 
@@ -35,14 +35,14 @@ def training(tmp_path: Path, rounds: int, *more: str, backend: str = "torch") ->
 
 
 def outcomes(run: Path) -> list[dict[str, object]]:
-    """What came of each round, all that tells the time left out."""
+    """Return the outcome of each round without its timings."""
     lines = (run / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines if "EPISODE_OUTCOME" in line]
     return [{name: e[name] for name in e if name != "time"} for e in events]
 
 
 def wait_for(run_place: Path, text: str, times: int = 1) -> Path:
-    """The run directory once its events hold ``text`` so many times."""
+    """Return the run directory once its events contain ``text`` so many times."""
     end = time.monotonic() + WATCHDOG
     while time.monotonic() < end:
         for events in run_place.glob("*/events.jsonl"):
@@ -185,7 +185,7 @@ def test_killing_the_training_ends_sanctum(terminal: list[OnTerminal], tmp_path:
 
 
 def kill_while_training(place: Path, kills: int, terminal: list[OnTerminal]) -> None:
-    """Watch a training and kill the watcher, again and again: its bits are those of one alone."""
+    """Kill Sanctum repeatedly beside a training; the run's bits equal those of one alone."""
     process = subprocess.Popen(
         [*ESPER, *training(place / "watched", MANY)],
         env=environment(),

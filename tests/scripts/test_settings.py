@@ -1,4 +1,4 @@
-"""A setting is defined once, at its field; names of the prior system are taken or refused."""
+"""A setting is defined once, at its field; names of the prior system are accepted or refused."""
 
 import ast
 import json
@@ -101,7 +101,7 @@ READERS = (
     "scripts/watched.py",
     "simic/training/vectorized.py",
 )
-"""What handles settings in general: a table of some of them there would define them again."""
+"""Files that handle settings in general: a table of settings there would define them twice."""
 
 
 @pytest.mark.parametrize("path", READERS)

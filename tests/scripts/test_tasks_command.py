@@ -1,4 +1,4 @@
-"""``esper tasks``: everything there is, on any terminal and in any pipe, also a user's own."""
+"""``esper tasks`` lists all tasks, also a user's own, on any terminal and in a pipe."""
 
 import io
 import re
@@ -30,7 +30,7 @@ def shown(names: list[str], terminal: bool = False, width: int = 80) -> str:
 
 
 def manual_file(folder: Path) -> Path:
-    """The example of the manual as a user would save it."""
+    """Save the example of the manual as a user would."""
     (source,) = re.findall(r"```python\n(.*?)```", MANUAL, re.DOTALL)
     path = folder / "stripes.py"
     path.write_text(source)

@@ -1,4 +1,4 @@
-"""Sanctum as a user drives it."""
+"""Sanctum, driven as by a user."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def test_recorded_runs_open_on_every_page(kind: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(EXPECTED.glob("*.txt")), ids=lambda path: path.stem)
 def test_the_screens_are_those_recorded(path: Path) -> None:
-    """After a wanted change: ``python scripts/make_screenshots.py --expected``."""
+    """After an intended change, run ``python scripts/make_screenshots.py --expected``."""
     kind, page, size = path.stem.split("-")
     width, height = map(int, size.split("x"))
     keys = [str(number) for number, p in enumerate(PAGES, 1) if p.title == page]

@@ -1,4 +1,4 @@
-"""A run as it stood, and moving through it."""
+"""Past moments of a run, and moving between them."""
 
 from pathlib import Path
 

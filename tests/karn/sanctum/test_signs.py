@@ -1,4 +1,4 @@
-"""Numbers in words, states of heads and environments, sorting and filtering."""
+"""Formats of numbers, states of heads and environments, sorting and filtering."""
 
 import math
 from dataclasses import replace
