@@ -161,9 +161,9 @@ def test_the_first_minibatch_is_on_policy_with_half_precision_on(amp_dtype, boun
     agent = agent_with(amp_dtype)
     for episode in range(3):
         rollout = synthetic_rollout(agent, 4, 8, 2, seed=episode, episode=episode)
-        told = agent.update(rollout)
-        assert told["first_ratio_max"] == pytest.approx(1.0, abs=bound)
-        assert told["first_kl"] == pytest.approx(0.0, abs=bound**2 + 1e-6)
+        metrics = agent.update(rollout)
+        assert metrics["first_ratio_max"] == pytest.approx(1.0, abs=bound)
+        assert metrics["first_kl"] == pytest.approx(0.0, abs=bound**2 + 1e-6)
 
 
 def test_a_rollout_in_half_precision_does_not_break_the_next_backward() -> None:
@@ -173,8 +173,8 @@ def test_a_rollout_in_half_precision_does_not_break_the_next_backward() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         agent.begin(torch.arange(8), 1)
         agent.act(picked(rollout.observation, 0), 0)
-        told = agent.update(rollout)
-    assert all(math.isfinite(told[f"head_grad_norms/{head}"]) for head in (*HEADS, "value"))
+        metrics = agent.update(rollout)
+    assert all(math.isfinite(metrics[f"head_grad_norms/{head}"]) for head in (*HEADS, "value"))
     assert all(p.grad is not None for p in agent.policy.parameters())
 
 
@@ -214,17 +214,17 @@ def real_update(settings: dict) -> tuple[PPOAgent, dict]:
     agent = build_agent(config, device)
     with torch.no_grad():  # every head must be used in an episode this short
         agent.policy.op_head.out.bias.zero_()
-    told = agent.update(collect(environment, agent, 0))
-    return agent, told
+    metrics = agent.update(collect(environment, agent, 0))
+    return agent, metrics
 
 
-def assert_heads_have_gradients(agent: PPOAgent, told: dict) -> None:
+def assert_heads_have_gradients(agent: PPOAgent, metrics: dict) -> None:
     for head in (*HEADS, "value"):
-        assert math.isfinite(told[f"head_grad_norms/{head}"]), head
+        assert math.isfinite(metrics[f"head_grad_norms/{head}"]), head
         for parameter in agent.policy.head_parameters(head):
             assert parameter.grad is not None, head
             assert bool(parameter.grad.isfinite().all()), head
-    assert told["refused"] == 0.0
+    assert metrics["refused"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ def test_a_head_without_gradients_is_reported_as_missing() -> None:
     rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
     for parameter in agent.policy.head_parameters("slot"):
         parameter.requires_grad_(False)
-    told = agent.update(rollout)
-    assert told["head_grad_norms/slot"] is None
-    assert math.isfinite(told["head_grad_norms/op"])
+    metrics = agent.update(rollout)
+    assert metrics["head_grad_norms/slot"] is None
+    assert math.isfinite(metrics["head_grad_norms/op"])
 
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -190,8 +190,8 @@ def test_lives_are_followed_to_their_ends(tmp_path: Path) -> None:
         changed(1, 5, "FOSSILISED", environment=0),
     ]
     lives = gather(write_run(tmp_path / "run", [started(), *events, outcome(1)])).lives
-    told = {(b.blueprint, b.slot, b.step): b.fate for b in lives.births[1]}
-    assert told == {
+    fates = {(b.blueprint, b.slot, b.step): b.fate for b in lives.births[1]}
+    assert fates == {
         ("norm", 0, 1): "fossilised",
         ("attention", 1, 2): "pruned",
         ("norm", 0, 3): "rolled back",

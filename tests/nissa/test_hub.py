@@ -109,9 +109,9 @@ def test_a_slow_sink_drops_steps_but_never_rounds(
     hub.flush()
     assert [e.step for e in sink.events if isinstance(e, SeedPruned)] == [0, 1, 2, 3]
     assert [type(e) for e in sink.events[-2:]] == [CheckpointSaved, TelemetryDropped]
-    told = sink.events[-1]
-    assert isinstance(told, TelemetryDropped)
-    assert (told.round, told.steps, told.total, hub.dropped) == (1, 6, 6, 6)
+    last_event = sink.events[-1]
+    assert isinstance(last_event, TelemetryDropped)
+    assert (last_event.round, last_event.steps, last_event.total, hub.dropped) == (1, 6, 6, 6)
 
     hub.emit_later(lambda: [pruned(11)])
     hub.flush()

@@ -156,8 +156,10 @@ def test_check_reports_fit_and_costs(tmp_path: Path, capsys) -> None:
     assert "slot     grows: 6 channels of 8x8; parameters of conv_light 336, " in text
     assert "1,197 / 300 / 300 images (8, 8, 1), 10 classes" in text
     assert "backend functional" in text
-    assert re.search(r"memory   [\d.]+ MiB an environment, \d+ MiB for 32", text)
-    assert re.search(r"time     [\d.]+ ms an environment step on one thread, \d+ (s|minutes)", text)
+    assert re.search(r"memory   [\d.]+ MiB per environment, \d+ MiB for 32", text)
+    assert re.search(
+        r"time     [\d.]+ ms per environment step on one thread, \d+ (s|minutes)", text
+    )
 
 
 MEMORY = """
@@ -174,11 +176,11 @@ def test_the_reported_memory_is_close_to_that_of_the_benchmark() -> None:
     done = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
     )
-    backend, told = done.stdout.split()
+    backend, reported = done.stdout.split()
     assert backend == "torch"
-    if told == "None":
+    if reported == "None":
         pytest.skip("this system does not tell how much memory a process has")
-    assert 1 < float(told) / 2**20 < 8
+    assert 1 < float(reported) / 2**20 < 8
 
 
 FAULTS = [

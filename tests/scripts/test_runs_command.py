@@ -58,11 +58,11 @@ def test_the_list_shows_each_run_with_its_status(
 def test_json_lists_the_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said(capsys, "runs", "--json", place)
     assert code == 0
-    told = {Path(run["path"]).name: run for run in json.loads(out)}
-    assert told.keys() == names(place)
-    assert told["run-1"]["status"] == "finished"
-    assert told["run-1"]["gain"] == pytest.approx(0.01)
-    assert told["broken"]["gain"] is None
+    listed = {Path(run["path"]).name: run for run in json.loads(out)}
+    assert listed.keys() == names(place)
+    assert listed["run-1"]["status"] == "finished"
+    assert listed["run-1"]["gain"] == pytest.approx(0.01)
+    assert listed["broken"]["gain"] is None
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_help_lists_every_key() -> None:
         for key, meaning in keys:
             assert key in text
             assert meaning in text
-    told = " ".join(key for keys in KEYS.values() for key, _ in keys)
+    key_names = " ".join(key for keys in KEYS.values() for key, _ in keys)
     names = {
         "slash": "/", "plus": "+", "minus": "-", "comma": ",", "full_stop": ".", "left": "←",
         "less_than_sign": "<", "greater_than_sign": ">", "question_mark": "?", "right": "→",
@@ -147,7 +147,7 @@ def test_help_lists_every_key() -> None:
     }  # fmt: skip
     bound = [key for kind in (Sanctum, *PAGES) for key, *_ in map(first_key, kind.BINDINGS)]
     for key in bound:
-        assert names.get(key, key) in told, key
+        assert names.get(key, key) in key_names, key
     assert "overview" not in " ".join(shown(RECORDED / "healthy", "question_mark", "escape")[5:])
 
 
