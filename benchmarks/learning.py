@@ -70,7 +70,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "random",
         "heuristic (environments that keep a seed)",
         "never",
-        "fossilised an episode",
+        "fossilised per episode",
         "parameters added",
         "explained variance (within a step)",
         "untrained fossilises",
@@ -103,7 +103,7 @@ def main() -> int:
         print(page(rows), flush=True)
     parts = (
         f"{TrainConfig().world.envs} environments, {arguments.rounds} rounds (episodes of each), "
-        "all other settings as they come. Gains are percentage points of committed validation "
+        "all other settings at their defaults. Gains are percentage points of committed validation "
         "accuracy over the never-grow twin, ± one standard error.",
         page(rows),
         f"{made_on()}. Minutes are wall time of the PPO run.",

@@ -53,12 +53,12 @@ def main() -> int:
     found = json.loads(stored.read_text()) if stored.exists() else {}
     for name in arguments.tasks:
         found[name] = slope(name)
-        print(f"{name:20} {found[name] / 2**20:6.2f} MiB an environment", flush=True)
+        print(f"{name:20} {found[name] / 2**20:6.2f} MiB per environment", flush=True)
     rows = [(f"`{name}`", f"{value / 2**20:.2f}") for name, value in found.items()]
     parts = (
         f"Slope of peak resident memory between {FEW} and {MANY} environments with the largest "
         "seed in every slot.",
-        table(("task", "MiB an environment"), rows),
+        table(("task", "MiB per environment"), rows),
         f"{made_on()}.",
     )
     publish("memory", "Memory of an environment", parts, arguments.write, found)

@@ -178,7 +178,7 @@ def main() -> int:
         "1.1 times with 512.",
         table(("LSTM", "what", "plain, ms", "growth policy, ms", "ratio"), rows),
         "Whole training loops, `digits_shift`, 64 environments, in turns:",
-        table(("telemetry", "ms a step", "against off"), telemetry(arguments.repeats)),
+        table(("telemetry", "ms per step", "against off"), telemetry(arguments.repeats)),
         f"{made_on()}.",
     )
     title = "What masks, autoregressive heads and telemetry cost"

@@ -87,7 +87,7 @@ def main() -> int:
     ratio = statistics.median(row["ratio"] for row in rows)
     parts = (
         f"PPO, {arguments.envs} environments, {arguments.rounds} rounds (episodes of each), "
-        "`--backend torch`, all other settings as they come. Accuracy is committed validation "
+        "`--backend torch`, all other settings at their defaults. Accuracy is committed validation "
         "accuracy, final means over the last quarter of the rounds; gains are percentage points "
         "over the never-grow twin, ± one standard error. The ratio is final accuracy in mixed "
         f"precision over that in float32; its median must be at least {LEAST_RATIO}: "

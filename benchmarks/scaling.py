@@ -95,7 +95,7 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
             panel.set(xscale="log", yscale="log")
         else:
             panel.set_ylim(bottom=0)
-        panel.set(xlabel=name, ylabel="ms a step of all environments")
+        panel.set(xlabel=name, ylabel="ms per step of all environments")
         panel.legend()
     figure.savefig(path)
 

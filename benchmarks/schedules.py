@@ -74,9 +74,9 @@ def main() -> int:
             print(f"seed {seed}, {name}: {figures[name][-1]}", flush=True)
     parts = (
         f"`{arguments.task}`, {TrainConfig().world.envs} environments, {arguments.rounds} updates, "
-        f"{len(arguments.seeds)} seeds, all other settings as they come. The variance of the value "
-        "loss is that around its running mean of five updates; the variance of the ratio is the "
-        "mean square of its distance from 1. Intervals by bootstrap over seeds of the paired "
+        f"{len(arguments.seeds)} seeds, all other settings at their defaults. The variance of the "
+        "value loss is that around its running mean of five updates; the variance of the ratio is "
+        "the mean square of its distance from 1. Intervals by bootstrap over seeds of the paired "
         "difference; sure is what does not contain 0.",
         compared(figures),
         f"{made_on('1 thread')}.",

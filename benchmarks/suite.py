@@ -134,7 +134,7 @@ def main() -> int:
             print(by_seed(rows, control), flush=True)
     parts = (
         f"{envs} environments in groups of {group_size}, {rounds} rounds: an episode of each, so "
-        f"{envs * rounds} episodes of seven tasks. Lambda is 1 for `terminal`, else as it comes. "
+        f"{envs * rounds} episodes of seven tasks. Lambda is 1 for `terminal`, else the default. "
         "Utility above the never-grow twin's in points, last quarter of the rounds, all tasks "
         "weighing the same; ± one standard error over seeds.",
         compared(rows, arguments.rewards),

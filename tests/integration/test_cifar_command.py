@@ -1,4 +1,4 @@
-"""The command of a user's ticket, on small files, with and without a terminal for Sanctum."""
+"""Training on CIFAR-10 as in a user's ticket, on small files, with and without a terminal."""
 
 import json
 import math
@@ -27,7 +27,7 @@ SETTINGS = {
     "lr": 3e-4, "gamma": 1.0, "seed": 42, "slots": ["r0c1", "r1c2"], "lstm_hidden_dim": 16,
     "device": "cuda:0", "entropy_coef": 0.05,
 }  # fmt: skip
-"""What such a user's file may hold; the command line wins over the first two and the device."""
+"""Settings in such a user's file; the command line overrides the first two and the device."""
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_it_trains_and_every_head_has_a_finite_gradient_norm(place: Path, sanctu
     assert_learned(run_of(place))
 
 
-def test_on_a_terminal_sanctum_shows_it(place: Path, terminal: list[OnTerminal]) -> None:
+def test_on_a_terminal_sanctum_shows_the_training(place: Path, terminal: list[OnTerminal]) -> None:
     words = [*TRAIN, *COMMAND]
     script = f"import os, sys; os.chdir({str(place)!r}); os.execv({words[0]!r}, {words!r})"
     one = OnTerminal(command=[sys.executable, "-c", script])
@@ -84,7 +84,7 @@ def test_on_a_terminal_sanctum_shows_it(place: Path, terminal: list[OnTerminal])
     assert_learned(run_of(place))
 
 
-def test_without_data_it_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+def test_missing_data_are_reported_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     done = called(COMMAND, tmp_path, train)
     assert done.returncode == 2

@@ -1,8 +1,8 @@
 """Ticket B11-PT-01: mixed precision must not cut the action heads off from their gradients.
 
-On a CPU the fault itself does not show, so the mechanism is asserted: which tensors are float32
-inside an enclosing autocast region, in rollout and update alike. With a CUDA device the tests named
-in the ticket run as well.
+On a CPU the fault does not occur, so the tests check its mechanism: which tensors are float32
+inside an enclosing autocast region, in rollout and update. With a CUDA device, the tests named in
+the ticket run too.
 """
 
 import math
@@ -30,15 +30,15 @@ def agent_with(amp_dtype: torch.dtype | None = None) -> PPOAgent:
 
 
 def enclosing(dtype: torch.dtype) -> torch.autocast:
-    """The region in which the ticket's training loop ran its update."""
+    """Return the autocast region in which the ticket's training loop ran its update."""
     return torch.autocast("cpu", dtype=dtype)
 
 
 class ObservationT:
-    """Dtypes that pass through a policy's parts while it acts or learns."""
+    """Records the dtypes in a policy's parts while it acts or learns."""
 
     def __init__(self, policy: Policy, monkeypatch):
-        policy.native = False  # the native library has no other precision
+        policy.native = False  # the native library computes only in float32
         self.dtypes: dict[str, set[torch.dtype]] = {}
         for name, module in policy.named_modules():
             if isinstance(module, torch.nn.Linear | torch.nn.LSTM):
@@ -69,7 +69,7 @@ def heads_of(seen: ObservationT) -> dict[str, set[torch.dtype]]:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_everything_is_float32_under_an_enclosing_autocast(dtype, monkeypatch) -> None:
+def test_the_policy_computes_in_float32_under_an_enclosing_autocast(dtype, monkeypatch) -> None:
     agent = agent_with()
     with enclosing(dtype):
         rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
@@ -103,7 +103,7 @@ def test_an_enclosing_autocast_changes_no_bit_of_an_update(dtype) -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_the_optional_half_precision_is_of_the_trunk_alone(monkeypatch) -> None:
+def test_optional_half_precision_applies_only_to_the_trunk(monkeypatch) -> None:
     agent = agent_with(torch.bfloat16)
     seen = ObservationT(agent.policy, monkeypatch)
     agent.update(synthetic_rollout(agent, 4, 8, 2, seed=1))
@@ -122,7 +122,7 @@ def random_logits(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_a_masked_categorical_on_half_precision_is_that_of_float64(dtype) -> None:
+def test_a_masked_categorical_in_half_precision_agrees_with_float64(dtype) -> None:
     logits, mask = random_logits((200, 13), 3)
     half = logits.to(dtype).requires_grad_()
     exact = half.detach().double().requires_grad_()
@@ -143,7 +143,7 @@ def test_a_masked_categorical_on_half_precision_is_that_of_float64(dtype) -> Non
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_masks_are_deterministic_in_half_precision(dtype) -> None:
-    """Not even the largest logit makes an illegal option possible, whatever is drawn."""
+    """Not even the largest logit gives an illegal option a chance to be drawn."""
     logits, mask = random_logits((500, 7), 5)
     logits = torch.where(mask, logits, 6e4).to(dtype)
     distribution = MaskedCategorical(logits, mask)
@@ -161,25 +161,25 @@ def test_the_first_minibatch_is_on_policy_with_half_precision_on(amp_dtype, boun
     agent = agent_with(amp_dtype)
     for episode in range(3):
         rollout = synthetic_rollout(agent, 4, 8, 2, seed=episode, episode=episode)
-        told = agent.update(rollout)
-        assert told["first_ratio_max"] == pytest.approx(1.0, abs=bound)
-        assert told["first_kl"] == pytest.approx(0.0, abs=bound**2 + 1e-6)
+        metrics = agent.update(rollout)
+        assert metrics["first_ratio_max"] == pytest.approx(1.0, abs=bound)
+        assert metrics["first_kl"] == pytest.approx(0.0, abs=bound**2 + 1e-6)
 
 
-def test_a_rollout_in_half_precision_leaves_the_next_backward_whole() -> None:
-    """Casts cached without gradients would sever the weights from the loss."""
+def test_a_rollout_in_half_precision_does_not_break_the_next_backward() -> None:
+    """Casts cached without gradients would cut the weights off from the loss."""
     agent = agent_with(torch.bfloat16)
     rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         agent.begin(torch.arange(8), 1)
         agent.act(picked(rollout.observation, 0), 0)
-        told = agent.update(rollout)
-    assert all(math.isfinite(told[f"head_grad_norms/{head}"]) for head in (*HEADS, "value"))
+        metrics = agent.update(rollout)
+    assert all(math.isfinite(metrics[f"head_grad_norms/{head}"]) for head in (*HEADS, "value"))
     assert all(p.grad is not None for p in agent.policy.parameters())
 
 
-def test_no_cast_outlives_the_trunk() -> None:
-    """On a CPU a cached cast does no harm today, so what is asserted is that none is cached."""
+def test_no_cast_is_cached_beyond_the_trunk() -> None:
+    """On a CPU a cached cast does no harm today, so the test checks that none is cached."""
     policy = agent_with(torch.bfloat16).policy
     inside = []
     policy.lstm.register_forward_hook(
@@ -193,7 +193,7 @@ def test_no_cast_outlives_the_trunk() -> None:
 
 
 def real_update(settings: dict) -> tuple[PPOAgent, dict]:
-    """One round of the ticket's training, small: real hosts, real rollout, real update."""
+    """Run one small round of the ticket's training: real hosts, rollout and update."""
     config = unflatten(
         {
             "task": "digits_shift",
@@ -212,19 +212,19 @@ def real_update(settings: dict) -> tuple[PPOAgent, dict]:
     environment = build_environment(config, (device,))
     assert environment.precision.enabled == config.machine.use_amp
     agent = build_agent(config, device)
-    with torch.no_grad():  # every head must be of use in an episode this short
+    with torch.no_grad():  # every head must be used in an episode this short
         agent.policy.op_head.out.bias.zero_()
-    told = agent.update(collect(environment, agent, 0))
-    return agent, told
+    metrics = agent.update(collect(environment, agent, 0))
+    return agent, metrics
 
 
-def assert_heads_have_gradients(agent: PPOAgent, told: dict) -> None:
+def assert_heads_have_gradients(agent: PPOAgent, metrics: dict) -> None:
     for head in (*HEADS, "value"):
-        assert math.isfinite(told[f"head_grad_norms/{head}"]), head
+        assert math.isfinite(metrics[f"head_grad_norms/{head}"]), head
         for parameter in agent.policy.head_parameters(head):
             assert parameter.grad is not None, head
             assert bool(parameter.grad.isfinite().all()), head
-    assert told["refused"] == 0.0
+    assert metrics["refused"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -241,15 +241,15 @@ def test_head_gradients_finite_cpu(settings) -> None:
     assert_heads_have_gradients(*real_update(settings))
 
 
-def test_a_head_without_gradients_is_seen_as_such() -> None:
-    """The ticket's symptom, made by hand: the head is cut off, and the metric says so."""
+def test_a_head_without_gradients_is_reported_as_missing() -> None:
+    """The ticket's symptom, made by hand: the head is cut off, and the metric shows it."""
     agent = agent_with()
     rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)
     for parameter in agent.policy.head_parameters("slot"):
         parameter.requires_grad_(False)
-    told = agent.update(rollout)
-    assert told["head_grad_norms/slot"] is None
-    assert math.isfinite(told["head_grad_norms/op"])
+    metrics = agent.update(rollout)
+    assert metrics["head_grad_norms/slot"] is None
+    assert math.isfinite(metrics["head_grad_norms/op"])
 
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,4 +1,4 @@
-"""Bootstrap intervals against scipy's, and curves of blocks."""
+"""Bootstrap intervals agree with scipy's; long curves are averaged in blocks."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_values_that_are_not_finite_are_left_out() -> None:
     assert found.high - found.low == pytest.approx(4 / 30**0.5, rel=0.4)
 
 
-def test_one_unit_or_none_has_no_interval() -> None:
+def test_fewer_than_two_units_have_no_interval() -> None:
     found = bootstrap(np.array([[1.0, np.nan], [np.nan, np.nan], [2.0, 2.0]]))
     assert found.mean[[0, 2]].tolist() == [1.0, 2.0]
     assert np.isnan(found.mean[1])
@@ -38,7 +38,7 @@ def test_one_unit_or_none_has_no_interval() -> None:
     assert np.isnan(bootstrap(np.array([[3.0]])).high).all()
 
 
-def test_blocks_are_means_of_rounds_in_a_row() -> None:
+def test_blocks_are_means_of_consecutive_rounds() -> None:
     rounds, values = np.arange(1.0, 702.0), np.arange(1.0, 702.0)[:, None] * [1.0, 2.0]
     values[0, 1] = np.nan
     x, y = blocks(rounds, values)

@@ -1,4 +1,4 @@
-"""Queries over recorded runs agree with what one reads off their lines by hand."""
+"""Queries over recorded runs agree with a plain reading of their lines."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def recorded(run: str) -> Store:
 
 
 def rows(run: Path | str, sql: str) -> list[tuple]:
-    """The result's rows; the name of a run is that of a recorded one."""
+    """Return the rows of a query; ``run`` is a path or the name of a recorded run."""
     table = recorded(run).query(sql) if isinstance(run, str) else esper.karn.query(run, sql)
     return [tuple(row.values()) for row in table.to_pylist()]
 
@@ -74,7 +74,7 @@ def test_every_view_of_every_recorded_run_opens(run: str, view: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_there_is_one_row_an_environment_and_step(run: str) -> None:
+def test_there_is_one_row_per_environment_and_step(run: str) -> None:
     expected = sum(len(e["reward"]) for e in lines(run, "EPOCH_COMPLETED"))
     for view in ("steps", "decisions", "rewards"):
         sql = f"SELECT count(*), count(DISTINCT (round, step, environment)) FROM {view}"
@@ -82,7 +82,7 @@ def test_there_is_one_row_an_environment_and_step(run: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_steps_say_what_the_lines_say(run: str) -> None:
+def test_steps_agree_with_the_lines(run: str) -> None:
     sql = (
         "SELECT round, step, environment, reward, validation_accuracy, op, slot, success, alphas, "
         "blueprints FROM steps ORDER BY ALL"
@@ -99,7 +99,7 @@ def test_steps_say_what_the_lines_say(run: str) -> None:
     assert rows(run, sql) == sorted(expected)
 
 
-def test_tasks_are_those_of_the_environment_in_its_round() -> None:
+def test_the_task_of_a_row_is_that_of_its_environment_and_round() -> None:
     outcomes = {e["round"]: e["task"] for e in lines("healthy", "EPISODE_OUTCOME")}
     assert len({tuple(tasks) for tasks in outcomes.values()}) > 1
     for view in ("steps", "decisions", "rewards", "seeds", "episodes"):
@@ -109,7 +109,7 @@ def test_tasks_are_those_of_the_environment_in_its_round() -> None:
             assert task == outcomes[number][environment], view
 
 
-def test_decisions_tell_only_what_matters_for_the_op() -> None:
+def test_decisions_show_only_the_heads_that_the_op_uses() -> None:
     told = {(e["round"], e["step"]): e for e in lines("healthy", "DECISIONS_MADE")}
     found = rows(
         "healthy",
@@ -133,7 +133,7 @@ def test_decisions_tell_only_what_matters_for_the_op() -> None:
         assert speed == ((0, 3, 5, 8)[actions["alpha_speed"]] if ramps else None)
 
 
-def test_decisions_of_an_old_run_have_what_was_written_then() -> None:
+def test_decisions_of_an_older_schema_have_its_columns() -> None:
     ops = [Op(op).name for e in lines("old_schema", "EPOCH_COMPLETED") for op in e["op"]]
     found = rows("old_schema", "SELECT op, count(*), count(log_prob) FROM decisions GROUP BY op")
     assert sorted(found) == sorted((op, ops.count(op), 0) for op in set(ops))
@@ -151,7 +151,7 @@ def test_rewards_add_up_to_the_return() -> None:
         assert total == pytest.approx(told, abs=1e-5)
 
 
-def test_seeds_have_one_row_a_life_event() -> None:
+def test_seeds_have_one_row_per_stage_change() -> None:
     changes = lines("healthy", "SEED_STAGE_CHANGED")
     assert rows("healthy", "SELECT count(*) FROM seeds") == [
         (sum(len(e["slot"]) for e in changes),)
@@ -178,7 +178,7 @@ def test_seeds_have_one_row_a_life_event() -> None:
         assert name == slots[task]
 
 
-def test_what_is_missing_is_null_and_what_is_nan_is_a_number(tmp_path: Path) -> None:
+def test_missing_values_are_null_and_nan_is_a_number(tmp_path: Path) -> None:
     run = run_of(
         tmp_path,
         update(1, **{"head_grad_norms/op": None, "value_loss": 1.0, "mine/a-b": 2}),
@@ -197,14 +197,14 @@ def test_what_is_missing_is_null_and_what_is_nan_is_a_number(tmp_path: Path) -> 
     assert rows(run, "SELECT mine_a_b, ratio_min FROM updates WHERE round = 1") == [(2.0, None)]
 
 
-def test_a_column_in_which_everything_is_nan_is_still_of_numbers(tmp_path: Path) -> None:
-    """A reader that guesses types from the values would make it text."""
+def test_a_column_of_nan_is_still_numeric(tmp_path: Path) -> None:
+    """A reader that infers types from the values would make the column text."""
     run = run_of(tmp_path, update(1, grad_norm="NaN"))
     table = esper.karn.query(run, "SELECT grad_norm, ratio_min FROM updates")
     assert [field.type for field in table.schema] == [pyarrow.float64()] * 2
 
 
-def test_anomalies_and_rollbacks_stand_in_one_view(tmp_path: Path) -> None:
+def test_anomalies_and_rollbacks_share_one_view(tmp_path: Path) -> None:
     run = run_of(
         tmp_path,
         AnomalyDetected(
@@ -225,7 +225,7 @@ def test_anomalies_and_rollbacks_stand_in_one_view(tmp_path: Path) -> None:
     assert set(rows("anomalous", "SELECT kind, metric FROM anomalies")) == told
 
 
-def test_lines_that_cannot_be_read_are_counted_and_said_once(
+def test_unreadable_lines_are_counted_and_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = (
@@ -239,7 +239,7 @@ def test_lines_that_cannot_be_read_are_counted_and_said_once(
     assert rows("interrupted", "SELECT unreadable, status FROM runs") == [(1, "interrupted")]
 
 
-def test_a_live_run_is_read_as_far_as_it_is_written(tmp_path: Path) -> None:
+def test_a_live_run_is_read_up_to_its_last_complete_line(tmp_path: Path) -> None:
     run = run_of(tmp_path, update(1))
     with (run / "events.jsonl").open("ab") as file:
         file.write(encode(update(2)) + b"\n")
@@ -250,7 +250,7 @@ def test_a_live_run_is_read_as_far_as_it_is_written(tmp_path: Path) -> None:
         assert rows(run, "SELECT max(round) FROM updates") == [(3,)]
 
 
-def test_a_directory_of_runs_is_all_of_them() -> None:
+def test_a_directory_of_runs_stands_for_all_of_them() -> None:
     table = esper.karn.query(RECORDED, "SELECT run, status, schema FROM runs ORDER BY run")
     assert table.to_pylist() == [
         {"run": "anomalous", "status": "finished", "schema": 3},
@@ -262,13 +262,13 @@ def test_a_directory_of_runs_is_all_of_them() -> None:
     assert esper.karn.query(twice, "SELECT * FROM runs").num_rows == 1
 
 
-def test_a_name_that_is_no_text_is_escaped(tmp_path: Path) -> None:
+def test_a_name_that_is_not_valid_text_is_escaped(tmp_path: Path) -> None:
     place = tmp_path / os.fsdecode(b"run-\xff")
     run_of(tmp_path, update(1)).rename(place)
     assert rows(place, "SELECT run FROM updates") == [("run-\\udcff",)]
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_are_told_apart(tmp_path: Path) -> None:
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
         run_of(tmp_path / place, update(1))
@@ -294,7 +294,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
         ("SELECT * FROM frame", "does not exist"),
     ],
 )
-def test_sql_reads_the_views_and_nothing_else(
+def test_sql_can_read_only_the_views(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -309,14 +309,14 @@ def test_sql_reads_the_views_and_nothing_else(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data.csv", "run"]
 
 
-def test_the_database_would_have_read_the_file(tmp_path: Path) -> None:
-    """The refusals above are ours, and not for want of a file."""
+def test_the_database_can_read_the_file_when_external_access_is_allowed(tmp_path: Path) -> None:
+    """The queries above are refused by Esper, not because the file is missing."""
     file = tmp_path / "data.csv"
     file.write_text("a\n1\n")
     assert duckdb.sql(f"SELECT * FROM '{file}'").fetchall() == [(1,)]
 
 
-def test_what_holds_no_run_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_directory_without_runs_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no directory"):
         esper.karn.query(tmp_path / "nope", "SELECT 1")
     with pytest.raises(UsageError, match="no run with events"):

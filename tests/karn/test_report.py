@@ -1,4 +1,4 @@
-"""The report is one whole page that needs nothing else, and no plot in it is empty."""
+"""The report is one self-contained page without empty plots."""
 
 import os
 import re
@@ -36,7 +36,7 @@ KINDS = ("healthy", "anomalous", "interrupted", "old_schema")
 
 
 def report(*runs: Path, to: Path) -> Page:
-    """The checked page on ``runs``."""
+    """Write and check the report about ``runs``; return the page."""
     return check(write_report(runs, to / "report.html").read_text(encoding="utf-8"))
 
 
@@ -57,7 +57,7 @@ def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(
     assert len(gradients.axes) == 9
 
 
-def test_runs_side_by_side_share_axes_and_tell_how_they_differ(tmp_path: Path) -> None:
+def test_runs_side_by_side_share_axes_and_list_differing_settings(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", [started(), *whole_round(1), *whole_round(2)], lr=1)
     two = write_run(tmp_path / "two", [started(), *whole_round(1)], lr=2)
     page = report(one, two, to=tmp_path)
@@ -73,7 +73,7 @@ def test_runs_side_by_side_share_axes_and_tell_how_they_differ(tmp_path: Path) -
     assert gains[1:] == ["+2.0 [+2.0, +2.0]", "+1.0 [+1.0, +1.0]"]
 
 
-def test_two_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_two_runs_with_the_same_name_get_numbered_labels(tmp_path: Path) -> None:
     runs = [recorded_run(tmp_path / parent / "run", 1) for parent in "ab"]
     page = report(*runs, to=tmp_path)
     assert {"run (1)", "run (2)"} <= set(page.plots["Gain over the twin"].words)
@@ -86,8 +86,8 @@ def test_the_same_run_gives_the_same_report(tmp_path: Path) -> None:
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
 
 
-def test_blueprints_that_germinated_equally_often_stand_by_name() -> None:
-    """An order taken from a set would differ from one process to the next."""
+def test_blueprints_that_germinated_equally_often_are_sorted_by_name() -> None:
+    """The order of a set would differ between processes."""
     table = seed_table(gather(RECORDED / "healthy"), several=False)
     assert table is not None
     places = [(-int(row[1]), row[0]) for row in table.rows]
@@ -95,7 +95,7 @@ def test_blueprints_that_germinated_equally_often_stand_by_name() -> None:
     assert len({times for times, _ in places}) < len(places)
 
 
-def test_what_a_run_says_is_no_markup(tmp_path: Path) -> None:
+def test_names_in_a_run_are_escaped(tmp_path: Path) -> None:
     page = report(recorded_run(tmp_path / "<b>run", 1), to=tmp_path)
     assert "a&lt;b: ppo" in page.text
     assert "a<b" not in page.text
@@ -123,7 +123,7 @@ def test_one_environment_has_a_curve_but_no_interval(tmp_path: Path) -> None:
     assert "[" not in re.search(r"gain over the twin, points</th><td>(.*?)</td>", page.text)[1]
 
 
-def test_a_run_within_its_first_round_has_a_report_of_sentences(tmp_path: Path) -> None:
+def test_the_report_of_a_run_in_its_first_round_explains_missing_plots(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run", [started()]), to=tmp_path)
     assert page.plots == {}
     for sentence in ("has not completed a round", "No round is complete yet", "No round was timed"):
@@ -165,7 +165,7 @@ def test_a_missing_gradient_is_a_cross_and_never_a_zero(tmp_path: Path) -> None:
     assert {"missing", "not a number", "exactly 0"} <= set(plot.words)
 
 
-def test_what_went_wrong_is_told_with_its_rounds(tmp_path: Path) -> None:
+def test_anomalies_are_listed_with_their_rounds(tmp_path: Path) -> None:
     found = AnomalyDetected(time=0, round=2, kind="ratio_explosion", message="9 times as probable")
     rollback = GovernorRollback(time=0, round=3, step=1, environment=[0, 1], reason=["RUNAWAY"] * 2)
     events = [started(), outcome(1), outcome(2), outcome(3), found, rollback]
@@ -190,8 +190,8 @@ def test_lives_are_followed_to_their_ends(tmp_path: Path) -> None:
         changed(1, 5, "FOSSILISED", environment=0),
     ]
     lives = gather(write_run(tmp_path / "run", [started(), *events, outcome(1)])).lives
-    told = {(b.blueprint, b.slot, b.step): b.fate for b in lives.births[1]}
-    assert told == {
+    fates = {(b.blueprint, b.slot, b.step): b.fate for b in lives.births[1]}
+    assert fates == {
         ("norm", 0, 1): "fossilised",
         ("attention", 1, 2): "pruned",
         ("norm", 0, 3): "rolled back",
@@ -202,7 +202,7 @@ def test_lives_are_followed_to_their_ends(tmp_path: Path) -> None:
     assert next(life for life in lives.last if life.fate == "pruned").end == 3
 
 
-def test_a_round_that_was_cut_off_and_run_again_counts_once(tmp_path: Path) -> None:
+def test_a_repeated_round_counts_once(tmp_path: Path) -> None:
     cut = [changed(2, 1, "GERMINATED", environment=3)]
     again = [started(round=1), *whole_round(2)]
     data = gather(write_run(tmp_path / "run", [started(), *whole_round(1), *cut, *again]))
@@ -227,7 +227,7 @@ def test_long_runs_are_drawn_as_means_of_rounds(tmp_path: Path) -> None:
     assert max(len(c) for a in page.plots["Accuracy"].axes for c in a.curves) <= 300
 
 
-def test_steps_are_not_kept(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_number_of_rounds(tmp_path: Path) -> None:
     def peak(rounds: int) -> int:
         run = recorded_run(tmp_path / str(rounds), rounds, envs=64)
         tracemalloc.start()
@@ -255,7 +255,7 @@ def test_a_figure_without_a_finite_point_is_left_out_with_a_sentence() -> None:
         assert check(picture(figure, "Half", "One axes.").svg or "").plots["Half"].axes[1:] == []
 
 
-def test_a_run_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", 1)
     for bad in ([tmp_path / "nowhere"], [run, run]):
         with pytest.raises(UsageError, match="run:"):
@@ -266,7 +266,7 @@ def test_a_run_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path) ->
     assert not list(tmp_path.glob("*.html"))
 
 
-def test_the_entropy_of_a_head_without_a_choice_is_no_zero(tmp_path: Path) -> None:
+def test_the_entropy_of_a_head_without_a_choice_is_not_drawn_as_zero(tmp_path: Path) -> None:
     slot = {"head_entropy/slot": 0.0}
     free = update(1, **slot | {"head_choice/slot": 0.5})
     forced = update(2, **slot | {"head_choice/slot": 0.0})

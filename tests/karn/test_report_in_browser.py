@@ -1,4 +1,4 @@
-"""A browser draws the report: every plot, light and dark, wide and narrow."""
+"""A browser draws every plot of the report in light and dark mode, at several widths."""
 
 import json
 import re
@@ -43,7 +43,7 @@ pytestmark = [
 
 
 def browse(place: Path, page: Path, *arguments: str) -> str:
-    """Open ``page`` in a browser without a window; what it prints."""
+    """Open ``page`` in a headless browser; return what it prints."""
     program = next(found for name in BROWSERS if (found := shutil.which(name)))
     usual = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
     command = [program, *usual, f"--user-data-dir={place / 'profile'}", *arguments]
@@ -54,7 +54,7 @@ def browse(place: Path, page: Path, *arguments: str) -> str:
 
 
 def layout(place: Path, page: Path, width: int) -> dict:
-    """Where the browser puts the plots and their words."""
+    """Return where the browser places the plots and their text."""
     measured = place / "measured.html"
     measured.write_text(page.read_text().replace("</body>", MEASURE))
     text = browse(place, measured, f"--window-size={width},900", "--dump-dom")
@@ -64,7 +64,7 @@ def layout(place: Path, page: Path, width: int) -> dict:
 
 
 def screenshot(place: Path, page: Path, width: int, height: int, scheme: str) -> NDArray:
-    """The page as pixels, uint8 ``[height, width, 3]``."""
+    """Return the page as pixels, uint8 ``[height, width, 3]``."""
     picture = place / "page.png"
     browse(
         place,
@@ -84,7 +84,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("scheme", list(SCHEMES))
-def test_every_plot_is_drawn_in_the_light_and_in_the_dark(
+def test_every_plot_is_drawn_in_light_and_dark_mode(
     tmp_path: Path, page: Path, scheme: str
 ) -> None:
     found = layout(tmp_path, page, DESK)

@@ -1,4 +1,4 @@
-"""The status of a run follows from its files; removing one never touches a run at work."""
+"""The status of a run follows from its files; a running run is never removed."""
 
 import json
 import subprocess
@@ -26,8 +26,8 @@ sys.stdin.read()
 
 
 @contextmanager
-def process_at_work(run: Path) -> Iterator[subprocess.Popen]:
-    """Another process that holds the run's lock, as training does."""
+def process_that_holds_the_lock(run: Path) -> Iterator[subprocess.Popen]:
+    """Start another process that holds the run's lock, as training does."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run / "lock")],
         stdin=subprocess.PIPE,
@@ -40,7 +40,7 @@ def process_at_work(run: Path) -> Iterator[subprocess.Popen]:
 
 
 def checkpoint(run: Path, number: int) -> None:
-    """A checkpoint of a round."""
+    """Write a checkpoint of a round."""
     folder = run / "checkpoints" / f"{number:06d}"
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{}")
@@ -55,7 +55,7 @@ def checkpoint(run: Path, number: int) -> None:
         ("old_schema", "finished", (3, 3)),
     ],
 )
-def test_recorded_runs(kind: str, status: str, rounds: tuple[int, int]) -> None:
+def test_status_of_recorded_runs(kind: str, status: str, rounds: tuple[int, int]) -> None:
     info = inspect(RECORDED / kind)
     assert info.status == status
     assert (info.rounds_done, info.rounds_total) == rounds
@@ -65,9 +65,9 @@ def test_recorded_runs(kind: str, status: str, rounds: tuple[int, int]) -> None:
     assert info.bytes == sum(len(file.read_bytes()) for file in files)
 
 
-def test_a_run_is_running_as_long_as_a_process_holds_its_lock(tmp_path: Path) -> None:
+def test_a_run_is_running_while_a_process_holds_its_lock(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", 1)
-    with process_at_work(run) as process:
+    with process_that_holds_the_lock(run) as process:
         assert inspect(run).status == "running"
         assert inspect(run).resume is None
         process.kill()
@@ -91,7 +91,7 @@ def test_status_of_a_run_without_a_process(tmp_path: Path, events: list, status:
     assert inspect(write_run(tmp_path / "run", events)).status == status
 
 
-def test_without_events_the_checkpoints_tell(tmp_path: Path) -> None:
+def test_without_events_the_status_follows_from_checkpoints(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [], rounds=4)
     (run / "events.jsonl").unlink()
     assert inspect(run).status == "unknown"
@@ -102,7 +102,7 @@ def test_without_events_the_checkpoints_tell(tmp_path: Path) -> None:
     assert inspect(run).status == "finished"
 
 
-def test_gain_and_times_are_those_of_the_last_whole_round(tmp_path: Path) -> None:
+def test_gain_and_times_are_those_of_the_last_completed_round(tmp_path: Path) -> None:
     events = [started(), *whole_round(1), *whole_round(2), step(3, 1)]
     run = write_run(tmp_path / "run", events)
     with (run / "events.jsonl").open("ab") as file:
@@ -113,7 +113,7 @@ def test_gain_and_times_are_those_of_the_last_whole_round(tmp_path: Path) -> Non
     assert (info.started, info.last_sign) == (1000.0, 1003.0)
 
 
-def test_what_was_interrupted_with_a_checkpoint_can_be_resumed(tmp_path: Path) -> None:
+def test_an_interrupted_run_with_a_checkpoint_can_be_resumed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "my runs" / "run", [started(), *whole_round(1)], rounds=30)
     assert inspect(run).resume is None
     checkpoint(run, 1)
@@ -123,7 +123,7 @@ def test_what_was_interrupted_with_a_checkpoint_can_be_resumed(tmp_path: Path) -
     assert inspect(whole).resume is None
 
 
-def test_runs_are_found_at_any_depth_the_oldest_first(tmp_path: Path) -> None:
+def test_runs_are_found_at_any_depth_oldest_first(tmp_path: Path) -> None:
     young = write_run(tmp_path / "a" / "young", [started(time=2000.0)])
     old = write_run(tmp_path / "z" / "b" / "old", [started(time=1000.0)])
     (tmp_path / "notes").mkdir()
@@ -135,7 +135,7 @@ def test_runs_are_found_at_any_depth_the_oldest_first(tmp_path: Path) -> None:
         find_runs(tmp_path / "nowhere")
 
 
-def test_settings_that_cannot_be_read_are_no_reason_to_fail(tmp_path: Path) -> None:
+def test_a_run_with_unreadable_settings_can_be_inspected(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", 2)
     for content in ("{", "[]", "[" * 100_000, '{"settings": {}}'):
         (run / "config.json").write_text(content)
@@ -143,7 +143,7 @@ def test_settings_that_cannot_be_read_are_no_reason_to_fail(tmp_path: Path) -> N
         assert (info.rounds_done, info.tasks) == (2, ["a<b"])
 
 
-def test_removing_a_run_leaves_what_it_links_to(tmp_path: Path) -> None:
+def test_removing_a_run_keeps_the_targets_of_links(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").touch()
@@ -158,12 +158,12 @@ def test_removing_a_run_leaves_what_it_links_to(tmp_path: Path) -> None:
 def test_a_running_run_is_never_removed(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", 1)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    with process_at_work(run), pytest.raises(BlockingIOError):
+    with process_that_holds_the_lock(run), pytest.raises(BlockingIOError):
         remove(run)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_what_is_left_of_a_removal_that_failed_is_still_a_run(
+def test_the_remains_of_a_failed_removal_are_still_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = recorded_run(tmp_path / "run", 1)

@@ -1,4 +1,4 @@
-"""The hub: order, levels, sinks that fail or are slow, and what may be lost."""
+"""The hub: order, levels, failing and slow sinks, and dropped steps."""
 
 import threading
 from pathlib import Path
@@ -22,7 +22,7 @@ from processes import WATCHDOG
 
 
 class Kept:
-    """A sink that keeps what it is given, and writes only while its gate is open."""
+    """A sink that keeps its events and writes only while its gate is open."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -51,7 +51,7 @@ def pruned(step: int) -> SeedPruned:
     return SeedPruned(time=0, round=1, step=step, environment=[], slot=[], blueprint=[])
 
 
-def test_the_hub_keeps_order_and_writes_only_what_the_level_wants(tmp_path: Path) -> None:
+def test_the_hub_keeps_order_and_writes_only_the_kinds_of_its_level(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     hub = Hub([JsonLines(path)], "minimal")
     for i in range(100):
@@ -65,7 +65,7 @@ def test_the_hub_keeps_order_and_writes_only_what_the_level_wants(tmp_path: Path
     assert not list(read_events(tmp_path, SeedPruned))
 
 
-def test_without_a_sink_nothing_is_wanted() -> None:
+def test_without_a_sink_no_events_are_wanted() -> None:
     hub = Hub([], "debug")
     assert not hub.wants(EpochCompleted)
     hub.emit(update(1))
@@ -73,7 +73,7 @@ def test_without_a_sink_nothing_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("method", ["write", "flush", "close"])
-def test_a_failing_sink_is_dropped_and_the_others_go_on(
+def test_a_failing_sink_is_removed_and_the_others_continue(
     capsys: pytest.CaptureFixture[str], method: str
 ) -> None:
     def fail(*_: object) -> None:
@@ -92,7 +92,7 @@ def test_a_failing_sink_is_dropped_and_the_others_go_on(
     assert said.count("disk on fire") == said.count("\n") == 1
 
 
-def test_steps_are_left_out_where_a_sink_is_slow_and_rounds_never(
+def test_a_slow_sink_drops_steps_but_never_rounds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     sink = Kept()
@@ -102,16 +102,16 @@ def test_steps_are_left_out_where_a_sink_is_slow_and_rounds_never(
     assert sink.waits.wait(WATCHDOG)  # the hub's thread holds the first event at the gate
     for step in range(10):
         hub.emit_later(lambda step=step: [pruned(step)])
-    # To leave out a step does not wait: the gate is still shut.
+    # Dropping a step does not wait: the gate is still shut.
     opener = threading.Timer(0.3, sink.gate.set)
     opener.start()
     hub.emit(CheckpointSaved(time=0, round=1, path="x"))  # waits for a place
     hub.flush()
     assert [e.step for e in sink.events if isinstance(e, SeedPruned)] == [0, 1, 2, 3]
     assert [type(e) for e in sink.events[-2:]] == [CheckpointSaved, TelemetryDropped]
-    told = sink.events[-1]
-    assert isinstance(told, TelemetryDropped)
-    assert (told.round, told.steps, told.total, hub.dropped) == (1, 6, 6, 6)
+    last_event = sink.events[-1]
+    assert isinstance(last_event, TelemetryDropped)
+    assert (last_event.round, last_event.steps, last_event.total, hub.dropped) == (1, 6, 6, 6)
 
     hub.emit_later(lambda: [pruned(11)])
     hub.flush()
@@ -122,7 +122,7 @@ def test_steps_are_left_out_where_a_sink_is_slow_and_rounds_never(
     assert capsys.readouterr().err.count("dropping steps") == 1
 
 
-def test_events_that_cannot_be_made_are_counted_and_said_once(
+def test_events_that_cannot_be_made_are_counted_and_reported_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail() -> list[Event]:
@@ -139,7 +139,7 @@ def test_events_that_cannot_be_made_are_counted_and_said_once(
     assert capsys.readouterr().err.count("no such tensor") == 1
 
 
-def test_training_ends_in_the_same_numbers_when_its_disk_fails(
+def test_a_full_disk_does_not_change_the_results_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {

@@ -1,4 +1,4 @@
-"""Trackers get scalars over rounds; what they cannot do is said before anything is written."""
+"""Trackers get scalars over rounds; missing libraries are reported before anything is written."""
 
 import importlib.util
 import math
@@ -32,7 +32,7 @@ needs_wandb = pytest.mark.skipif(
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard's own reader finds."""
+    """Return the curves that TensorBoard's own reader finds."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
@@ -63,7 +63,7 @@ def test_tensorboard_shows_every_update_and_outcome(tmp_path: Path) -> None:
 
 
 @needs_tensorboard
-def test_a_run_writes_for_tensorboard_where_it_is_asked_to(tmp_path: Path) -> None:
+def test_a_run_with_tensorboard_enabled_writes_its_files(tmp_path: Path) -> None:
     run = train_ppo_vectorized(telemetry_dir=str(tmp_path), tensorboard=True, **TINY).path
     assert [step for step, _ in curves(run / "tensorboard")["update/entropy"]] == [1]
     other = train_ppo_vectorized(telemetry_dir=str(tmp_path), **TINY).path
@@ -78,7 +78,7 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
         sink.write(decode(line))
     sink.close()
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    # A process of its own writes, and may still be at it.
+    # wandb's own process writes, and may not have finished yet.
     deadline = time.monotonic() + WATCHDOG
     while b"anomaly/missing_gradient" not in file.read_bytes() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -87,7 +87,7 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
         assert name.encode() in content, name
 
 
-def test_an_update_has_no_scalar_for_what_is_missing() -> None:
+def test_a_missing_metric_has_no_scalar() -> None:
     seen = list(read_events(RUN, PPOUpdateCompleted))[-1]
     values = scalars(seen)
     assert "update/head_grad_norms/tempo" not in values
@@ -96,7 +96,7 @@ def test_an_update_has_no_scalar_for_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_library_is_one_line_before_anything_is_written(
+def test_a_missing_library_is_reported_in_one_line_before_anything_is_written(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -1,8 +1,7 @@
 """Right and wrong values for every setting, by its type.
 
-Everything is derived from the fields of ``TrainConfig``, so that a new setting is fuzzed from the
-day it exists. What introspection cannot know, the names that a text setting accepts, stands in
-``VALID`` and ``INVALID``.
+Everything is derived from the fields of ``TrainConfig``, so that a new setting is fuzzed at once.
+Names that a text setting accepts cannot be derived; they are listed in ``VALID`` and ``INVALID``.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ SMALL = {
     "batch_size": 4,
     "lstm_hidden": 4,
 }
-"""What makes a run short; every case has these unless it sets them otherwise."""
+"""Settings that make a run short; every case has these unless it sets them itself."""
 
 OWN_TASK = """
 from esper.kasmina.hosts.cnn import CnnHost
@@ -81,7 +80,7 @@ BROKEN_PLUGINS: dict[str, bytes] = {
 """Files that no case may load."""
 
 VALID: dict[str, list[Any]] = {
-    # The data of the others do not come with Esper.
+    # The data of the others are not part of Esper.
     "task": [name for name in [*TASKS, *SUITES] if not name.startswith("cifar")],
     "data_dir": ["data", "ünï 文", "", "nowhere/else", "-"],
     "plugin": [*PLUGINS, "./own.py", "~/own.py", "link.py", "below/../own.py"],
@@ -107,7 +106,7 @@ VALID: dict[str, list[Any]] = {
         "with\nbreak",
     ],
 }
-"""Values that work, where the type alone does not tell or would allow what takes long."""
+"""Valid values of settings whose type does not determine them, or allows slow runs."""
 
 EXCLUSIVE = (
     {"lr_warmup_frac", "lr_warmup_steps"},
@@ -155,7 +154,7 @@ INVALID: dict[str, list[Any]] = {
 
 
 def valid_value(draw: random.Random, name: str) -> Any:
-    """A value that JSON may give ``name``."""
+    """Return a valid JSON value for ``name``."""
     options = options_of(KINDS[name])
     kind = draw.choice(options)
     if kind is NoneType:
@@ -177,14 +176,14 @@ def _valid_names(draw: random.Random, name: str) -> list[str] | str:
     first = draw.choice(VALID[name])
     if draw.random() < 0.3:
         return first
-    # A task may not be there twice; anything else may.
+    # A task may not be named twice; anything else may.
     taken = {first, *SUITES.get(first, ())}
     others = [v for v in VALID[name] if name != "task" or taken.isdisjoint({v, *SUITES.get(v, ())})]
     return [first, *draw.sample(others, draw.randint(0, min(1, len(others))))]
 
 
 def invalid_values(name: str) -> list[Any]:
-    """Values that JSON may not give ``name``."""
+    """Return invalid JSON values for ``name``."""
     options = options_of(KINDS[name])
     wrong: list[Any] = [{}, {"a": {"b": [1]}}, [[1]], [None], -1.5, float("inf"), float("nan")]
     own = INVALID.get(name, [])
@@ -205,7 +204,7 @@ def invalid_values(name: str) -> list[Any]:
 
 
 def invalid_texts(name: str) -> list[list[str]]:
-    """What may not stand behind the flag of ``name``."""
+    """Return invalid texts for the flag of ``name``."""
     options = options_of(KINDS[name])
     if bool in options:
         return [["maybe"], ["true"], [""], ["1", "2"]]
@@ -224,7 +223,7 @@ def invalid_texts(name: str) -> list[list[str]]:
 
 
 def furnish_plugins(place: Path) -> None:
-    """The files that ``VALID`` and ``INVALID`` name under ``plugin`` and ``text_file``."""
+    """Write the files that ``VALID`` and ``INVALID`` name under ``plugin`` and ``text_file``."""
     (place / "below").mkdir()
     (place / "folder.py").mkdir()
     for name, source in PLUGINS.items():

@@ -1,4 +1,4 @@
-"""Command lines and settings files as no sensible person writes them, from a seed."""
+"""Random command lines and settings files, right and wrong, from a seed."""
 
 import json
 import random
@@ -37,14 +37,14 @@ Mentions = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to type.
+    """One command to type.
 
     Attributes:
-        arguments: behind ``esper``.
-        expected: the exit status, None when 0 and 2 are both right.
-        mentions: one of these stands in the message of a refusal.
-        field: the setting at which the case aims, if any.
-        content: of ``settings.json``, None when there is no such file.
+        arguments: arguments after ``esper``.
+        expected: the exit status; None when both 0 and 2 are right.
+        mentions: one of these must appear in the message of a refusal.
+        field: the setting that the case tests, if any.
+        content: content of ``settings.json``; None when there is no such file.
     """
 
     arguments: tuple[str, ...]
@@ -55,7 +55,7 @@ class Case:
 
 
 def spellings(name: str) -> Mentions:
-    """A setting's name and aliases, as keys and as flags."""
+    """Return a setting's name and aliases, as keys and as flags."""
     keys = (name, *ALIASES.get(name, ()))
     return (*keys, *(flag(key) for key in keys))
 
@@ -65,7 +65,7 @@ def flag(key: str) -> str:
 
 
 def written(draw: random.Random, name: str, value: Any) -> list[str]:
-    """A valid value as flags, in any of the ways to write it."""
+    """Return a valid value as flags, written in any of the possible ways."""
     own = flag(draw.choice((name, *ALIASES.get(name, ()))))
     if isinstance(value, bool):
         return [own if value else own.replace("--", "--no-", 1)]
@@ -79,7 +79,7 @@ def flags(draw: random.Random, settings: dict[str, Any]) -> list[list[str]]:
 
 
 def short_run(draw: random.Random, policy: str, without: str = "") -> dict[str, Any]:
-    """Settings of a short run with one more of them at random, all but ``without``."""
+    """Return the settings of a short run plus a random one, never ``without``."""
     taken = {without}.union(*(names for names in EXCLUSIVE if without in names))
     names = [n for n in KINDS if n not in taken and (policy == "ppo" or n not in LEARNER)]
     other = draw.choice(names)
@@ -112,7 +112,7 @@ def configs(count: int, seed: int) -> list[Case]:
 
 
 def every_wrong_value(seed: int) -> list[Case]:
-    """Each of the values that must be refused, behind its flag and in a file."""
+    """Return cases with each value that must be refused, by flag and by file."""
     draw = random.Random(seed)
     return [
         *(_wrong_command(draw, name, texts) for name in KINDS for texts in invalid_texts(name)),
@@ -121,7 +121,7 @@ def every_wrong_value(seed: int) -> list[Case]:
 
 
 def every_named_value(seed: int) -> list[Case]:
-    """Each of ``VALID``, in a file."""
+    """Return cases with each value of ``VALID``, in a file."""
     draw = random.Random(seed)
     listed = {n for n in VALID if any(get_origin(o) is tuple for o in options_of(KINDS[n]))}
     return [
@@ -132,7 +132,7 @@ def every_named_value(seed: int) -> list[Case]:
 
 
 def _mixed(count: int, *kinds: Iterator[Case]) -> list[Case]:
-    """Right ones, wrong ones, strange ones and wild ones, in the proportion 2, 3, 3 and 1."""
+    """Mix right, wrong, strange and wild cases in the proportion 2, 3, 3 and 1."""
     return [next(kinds[kind]) for kind in islice(cycle([0, 0, 1, 1, 1, 2, 2, 2, 3]), count)]
 
 
@@ -175,11 +175,11 @@ RUNS = (
     "",
     LONG,
 )
-"""Directories that are no run to go on with; see ``_furnish_runs``."""
+"""Directories from which no run can be resumed; see ``_furnish_runs``."""
 
 
 def _strange_commands(draw: random.Random) -> Iterator[Case]:
-    """Right but for one thing that is not the value of a setting; or no training at all."""
+    """Right except for one thing that is not the value of a setting; or no training at all."""
     runs = cycle(RUNS)
     while True:
         policy = draw.choice(["ppo", "heuristic"])
@@ -241,7 +241,7 @@ def _lists_of_tasks(draw: random.Random, policy: str) -> Iterator[Case]:
 
 
 def listings(count: int, seed: int) -> list[Case]:
-    """``esper tasks``: so many right ones, and every wrong name and plugin."""
+    """Return cases of ``esper tasks``: ``count`` right ones, and every wrong name and plugin."""
     draw = random.Random(seed)
     fine = [(draw.choice(VALID["task"]), draw.choice(VALID["plugin"])) for _ in range(count)]
     odd = ("--nothing", "--\x00", "--plugins=own.py", "--task=digits", "--=3")
@@ -269,12 +269,12 @@ def _right_listing(draw: random.Random) -> Case:
 
 
 def listed(value: Any) -> list[str]:
-    """A list of names, which JSON may write as one name."""
+    """Return a list of names, which JSON may write as one name."""
     return [value] if isinstance(value, str) else list(value)
 
 
 def _wild_command(draw: random.Random) -> Case:
-    """Flags and values in any order; all that could make a run long is given first."""
+    """Flags and values in any order, after settings that keep the run short."""
     soup = [flag(draw.choice(list(KINDS))) for _ in range(draw.randint(0, 3))]
     soup += [
         draw.choice(
@@ -289,7 +289,7 @@ def _wild_command(draw: random.Random) -> Case:
 
 
 def _with_file(draw: random.Random, content: Any, expected: int | None, *rest: Any) -> Case:
-    """A case whose settings file holds ``content``, bytes or what is to be JSON."""
+    """A case whose settings file has ``content``: bytes, or an object to write as JSON."""
     policy = draw.choice(["ppo", "ppo", "heuristic"])
     encoded = content if isinstance(content, bytes) else json.dumps(content).encode()
     return Case(
@@ -298,7 +298,7 @@ def _with_file(draw: random.Random, content: Any, expected: int | None, *rest: A
 
 
 def _keyed(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings under any of their names, in any order."""
+    """The settings under any of their spellings, in any order."""
     items = [(draw.choice((name, *ALIASES.get(name, ()))), v) for name, v in settings.items()]
     draw.shuffle(items)
     return {draw.choice([key, key.replace("_", "-")]): value for key, value in items}
@@ -358,7 +358,7 @@ def _strange_configs(draw: random.Random) -> Iterator[Case]:
 
 
 def _wild_config(draw: random.Random) -> Case:
-    """Bytes lost or changed anywhere, save that no number grows."""
+    """Bytes lost or changed anywhere, except that no number grows."""
     text = bytearray(json.dumps(_keyed(draw, short_run(draw, "ppo"))).encode())
     for _ in range(draw.randint(1, 3)):
         place = draw.randrange(len(text))
@@ -370,7 +370,7 @@ def _wild_config(draw: random.Random) -> Case:
 
 
 def furnish(place: Path, case: Case) -> None:
-    """Files and directories for ``case`` to stumble over."""
+    """Write files and directories that get in the way of ``case``."""
     (place / "file.txt").write_text("text")
     (place / "empty").mkdir()
     furnish_plugins(place)

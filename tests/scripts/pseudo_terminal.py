@@ -1,4 +1,4 @@
-"""A command on a terminal of its own."""
+"""A command on its own pseudo-terminal."""
 
 import fcntl
 import os
@@ -47,7 +47,7 @@ class OnTerminal:
         return termios.tcgetattr(self.master)
 
     def read(self, seconds: float = 0.05) -> bool:
-        """Take in what is written; whether the terminal is still open."""
+        """Read the output; return whether the terminal is still open."""
         if select.select([self.master], [], [], seconds)[0]:
             try:
                 self.output += os.read(self.master, 65536)
@@ -56,7 +56,7 @@ class OnTerminal:
         return True
 
     def until(self, holds: Callable[[bytes], object]) -> None:
-        """Read until the output is as wanted."""
+        """Read until the output satisfies the condition."""
         end = time.monotonic() + WATCHDOG
         while not holds(self.output):
             if not self.read() or time.monotonic() > end:
@@ -71,7 +71,7 @@ class OnTerminal:
         os.kill(self.pid, number)
 
     def exit_status(self) -> int:
-        """Wait for the end; minus the signal where one ended it."""
+        """Wait for the end; return the status, or minus the signal that ended the command."""
         end = time.monotonic() + WATCHDOG
         while True:
             self.read()
@@ -85,18 +85,18 @@ class OnTerminal:
                 raise TimeoutError(self.text()[-2000:])
 
     def text(self) -> str:
-        """What was written, without control sequences."""
+        """The output without control sequences."""
         plain = re.sub(rb"\x1b(\[[0-9;?<>=$]*[ -/]*[@-~]|[()][A-Z0-9]|[=>])", b"", self.output)
         return plain.decode(errors="replace")
 
     def children(self, of: int | None = None) -> list[int]:
-        """Processes that the command, or another process, started and that live."""
+        """Return the live processes that the command, or another process, started."""
         parent = self.pid if of is None else of
         path = Path(f"/proc/{parent}/task/{parent}/children")
         return [int(child) for child in path.read_text().split()]
 
     def close(self) -> None:
-        """End the command if it lives, and the terminal."""
+        """End the command if it is alive, and close the terminal."""
         try:
             self.signal(signal.SIGKILL)
             os.waitpid(self.pid, 0)

@@ -156,7 +156,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("command", "says"), MISTAKES, ids=[command for command, _ in MISTAKES])
-def test_a_mistake_is_one_short_message_and_exit_status_2(
+def test_a_usage_error_is_one_short_line_and_exit_status_2(
     tmp_path: Path, command: str, says: str
 ) -> None:
     done = esper(command, tmp_path)
@@ -170,7 +170,7 @@ def test_a_mistake_is_one_short_message_and_exit_status_2(
 
 
 @pytest.mark.parametrize("command", ["trian", "train ppo --roundz 3"])
-def test_another_process_says_the_same_of_a_mistake(tmp_path: Path, command: str) -> None:
+def test_the_installed_command_reports_the_same_usage_error(tmp_path: Path, command: str) -> None:
     here, there = esper(command, tmp_path), ran([*ESPER, *command.split()], tmp_path)
     assert (there.returncode, there.stdout, there.stderr) == (2, "", here.stderr)
 
@@ -198,7 +198,7 @@ def test_a_wrong_settings_file_names_the_key(tmp_path: Path, content: str, says:
         settings_file(path)
 
 
-def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+def test_flags_take_precedence_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"n_envs": 2, "max_epochs": 2, "max_batches": 1, "rounds": 3}))
     done = esper(f"train ppo --config-json {path} --rounds 1 --batch-size 8", tmp_path)
@@ -220,6 +220,6 @@ def test_every_alias_stands_for_its_setting() -> None:
             assert given == {name: switch or defaults[name]}
 
 
-def test_the_same_value_twice_is_no_contradiction() -> None:
+def test_the_same_value_may_be_given_twice() -> None:
     given = read_flags(TrainConfig, "esper", ["--rounds", "2", "--episodes=2"])
     assert given == {"rounds": 2}

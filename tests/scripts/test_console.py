@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, on a real terminal's width."""
+"""The progress display of a run at the widths of real terminals."""
 
 import io
 import re
@@ -27,7 +27,7 @@ def shown(tmp_path: Path, terminal: bool, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_the_live_line_shows_everything_at_any_width(tmp_path: Path, width: int) -> None:
+def test_the_live_line_shows_all_fields_at_any_width(tmp_path: Path, width: int) -> None:
     text = shown(tmp_path, terminal=True, width=width)
     (last,) = [line for line in text.splitlines() if "round 2/2" in line][-1:]
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last)
@@ -43,7 +43,7 @@ def test_without_a_terminal_every_round_is_one_line(tmp_path: Path) -> None:
     assert all("twin" in line and "entropy" in line and "lr" in line for line in rounds)
 
 
-def test_the_table_at_the_end_has_what_matters(tmp_path: Path) -> None:
+def test_the_final_table_has_the_key_figures(tmp_path: Path) -> None:
     text = shown(tmp_path, terminal=False, width=80)
     for wanted in (
         "accuracy grown",

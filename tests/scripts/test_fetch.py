@@ -1,4 +1,4 @@
-"""``esper tasks fetch``: from a server of our own, whole, damaged and absent."""
+"""``esper tasks fetch`` from a local server: intact, damaged and missing archives."""
 
 import hashlib
 import tarfile
@@ -24,7 +24,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Archive]:
-    """A small archive on a server, in the place of the real one."""
+    """Serve a small archive in place of the real one."""
     folder = write_binary(tmp_path / "source")
     path = tmp_path / "served" / "cifar.tar.gz"
     path.parent.mkdir()
@@ -40,7 +40,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Archi
     server.server_close()
 
 
-def test_what_was_published_is_unpacked_and_read(
+def test_a_published_archive_is_unpacked_and_read(
     published: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path / "deep" / "data"
@@ -67,11 +67,11 @@ def test_a_damaged_or_absent_archive_leaves_nothing(
 
 
 @pytest.mark.parametrize("names", [[], ["cifar100"], ["cifar10", "cifar10"]])
-def test_what_is_not_known_is_refused(names: list[str]) -> None:
+def test_an_unknown_archive_is_refused(names: list[str]) -> None:
     with pytest.raises(UsageError, match="name one of cifar10"):
         tasks(["fetch", *names])
 
 
-def test_the_real_one_is_checked_by_its_published_sum() -> None:
+def test_the_checksum_of_cifar10_is_the_published_one() -> None:
     assert module.ARCHIVES["cifar10"].url.startswith("https://www.cs.toronto.edu/~kriz/")
     assert len(module.ARCHIVES["cifar10"].checksum) == 64

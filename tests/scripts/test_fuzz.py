@@ -1,4 +1,4 @@
-"""Whatever one types, ``esper`` trains or refuses in one line; it never breaks or leaves litter."""
+"""For any input, ``esper`` trains or refuses in one line; it never crashes or leaves files."""
 
 import contextlib
 import hashlib
@@ -28,16 +28,16 @@ from support import own_blueprints
 ROOT = Path(__file__).parents[2]
 SIMPLE = [f"{fuzzing.flag(name)}={value}" for name, value in fuzzing.SMALL.items()]
 CACHE = os.environ.get("ESPER_CACHE_DIR") or str(Path.home() / ".cache" / "esper")
-"""Of compiled libraries: under a home of its own each case would compile them anew."""
+"""Cache of compiled libraries: with a home of its own, each case would compile them again."""
 LOCKS = {f"{run}/lock" for run in fuzzing.RUNS}
 """A directory is locked before its checkpoints are read; that may leave an empty file."""
 EVERY_REPORT = 64
-"""One report in so many is really drawn: drawing takes longer than such a run."""
+"""One report in so many is drawn: drawing takes longer than such a run."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case: exit status, the two streams, and the traceback that got out."""
+    """The outcome of a case: exit status, both streams, and the traceback of a crash."""
 
     code: object
     out: str
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def execute(arguments: tuple[str, ...]) -> Outcome:
-    """``esper`` in this process, as the installed command runs it."""
+    """Run ``esper`` in this process, as the installed command does."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     code: object = None
@@ -64,7 +64,7 @@ def execute(arguments: tuple[str, ...]) -> Outcome:
 
 
 def contents(place: Path) -> dict[str, str]:
-    """Digests of all files and the names of all directories below ``place``."""
+    """Return digests of all files and the names of all directories below ``place``."""
     return {
         str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest()
         if path.is_file()
@@ -74,7 +74,7 @@ def contents(place: Path) -> dict[str, str]:
 
 
 def prepared(place: Path, run: Path, case: Case) -> None:
-    """A directory for ``case`` with what it may stumble over, and a whole run to go on with."""
+    """Prepare a directory for ``case`` with obstacles, and a complete run to resume."""
     place.mkdir()
     fuzzing.furnish(place, case)
     if "run" in case.arguments:
@@ -82,7 +82,7 @@ def prepared(place: Path, run: Path, case: Case) -> None:
 
 
 def finished_runs(place: Path, before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Run directories that were made or changed, each of them whole."""
+    """Return the run directories that were made or changed; fails if one is incomplete."""
     changed = {name for name in after if after[name] != before.get(name)}
     runs = sorted({str(Path(name).parent) for name in changed if name.endswith("config.json")})
     for run in runs:
@@ -98,7 +98,7 @@ def finished_runs(place: Path, before: dict[str, str], after: dict[str, str]) ->
 
 
 def judge(case: Case, outcome: Outcome, place: Path, before: dict[str, str]) -> bool:
-    """Whether ``case`` trained; fails where it broke a promise."""
+    """Return whether ``case`` trained; fails if it violates a guarantee."""
     after = contents(place)
     assert not outcome.escaped, "an exception"
     assert "Traceback" not in outcome.out + outcome.err, "a traceback"
@@ -123,7 +123,7 @@ def judge(case: Case, outcome: Outcome, place: Path, before: dict[str, str]) -> 
 def results(
     cases: list[Case], where: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[Outcome]:
-    """The outcomes of all cases; fails with every case that broke a promise."""
+    """Return the outcomes of all cases; fails with every case that violates a guarantee."""
     draw_report = watched.write_report
 
     def undrawn(runs: list[Path], target: Path) -> Path:
@@ -153,7 +153,7 @@ def results(
 
 
 def told(index: int, case: Case, outcome: Outcome, reason: str) -> str:
-    """A failed case, so that it can be typed again."""
+    """Describe a failed case so that it can be typed again."""
     lines = [f"--- case {index}: {reason}", "esper " + shlex.join(case.arguments)[:1000]]
     if case.content is not None:
         lines.append(f"settings.json: {case.content[:1000]!r}")
@@ -162,7 +162,7 @@ def told(index: int, case: Case, outcome: Outcome, reason: str) -> str:
 
 
 def assert_meaningful(cases: list[Case], outcomes: list[Outcome]) -> None:
-    """The mix trains and refuses often enough, and meets every setting in both ways."""
+    """The mix trains and refuses often enough, and covers every setting in both ways."""
     assert sum(o.trained for o in outcomes) >= 0.15 * len(cases)
     assert sum(o.code == 2 for o in outcomes) >= 0.4 * len(cases)
     pairs = list(zip(cases, outcomes, strict=True))
@@ -174,7 +174,7 @@ def assert_meaningful(cases: list[Case], outcomes: list[Outcome]) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole run of one round."""
+    """A complete run of one round."""
     place = tmp_path_factory.mktemp("before")
     outcome = execute(("train", "ppo", *SIMPLE, "--telemetry-dir", str(place)))
     assert outcome.code == 0, outcome.err
@@ -183,7 +183,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MANY = 5 * len(fuzzing.KINDS)
-"""Cases: two of nine are right, and each setting shall be right in one of them."""
+"""Number of cases: two of nine are right, and each setting must be right in one of them."""
 
 
 def test_hundreds_of_command_lines(
@@ -211,7 +211,7 @@ def test_listings_of_tasks(tmp_path: Path, run: Path, monkeypatch: pytest.Monkey
 def test_wrong_values_are_refused(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One in five; between them every setting and every kind of wrong value."""
+    """One in five; together they cover every setting and every kind of wrong value."""
     cases = fuzzing.every_wrong_value(seed=22)[::5]
     assert {case.field for case in cases} >= fuzzing.KINDS.keys()
     results(cases, tmp_path, run, monkeypatch)
@@ -224,7 +224,9 @@ def test_every_wrong_value_is_refused(
     results(fuzzing.every_wrong_value(seed=22), tmp_path, run, monkeypatch)
 
 
-def test_every_right_name_works(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_valid_value_works(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results(fuzzing.every_named_value(seed=23), tmp_path, run, monkeypatch)
 
 
@@ -243,7 +245,7 @@ REAL = (
 )
 
 
-def test_another_process_does_the_same(
+def test_another_process_gives_the_same_outcomes(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results(list(REAL), tmp_path, run, monkeypatch)

@@ -1,4 +1,4 @@
-"""``esper grow`` and ``esper tasks check``: to a network and its price, or to one line."""
+"""``esper grow`` and ``esper tasks check``: results and costs, or a usage error in one line."""
 
 import importlib.util
 import re
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("scratch_register")
 
 @pytest.fixture
 def short(tmp_path: Path) -> list[str]:
-    """Flags that make a short task known."""
+    """Flags that register a short task."""
     path = tmp_path / "short.py"
     path.write_text(SHORT.replace("LENGTH", "16"))
     return ["--plugin", str(path), "--task", "short"]
@@ -43,14 +43,14 @@ def short(tmp_path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run that has hardly learned anything."""
+    """A run that has learned almost nothing."""
     folder = tmp_path_factory.mktemp("runs")
     return train_ppo_vectorized(
         rounds=1, envs=8, episode_length=6, max_batches=1, lstm_hidden=16, telemetry_dir=str(folder)
     ).path
 
 
-def test_the_example_is_as_short_as_it_is_said_to_be() -> None:
+def test_the_example_is_as_short_as_the_manual_says() -> None:
     code = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
     assert len(code) < 30
     manual = (EXAMPLE.parents[1] / "docs" / "extending.md").read_text().split("\n## A model\n")[1]
@@ -59,7 +59,7 @@ def test_the_example_is_as_short_as_it_is_said_to_be() -> None:
         assert part in PLAIN
 
 
-def test_the_heuristic_grows_and_the_file_is_the_host(tmp_path: Path, capsys) -> None:
+def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Path, capsys) -> None:
     out = tmp_path / "model.pt2"
     assert grow(["--policy", "heuristic", "--task", "digits_shift", "--out", str(out)]) == 0
     text = capsys.readouterr().out
@@ -74,20 +74,20 @@ def test_the_heuristic_grows_and_the_file_is_the_host(tmp_path: Path, capsys) ->
     assert grown.difference(module(grown.images)) <= 1e-5
     accuracy = 100 * float(grown.scores["test"].accuracy)
     assert f"test accuracy: {accuracy:.1f} %" in text
-    # Against the data themselves, by the exported file alone.
+    # The accuracy of the exported file alone, on the data themselves.
     data = find("digits_shift").datasets()[0]
     hits = module(data.test_images.permute(0, 3, 1, 2)).argmax(1) == data.test_labels
     assert 100 * float(hits.float().mean()) == pytest.approx(accuracy, abs=0.4)
 
 
-def test_never_leaves_the_host_as_its_twin(short, tmp_path: Path, capsys) -> None:
+def test_the_never_policy_leaves_the_host_equal_to_its_twin(short, tmp_path: Path, capsys) -> None:
     assert grow(["--policy", "never", *short, "--out", str(tmp_path / "m.pt2")]) == 0
     text = capsys.readouterr().out
     assert "grown: nothing, 0 parameters more" in text
     assert text.count("gain +0.0 points") == 2
 
 
-def test_a_learned_policy_draws_by_the_seed_or_takes_its_mode(run: Path, short) -> None:
+def test_a_learned_policy_samples_by_seed_or_acts_greedily(run: Path, short) -> None:
     tasks([short[3], *short[:2]])
     policy = GrowingPolicy.named(str(run))
     task, seeds = find("short"), range(6)
@@ -99,7 +99,7 @@ def test_a_learned_policy_draws_by_the_seed_or_takes_its_mode(run: Path, short) 
     assert greedy != drawn
 
 
-def test_a_policy_trained_on_digits_grows_somebodys_own_model(
+def test_a_policy_trained_on_digits_grows_a_users_own_model(
     run: Path, tmp_path: Path, capsys
 ) -> None:
     out, path = tmp_path / "own.pt2", tmp_path / "mine.py"
@@ -114,7 +114,7 @@ def test_a_policy_trained_on_digits_grows_somebodys_own_model(
     assert resolve_slots(find("own_model").host, ("mid",)) == ("grows",)
 
 
-def test_a_mistake_is_one_line_and_leaves_no_file(
+def test_a_usage_error_is_one_line_and_leaves_no_file(
     run: Path, short, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     out = tmp_path / "m.pt2"
@@ -147,7 +147,7 @@ def test_a_mistake_is_one_line_and_leaves_no_file(
         assert not out.exists()
 
 
-def test_check_says_what_fits_and_what_it_costs(tmp_path: Path, capsys) -> None:
+def test_check_reports_fit_and_costs(tmp_path: Path, capsys) -> None:
     path = tmp_path / "mine.py"
     path.write_text(PLAIN)
     assert tasks(["check", str(path)]) == 0
@@ -156,8 +156,10 @@ def test_check_says_what_fits_and_what_it_costs(tmp_path: Path, capsys) -> None:
     assert "slot     grows: 6 channels of 8x8; parameters of conv_light 336, " in text
     assert "1,197 / 300 / 300 images (8, 8, 1), 10 classes" in text
     assert "backend functional" in text
-    assert re.search(r"memory   [\d.]+ MiB an environment, \d+ MiB for 32", text)
-    assert re.search(r"time     [\d.]+ ms an environment step on one thread, \d+ (s|minutes)", text)
+    assert re.search(r"memory   [\d.]+ MiB per environment, \d+ MiB for 32", text)
+    assert re.search(
+        r"time     [\d.]+ ms per environment step on one thread, \d+ (s|minutes)", text
+    )
 
 
 MEMORY = """
@@ -169,16 +171,16 @@ print(found.backend, found.bytes)
 
 
 @pytest.mark.slow
-def test_the_memory_it_tells_is_about_that_of_the_benchmark() -> None:
-    """In a process of its own: in one that has run for long, freed memory is taken again."""
+def test_the_reported_memory_is_close_to_that_of_the_benchmark() -> None:
+    """In a separate process: one that has run for long would reuse freed memory."""
     done = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
     )
-    backend, told = done.stdout.split()
+    backend, reported = done.stdout.split()
     assert backend == "torch"
-    if told == "None":
+    if reported == "None":
         pytest.skip("this system does not tell how much memory a process has")
-    assert 1 < float(told) / 2**20 < 8
+    assert 1 < float(reported) / 2**20 < 8
 
 
 FAULTS = [
@@ -193,7 +195,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("source", "says"), FAULTS, ids=[says[-24:] for _, says in FAULTS])
-def test_what_does_not_fit_is_named_in_one_line(source: str, says: str, tmp_path, capsys) -> None:
+def test_a_task_that_does_not_fit_is_reported_in_one_line(
+    source: str, says: str, tmp_path, capsys
+) -> None:
     path = tmp_path / "mine.py"
     path.write_text(source)
     assert guarded(tasks, ["check", str(path)]) == 2
@@ -203,9 +207,7 @@ def test_what_does_not_fit_is_named_in_one_line(source: str, says: str, tmp_path
     assert "own_model" not in TASKS or not capsys.readouterr().out
 
 
-def test_a_blueprint_that_fails_anywhere_is_found_though_others_are_larger(
-    tmp_path: Path, capsys
-) -> None:
+def test_a_failing_blueprint_is_found_even_if_others_are_larger(tmp_path: Path, capsys) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "from esper.kasmina.blueprints import Blueprint, register\n"

@@ -1,4 +1,4 @@
-"""The three profiling scripts run without arguments, here on little work."""
+"""The three profiling scripts run without arguments, here on a small workload."""
 
 import importlib
 import json
@@ -28,7 +28,7 @@ KEYS = {
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess]:
-    """Call a script with arguments as a process would."""
+    """Return a function that calls a script with arguments as a process would."""
     for folder in (SCRIPTS.parent / "benchmarks", SCRIPTS):
         monkeypatch.syspath_prepend(folder)
 
@@ -47,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedPr
 
 @needs_native
 def test_the_hot_path_is_measured_beside_the_naive_loop(tmp_path: Path, run):
-    """After it was checked that both compute the same numbers."""
+    """It is timed only after a check that both compute the same numbers."""
     file = tmp_path / "rows.json"
     done = run("benchmark_hot_path.py", *SMALL, "--json", str(file))
     assert done.returncode == 0, done.stderr
@@ -65,8 +65,8 @@ def test_the_hot_path_is_measured_beside_the_naive_loop(tmp_path: Path, run):
     assert "NativeBackend" in compared.stdout
 
 
-def test_a_backend_that_computes_something_else_is_not_timed(monkeypatch, run):
-    """Broken on purpose: the naive loop gets another learning rate."""
+def test_a_backend_with_different_results_is_not_timed(monkeypatch, run):
+    """The naive loop deliberately gets another learning rate."""
     naive = importlib.import_module("hot_path_naive").NaiveBackend
     original = naive._optimizers
 
@@ -98,7 +98,7 @@ def test_a_synchronisation_that_is_not_documented_fails(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "torch"])
-def test_operations_are_told_by_stage(backend: str, run):
+def test_operations_are_listed_by_stage(backend: str, run):
     done = run(
         "profile_hot_path_operations.py",
         *("--envs", "4", "--episode-length", "6", "--backend", backend),

@@ -1,4 +1,4 @@
-"""``esper query`` as one types it."""
+"""``esper query`` as a user types it."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ def run(*arguments: str) -> int:
     return guarded(esper, ["query", *arguments])
 
 
-def test_a_table_shows_missing_and_nan_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_distinguishes_missing_from_nan(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(RUN, SQL) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ ")]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
@@ -31,7 +31,7 @@ def test_a_table_shows_missing_and_nan_apart(capsys: pytest.CaptureFixture[str])
     assert cells[1] == ["5", "", "NaN", "1 2"]
 
 
-def test_csv_and_json_keep_missing_and_nan_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_and_json_distinguish_missing_from_nan(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(RUN, SQL, "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert rows[1] == {"round": "5", "missing": "", "bad": "NaN", "list": "[1, 2]"}
@@ -75,7 +75,7 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
         ([RUN, SQL, "--forma", "csv"], "did you mean --format?"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_status_2(
+def test_a_usage_error_is_one_line_and_exit_status_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert run(*arguments) == 2

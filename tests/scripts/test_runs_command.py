@@ -17,14 +17,14 @@ DAY = 86400.0
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of a command."""
+    """Run a command; return exit status, stdout and stderr."""
     code = guarded(esper, [str(argument) for argument in arguments])
     return code, *capsys.readouterr()
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Three finished runs of 3, 2 and 1 days ago, one that failed yesterday."""
+    """Three finished runs from 3, 2 and 1 days ago, and one that failed yesterday."""
     for days in (3, 2, 1):
         when = time.time() - days * DAY
         events = [started(1, time=when), *whole_round(1)]
@@ -41,7 +41,7 @@ def names(place: Path) -> set[str]:
     return {run.name for run in find_runs(place)}
 
 
-def test_the_list_names_each_run_with_its_status(
+def test_the_list_shows_each_run_with_its_status(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = write_run(place / "cut", [started(9), *whole_round(1)], rounds=9)
@@ -55,14 +55,14 @@ def test_the_list_names_each_run_with_its_status(
     assert f"esper train ppo --resume {cut} --rounds 9" in out
 
 
-def test_machines_get_json(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lists_the_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said(capsys, "runs", "--json", place)
     assert code == 0
-    told = {Path(run["path"]).name: run for run in json.loads(out)}
-    assert told.keys() == names(place)
-    assert told["run-1"]["status"] == "finished"
-    assert told["run-1"]["gain"] == pytest.approx(0.01)
-    assert told["broken"]["gain"] is None
+    listed = {Path(run["path"]).name: run for run in json.loads(out)}
+    assert listed.keys() == names(place)
+    assert listed["run-1"]["status"] == "finished"
+    assert listed["run-1"]["gain"] == pytest.approx(0.01)
+    assert listed["broken"]["gain"] is None
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_machines_get_json(place: Path, capsys: pytest.CaptureFixture[str]) -> N
         (("--keep", "9"), {"run-1", "run-2", "run-3", "broken"}),
     ],
 )
-def test_prune_removes_what_the_rule_names(
+def test_prune_removes_the_runs_that_the_rule_selects(
     place: Path, capsys: pytest.CaptureFixture[str], rule: tuple[str, ...], left: set[str]
 ) -> None:
     code, out, _ = said(capsys, "runs", "prune", place, *rule, "--yes")
@@ -84,7 +84,7 @@ def test_prune_removes_what_the_rule_names(
     assert out.count("removed ") == 4 - len(left)
 
 
-def test_prune_shows_and_asks(
+def test_prune_shows_the_runs_and_asks(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
@@ -96,7 +96,7 @@ def test_prune_shows_and_asks(
         assert len(names(place)) == left
 
 
-def test_without_a_terminal_prune_needs_a_yes(
+def test_without_a_terminal_prune_needs_yes(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.sys, "stdin", type("Pipe", (), {"isatty": lambda self: False})())
@@ -127,7 +127,7 @@ def test_without_a_terminal_prune_needs_a_yes(
         ("report run -x", "-x"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_status_2(
+def test_a_usage_error_is_one_line_and_exit_status_2(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

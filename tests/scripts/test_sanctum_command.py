@@ -1,4 +1,4 @@
-"""Sanctum on a real terminal: beside a training, and killed."""
+"""Sanctum on a pseudo-terminal: alone, beside a training, and killed."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from scripts.pseudo_terminal import OnTerminal
 RECORDED = ROOT / "tests" / "recorded"
 SETTINGS = "--envs 2 --group-size 2 --episode-length 4 --max-batches 1 --batch-size 8 --threads 1"
 MANY = 1_000_000
-"""Rounds that a training has not done before a test ends it."""
+"""More rounds than a training completes before a test ends it."""
 LEAVES_SCREEN, ENTERS_SCREEN = b"\x1b[?1049l", b"\x1b[?1049h"
 
 
@@ -35,14 +35,14 @@ def training(tmp_path: Path, rounds: int, *more: str, backend: str = "torch") ->
 
 
 def outcomes(run: Path) -> list[dict[str, object]]:
-    """What came of each round, all that tells the time left out."""
+    """Return the outcome of each round without its timings."""
     lines = (run / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines if "EPISODE_OUTCOME" in line]
     return [{name: e[name] for name in e if name != "time"} for e in events]
 
 
 def wait_for(run_place: Path, text: str, times: int = 1) -> Path:
-    """The run directory once its events hold ``text`` so many times."""
+    """Return the run directory once its events contain ``text`` so many times."""
     end = time.monotonic() + WATCHDOG
     while time.monotonic() < end:
         for events in run_place.glob("*/events.jsonl"):
@@ -52,7 +52,7 @@ def wait_for(run_place: Path, text: str, times: int = 1) -> Path:
     raise TimeoutError(text)
 
 
-def test_a_run_is_shown_and_left_in_order(terminal: list[OnTerminal]) -> None:
+def test_sanctum_restores_the_terminal_when_it_is_closed(terminal: list[OnTerminal]) -> None:
     one = OnTerminal("sanctum", str(RECORDED / "healthy"))
     terminal.append(one)
     one.until(lambda out: "■ finished".encode() in out)
@@ -82,7 +82,7 @@ def test_ctrl_c_closes_it(terminal: list[OnTerminal]) -> None:
         ([str(RECORDED / "healthy")], "terminal"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_usage_errors_are_one_line(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -105,14 +105,14 @@ def test_the_latest_of_several_runs_is_shown(tmp_path: Path) -> None:
     assert find_run(tmp_path / "old") == tmp_path / "old"
 
 
-def test_without_a_terminal_it_is_said_and_training_goes_on(tmp_path: Path) -> None:
+def test_without_a_terminal_training_continues_without_sanctum(tmp_path: Path) -> None:
     done = called(training(tmp_path, 1, "--sanctum"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("sanctum: needs a terminal; training without it") == 1
     assert "finished after" in done.stdout
 
 
-def test_it_watches_a_training_to_its_end_and_is_closed(
+def test_sanctum_shows_a_training_to_its_end_until_it_is_closed(
     terminal: list[OnTerminal], tmp_path: Path
 ) -> None:
     one = OnTerminal(*training(tmp_path, 3, "--sanctum"))
@@ -130,7 +130,7 @@ def test_it_watches_a_training_to_its_end_and_is_closed(
     assert b"round 1/3  accuracy" not in shown
 
 
-def test_closing_or_killing_it_leaves_a_training_in_plain_sight(
+def test_after_closing_or_killing_sanctum_the_training_shows_progress(
     terminal: list[OnTerminal], tmp_path: Path
 ) -> None:
     for folder, end in (("closed", None), ("killed", signal.SIGKILL)):
@@ -152,7 +152,7 @@ def test_closing_or_killing_it_leaves_a_training_in_plain_sight(
         assert any((run / "checkpoints").iterdir())
 
 
-def test_ending_the_training_ends_it_too(terminal: list[OnTerminal], tmp_path: Path) -> None:
+def test_ending_the_training_ends_sanctum(terminal: list[OnTerminal], tmp_path: Path) -> None:
     one = OnTerminal(*training(tmp_path, MANY, "--sanctum"))
     terminal.append(one)
     one.until(lambda out: "● live".encode() in out)
@@ -163,9 +163,7 @@ def test_ending_the_training_ends_it_too(terminal: list[OnTerminal], tmp_path: P
     wait_for(tmp_path, '"status":"interrupted"')
 
 
-def test_a_killed_training_takes_it_off_the_screen(
-    terminal: list[OnTerminal], tmp_path: Path
-) -> None:
+def test_killing_the_training_ends_sanctum(terminal: list[OnTerminal], tmp_path: Path) -> None:
     shell = shutil.which("bash")
     if shell is None:
         pytest.skip("needs bash, for a shell that has job control")
@@ -187,7 +185,7 @@ def test_a_killed_training_takes_it_off_the_screen(
 
 
 def kill_while_training(place: Path, kills: int, terminal: list[OnTerminal]) -> None:
-    """Watch a training and kill the watcher, again and again: its bits are those of one alone."""
+    """Kill Sanctum repeatedly beside a training; the run's bits equal those of one alone."""
     process = subprocess.Popen(
         [*ESPER, *training(place / "watched", MANY)],
         env=environment(),
@@ -232,13 +230,13 @@ def test_a_hundred_kills_do_not_touch_a_training(
     kill_while_training(tmp_path, 100, terminal)
 
 
-def test_commands_are_summed_up_as_they_say_themselves() -> None:
+def test_command_summaries_agree_with_the_commands_docstrings() -> None:
     for name, command in COMMANDS.items():
         module = import_module(f"esper.scripts.{name}")
         said = getattr(module, name).__doc__.strip().splitlines()[0]
         assert command.__doc__ == said
 
 
-def test_to_watch_needs_no_torch(tmp_path: Path) -> None:
+def test_sanctum_does_not_import_torch(tmp_path: Path) -> None:
     code = "import sys, esper.scripts.main, esper.scripts.sanctum; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True)

@@ -1,4 +1,4 @@
-"""A setting is defined once, at its field; names of the prior system are taken or refused."""
+"""A setting is defined once, at its field; names of the prior system are accepted or refused."""
 
 import ast
 import json
@@ -59,7 +59,7 @@ LINES = {
 }
 
 
-def test_a_new_field_is_all_that_a_new_setting_takes(tmp_path: Path) -> None:
+def test_a_new_setting_needs_only_a_new_field(tmp_path: Path) -> None:
     copied = tmp_path / "src" / "esper"
     shutil.copytree(SOURCE, copied, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     groups = copied / "leyline" / "config" / "groups.py"
@@ -101,11 +101,11 @@ READERS = (
     "scripts/watched.py",
     "simic/training/vectorized.py",
 )
-"""What handles settings in general: a table of some of them there would define them again."""
+"""Files that handle settings in general: a table of settings there would define them twice."""
 
 
 @pytest.mark.parametrize("path", READERS)
-def test_what_reads_settings_lists_none_of_them(path: str) -> None:
+def test_code_that_handles_settings_lists_none_of_them(path: str) -> None:
     names = set(spellings(TrainConfig))
     for node in ast.walk(ast.parse((SOURCE / path).read_text())):
         match node:
@@ -216,7 +216,7 @@ def test_a_whole_file_of_the_prior_system_loads(tmp_path: Path) -> None:
         ({"disable-pbrs": {"a": [1]}}, "docs/rewards.md"),
     ],
 )
-def test_what_cannot_be_had_is_refused(given: dict[str, Any], says: str) -> None:
+def test_an_unsupported_setting_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says) as refused:
         unflatten(given)
     assert len(str(refused.value)) < 300
@@ -242,7 +242,7 @@ HEAVY = ("torch", "duckdb", "pyarrow", "textual", "numpy")
         ("train ppo --config-json nowhere.json", 2, HEAVY),
     ],
 )
-def test_help_and_refusals_do_not_wait_for_what_trains(
+def test_help_and_refusals_do_not_import_the_training_code(
     arguments: str, code: int, unwanted: tuple[str, ...], tmp_path: Path
 ) -> None:
     ask = (

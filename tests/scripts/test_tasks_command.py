@@ -1,4 +1,4 @@
-"""``esper tasks``: everything there is, on any terminal and in any pipe, also a user's own."""
+"""``esper tasks`` lists all tasks, also a user's own, on any terminal and in a pipe."""
 
 import io
 import re
@@ -30,14 +30,14 @@ def shown(names: list[str], terminal: bool = False, width: int = 80) -> str:
 
 
 def manual_file(folder: Path) -> Path:
-    """The example of the manual as a user would save it."""
+    """Save the example of the manual as a user would."""
     (source,) = re.findall(r"```python\n(.*?)```", MANUAL, re.DOTALL)
     path = folder / "stripes.py"
     path.write_text(source)
     return path
 
 
-def test_piped_it_is_plain_lines_of_80_columns_suite_by_suite() -> None:
+def test_piped_output_is_plain_lines_of_80_columns_by_suite() -> None:
     text = shown(list(TASKS))
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
@@ -54,7 +54,7 @@ def test_piped_it_is_plain_lines_of_80_columns_suite_by_suite() -> None:
 
 
 @pytest.mark.parametrize(("terminal", "width"), [(False, 80), (True, 80), (True, 140)])
-def test_a_task_comes_with_all_there_is_to_know(terminal: bool, width: int) -> None:
+def test_a_task_is_listed_with_all_its_properties(terminal: bool, width: int) -> None:
     text = shown(["digits_deep", "digits_shift", "digits_drift"], terminal, width)
     words = re.sub(r"[\s│┃]+", " ", text)
     for name in ("digits_deep", "digits_shift", "digits_drift"):
@@ -70,7 +70,7 @@ def test_a_task_comes_with_all_there_is_to_know(terminal: bool, width: int) -> N
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_a_wide_terminal_gets_a_table_a_suite_without_a_cut_name() -> None:
+def test_a_wide_terminal_gets_one_table_per_suite_without_truncated_names() -> None:
     text = shown(list(TASKS), terminal=True, width=140)
     assert text.count("┏") == 4
     assert "…" not in text
@@ -80,7 +80,7 @@ def test_a_wide_terminal_gets_a_table_a_suite_without_a_cut_name() -> None:
     assert "drifts 10" in text
 
 
-def test_only_what_is_named_is_shown_and_suites_may_be_named(capsys) -> None:
+def test_only_the_named_tasks_and_suites_are_shown(capsys) -> None:
     assert tasks(["digits_wide"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("held_out: the held-out suite\n  digits_wide\n    host     conv 8-16")
@@ -101,14 +101,12 @@ def test_only_what_is_named_is_shown_and_suites_may_be_named(capsys) -> None:
         (["--plugin", "a.py", "--plugin", "b.py"], "plugin: .*contradict"),
     ],
 )
-def test_a_mistake_is_told_as_everywhere(arguments: list[str], says: str) -> None:
+def test_an_unknown_task_is_a_usage_error(arguments: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         tasks(arguments)
 
 
-def test_a_task_of_one_decorator_in_one_file_is_listed_with_the_others(
-    tmp_path: Path, capsys
-) -> None:
+def test_a_plugin_task_is_listed_with_the_others(tmp_path: Path, capsys) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "from esper.kasmina.hosts.cnn import CnnHost\n"
@@ -146,21 +144,21 @@ def test_the_example_of_the_manual_is_listed_and_trains(tmp_path: Path, capsys) 
     assert len(summary.rounds) == 1
 
 
-def test_a_plugin_may_be_loaded_before_the_command_names_it(tmp_path: Path, capsys) -> None:
+def test_a_plugin_may_already_be_loaded(tmp_path: Path, capsys) -> None:
     path = manual_file(tmp_path)
     load(str(path))
     assert tasks(["stripes_in_noise", "--plugin", str(path)]) == 0
     assert "stripes_in_noise" in capsys.readouterr().out
 
 
-def test_a_suite_of_ones_own_has_its_own_section() -> None:
+def test_a_users_own_suite_has_its_own_section() -> None:
     SUITES["mine"] = ("digits_long", "digits")
     assert "\nmine\n  digits\n" in shown(["digits"])
     names = re.findall(r"^  (\S+)$", shown(["mine"]).partition("\nmine\n")[2], re.MULTILINE)
     assert names == ["digits_long", "digits"]
 
 
-def test_the_manual_describes_every_task_as_it_is() -> None:
+def test_the_manual_describes_every_task_correctly() -> None:
     rows = {
         cells[0].strip("`"): cells[1:]
         for line in (DOCS / "tasks.md").read_text().splitlines()
@@ -177,7 +175,7 @@ def test_the_manual_describes_every_task_as_it_is() -> None:
         assert int(steps) == task.episode_length, name
 
 
-def test_a_task_of_ones_own_is_described(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_a_users_own_task_is_described(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "quick.py"
     path.write_text(
         "from esper.kasmina.hosts.mlp import MlpHost\n"

@@ -58,9 +58,8 @@ def _lines(task: Task, found: Fitness) -> str:
     memory = "not known on this system"
     if found.bytes is not None:
         mebibytes = found.bytes / 2**20
-        memory = (
-            f"{mebibytes:.1f} MiB an environment, {world.envs * mebibytes:.0f} MiB for {world.envs}"
-        )
+        total = f"{world.envs * mebibytes:.0f} MiB for {world.envs}"
+        memory = f"{mebibytes:.1f} MiB per environment, {total}"
     lines = [
         ("host", f"{task.host.summary}, {task.host.parameter_count:,} parameters"),
         *(("slot", _slot(slot)) for slot in task.host.slots),
@@ -73,7 +72,7 @@ def _lines(task: Task, found: Fitness) -> str:
         ("memory", f"{memory}, with the largest seed in every slot"),
         (
             "time",
-            f"{1000 * found.seconds:.2f} ms an environment step on one thread, "
+            f"{1000 * found.seconds:.2f} ms per environment step on one thread, "
             f"{_duration(steps * found.seconds)} for {world.rounds} rounds of {world.envs} "
             "(the policy not counted)",
         ),

@@ -45,7 +45,7 @@ _GROWTH_ROWS = (
 _GYM_ROWS = (
     ("return", "episode_return", ".2f"),
     ("length", "episode_length", ".1f"),
-    ("episodes a round", "episodes", ".1f"),
+    ("episodes per round", "episodes", ".1f"),
     ("environment steps per second", "steps_per_second", ".0f"),
 )
 

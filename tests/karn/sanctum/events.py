@@ -1,4 +1,4 @@
-"""Events made by hand."""
+"""Hand-made events."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,7 +93,7 @@ def a_round(number: int) -> list[Event]:
 
 
 def write(run: Path, events: Sequence[Event], more: bytes = b"") -> Path:
-    """A run directory with these events, and some bytes behind them."""
+    """Write a run directory with these events, followed by the bytes ``more``."""
     run.mkdir(exist_ok=True)
     (run / "config.json").write_text("{}")
     lines = b"".join(encode(event) + b"\n" for event in events)

@@ -1,4 +1,4 @@
-"""Sanctum driven by keys, and what then stands on its screen."""
+"""Drive Sanctum by keys and read its screen."""
 
 import asyncio
 import re
@@ -17,11 +17,11 @@ from processes import WATCHDOG
 RECORDED = Path(__file__).parents[2] / "recorded"
 KINDS = ("healthy", "anomalous", "interrupted", "old_schema")
 _CHARACTER = 12.2
-"""Width of a character in Textual's pictures."""
+"""Width of a character in Textual's screenshots."""
 
 
 def text_of(svg: str) -> list[str]:
-    """The characters of a screenshot, row by row, whatever its fonts, colours and identities."""
+    """Return the characters of a screenshot by row, independent of fonts, colours and ids."""
     rows: dict[int, dict[int, str]] = {}
     for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text"):
         place = re.search(r"-line-(\d+)\)", element.get("clip-path", ""))
@@ -43,7 +43,7 @@ def drive(
     size: tuple[int, int] = (80, 24),
     light: bool = False,
 ) -> None:
-    """Open Sanctum on ``run`` without a terminal and do ``session`` once it has read everything."""
+    """Open Sanctum on ``run`` without a terminal; run ``session`` once it has read all events."""
 
     async def body() -> None:
         app = Sanctum(run, light)
@@ -56,7 +56,7 @@ def drive(
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
-    """Wait until something holds, however slow this machine may be."""
+    """Wait until a condition holds, however slow the machine is."""
     end = time.monotonic() + WATCHDOG
     while not holds():
         if time.monotonic() > end:
@@ -65,10 +65,10 @@ async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
 
 
 async def settle(pilot: Pilot[None]) -> None:
-    """Wait until the screen shows the same three times in a row, and the footer its present keys.
+    """Wait until the screen is the same three times in a row and the footer shows the active keys.
 
-    What is drawn may depend on a size that is known after the next layout; the footer is put
-    together anew some messages after the keys have changed.
+    The content may depend on a size that is known only after the next layout, and the footer is
+    rebuilt several messages after the keys have changed.
     """
     shows: list[str] = []
 
@@ -83,7 +83,7 @@ async def settle(pilot: Pilot[None]) -> None:
 
 
 def footer_is_right(pilot: Pilot[None]) -> bool:
-    """Whether the footer, where there is one, has the keys that do something now."""
+    """Whether the footer, if there is one, shows the keys that are active now."""
     active = [active.binding for active in pilot.app.screen.active_bindings.values()]
     wanted = {binding.action for binding in active if binding.show}
     footers = pilot.app.screen.query(Footer)
@@ -91,7 +91,7 @@ def footer_is_right(pilot: Pilot[None]) -> bool:
 
 
 async def press(pilot: Pilot[None], *keys: str) -> None:
-    """Press keys, and let the screen follow."""
+    """Press keys, and wait for the screen after each."""
     for key in keys:
         await pilot.press(key)
         await settle(pilot)
@@ -100,7 +100,7 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
 def shown(
     run: Path, *keys: str, size: tuple[int, int] = (80, 24), light: bool = False
 ) -> list[str]:
-    """The screen after some keys."""
+    """Return the lines of the screen after some keys."""
     found: list[str] = []
 
     async def session(app: Sanctum, pilot: Pilot[None]) -> None:

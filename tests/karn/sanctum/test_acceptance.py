@@ -1,4 +1,4 @@
-"""A user's acceptance: gradient norms of all heads, read off the policy page after one update."""
+"""Acceptance test: the policy page shows gradient norms of all heads after one update."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ def train(tmp_path: Path, device: str = "cpu") -> Path:
 
 
 def gradients(run: Path, size: tuple[int, int]) -> dict[str, tuple[str, str]]:
-    """Gradient norm and state of each head, as they stand on the screen."""
+    """Return the gradient norm and state of each head as shown on the screen."""
     lines = shown(run, "2", size=size)
     heading = next(line for line in lines if "gradient norm  " in line)
     end = heading.index("gradient norm") + len("gradient norm")
@@ -52,7 +52,7 @@ def test_after_the_first_update_every_head_has_a_finite_gradient_norm(
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
-def test_heads_without_a_gradient_and_with_a_broken_one_are_named(
+def test_missing_and_nan_gradients_are_shown_as_such(
     tmp_path: Path, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = PPOAgent.__init__
@@ -72,5 +72,5 @@ def test_heads_without_a_gradient_and_with_a_broken_one_are_named(
 
 
 def cut_off(parameter: nn.Parameter) -> None:
-    """What a severed autocast cache does: the parameter is used, and no gradient reaches it."""
+    """Imitate a broken autocast cache: the parameter is used, but gets no gradient."""
     parameter.requires_grad_(False)

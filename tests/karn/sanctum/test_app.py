@@ -1,4 +1,4 @@
-"""Sanctum as a user drives it."""
+"""Sanctum, driven as by a user."""
 
 import os
 import re
@@ -39,8 +39,8 @@ def test_recorded_runs_open_on_every_page(kind: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXPECTED.glob("*.txt")), ids=lambda path: path.stem)
-def test_the_screens_are_those_that_were_looked_at(path: Path) -> None:
-    """After a wanted change: ``python scripts/make_screenshots.py --expected``."""
+def test_the_screens_are_those_recorded(path: Path) -> None:
+    """After an intended change, run ``python scripts/make_screenshots.py --expected``."""
     kind, page, size = path.stem.split("-")
     width, height = map(int, size.split("x"))
     keys = [str(number) for number, p in enumerate(PAGES, 1) if p.title == page]
@@ -48,13 +48,13 @@ def test_the_screens_are_those_that_were_looked_at(path: Path) -> None:
     assert "\n".join(found) == path.read_text().rstrip("\n")
 
 
-def test_there_are_screens_of_every_page_in_both_sizes() -> None:
+def test_every_page_is_recorded_in_both_sizes() -> None:
     kinds = [path.stem.split("-") for path in EXPECTED.glob("*.txt")]
     assert {page for _, page, _ in kinds} == {page.title for page in PAGES}
     assert {size for _, _, size in kinds} == {"80x24", "160x50"}
 
 
-def test_light_and_dark_say_the_same() -> None:
+def test_light_and_dark_themes_show_the_same_text() -> None:
     screens: dict[bool, list[str]] = {}
 
     async def session(app: Sanctum, pilot: Pilot[None]) -> None:
@@ -79,7 +79,7 @@ def test_the_overview_shows_every_environment_and_opens_one() -> None:
     assert any("environment 2 " in line for line in opened)
 
 
-def test_sorting_turning_filtering_and_searching() -> None:
+def test_the_overview_sorts_reverses_filters_and_searches() -> None:
     async def session(app: Sanctum, pilot: Pilot[None]) -> None:
         async def order(*keys: str) -> list[int]:
             await press(pilot, *keys)
@@ -99,7 +99,7 @@ def test_sorting_turning_filtering_and_searching() -> None:
     drive(RECORDED / "healthy", session)
 
 
-def test_the_policy_page_tells_missing_from_nan() -> None:
+def test_the_policy_page_distinguishes_missing_from_nan() -> None:
     text = "\n".join(shown(RECORDED / "anomalous", "2"))
     assert re.search(r"^ style .* NaN .* ✖ not finite", text, re.MULTILINE)
     assert re.search(r"^ tempo .* missing .* ∅ missing", text, re.MULTILINE)
@@ -119,7 +119,7 @@ def test_the_environment_page_shows_lives_decisions_and_masks() -> None:
     assert "log-prob" in wide
 
 
-def test_an_older_schema_shows_what_it_has() -> None:
+def test_a_run_of_an_older_schema_can_be_shown() -> None:
     text = "\n".join(shown(RECORDED / "old_schema", "3"))
     assert "legal ops were not recorded" in text
     assert re.search(r"germinate +- ", text)
@@ -133,13 +133,13 @@ def test_the_scoreboard_and_the_anomalies_open_their_moment() -> None:
     assert "round 4/6" in trouble
 
 
-def test_help_tells_every_key() -> None:
+def test_help_lists_every_key() -> None:
     text = " ".join(shown(RECORDED / "healthy", "question_mark", size=(100, 50)))
     for keys in KEYS.values():
         for key, meaning in keys:
             assert key in text
             assert meaning in text
-    told = " ".join(key for keys in KEYS.values() for key, _ in keys)
+    key_names = " ".join(key for keys in KEYS.values() for key, _ in keys)
     names = {
         "slash": "/", "plus": "+", "minus": "-", "comma": ",", "full_stop": ".", "left": "←",
         "less_than_sign": "<", "greater_than_sign": ">", "question_mark": "?", "right": "→",
@@ -147,7 +147,7 @@ def test_help_tells_every_key() -> None:
     }  # fmt: skip
     bound = [key for kind in (Sanctum, *PAGES) for key, *_ in map(first_key, kind.BINDINGS)]
     for key in bound:
-        assert names.get(key, key) in told, key
+        assert names.get(key, key) in key_names, key
     assert "overview" not in " ".join(shown(RECORDED / "healthy", "question_mark", "escape")[5:])
 
 
@@ -155,7 +155,7 @@ def first_key(binding: object) -> tuple[str]:
     return (str(getattr(binding, "key", "")).split(",")[0],)
 
 
-def test_a_run_is_followed_and_its_silence_told(tmp_path: Path) -> None:
+def test_a_run_is_followed_and_its_silence_reported(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [started(), *a_round(1)])
 
     async def session(app: Sanctum, pilot: Pilot[None]) -> None:
@@ -182,14 +182,14 @@ def test_a_run_is_followed_and_its_silence_told(tmp_path: Path) -> None:
     drive(run, session)
 
 
-def test_an_old_file_without_an_end_is_quiet_from_the_start(tmp_path: Path) -> None:
+def test_an_old_unfinished_file_is_reported_as_silent_at_once(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [started(), *a_round(1)])
     before = time.time() - 3 * 3600
     os.utime(run / "events.jsonl", (before, before))
     assert "no new data for 3 h 0 min" in shown(run)[1]
 
 
-def test_a_slow_run_is_not_called_quiet_too_early(tmp_path: Path) -> None:
+def test_a_slow_run_is_not_reported_as_silent_too_early(tmp_path: Path) -> None:
     slow = [*a_round(1)[:-2], snapshot(1, seconds=40.0), outcome(1)]
     run = write(tmp_path / "run", [started(), *slow])
     past = time.time() - 30
@@ -226,7 +226,7 @@ def test_a_replay_is_watched_and_left(tmp_path: Path) -> None:
     drive(run, session)
 
 
-def test_nothing_yet_is_said_in_words(tmp_path: Path) -> None:
+def test_an_empty_run_can_be_opened(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     assert "waiting for the run's first event" in shown(run)[1]
@@ -246,7 +246,7 @@ def test_a_run_of_level_minimal_shows_its_rounds(tmp_path: Path) -> None:
     assert "telemetry level normal" in "\n".join(shown(run, "3"))
 
 
-def test_numbers_that_are_none_do_not_end_it(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_or_unknown_do_not_crash_sanctum(tmp_path: Path) -> None:
     bad = step(
         1, 1, validation_accuracy=["NaN", 0.5], train_loss=["Infinity", 1.0], reward=["NaN", 0.0],
         stage=[[Stage.BLENDING, 99], [0, 0]], blueprint=[[500, 1], [0, 0]],
@@ -266,7 +266,7 @@ def test_numbers_that_are_none_do_not_end_it(tmp_path: Path) -> None:
     drive(run, session, (160, 50))
 
 
-def test_names_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
+def test_control_characters_in_names_are_not_printed(tmp_path: Path) -> None:
     name = b"run-\xff\x1b[2J"
     wild = "\x1b]0;owned\x07\r\x9b31m"
     anomaly = AnomalyDetected(time=9.0, round=1, kind=f"odd{wild}", message=f"{wild} thing")
@@ -308,7 +308,7 @@ def test_many_slots_and_many_environments_fit(tmp_path: Path) -> None:
     assert "environment 299" in "\n".join(shown(run, "3", "left"))
 
 
-def test_every_head_stands_on_a_screen_of_80x24() -> None:
+def test_every_head_is_visible_at_80x24() -> None:
     lines = shown(RECORDED / "healthy", "2")
     for head in ROWS:
         found = [line for line in lines if re.match(rf" {head} .* [●·∅✖▲▽▬] [a-z ]+$", line)]

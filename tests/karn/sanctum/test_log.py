@@ -28,7 +28,7 @@ def read_all(log: EventLog, limit: int = 2**24) -> EventLog:
     return log
 
 
-def test_nothing_there_is_no_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_an_error(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
     assert not log.poll()
     assert not log.behind
@@ -36,7 +36,7 @@ def test_nothing_there_is_no_error(tmp_path: Path) -> None:
     assert log.modified() is None
 
 
-def test_every_recorded_event_is_found_as_it_stands_in_the_file() -> None:
+def test_every_recorded_event_is_found_as_written_in_the_file() -> None:
     for kind in KINDS:
         log = read_all(EventLog(RECORDED / kind))
         lines = (RECORDED / kind / "events.jsonl").read_bytes().splitlines(keepends=True)
@@ -50,7 +50,7 @@ def test_every_recorded_event_is_found_as_it_stands_in_the_file() -> None:
         assert log.index.corrupt == log.index.unknown == 0
 
 
-def test_a_half_written_line_waits_for_its_other_half(tmp_path: Path) -> None:
+def test_a_half_written_line_is_read_once_complete(tmp_path: Path) -> None:
     line = encode(outcome(1)) + b"\n"
     run = write(tmp_path / "run", [started()], line[:40])
     log = read_all(EventLog(run))
@@ -62,7 +62,7 @@ def test_a_half_written_line_waits_for_its_other_half(tmp_path: Path) -> None:
     assert log.cut_off == 0
 
 
-def test_corrupt_and_unknown_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
+def test_corrupt_and_unknown_lines_are_counted_and_skipped(tmp_path: Path) -> None:
     future = b'{"event_type":"TELEPORTED","time":1.0}\n'
     garbage = b"\x00\xff{not json\n" + encode(outcome(1))[:50] + b"\n"
     run = write(tmp_path / "run", [started()], garbage + future + encode(outcome(2)) + b"\n")
@@ -71,7 +71,7 @@ def test_corrupt_and_unknown_lines_are_counted_and_passed_over(tmp_path: Path) -
     assert [event.round for event in log.index.until(EpisodeOutcome)] == [2]
 
 
-def test_a_resumed_run_is_read_anew(tmp_path: Path) -> None:
+def test_a_truncated_file_is_read_again(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [started(), *a_round(1), step(2, 1), step(2, 2)])
     log = read_all(EventLog(run))
     assert len(log.index.places[EpochCompleted]) == 6
@@ -81,7 +81,7 @@ def test_a_resumed_run_is_read_anew(tmp_path: Path) -> None:
     assert len(log.index.places[EpochCompleted]) == 4
 
 
-def test_a_run_that_was_cut_and_has_grown_longer_since_is_read_anew(tmp_path: Path) -> None:
+def test_a_truncated_file_that_has_grown_longer_is_read_again(tmp_path: Path) -> None:
     before = [started(), *a_round(1), step(2, 1, time=20.0), step(2, 2, time=21.0)]
     again = [step(2, i, time=30.0 + i) for i in range(1, 5)]
     run = write(tmp_path / "run", before)
@@ -99,7 +99,7 @@ def test_a_run_that_was_cut_and_has_grown_longer_since_is_read_anew(tmp_path: Pa
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40_000), st.integers(0, 2**32))
-def test_reading_in_pieces_finds_the_same(limit: int, seed: int) -> None:
+def test_reading_in_pieces_gives_the_same_index(limit: int, seed: int) -> None:
     order = random.Random(seed)
     events = (RECORDED / "interrupted" / "events.jsonl").read_bytes()
     whole = read_all(EventLog(RECORDED / "interrupted"))
@@ -114,7 +114,7 @@ def test_reading_in_pieces_finds_the_same(limit: int, seed: int) -> None:
         assert log.resets == 0
 
 
-def test_a_long_line_is_read_whole(tmp_path: Path) -> None:
+def test_a_line_longer_than_the_limit_is_read_completely(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [started(), outcome(1, [0.5] * 4000), finished(1)])
     log = read_all(EventLog(run), limit=100)
     assert log.index.lines == 3

@@ -1,4 +1,4 @@
-"""A run as it stood, and moving through it."""
+"""Past moments of a run, and moving between them."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def at(playhead: Playhead) -> tuple[int, int]:
     return shown.round, shown.step
 
 
-def test_the_past_knows_nothing_of_what_came_later(tmp_path: Path) -> None:
+def test_a_past_moment_has_no_later_events(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [started(), *a_round(1), *a_round(2), finished(2)])
     playhead = opened(run)
     assert playhead.live
@@ -39,7 +39,7 @@ def test_the_past_knows_nothing_of_what_came_later(tmp_path: Path) -> None:
     assert playhead.moment().outcomes == []
 
 
-def test_a_replay_passes_every_step_at_its_speed_and_ends_in_the_present(tmp_path: Path) -> None:
+def test_a_replay_passes_every_step_at_its_speed_and_ends_live(tmp_path: Path) -> None:
     playhead = opened(write(tmp_path / "run", [started(), *a_round(1), *a_round(2)]))
     playhead.replay()
     playhead.speed = SPEEDS.index(5)
@@ -112,7 +112,7 @@ def test_a_resumed_run_is_not_finished(tmp_path: Path) -> None:
     assert moment.finished.round == 2
 
 
-def test_an_empty_run_can_be_played(tmp_path: Path) -> None:
+def test_a_replay_of_an_empty_run_does_nothing(tmp_path: Path) -> None:
     playhead = opened(tmp_path)
     for act in (playhead.replay, playhead.toggle, playhead.follow):
         act()

@@ -1,4 +1,4 @@
-"""Numbers in words, states of heads and environments, sorting and filtering."""
+"""Formats of numbers, states of heads and environments, sorting and filtering."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ LEAST_NORM, LEAST_ENTROPY = Thresholds().gradient_vanishing, Thresholds().entrop
     ("value", "shown"),
     [(None, "missing"), ("NaN", "NaN"), ("Infinity", "Inf"), ("-Infinity", "-Inf"), (0.0, "0.000")],
 )
-def test_what_is_no_number_is_never_written_as_one(value: Any, shown: str) -> None:
+def test_missing_and_non_finite_values_are_never_written_as_numbers(value: Any, shown: str) -> None:
     assert written(value) == shown
     if value != 0.0:
         assert compact(value) == shown
@@ -34,7 +34,7 @@ def test_numbers_of_any_size_take_eight_characters() -> None:
         assert len(compact(1.2345 * 10.0**exponent)) <= 8
 
 
-def test_a_sparkline_shows_gaps_and_numbers_that_are_none() -> None:
+def test_a_sparkline_marks_missing_and_non_finite_values() -> None:
     assert sparkline([0.0, 1.0, None, "NaN", 0.5], 5) == "▁█·×▅"
     assert sparkline([3.0, 3.0], 5) == "▁▁"
     assert sparkline([1.0, 2.0, 3.0], 2) == "▁█"
@@ -145,7 +145,7 @@ def test_sorting_and_filtering() -> None:
             assert set(order(sort, keep=keep)) <= {0, 1, 2, 3}
 
 
-def test_no_meaning_hangs_on_colour_alone() -> None:
+def test_every_meaning_has_a_glyph_of_its_own() -> None:
     assert set(GLYPHS) == {0, *Stage}
     assert len(set(GLYPHS.values())) == len(GLYPHS)
     for kind in (State, Status):
@@ -160,7 +160,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_colours_can_be_read_on_their_ground() -> None:
+def test_colours_have_enough_contrast_on_their_background() -> None:
     for palette, ground in ((DARK, "#242f38"), (LIGHT, "#d0d0d0")):
         roles = ("good", "bad", "warning", "muted", "accent", "grown", "twin")
         styles = [*palette.stages.values(), *(getattr(palette, role) for role in roles)]
