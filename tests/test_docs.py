@@ -64,6 +64,7 @@ NUMBERS = {"TOTAL": "60", "ROUNDS": "60", "N": "3", "DAYS": "7"}
 
 OF_A_RUN = {"config.json", "events.jsonl", "events.parquet", "report.html", "manifest.json"} | {
     "console.log",
+    ".venv",
     "RUN",
     "runs",
     "data",
