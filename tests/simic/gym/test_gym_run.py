@@ -130,7 +130,7 @@ def test_a_run_writes_settings_events_and_a_table(tmp_path: Path, capsys) -> Non
     assert len(list(read_events(run, AnalyticsSnapshot))) == 3
     out = capsys.readouterr().out
     assert "round 3/3  return " in out
-    for words in ("mean of a round", "return", "episodes a round", "steps per second"):
+    for words in ("mean of a round", "return", "episodes per round", "steps per second"):
         assert words in out
 
 
