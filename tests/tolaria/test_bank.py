@@ -126,7 +126,7 @@ def test_a_data_set_is_stored_once_and_shared_by_all_rows():
     assert images.shape == (13, *HOST.image[:2], 1, HOST.image[2])
     assert torch.equal(images[:, :, :, 0], data.validation_images)
     assert torch.equal(labels, data.validation_labels[None])
-    assert bank.learning_rates.tolist() == [5e-3, 0.5]
+    assert bank.seed_rates.tolist() == [5e-3, 0.5]
     back = banked(task_of(data), task_of(plain(2.0), drift=Drift(lambda: data, 0.0, 1.0, 0.5)))
     assert len(back.validation_images) == 2
     assert (back.before.tolist(), back.after.tolist()) == ([0, 1], [0, 0])

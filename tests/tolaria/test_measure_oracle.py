@@ -44,7 +44,7 @@ def assert_same_scores(scores: Scores, n: int, expected: tuple[float, float, flo
 
 def check(engine: Engine, garden: Garden, split: str = "validation") -> None:
     slots = engine.slots
-    environments = naive_environments(engine.host, engine.stack, garden, engine.optimisation)
+    environments = naive_environments(engine.host, engine.stack, garden, engine.optimisation(0))
     measured = engine.measure(seed_state(garden, len(slots)), 0, committed=True, split=split)
     images = getattr(engine.bank, f"{split}_images")[0].permute(0, 3, 1, 2)
     labels = getattr(engine.bank, f"{split}_labels")[0]

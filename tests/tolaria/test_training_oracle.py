@@ -245,7 +245,7 @@ def test_minibatches_are_drawn_with_the_key_of_each_group():
     host = small_host()
     engine = small_engine(host, 3, groups=[7, 7, 9], environments=[14, 15, 18])
     garden: Garden = [{}, {0: Plant("conv_small")}, {0: Plant("conv_small")}]
-    settings = engine.optimisation
+    settings = engine.optimisation(0)
     assert torch.equal(engine.stack.host[0], engine.stack.host[1])
     environments = naive_environments(host, engine.stack, garden, settings)
     engine.train(seed_state(garden, 3), step=4)

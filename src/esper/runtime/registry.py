@@ -44,6 +44,32 @@ class Drift:
 
 
 @dataclass(frozen=True)
+class Pretraining:
+    """Training of hosts before their episodes, on other data.
+
+    The hosts are trained without seeds, with the budget of the task per step and a cosine decay.
+
+    Attributes:
+        data: makes the data set.
+        steps: environment steps of training.
+        learning_rate: initial learning rate.
+        hosts: number of hosts; each group draws one of them per episode.
+        seed: seed of the hosts' initial weights and minibatches.
+    """
+
+    data: Callable[[], Dataset]
+    steps: int = 20
+    learning_rate: float = 1e-2
+    hosts: int = 8
+    seed: int = 0
+
+
+DECAYS = ("constant", "cosine")
+"""Learning rates over an episode of T steps: constant, or times ``(1 + cos(pi t / T)) / 2``
+(Loshchilov and Hutter, "SGDR", 2017, without restarts), constant within a step."""
+
+
+@dataclass(frozen=True)
 class Task:
     """A task: host, data and training budget of an environment.
 
@@ -56,13 +82,20 @@ class Task:
         max_batches: minibatches per environment step.
         batch_size: images per minibatch.
         learning_rate: learning rate of hosts and seeds.
+        decay: how the learning rate changes over the episode, one of ``DECAYS``.
+        host_learning_rate: learning rate of the hosts if it differs from that of the seeds; 0
+            freezes the hosts' parameters, but not their running statistics.
+        max_gradient_norm: norm to which the gradient of each host and of each seed is clipped.
         weight_decay: weight decay of hosts; seeds have none.
         momentum: momentum of SGD for hosts and seeds; AdamW is used if None.
         drift: how the data change during an episode, if they do.
         augmentation: augmentation of training images, if any.
+        pretraining: training of the hosts before the episode; they start from initial weights if
+            None.
+        rent: price of parameters, see ``simic.growth.rewards.utility``.
 
     Raises:
-        UsageError: a budget is too small.
+        UsageError: a budget is too small, or a number of the recipe is out of range.
     """
 
     name: str
@@ -73,10 +106,15 @@ class Task:
     max_batches: int = 8
     batch_size: int = 64
     learning_rate: float = 5e-3
+    decay: str = "constant"
+    host_learning_rate: float | None = None
+    max_gradient_norm: float = 1.0
     weight_decay: float = 0.0
     momentum: float | None = None
     drift: Drift | None = None
     augmentation: Augmentation | None = None
+    pretraining: Pretraining | None = None
+    rent: float = 0.05
 
     def __post_init__(self) -> None:
         for field, least in (("episode_length", 1), ("max_batches", 1), ("batch_size", 2)):
@@ -85,6 +123,21 @@ class Task:
                     f"{field}: must be at least {least}, got {getattr(self, field)} "
                     f"in the task {self.name!r}"
                 )
+        if self.decay not in DECAYS:
+            raise UsageError(
+                f"decay: must be one of {', '.join(DECAYS)}, got {self.decay!r} "
+                f"in the task {self.name!r}"
+            )
+        if not self.max_gradient_norm > 0.0:
+            raise UsageError(
+                f"max_gradient_norm: must be above 0, got {self.max_gradient_norm} "
+                f"in the task {self.name!r}"
+            )
+        if self.host_learning_rate is not None and not self.host_learning_rate >= 0.0:
+            raise UsageError(
+                f"host_learning_rate: must be 0 or more, got {self.host_learning_rate} "
+                f"in the task {self.name!r}"
+            )
 
     def in_directory(self, directory: Path) -> "Task":
         """The task, reading its files, if any, from ``directory``."""

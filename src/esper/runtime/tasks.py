@@ -17,10 +17,20 @@ from esper.kasmina.hosts.transformer import TransformerHost
 from esper.runtime.augmentation import Augmentation
 from esper.runtime.cifar import cifar10
 from esper.runtime.data import Dataset, FromDirectory, digits
-from esper.runtime.registry import SUITES, TASKS, Drift, Task, agree, find, find_all, task
+from esper.runtime.registry import (
+    SUITES,
+    TASKS,
+    Drift,
+    Pretraining,
+    Task,
+    agree,
+    find,
+    find_all,
+    task,
+)
 from esper.runtime.text import SHIPPED, text
 
-__all__ = ["SUITES", "TASKS", "Drift", "Task", "agree", "find", "find_all", "task"]
+__all__ = ["SUITES", "TASKS", "Drift", "Pretraining", "Task", "agree", "find", "find_all", "task"]
 
 SUITES["suite"] = (
     "digits_shift",

@@ -1,5 +1,6 @@
 """Data sets of all tasks that share one host shape, so that rows of a stack may differ in task."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ class StackKey:
     test: int
     weight_decay: float
     momentum: float | None
+    max_gradient_norm: float
     augmentation: Augmentation | None
 
     @classmethod
@@ -41,7 +43,27 @@ class StackKey:
                 f"drift: the task {task.name!r} has validation and test sets of sizes "
                 f"{sorted(sizes)}; make them the same before and after"
             )
-        return cls(task.host, *sizes.pop(), task.weight_decay, task.momentum, task.augmentation)
+        return cls(
+            task.host,
+            *sizes.pop(),
+            task.weight_decay,
+            task.momentum,
+            task.max_gradient_norm,
+            task.augmentation,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedHosts:
+    """Weights of K hosts of one shape that were trained before the episode.
+
+    Attributes:
+        parameters: ``[K, P]``.
+        buffers: running statistics, ``[K, Q]``.
+    """
+
+    parameters: Tensor
+    buffers: Tensor
 
 
 SMALL = 64 << 20
@@ -60,6 +82,8 @@ class DataBank:
 
     Attributes:
         tasks: as given; rows refer to a task by its index here.
+        trained_hosts: hosts that the episodes of a task start from, by index of the task; tasks
+            that start from initial weights have none.
         streamed: whether training images stay in CPU memory.
         train_images: images of all data sets, concatenated, ``[samples, H, W, C]``.
         validation_images, validation_labels: ``[D, V, H, W, C]`` and ``[D, V]``; likewise for
@@ -75,6 +99,7 @@ class DataBank:
     ):
         self.tasks = tuple(task for task, _ in tasks)
         self.device = device
+        self.trained_hosts: dict[int, TrainedHosts] = {}
         found: list[Dataset] = []
 
         def index(data: Dataset) -> int:
@@ -96,7 +121,9 @@ class DataBank:
         self.drifts = tensor_of(drifts, torch.float32)
         self.sizes = tensor_of(sizes, torch.long)
         self.offsets = self.sizes.cumsum(0) - self.sizes
-        self.learning_rates = tensor_of([task.learning_rate for task in self.tasks], dtype)
+        self.seed_rates = tensor_of([task.learning_rate for task in self.tasks], dtype)
+        self.host_rates = tensor_of([_host_rate(task) for task in self.tasks], dtype)
+        self.cosine = tensor_of([task.decay == "cosine" for task in self.tasks], torch.bool)
         size = sum(map(stored, (data.train_images for data in found))) * dtype.itemsize
         self.streamed = not (size <= SMALL if preload is None else preload)
         storage = torch.device("cpu") if self.streamed else device
@@ -113,6 +140,11 @@ class DataBank:
             labels = [getattr(data, f"{split}_labels").to(device) for data in found]
             setattr(self, f"{split}_images", torch.stack(images))
             setattr(self, f"{split}_labels", torch.stack(labels))
+
+    def rate_factors(self, step: int, length: int) -> Tensor:
+        """Factor of each task's learning rates at a step, ``[tasks]``; see ``DECAYS``."""
+        cosine = (1.0 + math.cos(math.pi * step / length)) / 2.0
+        return torch.where(self.cosine, cosine, 1.0).to(self.seed_rates.dtype)
 
     @property
     def augmentation(self) -> Augmentation | None:
@@ -146,6 +178,10 @@ class DataBank:
     def held_back(self, split: str, dataset: Tensor) -> HeldBack:
         """Images and labels of ``split``; ``dataset``, int64 ``[R]``, is each row's data set."""
         return HeldBack(getattr(self, f"{split}_images"), getattr(self, f"{split}_labels"), dataset)
+
+
+def _host_rate(task: Task) -> float:
+    return task.learning_rate if task.host_learning_rate is None else task.host_learning_rate
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.module import ModuleHost
-from esper.kasmina.rng import Purpose, StepBits, random_bits, uniform
+from esper.kasmina.rng import Purpose, StepBits, random_bits, to_integers, uniform
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import stack_tables
 from esper.kasmina.stack import Stack
@@ -77,7 +77,6 @@ class Engine:
         batch_size: images per minibatch.
         episode_length: steps per episode; a task's data may drift within an episode.
         scales: loss scales of the rows, for backends that compute in float16.
-        max_gradient_norm: the gradient of each host and of each seed is clipped to this norm.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Engine:
         batch_size: int,
         episode_length: int = 1,
         scales: LossScales | None = None,
-        max_gradient_norm: float = 1.0,
     ):
         keep_memory()
         self.bank = bank
@@ -112,15 +110,7 @@ class Engine:
             dtype,
             device,
         )
-        rate = bank.learning_rates[rows.task]
-        self.optimisation = Optimisation(
-            host_learning_rate=rate,
-            seed_learning_rate=rate[:, None].expand(-1, len(self.slots)),
-            weight_decay=bank.tasks[0].weight_decay,
-            max_gradient_norm=max_gradient_norm,
-            momentum=bank.tasks[0].momentum,
-            scales=scales,
-        )
+        self.scales = scales
         self.parameter_table = stack_tables(self.slots, "parameter_table").to(device)
         self._before = bank.before[rows.group_task]
         self._after = bank.after[rows.group_task]
@@ -169,7 +159,21 @@ class Engine:
         """Train every host, and every seed from TRAINING on, for one epoch."""
         seeds, minibatches = Seeds.training(state), self.minibatches(step)
         with _OUTSIDE_INFERENCE_MODE():
-            return self.backend.train_epoch(self.stack, seeds, minibatches, self.optimisation)
+            return self.backend.train_epoch(self.stack, seeds, minibatches, self.optimisation(step))
+
+    def optimisation(self, step: int) -> Optimisation:
+        """How hosts and seeds are updated at ``step``."""
+        bank, task = self.bank, self.rows.task
+        factor = bank.rate_factors(step, self.episode_length)
+        seeds = (bank.seed_rates * factor)[task]
+        return Optimisation(
+            host_learning_rate=(bank.host_rates * factor)[task],
+            seed_learning_rate=seeds[:, None].expand(-1, len(self.slots)),
+            weight_decay=bank.tasks[0].weight_decay,
+            max_gradient_norm=bank.tasks[0].max_gradient_norm,
+            momentum=bank.tasks[0].momentum,
+            scales=self.scales,
+        )
 
     def measure(
         self,
@@ -239,7 +243,18 @@ class Engine:
         return torch.where(state.living, counts, 0)
 
     def _newborn_hosts(self, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters ``[G, P]`` and buffers ``[G, Q]`` of fresh hosts."""
+        """Parameters ``[G, P]`` and buffers ``[G, Q]`` of the hosts at the start of an episode."""
+        parameters, buffers = self._initial_hosts(groups)
+        for task, hosts in self.bank.trained_hosts.items():
+            bits = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)
+            drawn = to_integers(bits, len(hosts.parameters))[:, 0]
+            mine = (self.rows.group_task == task)[:, None]
+            parameters = torch.where(mine, hosts.parameters[drawn], parameters)
+            buffers = torch.where(mine, hosts.buffers[drawn], buffers)
+        return parameters, buffers
+
+    def _initial_hosts(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters ``[G, P]`` and buffers ``[G, Q]`` of untrained hosts."""
         if isinstance(self.host, ModuleHost):
             keys = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)[:, 0]
             parameters, fixed = self.host.born(keys.tolist())

@@ -309,7 +309,7 @@ def test_a_restored_host_scores_as_its_snapshot_does():
     garden: Garden = [{} for _ in range(COUNT + GROUPS)]
     garden[FAULTY] = {0: Plant("conv_light")}
     for t in (WHEN, LENGTH - 1):
-        settings = trace.worlds[0].shards[0].engine.optimisation
+        settings = trace.worlds[0].shards[0].engine.optimisation(0)
         module = naive_environments(task.host, trace.stack(t), garden, settings)[FAULTY]
         whole = module.score(images, labels)
         without = module.score(images, labels, ("r0c0",))

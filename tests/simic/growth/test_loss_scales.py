@@ -56,7 +56,7 @@ def test_every_row_of_a_shard_uses_the_scale_of_its_environment() -> None:
         dealt.add(tuple(env.task_of.tolist()))
         seen = []
         for shard in env.shards:
-            scales, who = shard.engine.optimisation.scales, shard.engine.rows.environment
+            scales, who = shard.engine.scales, shard.engine.rows.environment
             assert scales is not None
             twins = ENVS + who - TWIN_STREAM
             place = torch.where(who < ENVS, who, twins)

@@ -393,7 +393,7 @@ def test_a_reset_uses_the_drawn_tasks():
             for row, environment in enumerate(rows.tolist()):
                 task = TASKS[env.task_of[environment]]
                 assert engine.bank.tasks[engine.rows.task[row]] == task
-                assert engine.optimisation.host_learning_rate[row] == task.learning_rate
+                assert engine.optimisation(0).host_learning_rate[row] == task.learning_rate
 
 
 @pytest.mark.parametrize(("max_seeds", "most"), [(None, SLOTS), (3, [3, 2, 3, 3, 3])])

@@ -29,6 +29,7 @@ from esper.tolaria.backends.trial import tried
 from esper.tolaria.bank import DataBank, StackKey
 from esper.tolaria.loss_scales import LossScales, ScaleTable
 from esper.tolaria.precision import Precision
+from esper.tolaria.pretraining import trained_hosts
 
 _T = TypeVar("_T")
 
@@ -133,6 +134,10 @@ class GrowthEnv:
             self.backends[key, one] = choose_backend(
                 config.backend, key.host, self.precision, config.dtype, one, config.threads
             )
+            for index, (task, _) in enumerate(members):
+                hosts = trained_hosts(task, self.backends[key, one], config.dtype, one)
+                if hosts is not None:
+                    self.banks[key, one].trained_hosts[index] = hosts
         self._kinds = kinds
         self._bank_of = torch.tensor([kinds.index(key) for key in keys], device=device)
         self._place = torch.tensor(

@@ -31,7 +31,7 @@ def step_functions(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> S
     ``TorchStep``.
     """
     native_hosts = engine.backend.name == NativeBackend.name and engine.dtype == _FLOAT32
-    supported = native_hosts and engine.device.type == "cpu" and engine.optimisation.scales is None
+    supported = native_hosts and engine.device.type == "cpu" and engine.scales is None
     kind = NativeStep if supported and native.available() else TorchStep
     return kind(engine, count, rules, kinds)
 

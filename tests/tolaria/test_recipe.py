@@ -1,0 +1,166 @@
+"""The recipe of a task: decay of the learning rate, frozen hosts, clipping and pretraining."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from esper.kasmina.rng import Purpose, integers
+from esper.kasmina.seeds import SeedState
+from esper.leyline.errors import UsageError
+from esper.leyline.stages import Stage
+from esper.runtime.tasks import Pretraining, Task
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
+from esper.tolaria.bank import DataBank
+from esper.tolaria.engine import Engine, Rows
+from esper.tolaria.precision import Precision
+from esper.tolaria.pretraining import trained_hosts
+from support import (
+    CPU,
+    F64,
+    Plant,
+    assert_same_environment,
+    backend_of,
+    naive_environments,
+    seed_state,
+    small_host,
+    small_task,
+)
+
+HOST = small_host()
+LENGTH = 5
+
+
+def engine_of(*tasks: Task, groups: tuple[int, ...] = (0,), rows_of: tuple[int, ...] = (0,)):
+    """An engine in float64; ``rows_of`` is the task of each row."""
+    bank = DataBank([(task, task.datasets()) for task in tasks], F64, CPU)
+    backend = backend_of(tasks[0].host, F64)
+    for index, task in enumerate(tasks):
+        hosts = trained_hosts(task, backend, F64, CPU)
+        if hosts is not None:
+            bank.trained_hosts[index] = hosts
+    group = torch.tensor(groups)
+    rows = Rows(group, group, torch.tensor(rows_of))
+    engine = Engine(bank, rows, 3, backend, 2, 6, LENGTH)
+    engine.reset(0)
+    return engine
+
+
+def test_cosine_decay_equals_the_scheduler_of_torch():
+    # SGD: AdamW would amplify differences in the last bits of small gradients.
+    task = replace(small_task(HOST), decay="cosine", momentum=0.9, max_gradient_norm=0.3)
+    engine = engine_of(task)
+    garden = [{0: Plant("conv_small"), 1: Plant("norm")}]
+    state = seed_state(garden, 3)
+    (naive,) = naive_environments(HOST, engine.stack, garden, engine.optimisation(0))
+    optimizers = [naive.host_optimizer, *naive.seed_optimizers.values()]
+    schedulers = [CosineAnnealingLR(optimizer, LENGTH) for optimizer in optimizers]
+    for step in range(LENGTH):
+        engine.train(state, step)
+        drawn = integers(3, torch.tensor([0]), Purpose.MINIBATCH, 0, step, 12, 40)[0]
+        for picked in drawn.split(6):
+            images = engine.bank.train_images[picked].permute(0, 3, 1, 2)
+            naive.train(images, engine.bank.train_labels[picked])
+        for scheduler in schedulers:
+            scheduler.step()
+    assert_same_environment(HOST, engine.stack, 0, naive)
+
+
+def test_tasks_of_one_stack_decay_independently():
+    constant = small_task(HOST)
+    engine = engine_of(constant, replace(constant, decay="cosine"), groups=(0, 1), rows_of=(0, 1))
+    rates = [engine.optimisation(step).host_learning_rate.tolist() for step in range(LENGTH)]
+    assert [constant for constant, _ in rates] == [5e-3] * LENGTH
+    decayed = [decayed for _, decayed in rates]
+    assert decayed[0] == 5e-3
+    assert decayed == sorted(decayed, reverse=True)
+
+
+def test_a_host_with_learning_rate_0_keeps_its_parameters_while_its_seed_learns():
+    engine = engine_of(replace(small_task(HOST), host_learning_rate=0.0, weight_decay=0.1))
+    state = seed_state([{0: Plant("conv_small", stage=Stage.BLENDING, alpha=0.5)}], 3)
+    engine.germinate(state.alpha > 0, state.blueprint, 0)
+    host, seed = engine.stack.host.clone(), engine.stack.seeds[0].clone()
+    engine.train(state, 0)
+    assert torch.equal(engine.stack.host, host)
+    assert not torch.equal(engine.stack.seeds[0], seed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"decay": "linear"}, {"max_gradient_norm": 0.0}, {"host_learning_rate": -1.0}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_recipe_out_of_range_is_rejected_with_its_field(change):
+    (field,) = change
+    with pytest.raises(UsageError, match=f"^{field}: .*'small'"):
+        replace(small_task(HOST), **change)
+
+
+# --- pretraining ------------------------------------------------------------------------
+
+OTHER = small_task(HOST, seed=8)
+PRETRAINING = Pretraining(OTHER.data, steps=3, learning_rate=1e-2, hosts=4)
+
+
+def adapting(**changes) -> Task:
+    return replace(small_task(HOST), pretraining=PRETRAINING, **changes)
+
+
+def test_pretrained_hosts_are_those_of_an_episode_without_seeds_on_the_other_data():
+    found = trained_hosts(adapting(max_batches=2, batch_size=6), backend_of(HOST, F64), F64, CPU)
+    task = replace(OTHER, learning_rate=1e-2, decay="cosine")
+    bank = DataBank([(task, task.datasets())], F64, CPU)
+    identities = torch.arange(4)
+    rows = Rows(identities, identities)
+    engine = Engine(bank, rows, PRETRAINING.seed, backend_of(HOST, F64), 2, 6, 3)
+    engine.reset(0)
+    dormant = SeedState.dormant((4, len(HOST.slots)), CPU)
+    initial = engine.stack.host.clone()
+    for step in range(3):
+        engine.train(dormant, step)
+    assert torch.equal(found.parameters, engine.stack.host)
+    assert torch.equal(found.buffers, engine.stack.buffers)
+    assert not torch.equal(found.parameters, initial)
+
+
+def test_each_group_starts_from_one_of_the_trained_hosts():
+    engine = engine_of(adapting(), groups=tuple(range(40)), rows_of=(0,) * 40)
+    hosts = engine.bank.trained_hosts[0].parameters
+    same = (engine.stack.host[:, None] == hosts).all(2)
+    assert same.sum(1).tolist() == [1] * 40
+    assert same.any(0).all()
+    engine.reset(1)
+    assert not torch.equal((engine.stack.host[:, None] == hosts).all(2), same)
+
+
+def test_tasks_without_pretraining_start_from_initial_weights():
+    mixed = engine_of(small_task(HOST), adapting(), groups=(0, 1, 2), rows_of=(0, 1, 0))
+    plain = engine_of(small_task(HOST), groups=(0, 1, 2), rows_of=(0, 0, 0))
+    assert torch.equal(mixed.stack.host[[0, 2]], plain.stack.host[[0, 2]])
+    assert not torch.equal(mixed.stack.host[1], plain.stack.host[1])
+
+
+def test_trained_hosts_are_shared_by_tasks_and_environments():
+    backend = backend_of(HOST, F64)
+    first = trained_hosts(adapting(), backend, F64, CPU)
+    second = trained_hosts(adapting(learning_rate=0.5), backend, F64, CPU)
+    assert first is second
+    assert trained_hosts(small_task(HOST), backend, F64, CPU) is None
+
+
+def test_environments_and_twins_of_a_group_start_from_the_same_trained_host():
+    task = adapting(episode_length=3, max_batches=2, batch_size=6)
+    config = GrowthConfig(
+        seed=1, group_size=2, episode_length=3, max_batches=2, batch_size=6, dtype=F64
+    )
+    env = GrowthEnv([task], torch.arange(8), config, Precision("cpu"), CPU)
+    env.reset(0)
+    (shard,) = env.shards
+    hosts, trained = shard.engine.stack.host, shard.engine.bank.trained_hosts[0].parameters
+    for group in range(4):
+        assert torch.equal(hosts[2 * group], hosts[2 * group + 1])
+        assert torch.equal(hosts[2 * group], hosts[8 + group])
+        assert (hosts[2 * group] == trained).all(1).any()
