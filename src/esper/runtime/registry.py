@@ -93,6 +93,7 @@ class Task:
         pretraining: training of the hosts before the episode; they start from initial weights if
             None.
         rent: price of parameters, see ``simic.growth.rewards.utility``.
+        family: name of the family that the task was drawn from, if any.
 
     Raises:
         UsageError: a budget is too small, or a number of the recipe is out of range.
@@ -115,6 +116,7 @@ class Task:
     augmentation: Augmentation | None = None
     pretraining: Pretraining | None = None
     rent: float = 0.05
+    family: str | None = None
 
     def __post_init__(self) -> None:
         for field, least in (("episode_length", 1), ("max_batches", 1), ("batch_size", 2)):
@@ -187,11 +189,50 @@ class Task:
             ) from error
 
 
+@dataclass(frozen=True)
+class Family:
+    """A population of tasks with one host, from which circumstances are drawn.
+
+    Attributes:
+        name: name of the suite of its training draws; the suite of the others is called
+            ``NAME_held_out``.
+        summary: the population in a few words, for ``esper tasks``.
+        draw: makes the task of a number; it depends on nothing else.
+        training: number of training draws, numbered from 0.
+        held_out: number of held-out draws, numbered from ``HELD_OUT_DRAWS``.
+    """
+
+    name: str
+    summary: str
+    draw: Callable[[int], Task]
+    training: int = 128
+    held_out: int = 128
+
+    def names(self, held_out: bool) -> tuple[str, ...]:
+        """Names of the training draws, or of the held-out draws."""
+        first, count = (HELD_OUT_DRAWS, self.held_out) if held_out else (0, self.training)
+        return tuple(f"{self.name}:{number}" for number in range(first, first + count))
+
+
+HELD_OUT_DRAWS = 1_000_000
+"""Number of the first held-out draw of a family; training draws have smaller numbers."""
+
 TASKS: dict[str, Callable[[], Task]] = {}
 """The factories of all tasks, by name."""
 
 SUITES: dict[str, tuple[str, ...]] = {}
 """Names of tasks by the name of their suite."""
+
+
+FAMILIES: dict[str, Family] = {}
+"""Families of tasks by name."""
+
+
+def add_family(family: Family) -> None:
+    """Register a family, and its training and held-out draws as suites."""
+    FAMILIES[family.name] = family
+    SUITES[family.name] = family.names(held_out=False)
+    SUITES[f"{family.name}_held_out"] = family.names(held_out=True)
 
 
 def task(factory: Callable[[], Task]) -> Callable[[], Task]:
@@ -222,8 +263,12 @@ def find(name: str) -> Task:
     """
     if name in TASKS:
         return TASKS[name]()
+    family, _, number = name.partition(":")
+    if family in FAMILIES and number.isdecimal() and len(number) < 10:
+        return FAMILIES[family].draw(int(number))
     if name in SUITES:
-        raise UsageError(f"task: {name!r} is a suite; name one of {', '.join(SUITES[name])}")
+        names = SUITES[name] if len(SUITES[name]) <= 20 else (*SUITES[name][:3], "...")
+        raise UsageError(f"task: {name!r} is a suite; name one of {', '.join(names)}")
     known = [*TASKS, *SUITES]
     hint = suggestion(name, known, f"choose from {', '.join(sorted(known))}")
     raise UsageError(f"task: there is no task {name!r}; {hint}")

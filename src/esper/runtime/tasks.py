@@ -17,12 +17,14 @@ from esper.kasmina.hosts.transformer import TransformerHost
 from esper.runtime.augmentation import Augmentation
 from esper.runtime.cifar import cifar10
 from esper.runtime.data import Dataset, FromDirectory, digits
+from esper.runtime.families import ADAPTATION
 from esper.runtime.registry import (
     SUITES,
     TASKS,
     Drift,
     Pretraining,
     Task,
+    add_family,
     agree,
     find,
     find_all,
@@ -203,3 +205,5 @@ def _add_text(name: str, heads: int) -> None:
 _add_text("text_bytes", heads=0)
 # A GPT with attention, which does not reach its capacity within one episode.
 _add_text("text_gpt", heads=2)
+
+add_family(ADAPTATION)
