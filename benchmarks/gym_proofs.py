@@ -270,7 +270,7 @@ def main() -> int:
         rows.append(row(proof, found["esper"], found["sb3"]))
     heads = (
         "task",
-        "mean return",
+        "threshold, mean return",
         "within steps",
         "steps: median (seeds)",
         "best evaluation, median",
@@ -280,19 +280,20 @@ def main() -> int:
     libraries = ("gymnasium", *(["sb3-contrib"] if "sb3" in arguments.who else []))
     versions = [f"{library} {version(library)}" for library in libraries]
     parts = (
-        f"Environment steps up to the first evaluation (every {BETWEEN} rounds, {EPISODES} fresh "
-        "episodes, the most probable action) whose mean return reaches the threshold; medians over "
-        f"seeds {', '.join(map(str, arguments.seeds))}. Steps that only reset are counted. "
-        "`memoryless` is the same network without LSTM and must stay below its number. "
-        "RecurrentPPO of sb3-contrib: 8 x 128 steps, batch 256, 10 epochs, learning rate 7e-4, "
-        "lambda 0.98, LSTM 64, normalised, the settings of its own test of masked CartPole; its "
-        "run ends where it reaches the threshold.",
+        "Environment steps until the mean return of an evaluation first reaches the threshold; "
+        f"medians over seeds {', '.join(map(str, arguments.seeds))}. An evaluation follows every "
+        f"{BETWEEN} rounds and takes {EPISODES} fresh episodes with the most probable action. "
+        "Steps that only reset are counted. `memoryless` is `masked` without the LSTM; its mean "
+        "return must stay below the threshold. RecurrentPPO of sb3-contrib: 8 x 128 steps, batch "
+        "256, 10 epochs, learning rate 7e-4, lambda 0.98, LSTM 64, normalised, which are the "
+        "settings of its own test of masked CartPole; its run ends when it reaches the threshold.",
         table(heads, [cells for cells, _ in rows]),
         "Commands:",
         "\n".join(f"- {proof.name}: `{command(proof)}`" for proof in chosen),
         f"{made_on(*versions, '1 thread')}.",
     )
-    publish("gym_proofs", "Tasks that nobody here wrote", parts, arguments.write)
+    title = "Gymnasium tasks: Esper and RecurrentPPO of sb3-contrib"
+    publish("gym_proofs", title, parts, arguments.write)
     missed = [proof.name for proof, (_, holds) in zip(chosen, rows, strict=True) if not holds]
     if missed:
         print(f"not reached: {', '.join(missed)}", file=sys.stderr)

@@ -169,13 +169,14 @@ def main() -> int:
     made = made_on(f"sb3-contrib {version('sb3-contrib')}", f"load {os.getloadavg()[0]:.1f}")
     parts = (
         f"Observation {INPUTS}, shared LSTM {MEMORY}, heads {list(OPTIONS)}, {STEPS} steps x "
-        f"{ENVS} environments, 1 epoch of the full batch; medians of {arguments.repeats} in turns.",
+        f"{ENVS} environments, 1 epoch of the full batch; medians of {arguments.repeats} "
+        "alternating repetitions.",
         table(("what", "wall, s", "CPU, s", "steps/s (wall)"), rows),
-        table(("times as fast as RecurrentPPO", "wall", "CPU", "wanted"), compared),
+        table(("times as fast as RecurrentPPO", "wall", "CPU", "required"), compared),
         f"{made}, 1 thread.",
     )
     figures = {"seconds": times, "ratios": ratios}
-    title = "Update and rollout beside sb3-contrib"
+    title = "Speed of update and rollout compared with sb3-contrib"
     publish("gym_speed", title, parts, arguments.write, figures)
     return 0 if all(ratios[what][0] >= least for what, least in WANTED.items()) else 1
 

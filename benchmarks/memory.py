@@ -61,7 +61,7 @@ def main() -> int:
         table(("task", "MiB per environment"), rows),
         f"{made_on()}.",
     )
-    publish("memory", "Memory of an environment", parts, arguments.write, found)
+    publish("memory", "Memory per environment", parts, arguments.write, found)
     return 0
 
 

@@ -172,12 +172,12 @@ def main() -> int:
     rows = [row for hidden in (128, 512) for row in policies(hidden, arguments.repeats)]
     parts = (
         f"{STEPS} steps of {ENVS} environments, one epoch of the full batch, one thread; medians "
-        f"of {arguments.repeats} in turns. The plain policy has one linear encoder, one LSTM call, "
-        "one linear map to all heads and one padded log-softmax. It has less to compute: the "
-        "growth policy's layers take 1.6 times as many multiplications with an LSTM of 128, and "
-        "1.1 times with 512.",
+        f"of {arguments.repeats} alternating repetitions. The plain policy has one linear "
+        "encoder, one LSTM call, one linear map to all heads and one padded log-softmax. It has "
+        "less to compute: the growth policy's layers take 1.6 times as many multiplications "
+        "with an LSTM of 128, and 1.1 times with 512.",
         table(("LSTM", "what", "plain, ms", "growth policy, ms", "ratio"), rows),
-        "Whole training loops, `digits_shift`, 64 environments, in turns:",
+        "Whole training loops, `digits_shift`, 64 environments, alternating:",
         table(("telemetry", "ms per step", "against off"), telemetry(arguments.repeats)),
         f"{made_on()}.",
     )

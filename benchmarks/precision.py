@@ -86,12 +86,12 @@ def main() -> int:
         print(page(rows, amp_dtype), flush=True)
     ratio = statistics.median(row["ratio"] for row in rows)
     parts = (
-        f"PPO, {arguments.envs} environments, {arguments.rounds} rounds (episodes of each), "
-        "`--backend torch`, all other settings at their defaults. Accuracy is committed validation "
-        "accuracy, final means over the last quarter of the rounds; gains are percentage points "
-        "over the never-grow twin, ± one standard error. The ratio is final accuracy in mixed "
-        f"precision over that in float32; its median must be at least {LEAST_RATIO}: "
-        f"{'it is' if ratio >= LEAST_RATIO else 'IT IS NOT'}.",
+        f"PPO, {arguments.envs} environments, {arguments.rounds} rounds (one episode per "
+        "environment), `--backend torch`, all other settings at their defaults. Accuracy is "
+        "committed validation accuracy, final means over the last quarter of the rounds; gains "
+        "are percentage points over the never-grow twin, ± one standard error. The ratio is "
+        "final accuracy in mixed precision over that in float32; its median must be at least "
+        f"{LEAST_RATIO}: {'it is' if ratio >= LEAST_RATIO else 'IT IS NOT'}.",
         page(rows, amp_dtype),
         f"{made_on()}.",
     )

@@ -110,7 +110,7 @@ def main() -> int:
     torch.set_num_threads(1)
     found: dict[str, dict[str, Any]] = {}
     parts = [
-        "Milliseconds of an environment step of all environments, update included; medians of "
+        "Milliseconds per step of all environments together, update included; medians of "
         f"{arguments.episodes} episodes of 12 steps (30 for living seeds). Environments: "
         "`digits_shift` with one living seed. Slots and living seeds: 16 hosts of ten blocks of 4 "
         f"channels. Operations: 16 hosts of two blocks, widths {', '.join(map(str, WIDTHS))}, in "
@@ -132,7 +132,7 @@ def main() -> int:
         parts.append(table((name, *(f"{size:g}" for size in sizes), "exponent"), rows))
         print(parts[-1], flush=True)
     parts.append(f"{made_on()}.")
-    publish("scaling", "What a step costs as the work grows", parts, arguments.write, found)
+    publish("scaling", "Time per step against the amount of work", parts, arguments.write, found)
     if arguments.write:
         plot(found, RESULTS / "scaling.svg")
     return 0

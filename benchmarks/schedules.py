@@ -53,9 +53,10 @@ def compared(figures: dict[str, list[dict[str, float]]]) -> str:
         found = bootstrap((after - before)[None])
         (mean,), (low,), (high,) = found.mean, found.low, found.high
         difference = f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]"
-        sure = "yes" if low > 0.0 or high < 0.0 else "no"
-        rows.append((name, f"{before.mean():.4g}", f"{after.mean():.4g}", difference, sure))
-    return table(("mean over seeds", *SCHEDULES, "difference, 95 % interval", "sure"), rows)
+        excludes = "yes" if low > 0.0 or high < 0.0 else "no"
+        rows.append((name, f"{before.mean():.4g}", f"{after.mean():.4g}", difference, excludes))
+    heads = ("mean over seeds", *SCHEDULES, "difference, 95 % interval", "interval excludes 0")
+    return table(heads, rows)
 
 
 def main() -> int:
@@ -76,8 +77,8 @@ def main() -> int:
         f"`{arguments.task}`, {TrainConfig().world.envs} environments, {arguments.rounds} updates, "
         f"{len(arguments.seeds)} seeds, all other settings at their defaults. The variance of the "
         "value loss is that around its running mean of five updates; the variance of the ratio is "
-        "the mean square of its distance from 1. Intervals by bootstrap over seeds of the paired "
-        "difference; sure is what does not contain 0.",
+        "the mean square of its distance from 1. Intervals come from a bootstrap over seeds of the "
+        "paired difference.",
         compared(figures),
         f"{made_on('1 thread')}.",
     )

@@ -58,7 +58,7 @@ def holds(row: dict[str, Any], control: dict[str, Mean]) -> bool:
 def compared(rows: list[dict[str, Any]], rewards: list[str]) -> str:
     """Compare the rewards, with means over seeds."""
     heads = (
-        *("reward", "utility above never, points", f"less that of {rewards[0]}, same seeds"),
+        *("reward", "utility above never, points", f"difference from {rewards[0]}, same seeds"),
         *("accuracy", "seeds on digits", "on digits_shift"),
         *("explained variance within a step", "seeds"),
     )
@@ -133,17 +133,18 @@ def main() -> int:
             rows.append(measured(reward, {**settings, "seed": seed}, arguments.work))
             print(by_seed(rows, control), flush=True)
     parts = (
-        f"{envs} environments in groups of {group_size}, {rounds} rounds: an episode of each, so "
-        f"{envs * rounds} episodes of seven tasks. Lambda is 1 for `terminal`, else the default. "
-        "Utility above the never-grow twin's in points, last quarter of the rounds, all tasks "
-        "weighing the same; ± one standard error over seeds.",
+        f"{envs} environments in groups of {group_size}, {rounds} rounds of one episode per "
+        f"environment, {envs * rounds} episodes of seven tasks. Lambda is 1 for `terminal`, else "
+        "the default. Utility above the never-grow twin's in points, last quarter of the "
+        "rounds, with equal weight per task; ± one standard error over seeds.",
         compared(rows, arguments.rewards),
-        "By run, ± one standard error over hosts; seeds are those germinated in an episode. A run "
-        "holds when its last quarter is above never and above random by two standard errors of the "
-        "difference, and it germinates on `digits` at most half of what it does on `digits_shift`.",
+        "By run, ± one standard error over hosts; seeds are those germinated per episode. A run "
+        "holds if its last quarter is above never and above random by two standard errors of the "
+        "difference, and it germinates on `digits` at most half as many seeds as on "
+        "`digits_shift`.",
         by_seed(rows, control),
         by_task(rows),
-        "The second table: utility gained on each task (seeds germinated, fossilised).",
+        "The last table: utility gained on each task (seeds germinated, fossilised per episode).",
         f"{made_on()}. Minutes are those of rollouts and updates.",
     )
     publish("suite", "Learning on the suite, by reward", parts, arguments.write, rows)

@@ -312,10 +312,10 @@ def page(finals: dict[str, Rows], suites: list[str]) -> list[str]:
     """Return the paragraphs and tables of the page."""
     parts = [
         "Utility in points (committed validation accuracy in brackets), ± two standard errors "
-        f"over {PER_FINAL} hosts and data orders that had no part in choosing the plans. The last "
+        f"over {PER_FINAL} hosts and data orders that were not used to choose the plans. The last "
         "column is the difference in utility, on the same hosts, between the task's own best plan "
-        "and the best for the whole suite: what a policy can gain that knows the task, over one "
-        "plan for all.",
+        "and the best plan for the whole suite. A policy that distinguishes the tasks can gain "
+        "this difference.",
     ]
     for suite in suites:
         gaps = [_gap(finals[name]) for name in SUITES[suite]]

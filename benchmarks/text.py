@@ -66,7 +66,7 @@ def main() -> int:
     torch.set_num_threads(1)
     parts = [
         "The text that comes with Esper. Mean over hosts ± one standard error; utility and "
-        "accuracy in points of a hundred, at the end of an episode, committed seeds alone.",
+        "accuracy in percentage points, at the end of an episode, with only the fossilised seeds.",
     ]
     for name in arguments.tasks:
         task = find(name)
@@ -74,7 +74,8 @@ def main() -> int:
         found = kept(arguments.work / f"{name}.json", make)
         size = f"{task.host.parameter_count} parameters, {len(found['never']['utility'])} hosts"
         parts += [f"## {name}: {task.host.summary}, {size}", page(found)]
-    publish("text", "Growing on a text", [*parts, f"{made_on('1 thread')}."], arguments.write)
+    title = "What growing is worth on text"
+    publish("text", title, [*parts, f"{made_on('1 thread')}."], arguments.write)
     return 0
 
 

@@ -272,7 +272,7 @@ def main() -> int:
         row = rows[0]
         text = (
             f"`python scripts/benchmark_hot_path.py {' '.join(sys.argv[1:])}`\n\n{page(rows)}\n\n"
-            f"Whole loops in turns of {TURN} steps, {arguments.episodes} timed episodes of "
+            f"The loops alternate every {TURN} steps; {arguments.episodes} timed episodes of "
             f"{workload.episode_length} steps. torch {row['torch']}, {row['device_name']}, "
             f"{row['threads']} threads, {time.strftime('%Y-%m-%d')}.\n"
         )

@@ -175,12 +175,12 @@ def test_a_run_with_it_is_resumed_only_where_it_is_known(
     register = BLUEPRINTS.append
     with own_blueprints():
         register("another")
-        assert "(another unknown to it)" in refusal()
+        assert "(another not in the checkpoint)" in refusal()
     with own_blueprints():
         BLUEPRINTS.remove(NAME)
         assert f"({NAME} not registered here)" in refusal()
         register("another")
-        assert f"({NAME} not registered here, another unknown to it)" in refusal()
+        assert f"({NAME} not registered here, another not in the checkpoint)" in refusal()
     with own_blueprints():
         BLUEPRINTS.reverse()
         assert "in the order noop, conv_light, " in refusal()

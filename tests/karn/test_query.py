@@ -234,7 +234,7 @@ def test_unreadable_lines_are_counted_and_reported_once(
     )  # fmt: skip
     run = run_of(tmp_path, update(1), tail=bad + encode(update(2)) + b'\n{"event_type":"PPO_UP')
     assert rows(run, "SELECT count(*) FROM updates") == [(2,)]
-    assert capsys.readouterr().err == "warning: skipped 5 lines truncated or corrupt\n"
+    assert capsys.readouterr().err == "warning: skipped 5 unreadable lines\n"
     assert rows(run, "SELECT unreadable FROM runs") == [(5,)]
     assert rows("interrupted", "SELECT unreadable, status FROM runs") == [(1, "interrupted")]
 

@@ -50,7 +50,7 @@ def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(
               "Schedules", "Throughput"}  # fmt: skip
     assert wanted <= page.plots.keys()
     assert ("was interrupted after 2 of 100 rounds" in page.text) == (kind == "interrupted")
-    assert ("cannot be read, left out: 1." in page.text) == (kind == "interrupted")
+    assert ("unreadable lines were skipped: 1." in page.text) == (kind == "interrupted")
     assert ("Anomalies" in page.plots) == (kind == "anomalous")
     gradients = page.plots["Gradient norm of each head"]
     assert ("missing" in gradients.words) == (kind == "anomalous")
@@ -112,7 +112,7 @@ def test_directories_may_have_any_name(tmp_path: Path) -> None:
 
 def test_a_run_that_does_not_learn_says_so_in_place_of_the_plots(tmp_path: Path) -> None:
     page = report(recorded_run(tmp_path / "run", 2, learns=False), to=tmp_path)
-    assert "there were no updates" in page.text
+    assert "There are no policy updates" in page.text
     assert not {"Updates", "Schedules", "Entropy of each head"} & page.plots.keys()
 
 
@@ -132,7 +132,7 @@ def test_the_report_of_a_run_in_its_first_round_explains_missing_plots(tmp_path:
 
 def test_without_seed_events_the_report_says_why_there_are_no_lives(tmp_path: Path) -> None:
     quiet = write_run(tmp_path / "quiet", [started(level="minimal"), outcome(1)])
-    assert "from --telemetry-level normal on" in report(quiet, to=tmp_path).text
+    assert "--telemetry-level normal and above" in report(quiet, to=tmp_path).text
     barren = write_run(tmp_path / "barren", [started(level="normal"), outcome(1)])
     assert "No seed germinated" in report(barren, to=tmp_path).text
 
@@ -173,7 +173,7 @@ def test_anomalies_are_listed_with_their_rounds(tmp_path: Path) -> None:
     end = TrainingFinished(time=0, round=3, status="failed", message="the disk is full")
     page = report(write_run(tmp_path / "run", [*events, end]), to=tmp_path)
     assert {"ratio explosion", "rollback: runaway"} <= set(page.plots["Anomalies"].words)
-    for words in ("9 times as probable", "the disk is full", "too slow to record: 5"):
+    for words in ("9 times as probable", "the disk is full", "steps dropped: 5"):
         assert words in page.text
 
 

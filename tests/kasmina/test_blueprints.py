@@ -252,7 +252,7 @@ def test_taken_blueprint_name_is_refused(name: str):
 @pytest.mark.parametrize("families", [(), ("linear",), ("conv", "linear"), "conv"])
 def test_unknown_families_are_refused(families):
     with own_blueprints():
-        with pytest.raises(UsageError, match=r"^families: got .*; give a tuple out of conv, mlp"):
+        with pytest.raises(UsageError, match=r"^families: got .*; give one or more of conv, mlp"):
             register("new", conv_small, families)
         assert "new" not in BLUEPRINTS
         assert "new" not in BUILDERS

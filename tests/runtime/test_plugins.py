@@ -81,7 +81,7 @@ MISTAKES = [
     ("def f():\n    return 1 / 0\n\nf()\n", ", line 2: ZeroDivisionError: division by zero"),
     ("import sys\nsys.exit(3)\n", ", line 2: SystemExit: 3"),
     ("import json\n\njson.loads('{')\n", ", line 3: JSONDecodeError: Expecting property name"),
-    (PLUGIN.replace("4, 4", "4, 0"), ", line 16: ValueError: channels needs at least one positive"),
+    (PLUGIN.replace("4, 4", "4, 0"), ", line 16: ValueError: channels needs one or more numbers"),
     (PLUGIN.replace("NAME()", "yours()"), "task: the factory 'yours' makes a task called 'mine'"),
     ("x = '\0'\n", "SyntaxError"),
 ]
@@ -163,5 +163,7 @@ def test_error_in_making_data_names_the_task(error: str) -> None:
         raise eval(error)
 
     mine = replace(find("digits"), data=broken)
-    with pytest.raises(UsageError, match=f"data: the task 'digits' cannot make it .{error[:7]}"):
+    with pytest.raises(
+        UsageError, match=f"data: the task 'digits' cannot make its data set .{error[:7]}"
+    ):
         mine.datasets()

@@ -131,7 +131,7 @@ def test_shortest_valid_text_fills_every_split(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["", ".", "/dev/zero", "a\0b"])
 def test_path_that_is_not_a_file_error_is_one_line(name: str):
-    with pytest.raises(UsageError, match=r"^text_file: .*; give a file with a text in it"):
+    with pytest.raises(UsageError, match=r"^text_file: .*; give a text file"):
         text(name, CONTEXT)
 
 

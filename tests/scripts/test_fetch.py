@@ -59,7 +59,7 @@ def test_a_damaged_or_absent_archive_leaves_nothing(
         "server": Archive("http://127.0.0.1:9/x", published.checksum),
     }[wrong]
     monkeypatch.setitem(ARCHIVES, "cifar10", changed)
-    words = "another SHA-256" if wrong == "checksum" else "could not be downloaded"
+    words = "not have the published SHA-256" if wrong == "checksum" else "could not be downloaded"
     with pytest.raises(UsageError, match=words) as error:
         tasks(["fetch", "cifar10", "--data-dir", str(tmp_path / "data")])
     assert "\n" not in str(error.value)

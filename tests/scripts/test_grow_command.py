@@ -66,7 +66,7 @@ def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Pat
     assert re.search(r"step +\d+  r0c\d: conv_light germinates, LINEAR_ADD, to alpha 1.0", text)
     assert re.search(r"becomes FOSSILISED", text)
     assert re.search(
-        r"grown: r0c\d \(conv_light, LINEAR_ADD, alpha 1\).* \d+ parameters more", text
+        r"grown: r0c\d \(conv_light, LINEAR_ADD, alpha 1\).* \d+ parameters added", text
     )
     assert len(re.findall(r"(validation|test) accuracy: .* its never-grow twin .* gain", text)) == 2
     grown = grow_host(GrowingPolicy.named("heuristic"), find("digits_shift"))
@@ -83,7 +83,7 @@ def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Pat
 def test_the_never_policy_leaves_the_host_equal_to_its_twin(short, tmp_path: Path, capsys) -> None:
     assert grow(["--policy", "never", *short, "--out", str(tmp_path / "m.pt2")]) == 0
     text = capsys.readouterr().out
-    assert "grown: nothing, 0 parameters more" in text
+    assert "grown: nothing, 0 parameters added" in text
     assert text.count("gain +0.0 points") == 2
 
 
@@ -217,4 +217,4 @@ def test_a_failing_blueprint_is_found_even_if_others_are_larger(tmp_path: Path, 
     with own_blueprints():
         assert guarded(tasks, ["check", str(path)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("esper: own_model: a step of it fails (")
+    assert error.startswith("esper: own_model: a step fails (")

@@ -208,7 +208,7 @@ def test_a_whole_file_of_the_prior_system_loads(tmp_path: Path) -> None:
         ({"chunk_length": 150}, "whole episodes"),
         ({"entropy_coef_start": 0.15, "entropy_coef_end": 0.08}, "entropy_decay"),
         ({"reward_mode": "escrow"}, "must be one of 'terminal'"),
-        ({"reward_family": "loss"}, "no reward pays for a loss"),
+        ({"reward_family": "loss"}, "no reward depends on the loss"),
         ({"auto_forward_g2": True}, "ADVANCE"),
         ({"disable_pbrs": True}, "docs/rewards.md"),
         ({"permissive_gates": "yes"}, "must be true or false"),

@@ -192,14 +192,14 @@ def test_a_users_own_task_is_described(tmp_path: Path, capsys) -> None:  # type:
     for words in ("quick_digits", "never", "random", "heuristic", "everything", "FOSSILISED"):
         assert words in out
     assert re.search(r"\d+ % from init alone \(host and data\), \d+ % from actions alone", out)
-    assert re.search(r"signal to noise .* \d+\.\d+ in the reward of a step", out)
+    assert re.search(r"signal-to-noise ratio .* \d+\.\d+ in the reward of a step", out)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--describe", "digit"], "did you mean 'digits'"),
-        (["digits", "--describe", "digits"], "describe: digits stands before it"),
+        (["digits", "--describe", "digits"], "describe: digits comes before --describe"),
         (["--describe", "digits", "--reward", "praise"], "--reward: must be one of 'terminal'"),
         (["--describe", "digits", "--groups", "1"], "groups: must lie between 2 and 1024"),
         (["--describe", "digits", "--group-size", "x"], "--group-size: must be a whole number"),

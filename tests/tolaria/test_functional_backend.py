@@ -160,16 +160,16 @@ class Branches(Net):
 
 FAULTS: list[tuple[Callable[[], object], str]] = [
     (lambda: Net(nn.ReLU()), r"model: Net has no slot; put an esper.kasmina.Slot\(channels\)"),
-    (lambda: Net(Slot(3)), r"gives the slot 'layers.0' of 3 channels \(2, 2, 6, 6\)"),
-    (lambda: Net(Slot(2), outputs=7), r"gives \(2, 7\) for 2 images; give logits \(2, 4\)"),
+    (lambda: Net(Slot(3)), r"passes \(2, 2, 6, 6\) to the slot 'layers.0' of 3"),
+    (lambda: Net(Slot(2), outputs=7), r"returns \(2, 7\) for 2 images; return logits \(2, 4\)"),
     (lambda: Net(Slot(2), twice=True), r"calls the slot 'layers.0' 2 times in a forward pass"),
     (lambda: Net(nn.Conv2d(2, 2, 3), nn.Flatten(), Slot(32), nn.Dropout()), "dropout"),
     (lambda: Net(nn.BatchNorm2d(2, momentum=None), Slot(2)), "BatchNorm without momentum"),
     (lambda: Branches(Slot(2)), "does not train under torch.vmap"),
-    (lambda: nn.Sequential(nn.Conv2d(5, 1, 3), Slot(1)), r"takes no images \(2, 2, 6, 6\)"),
+    (lambda: nn.Sequential(nn.Conv2d(5, 1, 3), Slot(1)), r"rejects images \(2, 2, 6, 6\)"),
     (lambda: nn.Sequential(nn.LazyConv2d(1, 3), Slot(1)), "it has lazy layers"),
-    (lambda: 3, "build makes a int; return an nn.Module"),
-    (lambda: 1 / 0, "cannot be built .ZeroDivisionError: division by zero"),
+    (lambda: 3, "build returns a int; return an nn.Module"),
+    (lambda: 1 / 0, "build fails .ZeroDivisionError: division by zero"),
 ]
 
 

@@ -20,7 +20,7 @@ def query(runs: Path | str | Sequence[Path | str], sql: str) -> pyarrow.Table:
     Raises:
         UsageError: there is no run, or the SQL is invalid.
     """
-    # Imported late: code that only reads events need not wait for the database to load.
+    # Imported here, so that code that only reads events does not load the database.
     from esper.karn.queries import Store
 
     places = [runs] if isinstance(runs, Path | str) else runs

@@ -16,7 +16,7 @@ from esper.leyline.events import EVENTS, PPOUpdateCompleted, TrainingStarted, ev
 from esper.leyline.events.reader import EventReader
 
 CHUNK = 4096
-"""Lines that are handed to the database in one batch."""
+"""Lines per record batch of the database."""
 
 _RUNS = pyarrow.schema(
     [
@@ -48,13 +48,13 @@ JSON."""
 
 
 class Store:
-    """The views over some runs, as the runs stand when the store is created.
+    """Views over the events that some runs have when the store is created.
 
     Args:
         places: run directories, or directories that contain some at any depth.
 
     Attributes:
-        unreadable: lines that were skipped, over all runs; a warning on stderr counts them.
+        unreadable: number of lines skipped in all runs; a warning on stderr shows it.
 
     Raises:
         UsageError: a place contains no run.
@@ -68,8 +68,8 @@ class Store:
         rows = [self._read(path, name) for path, name in names.items()]
         self.unreadable = sum(row["unreadable"] for row in rows)
         if self.unreadable:
-            lines = "1 line" if self.unreadable == 1 else f"{self.unreadable} lines"
-            print(f"warning: skipped {lines} truncated or corrupt", file=sys.stderr)
+            lines = "line" if self.unreadable == 1 else "lines"
+            print(f"warning: skipped {self.unreadable} unreadable {lines}", file=sys.stderr)
         self._database = self._open(rows)
 
     def __enter__(self) -> Self:
@@ -90,7 +90,7 @@ class Store:
                 raise UsageError("SQL: must be one SELECT; runs are read, never written")
             return self._database.sql(statements[0]).to_arrow_table()
         except duckdb.Error as error:
-            raise UsageError(f"SQL: {_first_words(error)}") from error
+            raise UsageError(f"SQL: {_message(error)}") from error
 
     def columns(self) -> dict[str, list[tuple[str, str]]]:
         """Return the names and types of the columns of each view."""
@@ -148,7 +148,7 @@ def _runs_at(places: list[Path]) -> list[Path]:
             raise UsageError(f"run: there is no directory {place}; esper runs lists your runs")
         here = [place] if _is_readable(place) else [p for p in find_runs(place) if _is_readable(p)]
         if not here:
-            raise UsageError(f"run: {place} holds no run with events; esper runs lists your runs")
+            raise UsageError(f"run: {place} has no run with events; esper runs lists your runs")
         found += here
     return list(dict.fromkeys(path.resolve() for path in found))
 
@@ -188,6 +188,6 @@ def _row(path: Path, name: str, started: list[TrainingStarted], unreadable: int)
     }
 
 
-def _first_words(error: duckdb.Error) -> str:
-    """The database's message without the lines that quote the query."""
+def _message(error: duckdb.Error) -> str:
+    """The message of a database error without the lines that quote the query."""
     return " ".join(str(error).split("\n\nLINE")[0].split("\nLINE")[0].split())

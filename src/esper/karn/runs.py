@@ -1,4 +1,4 @@
-"""Find run directories and report their state, from their files alone."""
+"""Find run directories and determine their state from their files alone."""
 
 import fcntl
 import json
@@ -19,7 +19,7 @@ from esper.leyline.events.reader import EventReader
 STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
 """``running``: a live process holds the run's lock. ``finished``: the run completed all its rounds.
 ``interrupted``: it ended earlier, by a signal or without a final event, and its completed rounds
-are kept. ``failed``: its last event is a failure, or it ended before it completed a round.
+are kept. ``failed``: its final event reports a failure, or it ended before it completed a round.
 ``unknown``: too little was recorded (``--telemetry-level off``)."""
 
 
@@ -33,12 +33,12 @@ class RunInfo:
         policy: ``ppo``, ``heuristic`` and so on; None where it is unknown.
         tasks: names of the tasks it trains on.
         rounds_done: completed rounds.
-        rounds_total: rounds the settings ask for; None where unknown.
-        gain: committed accuracy above the twin's in the last completed round, mean over
-            environments.
+        rounds_total: number of rounds in the settings; None where unknown.
+        gain: committed accuracy minus the twin's, in [-1, 1], in the last completed round; mean
+            over environments.
         started: seconds since 1970; None where it is unknown.
-        last_sign: time of the last event, or of the last checkpoint.
-        bytes: size of all its files.
+        last_sign: time of the last event, else of the last checkpoint; seconds since 1970.
+        bytes: total size of its files.
         resume: the command that resumes the run; None where it cannot be resumed.
     """
 
@@ -68,7 +68,7 @@ def find_runs(place: Path) -> list[Path]:
         UsageError: there is no such directory.
     """
     if not place.is_dir():
-        raise UsageError(f"DIR: {place} is no directory; name the one that holds your runs")
+        raise UsageError(f"DIR: {place} is not a directory; name the directory of your runs")
     found = []
     for folder, subfolders, _ in os.walk(place):
         if is_run(Path(folder)):
@@ -112,7 +112,7 @@ def stored(run: Path) -> dict[str, Any]:
 
 
 def is_running(run: Path) -> bool:
-    """Whether a live process holds the run's lock; the system frees it when a process dies."""
+    """Whether a live process holds the run's lock, which the system releases when it dies."""
     try:
         with locked(run):
             return False
@@ -145,7 +145,7 @@ def remove(run: Path) -> None:
     if not (run / "lock").exists():
         (run / "lock").touch()
     with locked(run):
-        # config.json goes last: after an interruption the remains still count as a run.
+        # config.json is deleted last: `is_run` requires it to find the rest after an interruption.
         for child in sorted(run.iterdir(), key=lambda child: child.name == "config.json"):
             if child.is_dir() and not child.is_symlink():
                 shutil.rmtree(child)
@@ -160,7 +160,7 @@ class _Tail:
 
     Attributes:
         recorded: whether there are any events.
-        end: the final status the last process wrote; None where it wrote none.
+        end: status that the last process wrote at its end; None where it wrote none.
         done: the last completed round.
         gain: mean gain of that round.
         time: time of the last event.
@@ -214,7 +214,7 @@ def _first_start(run: Path) -> TrainingStarted | None:
 
 
 def _started(run: Path) -> float | None:
-    """When the run began: its first event, else ``config.json``, which is written first."""
+    """Time of the first event, else of ``config.json``, which is written first."""
     first = _first_start(run)
     if first is not None:
         return first.time

@@ -1,4 +1,4 @@
-"""Reading the events of a run."""
+"""Read the events of a run."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tables that queries see: one per kind of event, and views made for people.
+"""SQL of the tables that queries read: one per kind of event, and views that join them.
 
 The event schema declares the column types, so a number is a DOUBLE whether it was written as a
 number or as the text ``NaN``, and a missing value is NULL.
@@ -24,7 +24,7 @@ VIEWS: Final = (
     "episodes",
     "anomalies",
 )
-"""The views made for people, coarsest first. Each kind of event is also a table of its own
+"""Views that join events and show names instead of numbers. Each kind of event also has a table
 (``epoch_completed`` and so on), with one row per event."""
 
 
@@ -44,7 +44,7 @@ def _of_info(info: msgspec.inspect.Type) -> Any:
         case msgspec.inspect.DictType():
             return f"MAP(VARCHAR, {_of_info(info.value_type)})"
         case msgspec.inspect.UnionType():
-            # A number is a float or a text; an optional field is its type or null.
+            # `Number` is a float or a text; an optional field is a value or null.
             parts = [_of_info(part) for part in info.types]
             return next(part for part in ("DOUBLE", "BIGINT", "VARCHAR") if part in parts)
     names = {"Int": "BIGINT", "Float": "DOUBLE", "Bool": "BOOLEAN", "Str": "VARCHAR"}
@@ -99,7 +99,7 @@ def _texts(names: Iterable[str]) -> str:
 
 
 def _named(index: str, names: Iterable[object]) -> str:
-    """SQL that takes the element ``index`` (from 0) of a constant list."""
+    """SQL of the element ``index`` (from 0) of a constant list."""
     items = [f"'{name}'" if isinstance(name, str) else str(name) for name in names]
     return f"[{', '.join(items)}][{index} + 1]"
 

@@ -13,13 +13,13 @@ from esper.leyline.actions import Op
 from esper.leyline.stages import DEVELOPING, LIVING, PRUNABLE, Gate, Stage
 
 HEALTHY = 0.7
-"""Least gradient health for gates G2 and G5."""
+"""Minimum gradient health for gates G2 and G5."""
 LEAST_IMPROVEMENT = 0.005
-"""Least gain of validation accuracy in TRAINING for a strict G2."""
+"""Minimum improvement of validation accuracy during TRAINING for a strict G2."""
 LEAST_GRADIENT_RATIO = 0.10
-"""Least ratio of the seed's gradient to the host's for a strict G2."""
+"""Minimum ``SeedSignals.gradient_ratio`` for a strict G2."""
 LEAST_CONTRIBUTION = 0.01
-"""Least contribution to expected accuracy for a strict G5."""
+"""Minimum contribution to expected accuracy for a strict G5."""
 
 _GATED = StageSets(
     LIVING,

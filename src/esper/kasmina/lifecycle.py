@@ -1,7 +1,7 @@
 """The lifecycle of seeds as pure functions over a struct of arrays ``[N, S]``.
 
-``apply`` performs an action and ``tick`` advances time by one environment step. Neither knows about
-networks: the engine reads the state to know what to compute.
+``apply`` performs an action and ``tick`` advances time by one environment step. Neither uses
+network parameters; the engine that computes the networks reads the state.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from esper.leyline.actions import (
 from esper.leyline.stages import PRUNABLE, STAGE_COUNT, Stage
 
 ALPHA_TOLERANCE = 1e-6
-"""Alphas that differ by at most this count as equal."""
+"""Two alphas are equal if they differ by at most this."""
 
 _MOVES: dict[tuple[int, int], Stage] = {
     **{(Op.GERMINATE, stage): Stage.GERMINATED for stage in Stage},
@@ -59,13 +59,14 @@ class Rules:
     """Limits of the lifecycle; ages are in environment steps.
 
     Attributes:
-        training_age: least time in TRAINING before BLENDING (gate G2).
-        blending_age: least time in BLENDING before HOLDING under strict gates (G3).
-        prune_age: least age of a seed before it may be pruned.
+        training_age: minimum time in TRAINING before BLENDING (gate G2).
+        blending_age: minimum time in BLENDING before HOLDING under strict gates (G3).
+        prune_age: minimum age at which a seed may be pruned.
         embargo: steps for which a slot stays closed after a prune.
-        max_seeds: most living seeds per environment.
+        max_seeds: maximum number of living seeds per environment.
         strict: whether gates also require improvement, see ``kasmina.gates``.
-        one_at_a_time: whether a seed may germinate only while no other seed is developing.
+        one_at_a_time: whether a seed may germinate only while no slot of the environment is in one
+            of the stages ``DEVELOPING``.
     """
 
     training_age: int
@@ -84,7 +85,7 @@ class Rules:
         strict: bool = False,
         one_at_a_time: bool = True,
     ) -> "Rules":
-        """Rules whose ages scale with the episode length, from 150 steps in the prior system."""
+        """The prior system's rules for episodes of 150 steps, scaled to ``episode_length``."""
 
         def scaled(steps: int) -> int:
             return max(1, round(steps * episode_length / 150))
@@ -109,16 +110,16 @@ def apply(
         The seeds after the action, and whether each action was legal, bool ``[N]``. An illegal
         action changes nothing; an action out of range is illegal.
     """
-    most = last_options(state.stage.shape[1], actions.device)
-    known = actions.clamp(torch.zeros_like(most), most)
-    in_range = (known == actions).all(1, keepdim=True)
-    choice = dict(zip(HEADS, known[..., None].unbind(1), strict=True))
+    last = last_options(state.stage.shape[1], actions.device)
+    clamped = actions.clamp(torch.zeros_like(last), last)
+    in_range = (clamped == actions).all(1, keepdim=True)
+    choice = dict(zip(HEADS, clamped[..., None].unbind(1), strict=True))
     op, slot = choice["op"], choice["slot"]
     rows = torch.arange(len(op), device=op.device)[:, None]
     success = in_range & legal[rows, op, slot]
     success &= (op != Op.GERMINATE) | kinds[slot, choice["blueprint"]]
-    doing = torch.zeros_like(state.stage).scatter_(1, slot, op.masked_fill(~success, Op.WAIT))
-    return _done(state, doing, choice), success[:, 0]
+    slot_ops = torch.zeros_like(state.stage).scatter_(1, slot, op.masked_fill(~success, Op.WAIT))
+    return _done(state, slot_ops, choice), success[:, 0]
 
 
 def last_options(slots: int, device: torch.device) -> Tensor:
@@ -128,22 +129,22 @@ def last_options(slots: int, device: torch.device) -> Tensor:
 
 
 # Native twin: step/lifecycle.h, operate.
-def _done(state: SeedState, doing: Tensor, choice: dict[str, Tensor]) -> SeedState:
+def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> SeedState:
     """The seeds after each slot's operation.
 
     Args:
         state: the seeds before the operation.
-        doing: ``Op`` of each slot, int64 ``[N, S]``.
+        slot_ops: ``Op`` of each slot, int64 ``[N, S]``.
         choice: options of the heads, int64 ``[N, 1]`` each.
     """
     germinates, advances, retargets, prunes = (
-        doing == op for op in (Op.GERMINATE, Op.ADVANCE, Op.SET_ALPHA_TARGET, Op.PRUNE)
+        slot_ops == op for op in (Op.GERMINATE, Op.ADVANCE, Op.SET_ALPHA_TARGET, Op.PRUNE)
     )
     training, blending, holding = _DEVELOPMENT.of(state.stage)
     target, steps = TARGETS[choice["alpha_target"]], SPEEDS[choice["alpha_speed"]]
     fading = prunes & (steps > 0) & (state.alpha > 0)
     lowered = holding & (fading | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
-    moved = torch.where(fading, state.stage, MOVED[doing, state.stage])
+    moved = torch.where(fading, state.stage, MOVED[slot_ops, state.stage])
 
     blends = advances & training
     state = replace(
@@ -184,8 +185,8 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
     ramping = blending & (state.ramp_mode != AlphaMode.HOLD)
     ramp_done = state.ramp_done + ramping
     finished = ramping & (ramp_done >= state.ramp_steps)
-    part = progress(state.ramp_curve, ramp_done / state.ramp_steps.clamp(min=1))
-    between = state.ramp_start + (state.ramp_target - state.ramp_start) * part
+    fraction = progress(state.ramp_curve, ramp_done / state.ramp_steps.clamp(min=1))
+    between = state.ramp_start + (state.ramp_target - state.ramp_start) * fraction
     alpha = torch.where(ramping, torch.where(finished, state.ramp_target, between), state.alpha)
     stage_age = state.stage_age + (state.stage != Stage.DORMANT)
     expired = embargoed & (stage_age >= rules.embargo)
@@ -206,7 +207,7 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
 
 # Native twin: step/lifecycle.h, progress.
 def progress(curve: Tensor, time: Tensor) -> Tensor:
-    """Progress of a ramp at ``time`` in [0, 1]: from 0 at 0 to 1 at 1 for every ``Curve``."""
+    """Progress of a ramp at ``time``, both in [0, 1]; every ``Curve`` rises from 0 to 1."""
     cosine = 0.5 * (1.0 - torch.cos(torch.pi * time))
     steepness, low, span = sigmoids(time.device)[curve].unbind(-1)
     sigmoid = (torch.sigmoid(steepness * (time - 0.5)) - low) / span
@@ -217,8 +218,8 @@ def progress(curve: Tensor, time: Tensor) -> Tensor:
 
 @cache
 def sigmoids(device: torch.device) -> Tensor:
-    """Parameters of the sigmoid of each ``Curve``, ``[curves, 3]``: steepness, first value, and
-    difference between its last and first value."""
+    """Parameters of the sigmoid of each ``Curve``, ``[curves, 3]``: steepness, value at time 0, and
+    difference between the values at times 1 and 0."""
     with torch.inference_mode(False):
         steepness = torch.tensor(CURVE_STEEPNESS, device=device).clamp(min=1.0)
         low, high = torch.sigmoid(-steepness / 2), torch.sigmoid(steepness / 2)

@@ -36,7 +36,8 @@ def conv2d(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
     """Same-size convolution of each environment with its own kernel, then ReLU if ``rectify``.
 
     Args:
-        x: ``[B, H, W, N, C_in]``, or ``[B, H, W, 1, C_in]`` for one input that all share.
+        x: ``[B, H, W, N, C_in]``, or ``[B, H, W, 1, C_in]`` for one input that all environments
+            share.
         weight: ``[N, C_out, C_in, k, k]`` with k odd.
 
     Returns:
@@ -44,7 +45,7 @@ def conv2d(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
     """
     outputs = weight.shape[1]
     if x.shape[3] > 1 and _cpu_dtype(x) == torch.bfloat16:
-        x, weight = _evened(x, weight)
+        x, weight = _padded_to_even(x, weight)
     images = _convolution(to_images(x), weight.flatten(0, 1), groups=x.shape[3])
     out = from_images(images, len(weight), rectify)
     return out if out.shape[4] == outputs else out[..., :outputs].contiguous()
@@ -73,7 +74,7 @@ def _cpu_dtype(x: Tensor) -> torch.dtype | None:
     return x.dtype
 
 
-def _evened(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _padded_to_even(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """``x`` and ``weight`` padded with zeros to even numbers of input and output channels.
 
     oneDNN's grouped bfloat16 convolution processes channels in pairs. With an odd number, the last
@@ -132,7 +133,7 @@ def batch_norm(
     In training, the running statistics ``[N, C]`` are updated in place.
     """
     # Copies: the rows of the stores are not contiguous, and torch 2.13's channels_last backward
-    # takes a strided weight (flatten of [N, 1]) for a contiguous one.
+    # treats a strided weight (flatten of [N, 1]) as contiguous.
     mean, variance = running_mean.flatten().clone(), running_variance.flatten().clone()
     images = F.batch_norm(
         to_images(x),
@@ -172,7 +173,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 # Native twin: hosts/normalisation.h, norm_groups.
 def norm_groups(channels: int) -> int:
-    """Largest power of two up to 32 that gives groups of at least 16 channels; otherwise 1."""
+    """Largest power of two up to 32 that divides channels into groups of at least 16, else 1."""
     counts = (count for count in (32, 16, 8, 4, 2) if channels % count == 0)
     return next((count for count in counts if channels // count >= 16), 1)
 
@@ -190,7 +191,7 @@ def mean_pool(x: Tensor) -> Tensor:
 
 
 class _MeanPool(torch.autograd.Function):
-    """Mean over the pixels whose gradient has the memory layout of the activations.
+    """Mean over the pixels, with a gradient in the memory layout of the activations.
 
     The gradient of ``mean`` and transpose has another layout, with which the rest of the backward
     pass would access memory with a stride and run at a third of the speed.
@@ -220,7 +221,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Linear map of each pixel's channels with the weights of its environment.
 
     Args:
-        x: ``[B, H, W, N, in]``, or ``[B, H, W, 1, in]`` for one input that all share.
+        x: ``[B, H, W, N, in]``, or ``[B, H, W, 1, in]`` for one input that all environments share.
         weight: ``[N, out, in]``.
         bias: ``[N, out]``.
 
@@ -240,7 +241,8 @@ def embedded(indices: Tensor, weight: Tensor) -> Tensor:
     """Look up rows in the embedding table of each environment.
 
     Args:
-        indices: int64 ``[B, H, W, N]``, or ``[B, H, W, 1]`` for indices that all share.
+        indices: int64 ``[B, H, W, N]``, or ``[B, H, W, 1]`` for indices that all environments
+            share.
         weight: ``[N, rows, C]``.
 
     Returns:

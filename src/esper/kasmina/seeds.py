@@ -14,7 +14,7 @@ from esper.leyline.stages import ACTING, COMPUTING, LIVING, STAGE_COUNT, Stage
 
 
 def membership(stages: tuple[Stage, ...]) -> Table:
-    """A table, indexed by ``Stage``, of whether it is in ``stages``; see also ``StageSets``."""
+    """A bool table by ``Stage``, true for the members of ``stages``; see also ``StageSets``."""
     return Table([number in stages for number in range(STAGE_COUNT)])
 
 
@@ -40,11 +40,11 @@ class SeedState:
     stage: Tensor
     """``Stage``, int64."""
     blueprint: Tensor
-    """Index of the blueprint head, 0 (noop) in an empty slot."""
+    """Option of the blueprint head, 0 (noop) in an empty slot."""
     style: Tensor
     """``Style``, int64."""
     tempo: Tensor
-    """Steps of the first blend."""
+    """Length of the first blend in steps."""
     goal: Tensor
     """Target alpha of the first blend."""
     alpha: Tensor
@@ -62,7 +62,7 @@ class SeedState:
     ramp_steps: Tensor
     """Length of the current ramp in steps."""
     ramp_done: Tensor
-    """Steps of the current ramp that are done."""
+    """Completed steps of the current ramp."""
     pruning: Tensor
     """Whether the seed is pruned at the end of its ramp."""
     age: Tensor
@@ -119,7 +119,7 @@ class SeedSignals:
     contribution: Tensor
     """Expected validation accuracy with the seed minus without it, NaN when not measured."""
     contribution_velocity: Tensor
-    """Smoothed change of the contribution, 0 when unknown."""
+    """Smoothed change of the contribution per step, 0 when unknown."""
     health: Tensor
     """Gradient health in [0, 1], NaN when not measured."""
     previous_health: Tensor
@@ -129,7 +129,8 @@ class SeedSignals:
     exploding: Tensor
     """Whether the gradient norm of any parameter tensor is above 10 or not finite, bool."""
     gradient_ratio: Tensor
-    """Smoothed ratio of seed to host of gradient norm / sqrt(parameters), NaN until measured."""
+    """Gradient norm / sqrt(parameter count) of the seed over that of the host, smoothed; NaN until
+    measured."""
     baseline: Tensor
     """Validation accuracy at the start of the seed's stage, NaN in an empty slot."""
     improvement: Tensor
@@ -167,7 +168,7 @@ class SeedSignals:
         )
 
     def forget(self, slots: Tensor) -> "SeedSignals":
-        """The signals, unknown again where ``slots [N, S]`` is true."""
+        """The signals, reset to unknown where ``slots [N, S]`` is true."""
         velocity = self.contribution_velocity.masked_fill(slots, 0.0)
         return replace(_filled(self, slots, nan), contribution_velocity=velocity)
 

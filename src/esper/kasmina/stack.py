@@ -30,17 +30,17 @@ class Field:
 
 
 def weight(name: str, *shape: int) -> Field:
-    """A weight ``[out, in, ...]``, uniform within +-fan_in^-0.5 at birth, as in torch's layers."""
+    """A weight ``[out, in, ...]``, initially uniform within +-fan_in^-0.5, as in torch's layers."""
     return Field(name, shape, bound=prod(shape[1:]) ** -0.5)
 
 
 def zeros(name: str, *shape: int) -> Field:
-    """A parameter that is 0 at birth."""
+    """A parameter that is initially 0."""
     return Field(name, shape)
 
 
 def ones(name: str, *shape: int) -> Field:
-    """A parameter that is 1 at birth."""
+    """A parameter that is initially 1."""
     return Field(name, shape, constant=1.0)
 
 
@@ -103,7 +103,7 @@ class AdamState:
 
 @dataclass(slots=True)
 class Stack:
-    """All trainable numbers of N hosts and their seeds.
+    """Parameters, buffers and optimiser state of N hosts and their seeds.
 
     ``host [N, P]``, ``buffers [N, Q]`` (BatchNorm's running statistics), ``seeds[S] [N, P_s]``
     and the optimiser state of hosts and seeds. The layout of a row of ``seeds[s]`` is that of the
@@ -143,11 +143,11 @@ class Stack:
     def stores(self) -> list[Tensor]:
         """All tensors, including optimiser state."""
         states = (self.host_optimizer, *self.seed_optimizers)
-        moving = [part for state in states for part in (state.first, state.second, state.step)]
-        return [self.host, self.buffers, *self.seeds, *moving]
+        optimizer = [part for state in states for part in (state.first, state.second, state.step)]
+        return [self.host, self.buffers, *self.seeds, *optimizer]
 
     def of_rows(self, rows: Tensor) -> "Stack":
-        """A copy of the rows ``rows``, int64 ``[M]``."""
+        """A copy of the rows with indices ``rows``, int64 ``[M]``."""
 
         def taken(state: AdamState) -> AdamState:
             return AdamState(state.first[rows], state.second[rows], state.step[rows])
@@ -162,6 +162,6 @@ class Stack:
 
     def clear_optimizers(self) -> None:
         """Reset the optimiser state of all hosts and seeds."""
-        everything = torch.ones(len(self.host), dtype=torch.bool, device=self.host.device)
+        all_rows = torch.ones(len(self.host), dtype=torch.bool, device=self.host.device)
         for state in (self.host_optimizer, *self.seed_optimizers):
-            state.clear(everything)
+            state.clear(all_rows)

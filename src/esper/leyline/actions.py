@@ -52,7 +52,8 @@ BLUEPRINTS: Final[list[str]] = [
     "mlp",
     "flex_attention",
 ]
-"""Options of the blueprint head, by index; ``kasmina.blueprints.register`` appends to them."""
+"""Options of the blueprint head, by index; ``kasmina.blueprints.register`` appends to them. An
+option without a builder (flex_attention) is never legal."""
 
 TEMPO_STEPS: Final = (3, 5, 8)
 """Length of the first blend in environment steps, by index of the tempo head."""
@@ -61,8 +62,8 @@ ALPHA_TARGETS: Final = (0.5, 0.7, 1.0)
 """Final alpha of a blend, by index of the alpha_target head."""
 
 ALPHA_SPEED_STEPS: Final = (0, 3, 5, 8)
-"""Length of a retargeting or pruning ramp in environment steps, by index; 0 changes alpha at
-once."""
+"""Length of a retargeting or pruning ramp in environment steps, by index of the alpha_speed head;
+0 changes alpha at once."""
 
 CURVE_STEEPNESS: Final = (0.0, 0.0, 6.0, 12.0, 24.0)
 """Steepness of each ``Curve``; 0 for curves that are not sigmoids."""

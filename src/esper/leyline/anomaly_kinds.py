@@ -10,7 +10,7 @@ KINDS: Final[dict[str, str]] = {
     "ratio_explosion": "an action became far more probable than when it was chosen",
     "ratio_collapse": "an action became far less probable than when it was chosen",
     "value_collapse": "the critic is far worse than predicting the mean return",
-    "entropy_collapse": "a head that has a choice almost always makes the same one",
+    "entropy_collapse": "a head that has a choice almost always chooses the same option",
     "gradient_drift": "the gradient norm of the policy is far from its running mean",
     "gradient_vanishing": "the gradient is almost zero",
     "not_finite": "a number is NaN or infinite, or an update was refused because of one",
@@ -33,21 +33,23 @@ class Thresholds:
     entropy_collapse: float = 0.02
     """entropy_collapse: entropy in nats per decision in which the head had a choice."""
     entropy_choice: float = 0.005
-    """entropy_collapse: least fraction of decisions in which the head had a choice. If the fraction
-    is not reported, an entropy of exactly 0 counts as having had no choice."""
+    """entropy_collapse: minimum fraction of decisions in which the head had a choice. If the
+    fraction is not reported, an entropy of exactly 0 counts as having had no choice."""
     gradient_drift: float = 8.0
-    """gradient_drift: ratio, in either direction, of the fast and the slow mean of the norm."""
+    """gradient_drift: ratio, in either direction, of the fast to the slow mean of the norm; both
+    means are geometric."""
     drift_fast: float = 0.5
     """gradient_drift: weight of the past in the fast exponential mean of the log of the norm."""
     drift_slow: float = 0.95
-    """gradient_drift: weight of the past in the slow mean of the same."""
+    """gradient_drift: weight of the past in the slow exponential mean of the log of the norm."""
     gradient_vanishing: float = 1e-7
     """gradient_vanishing: norm of the whole gradient, or of the gradient of a head that is known
     to have had a choice."""
     throughput_drop: float = 0.5
-    """throughput_drop: least throughput as a fraction of the mean environment steps per second."""
+    """throughput_drop: minimum environment steps per second as a fraction of their exponential
+    mean."""
     throughput_memory: float = 0.9
-    """throughput_drop: weight of the past in that exponential mean."""
+    """throughput_drop: weight of the past in the exponential mean of the throughput."""
     patience: int = 3
     """value_collapse, entropy_collapse, gradient_vanishing: consecutive updates before a report."""
     warmup: int = 5

@@ -19,14 +19,14 @@ def suggestion(
     show: Callable[[str], str] = repr,
     cutoff: float = 0.6,
 ) -> str:
-    """The known word most similar to ``word`` as a question, or ``otherwise`` if none is similar.
+    """A question that suggests the known word most similar to ``word``, else ``otherwise``.
 
     Args:
         word: the unknown word.
         known: the words to compare it with.
         otherwise: the advice if no known word is similar.
         show: formats the suggested word.
-        cutoff: least similarity of a suggestion, in [0, 1]; see ``difflib``.
+        cutoff: minimum similarity of a suggestion, in [0, 1]; see ``difflib``.
     """
     near = get_close_matches(word, list(known), 1, cutoff)
     return f"did you mean {show(near[0])}?" if near else otherwise

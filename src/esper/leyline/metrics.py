@@ -30,7 +30,7 @@ def part_metric(name: str, part: str) -> str:
 
 
 def parts_of(name: str, metrics: Iterable[str]) -> dict[str, str]:
-    """The names in ``metrics`` that are ``name`` of one head or parameter group, with that part."""
+    """The names ``name/PART`` in ``metrics``, each with its part: a head or a parameter group."""
     return {m: m.removeprefix(f"{name}/") for m in metrics if m.startswith(f"{name}/")}
 
 

@@ -60,7 +60,7 @@ DEVELOPING = (
     Stage.EMBARGOED,
     Stage.RESETTING,
 )
-"""Stages that prevent other seeds from germinating while seeds develop one at a time."""
+"""With ``Rules.one_at_a_time``, a slot in one of these stages closes gate G0 of its environment."""
 
 PRUNABLE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
 """Stages in which a seed can be pruned."""

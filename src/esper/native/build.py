@@ -75,11 +75,11 @@ def compile_library(command: list[str], path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = tempfile.TemporaryDirectory(dir=path.parent, prefix="compiling-")
+        temporary = tempfile.TemporaryDirectory(dir=path.parent, prefix="compiling-")
     except OSError as error:
         raise Unavailable(f"{path.parent} cannot be written; set {CACHE_VARIABLE}") from error
     log = path.with_suffix(".log")
-    with place as folder, ThreadPoolExecutor(2) as pool:
+    with temporary as folder, ThreadPoolExecutor(2) as pool:
         (Path(folder) / "layout.cpp").write_text(layout_source())
         units = {part: (SOURCE / part / "library.cpp", flag) for part, flag in UNITS.items()}
         units["layout"] = Path(folder) / "layout.cpp", FLAGS[0]
@@ -124,8 +124,8 @@ def shipped_libraries() -> list[Path]:
     """
     if os.environ.get(FLAGS_VARIABLE) or not SHIPPED.exists():
         return []
-    known = [SHIPPED / _shipped_name(name) for name in instruction_sets()]
-    return [path for path in known if path.exists()]
+    candidates = [SHIPPED / _shipped_name(name) for name in instruction_sets()]
+    return [path for path in candidates if path.exists()]
 
 
 def _shipped_name(instructions: str) -> str:
@@ -157,8 +157,8 @@ def cache_directory() -> Path:
 
 def instruction_sets() -> list[str]:
     """Names of the ``INSTRUCTION_SETS`` that this CPU supports, the best first."""
-    known = cpu_features() if _x86() else frozenset()
-    return [name for name, needed in INSTRUCTION_SETS.items() if known.issuperset(needed)]
+    found = cpu_features() if _x86() else frozenset()
+    return [name for name, needed in INSTRUCTION_SETS.items() if found.issuperset(needed)]
 
 
 def _x86() -> bool:

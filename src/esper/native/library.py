@@ -46,7 +46,7 @@ def available() -> bool:
 
 @cache
 def fall_back(reason: str, consequence: str = "using torch") -> None:
-    """Log in one line that torch computes, and why; cached, so it logs each reason once."""
+    """Log in one line that torch replaces the library, and why; each reason is logged once."""
     _log.warning(f"native backend: {reason}; {consequence}")
 
 
@@ -106,7 +106,8 @@ def _check(result: int, _: Any, __: Any) -> int:
         raise RuntimeError("the native backend failed")
     if result == _OTHER_FEATURES:
         raise RuntimeError(
-            "step/observe.h writes other features than tamiyo/policy/features.py names"
+            "step/observe.h and tamiyo/policy/features.py differ in the number of features; "
+            "make them the same"
         )
     return result
 

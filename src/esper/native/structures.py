@@ -1,6 +1,6 @@
-"""The structures and enumerations of each ``calls.h``, parsed from the compiled source text.
+"""The structures and enumerations of each ``calls.h``, parsed from its source text.
 
-So each is defined only once, in C++. A compiled library contains the layout that the compiler
+Each definition thus exists only in C++. A compiled library contains the layout that the compiler
 chose, and ``check_layout`` compares it with the layout of ctypes when the library is loaded.
 """
 

@@ -1,4 +1,4 @@
-"""The hub: training hands it events, and a background thread writes them to the sinks."""
+"""The hub receives events from training; its background thread writes them to the sinks."""
 
 import sys
 import threading
@@ -15,25 +15,24 @@ Making = Callable[[], Iterable[Event]]
 """A function that makes events when it is called."""
 
 CAPACITY = 256
-"""Steps that may wait for the sinks. A step of 1,000 environments takes about 0.3 MB."""
+"""Maximum length of the queue. A step of 1,000 environments takes about 0.3 MB."""
 
 BREATH = 0.01
-"""Seconds that the thread waits before it makes the events of a step. When a step arrives, Python
-is busy with the next one; a little later, that one is in compiled code, which does not hold the
-GIL."""
+"""Seconds that the thread waits before it makes the events of a step. Meanwhile, the training
+thread starts the next step and enters compiled code, which releases the GIL."""
 
 
 class Hub:
-    """Passes events to sinks on a thread of its own.
+    """Passes events to sinks on a background thread.
 
-    A sink that fails is removed with one message on stderr; training continues. Where the sinks are
-    too slow, the hub drops the events of whole steps: one message on stderr says so, and
-    ``TelemetryDropped`` counts them. Events of rounds are never dropped.
+    A sink that fails is removed with one message on stderr; training continues. If the sinks are
+    too slow, or the events of a step cannot be made, the hub drops that step: one message on stderr
+    says so, and ``TelemetryDropped`` counts such steps. Events of rounds are never dropped.
 
     Args:
         sinks: receive the events.
         level: one of ``leyline.events.LEVELS``; determines which kinds of events are written.
-        capacity: how many items may wait for the sinks.
+        capacity: maximum length of the queue, in steps and events of rounds.
     """
 
     def __init__(self, sinks: Sequence[Sink], level: str, capacity: int = CAPACITY):
@@ -47,18 +46,18 @@ class Hub:
         self._thread.start()
 
     def wants(self, kind: type[Event]) -> bool:
-        """Whether this level writes events of ``kind``; if not, they need not be made."""
+        """Whether this level writes events of ``kind``; otherwise the caller need not make them."""
         return kind in self.wanted
 
     def emit(self, event: Event) -> None:
-        """Hand over an event that must not be lost; waits where the queue is full."""
+        """Hand over an event that must not be lost; block while the queue is full."""
         if type(event) in self.wanted:
             self._queue.put(lambda: (event,))
 
     def emit_later(self, make: Making) -> None:
         """Hand over a function that makes the events of a step; the hub's thread calls it.
 
-        Returns at once. Where the queue is full, the step is dropped and counted.
+        Returns at once. If the queue is full, the step is dropped and counted.
         """
         try:
             self._queue.put_nowait(make)
@@ -82,7 +81,7 @@ class Hub:
     def _drop(self, reason: str) -> None:
         self.dropped += 1
         if self.dropped == 1:
-            text = f"telemetry: dropping steps, {reason}; TELEMETRY_DROPPED counts them"
+            text = f"telemetry: dropping steps ({reason}); TELEMETRY_DROPPED counts them"
             print(text, file=sys.stderr)
 
     def _work(self) -> None:
@@ -93,7 +92,7 @@ class Hub:
                 continue
             if self._queue.empty():
                 self._hurry.wait(BREATH)
-            for event in self._made(item):
+            for event in self._make_events(item):
                 if type(event) in self.wanted:
                     self._write(event)
             if self._queue.empty():
@@ -101,7 +100,7 @@ class Hub:
         self._flush()
         self._each(lambda sink: sink.close())
 
-    def _made(self, make: Making) -> list[Event]:
+    def _make_events(self, make: Making) -> list[Event]:
         try:
             return list(make())
         except Exception as error:
@@ -115,7 +114,7 @@ class Hub:
         self._each(partial(_hand_over, event))
 
     def _flush(self) -> None:
-        """Write an event that counts dropped steps, and flush the sinks."""
+        """Report newly dropped steps in an event, and flush the sinks."""
         total = self.dropped
         if total > self._reported:
             self._write(

@@ -1,4 +1,4 @@
-"""Write the events of a finished run to one Parquet file, for tools that read columns."""
+"""Write the events of a finished run to one Parquet file, for column-oriented tools."""
 
 from pathlib import Path
 
@@ -30,6 +30,6 @@ def write_parquet(run: Path, target: Path) -> None:
         columns["data"].append(line.decode().rstrip("\n"))
     draft = target.with_suffix(".draft")
     with draft.open("wb") as file:
-        # An open file, because pyarrow would read a path such as "s3:/x" as a remote address.
+        # Not a path: pyarrow would take one such as "s3:/x" for a remote address.
         pyarrow.parquet.write_table(pyarrow.table(columns, schema=SCHEMA), file)
     draft.rename(target)

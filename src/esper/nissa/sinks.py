@@ -17,7 +17,7 @@ class Sink(Protocol):
         ...
 
     def flush(self) -> None:
-        """Make sure that the events written so far are stored."""
+        """Pass on all buffered events."""
         ...
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class JsonLines:
 
 
 class ParquetAtEnd:
-    """Converts the lines that another sink wrote to a Parquet file when the run ends.
+    """When the run ends, converts the lines of another sink to a Parquet file.
 
     Args:
         run: the run directory; the sink that writes its lines must come before this one.
@@ -55,10 +55,10 @@ class ParquetAtEnd:
         self._run = run
 
     def write(self, event: Event) -> None:
-        """The lines are read at the end."""
+        """Do nothing: ``close`` reads the lines."""
 
     def flush(self) -> None:
-        """The lines are read at the end."""
+        """Do nothing: ``close`` reads the lines."""
 
     def close(self) -> None:
         """Write ``events.parquet`` from the lines of the run."""

@@ -1,4 +1,4 @@
-"""Third-party trackers: results of rounds and updates as scalars over rounds."""
+"""Sinks for third-party trackers: metrics of rounds and updates as scalars over rounds."""
 
 import importlib.util
 from pathlib import Path
@@ -29,7 +29,7 @@ def require_library(name: str, level: str) -> None:
         UsageError: its library is missing, or ``level`` writes no events.
     """
     if level == "off":
-        raise UsageError(f"{name}: telemetry_level off leaves nothing to track; choose another")
+        raise UsageError(f"{name}: telemetry_level off writes no events; choose another level")
     if importlib.util.find_spec(name) is None:
         raise UsageError(
             f"{name}: the library is not installed; pip install 'esper-growth[trackers]'"
@@ -37,7 +37,7 @@ def require_library(name: str, level: str) -> None:
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """Return the scalars of an event by name; values per environment become their mean."""
+    """Return the scalars of an event by name; values per environment are averaged."""
     if isinstance(event, PPOUpdateCompleted):
         known = {name: value for name, value in event.metrics.items() if value is not None}
         return {f"update/{name}": float(value) for name, value in known.items()}
@@ -62,7 +62,7 @@ class TensorBoard:
     def write(self, event: Event) -> None:
         """Write the event's scalars at its round, and an anomaly as text.
 
-        The files are opened by ``TrainingStarted``, which must be the first event.
+        ``TrainingStarted``, which must be the first event, opens the files.
         """
         if isinstance(event, TrainingStarted):
             from torch.utils.tensorboard import SummaryWriter
@@ -75,12 +75,12 @@ class TensorBoard:
             self._writer.add_text(f"anomaly/{event.kind}", event.message, event.round)
 
     def flush(self) -> None:
-        """Write what is buffered to the files."""
+        """Write buffered scalars to the files."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what is buffered and close the files."""
+        """Write buffered scalars and close the files."""
         if self._writer is not None:
             self._writer.close()
 
@@ -99,7 +99,7 @@ class WandB:
     def write(self, event: Event) -> None:
         """Log the event's scalars with its round, and the message of an anomaly.
 
-        The run is opened by ``TrainingStarted``, which must be the first event.
+        ``TrainingStarted``, which must be the first event, opens the wandb run.
         """
         if isinstance(event, TrainingStarted):
             import wandb
@@ -124,6 +124,6 @@ class WandB:
         """Nothing to do: wandb's own process writes."""
 
     def close(self) -> None:
-        """Finish the run, so that ``wandb sync`` can send it."""
+        """Finish the wandb run, so that ``wandb sync`` can upload it."""
         if self._run is not None:
             self._run.finish()

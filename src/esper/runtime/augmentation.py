@@ -14,8 +14,8 @@ class Augmentation:
     ``(flipped * span + down) * span + right`` with ``span = 2 reach + 1``.
 
     Attributes:
-        reach: most pixels by which an image moves in each direction.
-        flip: whether to mirror half of the images left to right.
+        reach: largest shift in each direction, in pixels.
+        flip: whether to mirror images left to right, with probability 0.5.
     """
 
     reach: int = 0
@@ -37,7 +37,7 @@ class Augmentation:
 
     # Native twin: hosts/worker.h, gather_posed.
     def apply(self, images: Tensor, poses: Tensor) -> Tensor:
-        """Transform ``images [n, H, W, C]`` to ``poses``, int64 ``[n]``, on the same device."""
+        """Crop and flip ``images [n, H, W, C]`` to ``poses``, int64 ``[n]`` on the same device."""
         count, height, width, _ = images.shape
         rows = torch.arange(height, device=images.device)
         columns = torch.arange(width, device=images.device).expand(count, -1)

@@ -1,7 +1,7 @@
 """Reads CIFAR-10 (Krizhevsky, "Learning multiple layers of features from tiny images", 2009).
 
 Both published formats are supported: ``cifar-10-batches-bin``, whose records are a label and 3,072
-pixels, and ``cifar-10-batches-py``, which holds pickled dictionaries with the same numbers.
+pixel values, and ``cifar-10-batches-py``, which holds pickled dictionaries with the same numbers.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ DEVIATION = (0.2470, 0.2435, 0.2616)
 """Mean and deviation of each channel of the 50,000 published training images, in [0, 1]."""
 
 Rows = tuple[np.ndarray, np.ndarray]
-"""Pixels, uint8 ``[n, 3072]`` channel by channel, and labels ``[n]``."""
+"""Pixel values, uint8 ``[n, 3072]`` channel by channel, and labels ``[n]``."""
 
 
 @lru_cache(maxsize=1)

@@ -147,7 +147,7 @@ def digits(
             np.stack([posed(images[i], poses[d]) for i, d in zip(index, drawn, strict=True)])
         )
 
-    # Draw noise for images that are then left out too, so that the others do not depend on them.
+    # Draw noise also for images that are left out below, so that the others always get the same.
     all_posed = noisy(np.concatenate([posed(images[train], pose) for pose in poses]))
     validation_images, test_images = posed_once(validation), posed_once(test)
     kept = (labels[train] < classes) & _part_of_each_class(labels[train], label_fraction)

@@ -18,7 +18,7 @@ _loaded: set[Path] = set()
 
 
 def load(path: str) -> None:
-    """Run the Python file at ``path``, once per process however its path is spelt.
+    """Run the Python file at ``path``; each file runs once per process, whatever path names it.
 
     Raises:
         UsageError: there is no such Python file, or it failed; names the failing line.
@@ -79,7 +79,7 @@ def _digest(file: Path) -> str:
 
 
 def _place(path: str, file: Path, error: BaseException) -> str:
-    """The file and its innermost line in the traceback of the error."""
+    """``path`` and, if known, the line of the file at which the error occurred."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)

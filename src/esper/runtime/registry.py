@@ -88,7 +88,7 @@ class Task:
         max_gradient_norm: norm to which the gradient of each host and of each seed is clipped.
         weight_decay: weight decay of hosts; seeds have none.
         momentum: momentum of SGD for hosts and seeds; AdamW is used if None.
-        drift: how the data change during an episode, if they do.
+        drift: switch to other data during an episode, if any.
         augmentation: augmentation of training images, if any.
         pretraining: training of the hosts before the episode; they start from initial weights if
             None.
@@ -142,7 +142,7 @@ class Task:
             )
 
     def in_directory(self, directory: Path) -> "Task":
-        """The task, reading its files, if any, from ``directory``."""
+        """A copy of the task that reads its files, if any, from ``directory``."""
 
         def moved(data: Callable[[], Dataset]) -> Callable[[], Dataset]:
             return replace(data, directory=directory) if isinstance(data, FromDirectory) else data
@@ -185,7 +185,7 @@ class Task:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UsageError(
-                f"{place}: the task {self.name!r} cannot make it ({reason})"
+                f"{place}: the task {self.name!r} cannot make its data set ({reason})"
             ) from error
 
 
@@ -302,13 +302,13 @@ def agree(
 ) -> tuple[int, int, int]:
     """Episode length, minibatches per step and images per minibatch of tasks that train together.
 
-    A given value applies to all tasks; the others are the tasks' own.
+    A given value applies to all tasks; None means the value on which the tasks agree.
 
     Args:
         tasks: at least one task.
 
     Raises:
-        UsageError: a value is not given, and the tasks differ in it.
+        UsageError: a value is None, and the tasks differ in it.
     """
     return (
         _agreed(tasks, "episode_length", episode_length),

@@ -99,7 +99,7 @@ _add(
 # Shifts start later or never, so it is not known at the start whether growing will pay.
 _add(
     "digits_drift",
-    "digits with noise 0.1 that begin to be shifted by up to 2 pixels",
+    "digits with noise 0.1, later shifted by up to 2 pixels",
     _SMALL,
     partial(digits, noise=0.1),
     drift=Drift(_SHIFTED, earliest=0.1, latest=0.6, never=1 / 3),

@@ -73,7 +73,7 @@ def text(path: Path | str, context: int) -> Dataset:
 
 
 def reading(task: Task, path: str) -> Task:
-    """``task`` with the text at ``path`` as its data; tasks that are not on text are unchanged.
+    """``task`` with the text at ``path`` as its data; a task with another host is unchanged.
 
     Raises:
         UsageError: the file cannot be read (for any task), or does not fit; see ``text``.
@@ -101,9 +101,7 @@ def _content(path: Path | str, context: int) -> bytes:
     try:
         file = Path(os.path.expanduser(path))
         if file.exists() and not file.is_file():
-            raise UsageError(
-                f"text_file: {shown(str(path))} is not a file; give a file with a text in it"
-            )
+            raise UsageError(f"text_file: {shown(str(path))} is not a file; give a text file")
         if file.stat().st_size > MOST_BYTES:
             raise UsageError(
                 f"text_file: {shown(str(path))} has more than {MOST_BYTES} bytes; shorten it"
@@ -114,7 +112,7 @@ def _content(path: Path | str, context: int) -> bytes:
             raise
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"text_file: cannot read {shown(str(path))} ({reason}); give a file with a text in it"
+            f"text_file: cannot read {shown(str(path))} ({reason}); give a text file"
         ) from error
     least = PIECES * (context + 1)
     if len(content) < least:

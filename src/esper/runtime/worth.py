@@ -36,7 +36,7 @@ class Worth(msgspec.Struct, frozen=True):
         gain: difference in utility, in percentage points.
         low: lower end of the gain's interval.
         high: upper end of the gain's interval.
-        schedule: blueprint, slot and start of the schedule, in words.
+        schedule: blueprint, slot, start, style and tempo of each seed, in words.
     """
 
     gain: float
@@ -46,7 +46,7 @@ class Worth(msgspec.Struct, frozen=True):
 
 
 def read_worth(table: Path = TABLE) -> dict[str, Worth]:
-    """Read the gain from growing by name of the task; tasks that were not measured are absent.
+    """Read the gain from growing of each task; tasks that were not measured are absent.
 
     The file holds utilities, accuracies and intervals of gains as fractions. If there is no file,
     the result is empty.

@@ -1,8 +1,9 @@
-"""Run Sanctum beside a training, so that a failure of either does not affect the other.
+"""Run Sanctum alongside training, so that a failure of either does not affect the other.
 
-Sanctum is a separate process that gets the terminal and reads the run directory. Training stays in
-this process; its output goes to ``console.log`` in the run directory meanwhile. However Sanctum
-ends, the terminal is restored and training continues with its usual progress display.
+Sanctum is a separate process that uses the terminal and reads the run directory. Training stays in
+this process; while Sanctum is open, the output of this process goes to ``console.log`` in the run
+directory. When Sanctum ends, even by a crash, the terminal is restored and training continues with
+its usual progress display.
 """
 
 import os
@@ -35,7 +36,7 @@ class Terminal:
     """The terminal while Sanctum uses it.
 
     Args:
-        run: the run directory; this process's output goes to a file in it meanwhile.
+        run: the run directory, which receives this process's output as ``console.log``.
     """
 
     def __init__(self, run: Path):
@@ -71,7 +72,7 @@ class Terminal:
             self._waiter.join()
 
     def _wait(self) -> None:
-        # In the background, setting the terminal's modes would otherwise stop this process.
+        # SIGTTOU would stop this process if it set the modes of the terminal from the background.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         status = self.process.wait()
         for stream in (sys.stdout, sys.stderr):
@@ -92,7 +93,7 @@ class Terminal:
 
 
 class Beside:
-    """Observes a run (``simic.training.vectorized.Observer``), with or without Sanctum.
+    """Observes a run (``simic.training.observer.Observer``), with or without Sanctum.
 
     Args:
         progress: the display that is used without Sanctum.
@@ -124,16 +125,16 @@ class Beside:
 
     def stepped(self, step: AnyStep) -> None:
         """See ``Observer``."""
-        self._notice()
+        self._restore_progress()
         self.progress.stepped(step)
 
     def round_done(self, summary: AnySummary) -> None:
         """See ``Observer``."""
-        self._notice()
+        self._restore_progress()
         self.progress.round_done(summary)
 
     def over(self, exit_code: int) -> None:
-        """Training has ended. After a successful run, Sanctum stays until the user closes it."""
+        """Called when training has ended; after success, waits until the user closes Sanctum."""
         if self.terminal is None or not self.terminal.given:
             return
         if exit_code == 0:
@@ -142,7 +143,7 @@ class Beside:
         if self.terminal.given:
             self.terminal.take_back()
 
-    def _notice(self) -> None:
+    def _restore_progress(self) -> None:
         """Show progress again once Sanctum is closed."""
         if self.terminal is None or self.terminal.given:
             return
@@ -156,7 +157,7 @@ class Beside:
 
 
 def _obstacle(config: TrainConfig) -> str | None:
-    """Why Sanctum cannot be shown; None where it can."""
+    """Why Sanctum cannot be shown; None if it can."""
     if not is_terminal():
         return "needs a terminal"
     if config.output.telemetry_level == "off":

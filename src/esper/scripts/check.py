@@ -1,4 +1,4 @@
-"""``esper tasks check FILE``: check whether your own tasks fit, and what they cost."""
+"""``esper tasks check FILE``: try the user's own tasks, and measure their memory and time."""
 
 from dataclasses import dataclass
 
@@ -20,8 +20,8 @@ from esper.simic.tools.fitness import Fitness, examine
 class CheckArguments:
     """Check whether the tasks in a Python file fit Esper, and measure their memory and time.
 
-    Tries every blueprint in every slot, then grows the largest blueprints everywhere for some
-    steps. If a task does not fit, one line names the fault and the exit status is 2.
+    Tries every blueprint in every slot, then grows the largest blueprint in every slot for
+    some steps. If a task does not fit, one line gives the reason and the exit status is 2.
     """
 
     file: str = setting(positional=True)
@@ -29,7 +29,7 @@ class CheckArguments:
 
 
 def check(arguments: list[str]) -> int:
-    """Check whether the tasks in a file fit, and measure what they cost.
+    """Check whether the tasks in a file fit, and measure their memory and time.
 
     Raises:
         UsageError: a task does not fit, or the file has none.
@@ -74,7 +74,7 @@ def _lines(task: Task, found: Fitness) -> str:
             "time",
             f"{1000 * found.seconds:.2f} ms per environment step on one thread, "
             f"{_duration(steps * found.seconds)} for {world.rounds} rounds of {world.envs} "
-            "(the policy not counted)",
+            "(without the policy)",
         ),
     ]
     return "\n".join([f"{task.name} fits", *(f"  {name:<9}{value}" for name, value in lines)])

@@ -27,7 +27,7 @@ from esper.simic.training.vectorized import RunSummary
 
 NOTHING_YET = "-"
 RECENT = 100
-"""Latest episodes of a Gymnasium environment over which the mean return is shown."""
+"""Number of latest Gymnasium episodes, of all environments, in the mean return shown."""
 
 _GROWTH_ROWS = (
     ("accuracy grown (committed)", "accuracy", ".3f"),
@@ -51,7 +51,7 @@ _GYM_ROWS = (
 
 
 class LiveProgress:
-    """Observes a run (``simic.training.vectorized.Observer``) and shows its progress.
+    """Observes a run (``simic.training.observer.Observer``) and shows its progress.
 
     On a terminal, one line is redrawn; elsewhere, each round prints one line of text.
     """
@@ -62,7 +62,7 @@ class LiveProgress:
             ("result", "speed", "entropy", "rate"), NOTHING_YET
         )
         self.recent: deque[float] = deque(maxlen=RECENT)
-        # A narrow terminal has room for the numbers or for the bar.
+        # A narrow terminal has no room for both the numbers and the bar.
         bar = [BarColumn(), TaskProgressColumn()] if console.width >= 100 else []
         self.progress = Progress(
             TextColumn("round {task.fields[round]}"),
@@ -140,7 +140,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         table = Table(title=f"{summary.status} after {summary.wall_seconds:.0f} s")
         table.add_column("mean of a round" if gym else "mean of an episode")
         for column in columns:
-            table.add_column(_named(column), justify="right")
+            table.add_column(_round_range(column), justify="right")
         for label, attribute, form in _GYM_ROWS if gym else _GROWTH_ROWS:
             table.add_row(label, *(format(_mean(part, attribute), form) for part in columns))
         console.print(table)
@@ -157,14 +157,14 @@ def _outcome(summary: AnySummary) -> str:
     )
 
 
-def _named(rounds: list[AnySummary]) -> str:
+def _round_range(rounds: list[AnySummary]) -> str:
     if len(rounds) == 1:
         return f"round {rounds[0].round}"
     return f"rounds {rounds[0].round} to {rounds[-1].round}"
 
 
 def _mean(rounds: list[AnySummary], attribute: str) -> float:
-    """Mean over the rounds where the attribute is a number; NaN where there is none."""
+    """Mean over the rounds in which the attribute is not NaN; NaN if there is none."""
     values = [float(getattr(r, attribute)) for r in rounds]
     known = [value for value in values if not math.isnan(value)]
     return fmean(known) if known else math.nan

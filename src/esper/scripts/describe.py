@@ -1,4 +1,4 @@
-"""``esper tasks --describe``: tables of the figures of ``simic.tools.diagnosis``."""
+"""``esper tasks --describe``: print the figures of ``simic.tools.diagnosis`` as tables."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,11 +26,13 @@ def describe(console: Console, wanted: "TasksArguments") -> int:
         UsageError: a task or a setting is wrong.
     """
     if wanted.names:
-        raise UsageError(f"describe: {wanted.names[0]} stands before it; name tasks after it")
+        raise UsageError(
+            f"describe: {wanted.names[0]} comes before --describe; name tasks after it"
+        )
     if wanted.groups * wanted.group_size > MOST_ENVIRONMENTS:
         raise UsageError(
-            f"groups: {wanted.groups} of {wanted.group_size} are more than {MOST_ENVIRONMENTS} "
-            "environments; take fewer"
+            f"groups: {wanted.groups} groups of {wanted.group_size} are more than "
+            f"{MOST_ENVIRONMENTS} environments; take fewer"
         )
     config = GrowthConfig(seed=SEED, group_size=wanted.group_size, reward=wanted.reward)
     for task in find_all(wanted.describe):
@@ -80,7 +82,7 @@ def _show(console: Console, task: Task, found: Diagnosis, wanted: "TasksArgument
         f"{_share(found.by_init)} from init alone (host and data), "
         f"{_share(found.by_actions)} from actions alone, {_share(found.by_rest)} from both and "
         "from the seeds' initial weights\n"
-        "signal to noise of growing everything against never: "
+        "signal-to-noise ratio of growing everything against never growing: "
         f"{found.step_signal:.2f} in the reward of a step, {found.return_signal:.2f} in the return",
         highlight=False,
         soft_wrap=True,

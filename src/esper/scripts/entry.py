@@ -10,7 +10,7 @@ from esper.leyline.errors import UsageError, suggestion
 
 Command = Callable[[list[str]], int]
 LONGEST_MESSAGE = 400
-"""Most characters of a message that are printed; what a user typed may be longer."""
+"""Maximum printed characters of a message; it may quote user input that is longer."""
 
 
 def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]) -> int:
@@ -74,7 +74,7 @@ def _show_log() -> None:
 
 
 def one_line(text: str) -> str:
-    """Escape the control characters of a message, and cut the middle of a long one."""
+    """Escape the control characters of a message; remove the middle of a long message."""
     if len(text) > LONGEST_MESSAGE:
         text = f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

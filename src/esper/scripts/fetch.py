@@ -40,7 +40,7 @@ class FetchArguments:
     names: tuple[str, ...] = setting((), positional=True)
     """What to download: cifar10 (170 MB)."""
     data_dir: str = "./data"
-    """Directory to put it in."""
+    """Directory for the downloaded data."""
 
 
 def fetch(arguments: list[str]) -> int:
@@ -74,7 +74,7 @@ def _fetch(archive: Archive, directory: Path) -> None:
                 content.extractall(directory, filter="data")
     except ValueError as error:
         raise UsageError(
-            f"fetch: {archive.url} has another SHA-256 than the published file; "
+            f"fetch: {archive.url} does not have the published SHA-256; "
             "nothing was kept, try again or download it by hand"
         ) from error
     except (OSError, tarfile.TarError) as error:

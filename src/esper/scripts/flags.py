@@ -1,8 +1,9 @@
 """Parsing of command lines by tyro, from the fields of a command's dataclass.
 
-tyro reports a wrong value in a drawn box, and silently keeps the last of two values for one flag.
-Where tyro rejects a command line, leaves words over, or finds fewer settings than there are flags,
-the flags are parsed one by one: this shows which of them is wrong, and one line reports it.
+tyro reports a wrong value in a box of several lines, and silently keeps the last of two values for
+one flag. If tyro rejects a command line, leaves words unparsed, or finds fewer settings than there
+are flags, the flags are parsed one by one: this shows which of them is wrong, and one line reports
+it.
 """
 
 import ast
@@ -77,7 +78,7 @@ def _entry(f: Field[Any], **documented: Any) -> Any:
 
 
 def _dictionary(entries: dict[str, Any], name: str = "", meaning: str | None = None) -> Any:
-    """A type that tyro fills with the settings given, and with nothing else."""
+    """A type that tyro fills with the given settings alone, without defaults."""
     make: Any = TypedDict
     kind = make(name, entries, total=False)
     kind.__doc__ = meaning
@@ -85,7 +86,7 @@ def _dictionary(entries: dict[str, Any], name: str = "", meaning: str | None = N
 
 
 def _documented(command: type, defaults: Any = None) -> Any:
-    """A type with groups of settings, their descriptions and defaults, for help."""
+    """A type for the help text: groups of settings with their descriptions and defaults."""
     entries: dict[str, Any] = {}
     meanings = _meanings(command)
     for f in fields(command):
@@ -100,7 +101,7 @@ def _documented(command: type, defaults: Any = None) -> Any:
 
 
 def _meanings(command: type) -> dict[str, str]:
-    """The docstrings of a dataclass's fields."""
+    """The docstrings of the fields of a dataclass, by field name."""
     return {
         ast.unparse(own.target): " ".join(ast.literal_eval(text.value).split())
         for kind in command.__mro__
@@ -125,7 +126,7 @@ def _hint(f: Field[Any], default: Any) -> str:
 
 
 def _by_tyro(entries: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The settings that tyro finds in words, and the words left over: all if it rejects them."""
+    """The settings that tyro finds in words, and the unparsed words: all if tyro rejects them."""
     if not words or words[0].startswith("--tyro"):  # tyro's own flags, which write files
         return {}, words
     try:
@@ -143,7 +144,7 @@ def _by_tyro(entries: dict[str, Any], words: list[str]) -> tuple[dict[str, Any],
 
 
 def _parts(words: list[str]) -> list[list[str]]:
-    """Each flag with the words after it; first the words before all flags."""
+    """The words before the first flag, then each flag with the words after it."""
     end = words.index("--") if "--" in words else len(words)
     begins = [i for i, word in enumerate(words[:end]) if _FLAG.match(word)]
     return [words[a:b] for a, b in pairwise([0, *begins, len(words)])]
@@ -152,7 +153,7 @@ def _parts(words: list[str]) -> list[list[str]]:
 def _one_by_one(
     command: type, program: str, entries: dict[str, Any], parts: list[list[str]]
 ) -> dict[str, Any]:
-    """The settings of each part, parsed by itself.
+    """The settings of all parts, each part parsed separately.
 
     Raises:
         UsageError: see ``read_flags``.
@@ -178,7 +179,7 @@ def _one_by_one(
 def _alone(
     command: type, program: str, entries: dict[str, Any], words: list[str]
 ) -> dict[str, Any]:
-    """The settings that one flag with the words after it gives, or words without a flag."""
+    """The settings given by one flag and the words after it, or by words without a flag."""
     fields = settings_of(command)
     positional = {name: entries[name] for name in entries if about(fields[name]).positional}
     if not words or not _FLAG.match(words[0]):
@@ -194,7 +195,7 @@ def _alone(
     values = [text] * bool(equals) + words[1:]
     if bool in options_of(kind) and NoneType in options_of(kind) and values == ["None"]:
         return {name: None}
-    # Joined by =, a value may look like a flag.
+    # Joined by =, a value that looks like a flag is parsed as a value.
     words = words if len(values) != 1 else [f"{flag}={values[0]}"]
     given, rest = _by_tyro(positional | {name: entries[name]}, words)
     if rest and bool in options_of(kind):

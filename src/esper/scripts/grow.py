@@ -1,4 +1,4 @@
-"""``esper grow``: grow one network with a policy, and export it to files that need no Esper."""
+"""``esper grow``: grow one network with a policy, and export it to files that run without Esper."""
 
 import sys
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def grow(arguments: list[str]) -> int:
 
 
 def _check(given: GrowArguments) -> None:
-    """Check before growing what would otherwise fail at the end.
+    """Check before growth what would otherwise fail after it.
 
     Raises:
         UsageError: a file cannot be written, or a library is missing.
@@ -79,7 +79,7 @@ def _show(grown: Grown) -> None:
     for line in grown.decisions:
         print(f"  {line}")
     kept = [f"{slot} ({what})" for slot, what in grown.seeds.items()]
-    print(f"grown: {'; '.join(kept) or 'nothing'}, {grown.added} parameters more")
+    print(f"grown: {'; '.join(kept) or 'nothing'}, {grown.added} parameters added")
     for split in SPLITS:
         own, twin = (
             100 * float(scores[split].accuracy) for scores in (grown.scores, grown.twin_scores)
@@ -91,14 +91,14 @@ def _show(grown: Grown) -> None:
 
 
 def _write(given: GrowArguments, grown: Grown) -> int:
-    """Export, compare the export with the host, then write the files; 1 where they differ."""
+    """Export, compare the export with the host, then write the files; 1 if they differ."""
     try:
         program = export_program(grown.network, grown.task.host.image)
         content = packed(program)
         others = {} if given.onnx is None else {given.onnx: packed_onnx(program)}
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UsageError(f"out: torch.export does not take this network ({reason})") from error
+        raise UsageError(f"out: torch.export cannot export this network ({reason})") from error
     difference = check_file(content, grown)
     if not difference <= TOLERANCE:
         print(

@@ -8,7 +8,7 @@ from esper.scripts.entry import Command, dispatch, guarded
 
 
 def _later(name: str, summary: str) -> Command:
-    """Return a command that imports its module only when it runs: torch alone takes seconds."""
+    """Return a command that imports its module only when it runs: importing torch takes seconds."""
 
     def command(arguments: list[str]) -> int:
         run: Command = getattr(import_module(f"esper.scripts.{name}"), name)

@@ -24,15 +24,15 @@ from esper.scripts.flags import parse
 
 Form = Literal["table", "csv", "json", "parquet"]
 MOST_ROWS = 1_000
-"""Most rows that a table shows; the other formats write all rows."""
+"""Maximum number of rows in a table; the other formats write all rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryArguments:
-    """Query the events of runs, live or ended, with SQL: esper query RUN... "SELECT ..."."""
+    """Query the events of running or ended runs with SQL: esper query RUN... "SELECT ..."."""
 
     runs: tuple[str, ...] = setting((), positional=True)
-    """Run directories, or directories that contain some; last, the SQL: one SELECT."""
+    """Run directories, or directories that contain some, followed by the SQL: one SELECT."""
     format: Form = "table"
     """Format of the result: a table to read, or csv, json or parquet."""
     output: Path | None = setting(None, aliases=("o",))

@@ -12,7 +12,7 @@ from esper.simic.training.replay import replay as replay_file
 class ReplayArguments:
     """Repeat a refused update to find its first non-finite tensor.
 
-    Exit status 0 if the same tensor is found as in the run, 1 if not.
+    The exit status is 0 if it is the same tensor as in the run, 1 if not.
     """
 
     file: Path = setting(positional=True)
@@ -21,7 +21,7 @@ class ReplayArguments:
 
 def replay(arguments: list[str]) -> int:
     """Repeat a refused update to find its first non-finite tensor."""
-    seen = replay_file(parse(ReplayArguments, "esper replay", arguments).file)
-    now = seen.found or "every number is finite"
-    print(f"round {seen.round}: first tensor that is not finite: {seen.recorded}; now: {now}")
-    return 0 if seen.found == seen.recorded else 1
+    replayed = replay_file(parse(ReplayArguments, "esper replay", arguments).file)
+    recorded, found = replayed.recorded, replayed.found or "every number is finite"
+    print(f"round {replayed.round}: first tensor that is not finite: {recorded}; now: {found}")
+    return 0 if replayed.found == replayed.recorded else 1

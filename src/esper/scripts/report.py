@@ -14,7 +14,7 @@ class ReportArguments:
     """Write a self-contained HTML report about one or more runs, side by side."""
 
     runs: tuple[Path, ...] = setting((), positional=True)
-    """Run directories, live or ended."""
+    """Run directories of running or ended runs."""
     output: Path = setting(Path("report.html"), aliases=("o",))
     """The file to write."""
 

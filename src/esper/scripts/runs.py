@@ -1,4 +1,4 @@
-"""``esper runs``: list runs with their status, tell how to resume them, and remove some."""
+"""``esper runs``: list runs, their status and the commands that resume them; remove runs."""
 
 import json
 import math
@@ -30,7 +30,7 @@ LOOKS = {
 
 NOTHING = "-"
 UNBOUNDED = 1000
-"""Width of the table where the output is not a terminal, so that no line is cut."""
+"""Columns of the table if the output is not a terminal, so that no line is cut."""
 
 DEFAULT_PLACE = Path(OutputConfig().telemetry_dir)
 
@@ -52,9 +52,9 @@ class PruneArguments:
     directory: Path = setting(DEFAULT_PLACE, positional=True)
     """Where to look for run directories, at any depth."""
     keep: int | None = setting(None, NOT_NEGATIVE)
-    """Keep the latest runs, this many, and remove the others."""
+    """Number of latest runs to keep; the others are removed."""
     older_than: float | None = setting(None, NOT_NEGATIVE)
-    """Remove runs without any activity for this many days."""
+    """Remove runs that were last active more than this number of days ago."""
     failed: bool = False
     """Remove runs that failed."""
     yes: bool = False
@@ -89,7 +89,7 @@ def prune(arguments: list[str]) -> int:
     total = f"{len(chosen)} runs, {_size(sum(info.bytes for info in chosen))}"
     if not given.yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"{program}: would remove {total}; add --yes where nobody can answer")
+            raise UsageError(f"{program}: would remove {total}; add --yes to skip the question")
         if input(f"Remove these {total}? [y/N] ").strip().lower() not in ("y", "yes"):
             print("nothing was removed")
             return 1
@@ -117,7 +117,7 @@ def _chosen(given: PruneArguments) -> list[RunInfo]:
 
 
 def _removed(info: RunInfo) -> int:
-    """Remove a run and report it; 1 where it could not be removed."""
+    """Remove a run and report it; 1 if it could not be removed."""
     try:
         remove(info.path)
     except BlockingIOError:
@@ -138,7 +138,7 @@ def _show(found: list[RunInfo]) -> None:
     table.add_column("gain", justify="right", no_wrap=True)
     table.add_column("policy", no_wrap=True)
     table.add_column("task", overflow="fold")
-    table.add_column("begun", no_wrap=True)
+    table.add_column("started", no_wrap=True)
     table.add_column("disk", justify="right", no_wrap=True)
     for info in found:
         glyph, colour = LOOKS[info.status]

@@ -16,11 +16,11 @@ class SanctumArguments:
     """Watch a run on the terminal, live or finished, from this machine or copied from another."""
 
     run: Path = setting(Path("runs"), positional=True)
-    """The run directory, or a directory of runs: then the latest of them."""
+    """The run directory, or a directory of runs, of which the latest is shown."""
     light: bool = False
     """Whether to use dark text on a light background; the key t switches."""
     owner: int | None = None
-    """Id of the process with which Sanctum ends; `esper train ppo --sanctum` sets it."""
+    """Process id; Sanctum closes when that process ends. `esper train ppo --sanctum` sets it."""
 
 
 def sanctum(arguments: list[str]) -> int:

@@ -28,7 +28,7 @@ def settings_file(path: Path) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object; refuse a key that appears twice."""
+    """Convert a JSON object to a dictionary; refuse a key that appears twice."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,4 +1,4 @@
-"""``esper tasks``: list the tasks, and the measured gain from growing on each."""
+"""``esper tasks``: list the tasks with the measured gain from growing on each."""
 
 from dataclasses import dataclass
 
@@ -17,10 +17,10 @@ from esper.scripts.fetch import fetch
 from esper.scripts.flags import parse
 
 ROOMY = 120
-"""Columns from which a terminal shows tables; narrower terminals and files get lines."""
+"""Minimum columns of a terminal for tables; narrower terminals and files get lines."""
 
 COMPARED = Range(2, 1024)
-"""At least two: with one there is nothing to compare."""
+"""At least two, because the diagnosis compares them."""
 
 TITLES = {
     "suite": "the training suite",
@@ -31,9 +31,9 @@ TITLES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TasksArguments:
-    """List the tasks that networks can be trained on: all, or the ones named.
+    """List the tasks on which networks can be trained: all of them, or those named.
 
-    `esper tasks check FILE` checks whether your own tasks fit, and what they cost.
+    `esper tasks check FILE` checks whether your own tasks fit, and measures their memory and time.
     `esper tasks fetch cifar10` downloads the data of the cifar tasks.
     """
 
@@ -131,7 +131,7 @@ def _slots(task: Task) -> str:
 
 
 def _drift(task: Task) -> list[str]:
-    """When the data drift, as text; empty for a task without drift."""
+    """When the data drift, in percent of an episode, as text; empty without drift."""
     if task.drift is None:
         return []
     earliest, latest, never = (

@@ -1,6 +1,6 @@
 """``esper train ppo|heuristic``, also ``python -m esper.scripts.train``.
 
-The training code is imported only after the command line was checked: torch alone takes seconds.
+The training code is imported only after the command line is checked: importing torch takes seconds.
 """
 
 import sys
@@ -51,9 +51,9 @@ class ViewConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PPOArguments(TrainConfig):
-    """Train a growth policy with PPO: at every epoch of every host, it decides what grows where.
+    """Train a growth policy with PPO: it decides in every epoch what grows in each host, and where.
 
-    If a Gymnasium environment is named, train a policy for that environment instead.
+    With --gym, train a policy for a Gymnasium environment instead.
     """
 
     source: SourceConfig = field(default_factory=SourceConfig)
@@ -79,7 +79,7 @@ def ppo(arguments: list[str]) -> int:
     if run is None:
         return _train("ppo", _configured(given, file), sanctum)
     if file is not None:
-        raise UsageError("config_json: a resumed run keeps its own settings; leave one of them out")
+        raise UsageError("config_json: a resumed run keeps its own settings; leave this flag out")
     canonical(given)
     from esper.scripts.watched import resume
 

@@ -1,4 +1,4 @@
-"""Run a training with its display: progress or Sanctum, summary table and report."""
+"""Training with its output: progress or Sanctum, then the summary table and the report."""
 
 import sys
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 
 
 def train(policy: str, config: TrainConfig, sanctum: bool) -> int:
-    """Start a new run, shown in Sanctum if wanted; return its exit status."""
+    """Start a new run, shown in Sanctum if ``sanctum`` is true; return its exit status."""
     return _watched(lambda observer: run_training(config, policy, observer=observer), sanctum)
 
 
 def resume(run: Path, given: dict[str, Any], sanctum: bool) -> int:
-    """Resume a run with the settings ``given`` anew; return its exit status."""
+    """Resume a run with the settings ``given`` for the resume; return its exit status."""
     return _watched(lambda observer: resume_ppo(run, given, observer), sanctum)
 
 
 def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
-    """Show progress while the run lasts, then table and report; return its exit status."""
+    """Show progress during the run, then print the table and write the report."""
     console = Console()
     with LiveProgress(console) as progress, Beside(progress, sanctum) as observer:
         summary = run(observer)

@@ -24,7 +24,8 @@ def generalised_advantages(
         values: values of the states in which the actions were taken, ``[T, N]``.
         last_value: value of the state after the last step, ``[N]``; unused if that step terminated.
         terminated: bool ``[T, N]``.
-        truncated: bool ``[T, N]``; ``values`` at the next step must be that of the final state.
+        truncated: bool ``[T, N]``; where it is true at t, ``values`` at t + 1 must be the value of
+            the state in which the episode was cut off.
         discount: gamma, in [0, 1].
         trace_decay: lambda, in [0, 1].
 
@@ -36,10 +37,10 @@ def generalised_advantages(
     next_values = torch.cat([values[1:], last_value[None]])
     deltas = rewards + discount * next_values * alive - values
     advantages = torch.empty_like(deltas)
-    following = torch.zeros_like(last_value)
+    advantage = torch.zeros_like(last_value)
     for t in reversed(range(len(rewards))):
-        following = deltas[t] + discount * trace_decay * continues[t] * following
-        advantages[t] = following
+        advantage = deltas[t] + discount * trace_decay * continues[t] * advantage
+        advantages[t] = advantage
     return advantages, advantages + values
 
 
@@ -49,7 +50,8 @@ def explained_variance(
     """Share of the variance of ``returns [T, N]`` that the critic's ``values`` explain.
 
     ``returns`` should be Monte Carlo returns (advantages with lambda 1 plus values). The critic's
-    targets are unsuitable because they contain its own estimates. NaN if the returns do not vary.
+    targets are unsuitable because they contain its own estimates. If the returns do not vary, the
+    share is NaN if the values do not vary either, else minus infinity.
 
     Args:
         values, returns: ``[T, N]``.
@@ -61,13 +63,13 @@ def explained_variance(
     """
     counts = torch.ones_like(returns) if weight is None else weight
 
-    def spread(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    def squared_deviations(x: Tensor, axes: tuple[int, ...]) -> Tensor:
         mean = (x * counts).sum(axes, keepdim=True) / counts.sum(axes, keepdim=True).clamp(min=1)
         return ((x - mean) * counts).square().sum()
 
     error = returns - values
 
     def share(axes: tuple[int, ...]) -> Tensor:
-        return 1.0 - spread(error, axes) / spread(returns, axes)
+        return 1.0 - squared_deviations(error, axes) / squared_deviations(returns, axes)
 
     return share((0, 1)), share((1,))

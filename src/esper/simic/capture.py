@@ -1,6 +1,6 @@
-"""Functions of fixed shapes, captured once as a CUDA graph and then replayed.
+"""Functions of tensors with fixed shapes, captured once as a CUDA graph and then replayed.
 
-For small networks the time goes into launching kernels, and a replay launches all of them at once.
+Small networks spend most of their time on kernel launches; a replay launches all kernels at once.
 A captured function must not wait for the device, and it reads and writes the same memory in every
 call: inputs are copied into buffers and outputs out of them.
 """

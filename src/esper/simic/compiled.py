@@ -44,16 +44,25 @@ class Compiled:
         self, minibatch: Sequences[Any], clip: Tensor, entropy_weight: Tensor, value_weight: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``ppo_loss`` of a minibatch and its metrics."""
-        learned = minibatch.old_log_prob, minibatch.advantages, minibatch.targets, minibatch.weight
-        rest = (*learned, clip, entropy_weight, value_weight)
+        loss_inputs = (
+            minibatch.old_log_prob,
+            minibatch.advantages,
+            minibatch.targets,
+            minibatch.weight,
+            clip,
+            entropy_weight,
+            value_weight,
+        )
         if not self.active:
             evaluation = self._policy.evaluate_actions(
                 minibatch.observation, minibatch.actions, minibatch.hidden
             )
-            return ppo_loss(evaluation, *rest)
+            return ppo_loss(evaluation, *loss_inputs)
         encoded = self._encode(minibatch.observation)
         memory, _ = self._policy.remember(encoded[0], minibatch.hidden)
-        return self._compiled_loss(memory, encoded, minibatch.observation, minibatch.actions, *rest)
+        return self._compiled_loss(
+            memory, encoded, minibatch.observation, minibatch.actions, *loss_inputs
+        )
 
     def _loss_of(
         self,
@@ -61,13 +70,13 @@ class Compiled:
         encoded: tuple[Tensor, ...],
         observation: Any,
         actions: Tensor,
-        *rest: Any,
+        *loss_inputs: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         evaluation = self._policy.evaluate_heads(memory, encoded, observation, actions)
-        return ppo_loss(evaluation, *rest)
+        return ppo_loss(evaluation, *loss_inputs)
 
     def give_up(self, error: Exception) -> bool:
-        """Continue without compilation after ``error``; false if nothing was compiled."""
+        """Continue without compilation after ``error``; false if it was already off."""
         if not self.active:
             return False
         first = str(error).strip().splitlines()

@@ -1,4 +1,4 @@
-"""Gradient norms of a policy: of all parameters, and of those of each head."""
+"""Gradient norms of a policy: the global norm and the norm of each head."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from esper.tamiyo.policy.interface import Policy
 
 
 class GradientNorms:
-    """Measures and clips gradients from one norm per parameter.
+    """Computes global and per-head gradient norms from the norm of each parameter, and clips.
 
     Args:
         policy: policy whose gradients are measured.
@@ -27,10 +27,10 @@ class GradientNorms:
         self.members = members.to(device)
 
     def measure(self) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """The norm of the whole gradient, and of each head's part of it.
+        """The global norm and the norm of each head's gradients, scalars on the device.
 
-        The norm of a head is None, neither 0 nor NaN, if one of its parameters has no gradient: the
-        head's log-probs are then detached from its parameters.
+        A head's norm is None, not 0 or NaN, if one of its parameters has no gradient: that happens
+        if the head's log-probs are detached from its parameters.
         """
         zero = self.members.new_zeros((), dtype=torch.float32)
         present = [p.grad if p.grad is not None else zero for p in self.parameters]

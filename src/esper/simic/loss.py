@@ -37,13 +37,13 @@ def ppo_loss(
         old_log_prob: log-probability of the actions when they were taken, ``[L, M]``.
         advantages, targets: normalised, ``[L, M]``.
         weight: 1 for steps that count, 0 for padding, ``[L, M]``; None if all count.
-        clip: bound of the importance ratio, a scalar on the device.
+        clip: clip range of the importance ratio, a scalar on the device.
         entropy_weight: weight of the entropy bonus, a scalar on the device.
         value_weight: weight of the critic's error.
 
     Returns:
-        the loss, and its metrics by name, detached: scalars, or ``[heads]`` for head entropies and
-        choices.
+        the loss, and its metrics by name, detached: scalars, or ``[heads]`` for the entropy of each
+        head and its share of steps with a choice.
     """
     loss, policy_loss, value_loss, entropy, log_ratio, ratio = _SurrogateLoss.apply(
         evaluation.log_prob,
@@ -84,7 +84,7 @@ def ppo_loss(
 
 
 class _SurrogateLoss(torch.autograd.Function):
-    """The surrogate loss with its gradient in closed form, in a third of autograd's operations.
+    """The surrogate loss with a closed-form gradient, in a third of autograd's operations.
 
     With r the importance ratio and A the advantage, ``d min(r A, clip(r) A) / d log r`` is ``r A``
     where ``r A <= clip(r) A``, and 0 elsewhere.

@@ -9,8 +9,8 @@ class LossScaler:
 
     Micikevicius et al., "Mixed precision training" (2018): a step whose gradient overflows is
     skipped and halves the factor; ``GROWTH_INTERVAL`` steps without overflow double it. Everything
-    stays on the device. ``torch.amp.GradScaler`` does the same, but it decides on the host and
-    cannot skip a step for another reason.
+    stays on the device. ``torch.amp.GradScaler`` scales in the same way, but it cannot skip a step
+    for another reason and, if the optimizer is not fused, makes the host wait for the device.
 
     Args:
         device: device of the factor.
@@ -31,11 +31,11 @@ class LossScaler:
         torch._foreach_mul_(gradients, 1.0 / self.scale)
 
     def may_overflow(self) -> Tensor:
-        """Whether the factor can be the cause of a gradient that is not finite, bool scalar."""
+        """Whether the factor may have caused a gradient that is not finite, bool scalar."""
         return self.scale > self.LEAST
 
     def follow(self, overflowed: Tensor) -> None:
-        """Adapt the factor to whether a step overflowed, bool scalar on the device."""
+        """Adapt the factor after a step; ``overflowed`` is a bool scalar on the device."""
         good = torch.where(overflowed, 0.0, self.good_steps + 1.0)
         grow = good >= self.GROWTH_INTERVAL
         change = torch.where(overflowed, 0.5, torch.where(grow, 2.0, 1.0))

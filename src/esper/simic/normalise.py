@@ -1,4 +1,4 @@
-"""Running moments: exact over all rows so far, constant from a rollout to the end of its update."""
+"""Running moments: exact over all rows so far, constant during a rollout and its update."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ class RunningMoments:
         device: device of the moments.
 
     Attributes:
-        deviation: standard deviation of every column, 1 before the first update.
+        deviation: square root of every column's variance plus 1e-4; 1 before the first update.
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device):
@@ -34,7 +34,8 @@ class RunningMoments:
             ValueError: the rows have another shape.
         """
         if rows.shape[rows.ndim - self.mean.ndim :] != self.mean.shape:
-            raise ValueError(f"rows of shape {tuple(rows.shape)}, not [..., {self.mean.shape}]")
+            shape = tuple(self.mean.shape)
+            raise ValueError(f"rows of shape {tuple(rows.shape)} do not end in {shape}")
         rows = rows.detach().double().reshape(-1, *self.mean.shape)
         finite = rows.isfinite().reshape(len(rows), -1).all(1)
         count = finite.sum()
@@ -80,7 +81,8 @@ class RunningMoments:
             ValueError: the moments have another shape.
         """
         if state["mean"].shape != self.mean.shape:
-            raise ValueError(f"moments of {tuple(state['mean'].shape)}, not {self.mean.shape}")
+            stored, shape = tuple(state["mean"].shape), tuple(self.mean.shape)
+            raise ValueError(f"moments of shape {stored}, not {shape}")
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
         self._find_deviation()

@@ -11,12 +11,12 @@ GROUPS = ("policy", "value")
 
 
 class PolicyOptimizer:
-    """Adam (Kingma and Ba, 2015) with steps that the device can skip without the host.
+    """Adam (Kingma and Ba, 2015) with steps that the device can skip without the host's help.
 
     Step sizes are tensors on the device, so a captured or compiled step follows a schedule. If
-    ``found_inf`` is set, the fused kernel leaves parameters, moments and step count unchanged, as
-    with a GradScaler, which needs no host transfer. The foreach kernels have no such flag, so a
-    skipped step is undone by copying the tensors back.
+    ``found_inf`` is set, as a GradScaler sets it, the fused kernel leaves parameters, moments and
+    step count unchanged, without a transfer to the host. The foreach kernels have no such flag, so
+    a skipped step is undone by copying the tensors back.
 
     Args:
         policy: policy whose parameters are optimised.
@@ -48,7 +48,7 @@ class PolicyOptimizer:
         self.adam.zero_grad(set_to_none=True)
 
     def set_rates(self, rates: dict[str, float | Tensor]) -> None:
-        """Set the step sizes by group, for the following steps."""
+        """Set the step sizes of the following steps, by group."""
         for name, group in zip(GROUPS, self.adam.param_groups, strict=True):
             self.rates[name].fill_(rates[name])
             if not self.fused:  # the foreach kernels on a CPU need a Python number
@@ -107,7 +107,7 @@ class PolicyOptimizer:
                 continue
             for key, value in stored[name].items():
                 if key != "step" and value.shape != parameter.shape:
-                    raise ValueError(f"{name}: {key} of {tuple(value.shape)}")
+                    raise ValueError(f"{name}: {key} has shape {tuple(value.shape)}")
             self.adam.state[parameter] = {
                 key: value.clone().to(parameter.device if key != "step" or self.fused else "cpu")
                 for key, value in stored[name].items()

@@ -27,8 +27,8 @@ from esper.tamiyo.policy.interface import ObservationT, Policy, RecurrentState, 
 from esper.tamiyo.policy.noise import EpisodeNoise
 
 ADVANTAGE_FLOOR = 0.1
-"""Least divisor of advantages in growth, whose rewards are differences of accuracy: a smaller
-deviation is noise, which dividing by it would amplify."""
+"""Smallest divisor of advantages. Rewards in growth are differences of accuracy: a smaller standard
+deviation is noise, and dividing by it would amplify the noise."""
 
 LOSSES = (Metric.POLICY_LOSS, Metric.VALUE_LOSS, Metric.ENTROPY, Metric.LOSS)
 """Parts of the loss, in the order in which they are searched for numbers that are not finite."""
@@ -147,8 +147,8 @@ class PPOAgent(Generic[ObservationT]):
         """Update policy and critic from one rollout, with a single device-to-host transfer.
 
         If the rollout, the loss, a gradient or the optimizer state contains a number that is not
-        finite, that optimizer step and the remaining ones are skipped (see ``refusal``). An
-        approximate KL divergence above its bound skips them too.
+        finite, that optimizer step and the remaining ones are skipped (see ``refusal``). The same
+        applies if the approximate KL divergence of a minibatch is above 1.5 ``target_kl``.
 
         Returns:
             metrics by name; a gradient norm is None if a gradient is missing.
@@ -184,7 +184,7 @@ class PPOAgent(Generic[ObservationT]):
         self.scalars[Metric.ENTROPY_WEIGHT].fill_(schedules.entropy.at(update))
 
     def _prepare_batch(self, rollout: Rollout[ObservationT]) -> LearningBatch[ObservationT]:
-        """Estimate advantages and value targets, normalise them, and split into sequences."""
+        """Estimate advantages and value targets, normalise them, and form sequences."""
         values = self.return_moments.restore(rollout.values)
         last_value = self.return_moments.restore(rollout.last_value)
 
@@ -216,7 +216,7 @@ class PPOAgent(Generic[ObservationT]):
         return LearningBatch(sequences, values, estimate(1.0)[1], targets, weight)
 
     def _refuse_inputs(self, rollout: Rollout[ObservationT]) -> Tensor:
-        """1 where the rollout or the optimizer holds a number that is not finite, else 0."""
+        """Scalar 1 if rollout or optimizer contain a number that is not finite, else 0."""
         finite = all_finite(rollout.tensors().values()) & self.optimizer.finite()
         return (~finite).float()
 
@@ -233,7 +233,7 @@ class PPOAgent(Generic[ObservationT]):
     def _minibatch_step(
         self, minibatch: Sequences[ObservationT], stopped: Tensor
     ) -> tuple[Metrics, Tensor]:
-        """One optimizer step; the device skips it, without the host, if it must not be taken."""
+        """Take an optimizer step; the device skips it if it is refused, stopped or overflowed."""
         loss, metrics = self._gradients(minibatch)
         norm, heads = self.norms.measure()
         self.norms.clip(norm, self.config.max_gradient_norm)
@@ -255,7 +255,7 @@ class PPOAgent(Generic[ObservationT]):
             try:
                 return self._backward(minibatch)
             except Exception as error:
-                # The first call compiles both the forward and the backward pass.
+                # The passes are compiled in their first call: either may raise a compiler error.
                 if not self.compiled.give_up(error):
                     raise
                 return self._backward(minibatch)
@@ -274,7 +274,7 @@ class PPOAgent(Generic[ObservationT]):
         return loss.detach(), metrics
 
     def _check_overflow(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Whether half precision overflowed: not an error, the scaler lowers its factor."""
+        """Whether float16 overflowed, bool scalar. No error: the scaler lowers its factor."""
         if self.scaler is None:
             return torch.zeros_like(loss, dtype=torch.bool)
         overflowed = loss.isfinite() & ~norm.isfinite() & self.scaler.may_overflow()
@@ -287,7 +287,7 @@ class PPOAgent(Generic[ObservationT]):
             self.adaptive.follow(torch.stack([step[Metric.APPROX_KL] for step in last]).mean())
 
     def _update_moments(self, rollout: Rollout[ObservationT], targets: Tensor) -> None:
-        """Update the running moments, after the update so that it normalises as the rollout did."""
+        """Update the running moments last, so that rollout and update normalise alike."""
         self.moments.update(rollout.observation, rollout.valid)
         layer = self.policy.value_layer()
         if layer is None:
@@ -301,12 +301,12 @@ class PPOAgent(Generic[ObservationT]):
 
         Equation 4 of van Hasselt et al., "Learning values across many orders of magnitude" (2016).
         """
-        mean, deviation = self.return_moments.mean.clone(), self.return_moments.deviation.clone()
-        self.return_moments.update(targets)
-        now = self.return_moments.deviation
-        shift = deviation * layer.bias + mean - self.return_moments.mean
-        layer.weight.mul_((deviation / now).to(layer.weight.dtype))
-        layer.bias.copy_((shift / now).to(layer.bias.dtype))
+        moments = self.return_moments
+        old_mean, old_deviation = moments.mean.clone(), moments.deviation.clone()
+        moments.update(targets)
+        bias = old_deviation * layer.bias + old_mean - moments.mean
+        layer.weight.mul_((old_deviation / moments.deviation).to(layer.weight.dtype))
+        layer.bias.copy_((bias / moments.deviation).to(layer.bias.dtype))
 
     def _without_resets(self, x: Tensor, rollout: Rollout[ObservationT]) -> Tensor:
         """``x [T, N]`` with NaN, which moments ignore, at steps that only reset."""
@@ -356,7 +356,7 @@ class PPOAgent(Generic[ObservationT]):
         _, metrics = self._gradients(minibatch)
         losses = {f"loss/{name}": metrics[name] for name in LOSSES}
         gradients = {f"gradient/{n}": p.grad for n, p in self.policy.named_parameters()}
-        return first_not_finite(losses | gradients) or "nothing that is still there"
+        return first_not_finite(losses | gradients) or "an unknown tensor"
 
     # --- state --------------------------------------------------------------------------------
 

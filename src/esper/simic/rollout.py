@@ -34,14 +34,14 @@ class Rollout(Generic[ObservationT]):
         self.observation: ObservationT = type(first).from_tensors(
             {n: zeros(x) for n, x in seen.items()}
         )
-        number = torch.zeros(len(actions), device=actions.device)
+        per_environment = torch.zeros(len(actions), device=actions.device)
         self.actions = zeros(actions)
-        self.log_prob = zeros(number)
-        self.values = zeros(number)
-        self.rewards = zeros(number)
-        self.terminated = zeros(number.bool())
-        self.truncated = zeros(number.bool())
-        self.last_value = number
+        self.log_prob = zeros(per_environment)
+        self.values = zeros(per_environment)
+        self.rewards = zeros(per_environment)
+        self.terminated = zeros(per_environment.bool())
+        self.truncated = zeros(per_environment.bool())
+        self.last_value = per_environment
         self.hidden: RecurrentState = ()
         self.valid: Tensor | None = None
 

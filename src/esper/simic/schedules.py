@@ -66,7 +66,7 @@ class Schedules:
     Attributes:
         policy_rate, value_rate: Adam's step sizes for actor and critic.
         entropy: weight of the entropy bonus.
-        clip: bound of the importance ratio.
+        clip: clip range of the importance ratio.
     """
 
     policy_rate: Schedule
@@ -139,7 +139,7 @@ class AdaptiveRate:
         self.factor = torch.ones((), device=device)
 
     def follow(self, kl: Tensor) -> None:
-        """Adapt the factor to the mean KL of an update's last epoch; not finite leaves it as is."""
+        """Adapt the factor to the mean KL of an update's last epoch; NaN leaves it unchanged."""
         down, up = kl > 2.0 * self.target, (kl < 0.5 * self.target) & kl.isfinite()
         change = torch.where(down, 1.0 / self.STEP, torch.where(up, self.STEP, 1.0))
         self.factor.mul_(change).clamp_(self.LEAST, self.MOST)

@@ -13,7 +13,7 @@ from esper.tamiyo.policy.interface import ObservationT, RecurrentState, inputs_f
 
 @dataclass(frozen=True, slots=True)
 class Sequences(Generic[ObservationT]):
-    """Whole sequences, stacked along the second axis; leading axes ``[L, M]``.
+    """M sequences, padded to L steps; leading axes ``[L, M]``.
 
     Attributes:
         observation: normalised.
@@ -108,8 +108,8 @@ def split_sequences(
 ) -> Sequences[ObservationT]:
     """Split a rollout into sequences.
 
-    If every environment's steps are one whole episode, each is a sequence already. If episodes
-    begin and end within the rollout, each piece of an episode becomes one sequence, padded to the
+    If every environment's steps are one whole episode, that is its sequence. If episodes begin and
+    end within the rollout, each piece of an episode becomes one sequence, padded to the
     longest. A piece that begins at step 0 starts from the rollout's recurrent state, the others
     from zeros.
 

@@ -1,1 +1,1 @@
-"""Tamiyo decides: observations, action masks, policy networks and policies without a network."""
+"""Policies: observations, action masks, policy networks and policies without a network."""

@@ -11,7 +11,7 @@ from esper.tamiyo.policy.noise import action_noise
 
 
 def without_learning(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``actions [N, heads]`` with zeros as log-prob and value, which only learning uses."""
+    """``actions [N, heads]`` with log-probs and values of 0 ``[N]``, which only learning uses."""
     zeros = torch.zeros(len(actions), device=actions.device)
     return actions, zeros, zeros
 
@@ -27,11 +27,11 @@ class RandomActor:
         self.seed = seed
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.rollout.Actor.begin``."""
+        """See ``simic.growth.collect.Actor.begin``."""
         self._environments, self._episode = environments, episode
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.rollout.Actor.act``."""
+        """See ``simic.growth.collect.Actor.act``."""
         masks = observation.masks
         widest = max(*HEAD_WIDTHS.values(), masks.slots.shape[-1])
         noise = action_noise(
@@ -54,10 +54,10 @@ class NeverActor:
     """Chooses WAIT in every step."""
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.rollout.Actor.begin``."""
+        """See ``simic.growth.collect.Actor.begin``."""
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.rollout.Actor.act``."""
+        """See ``simic.growth.collect.Actor.act``."""
         count = len(observation.host)
         shape = (count, len(HEADS))
         waits = torch.full(shape, int(Op.WAIT), device=observation.host.device)

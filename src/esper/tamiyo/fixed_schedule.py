@@ -1,4 +1,4 @@
-"""Fixed schedules: what grows where and when, decided before the episode without observations."""
+"""Fixed schedules: seeds, slots and steps of growth, chosen before the episode."""
 
 from dataclasses import dataclass, fields
 
@@ -19,10 +19,10 @@ class Schedule:
     """The seed to grow in each slot of N environments; all fields are int64 ``[N, S]``.
 
     Attributes:
-        start: the seed germinates at the first legal step from this one on; ``NEVER`` for no seed.
-        blueprint: index of the blueprint head.
-        style: index of the style head.
-        tempo: index of the tempo head.
+        start: the seed germinates at the first legal step from ``start`` on; ``NEVER`` for no seed.
+        blueprint: option of the blueprint head.
+        style: option of the style head.
+        tempo: option of the tempo head.
     """
 
     start: Tensor
@@ -42,7 +42,7 @@ class Schedule:
 
     @classmethod
     def everything(cls, environments: int, slots: tuple[SlotSpec, ...]) -> "Schedule":
-        """The largest blueprint in each slot, germinated as early as legal and blended fast."""
+        """The largest blueprint in each slot, as early as legal and with the shortest blend."""
         rows = cls.never(environments, len(slots))
         rows.start[:] = 0
         rows.style[:] = int(Style.LINEAR_ADD)
@@ -52,7 +52,7 @@ class Schedule:
         return rows
 
     def take(self, rows: Tensor) -> "Schedule":
-        """The schedules of ``rows``, int64 ``[M]``, possibly repeated."""
+        """The schedules of the environments ``rows``, int64 ``[M]``; rows may repeat."""
         return Schedule(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
@@ -67,7 +67,7 @@ class ScheduleActor:
         self.schedule = schedule
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.rollout.Actor.begin``."""
+        """See ``simic.growth.collect.Actor.begin``."""
         device = environments.device
         self._plan = Schedule(
             *(getattr(self.schedule, f.name).to(device) for f in fields(self.schedule))
@@ -75,7 +75,7 @@ class ScheduleActor:
         self._grown = torch.zeros_like(self._plan.start, dtype=torch.bool)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.rollout.Actor.act``.
+        """See ``simic.growth.collect.Actor.act``.
 
         Order of precedence: fossilise, advance, germinate, wait.
         """

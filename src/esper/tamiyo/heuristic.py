@@ -32,9 +32,10 @@ class HeuristicConfig:
     Attributes:
         plateau_slope: the host is on a plateau when its smoothed validation loss falls by less
             than this fraction per step, averaged over an eighth of the episode.
-        smoothing: weight of the newest loss in the smoothed loss.
+        smoothing: weight of the latest loss in the smoothed loss.
         least_contribution: a seed must add more than this expected accuracy to be fossilised.
-        penalty: added to a blueprint's score when one of its seeds is pruned; halves every step.
+        penalty: added to a blueprint's penalty when one of its seeds is pruned; the sum halves in
+            every step.
         too_bad: a blueprint with at least this penalty is skipped.
     """
 
@@ -58,7 +59,7 @@ class HeuristicActor:
         self.window = max(1, round(episode_length / 8))
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.rollout.Actor.begin``."""
+        """See ``simic.growth.collect.Actor.begin``."""
         count, device = len(environments), environments.device
         self._losses: list[Tensor] = []
         self._tried = torch.zeros(count, dtype=torch.long, device=device)
@@ -66,19 +67,19 @@ class HeuristicActor:
         self._since_prune = torch.full((count,), self.window, device=device)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.rollout.Actor.act``.
+        """See ``simic.growth.collect.Actor.act``.
 
         Order of precedence: prune, fossilise, advance, germinate, wait.
         """
         plateau = self._plateau(observation)
         contribution = observation.slots[..., SLOT_FEATURES.index("contribution")] / 10.0
         holding = observation.slots[..., SLOT_FEATURES.index(f"stage_{Stage.HOLDING.name.lower()}")]
-        worth = contribution > self.config.least_contribution
+        contributes = contribution > self.config.least_contribution
         legal = observation.masks.slots
 
         wanted = {
-            Op.PRUNE: legal[:, Op.PRUNE] & (holding > 0) & ~worth,
-            Op.FOSSILISE: legal[:, Op.FOSSILISE] & worth,
+            Op.PRUNE: legal[:, Op.PRUNE] & (holding > 0) & ~contributes,
+            Op.FOSSILISE: legal[:, Op.FOSSILISE] & contributes,
             Op.ADVANCE: legal[:, Op.ADVANCE],
         }
         kinds, available = self._next_blueprint(observation)
@@ -91,7 +92,7 @@ class HeuristicActor:
             where = wanted[choice].any(1)
             op = torch.where(where, int(choice), op)
             slot = torch.where(where, wanted[choice].int().argmax(1), slot)
-        self._learn(observation, op, slot)
+        self._update_penalties(observation, op, slot)
         germinates = op == Op.GERMINATE
         self._tried += germinates
         heads = {
@@ -117,22 +118,22 @@ class HeuristicActor:
         return (before - loss) / before.clamp(min=1e-6) < self.config.plateau_slope * self.window
 
     def _next_blueprint(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """The next blueprint in each environment's rotation, and whether any is acceptable."""
+        """The next blueprint in the rotation, int64 ``[N]``, and whether any is possible."""
         kinds = torch.tensor(
             [BLUEPRINTS.index(name) for name in ROTATION], device=self._tried.device
         )
-        lives = observation.masks.kinds.any(1)[:, kinds]
-        possible = lives & (self._penalties < self.config.too_bad)
-        rank = lives.cumsum(1) - 1
-        turn = (rank - self._tried[:, None]) % lives.sum(1, keepdim=True).clamp(min=1)
+        accepted = observation.masks.kinds.any(1)[:, kinds]
+        possible = accepted & (self._penalties < self.config.too_bad)
+        rank = accepted.cumsum(1) - 1
+        turn = (rank - self._tried[:, None]) % accepted.sum(1, keepdim=True).clamp(min=1)
         order = torch.where(possible, turn, len(ROTATION))
         return kinds[order.argmin(1)], possible.any(1)
 
-    def _learn(self, observation: Observation, op: Tensor, slot: Tensor) -> None:
-        """Update the penalties of pruned blueprints."""
+    def _update_penalties(self, observation: Observation, op: Tensor, slot: Tensor) -> None:
+        """Add a penalty to pruned blueprints, and count the steps since the last prune."""
         pruned = op == Op.PRUNE
         self._since_prune = torch.where(pruned, 0, self._since_prune + 1)
-        living = observation.blueprints.gather(1, slot[:, None])
+        blueprint = observation.blueprints.gather(1, slot[:, None])
         kinds = torch.tensor([BLUEPRINTS.index(name) for name in ROTATION], device=op.device)
-        blamed = pruned[:, None] & (living == kinds)
+        blamed = pruned[:, None] & (blueprint == kinds)
         self._penalties = 0.5 * self._penalties + self.config.penalty * blamed

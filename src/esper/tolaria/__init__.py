@@ -1,4 +1,4 @@
-"""Tolaria trains the hosts: it trains, validates and ablates N networks at once.
+"""Tolaria trains, validates and ablates N hosts at once.
 
 A backend does the arithmetic; the engine decides what to measure.
 """

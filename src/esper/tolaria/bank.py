@@ -67,7 +67,7 @@ class TrainedHosts:
 
 
 SMALL = 64 << 20
-"""Training images of at most this many bytes are kept on the device, not copied per minibatch."""
+"""If ``preload`` is None, training images of at most this many bytes are kept on the device."""
 
 
 class DataBank:
@@ -86,8 +86,8 @@ class DataBank:
             that start from initial weights have none.
         streamed: whether training images stay in CPU memory.
         train_images: images of all data sets, concatenated, ``[samples, H, W, C]``.
-        validation_images, validation_labels: ``[D, V, H, W, C]`` and ``[D, V]``; likewise for
-            ``test``.
+        validation_images, validation_labels: ``[D, V, H, W, C]`` and
+            ``[D, V, *label_shape]``; likewise for ``test``.
     """
 
     def __init__(

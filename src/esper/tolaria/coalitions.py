@@ -41,7 +41,7 @@ def grouped_by_first_change(state: SeedState, silenced: Tensor) -> list[Variant]
 
 
 def coalition_variants(state: SeedState, members: Tensor) -> tuple[list[Variant], list[int]]:
-    """The variants to measure besides the hosts themselves, and the coalition of each variant."""
+    """Variants to measure besides the hosts themselves, and the index of each one's coalition."""
     acts = state.alpha > 0
     variants: list[Variant] = []
     columns: list[int] = []
@@ -61,8 +61,8 @@ class Coalitions:
     Attributes:
         members: bool ``[M, S]``, the seeds of each coalition.
         acts: bool ``[N, S]``, the seeds that change the output.
-        value: expected accuracy, ``[N, M]``; seeds that do not act make no difference. Until
-            ``filled``, and for coalitions that were not measured, NaN.
+        value: expected accuracy, ``[N, M]``; seeds that do not act make no difference. NaN
+            until ``filled``, and for coalitions that were not measured.
     """
 
     members: Tensor
@@ -142,5 +142,5 @@ class Coalitions:
 
 
 def _share(size: int, slots: int) -> float:
-    """Probability that exactly a given coalition of ``size`` precedes a given seed."""
+    """Probability that in a random order exactly a given coalition of ``size`` precedes a seed."""
     return factorial(size) * factorial(slots - size - 1) / factorial(slots)

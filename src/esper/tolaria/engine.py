@@ -21,7 +21,7 @@ from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 
 _OUTSIDE_INFERENCE_MODE = partial(torch.inference_mode, False)
-"""Backends run in this context: inference mode of the caller must not reach their gradients."""
+"""Context in which backends run, because autograd records nothing in inference mode."""
 
 
 Variants = tuple[list[Variant], list[Variant]]
@@ -125,7 +125,7 @@ class Engine:
         )
         count = self.max_batches * self.batch_size * (1 if self.bank.augmentation is None else 2)
         self.draws = StepBits(self.seed, groups, Purpose.MINIBATCH, episode, count)
-        parameters, buffers = self._newborn_hosts(groups)
+        parameters, buffers = self._initial_hosts(groups)
         self.stack.host.copy_(parameters[index])
         self.stack.buffers.copy_(buffers[index])
         for store in self.stack.seeds:
@@ -138,7 +138,7 @@ class Engine:
         Args:
             where: bool ``[N, S]``, the seeds that germinate now.
             blueprint: int64 ``[N, S]``.
-            step: step of the episode; part of the key of the seed's initial parameters.
+            step: step of the episode; part of the key from which the parameters are drawn.
         """
         for s, slot in enumerate(self.slots):
             rows = where[:, s].nonzero()[:, 0]
@@ -146,7 +146,7 @@ class Engine:
                 continue
             constant, bound = (table.to(self.device) for table in slot.birth_table)
             kinds = blueprint[rows, s]
-            self.stack.seeds[s][rows] = self._born(
+            self.stack.seeds[s][rows] = self._initialised(
                 constant[kinds],
                 bound[kinds],
                 self.rows.environment[rows],
@@ -211,7 +211,7 @@ class Engine:
         """The ablations and commitments that ``measure`` validates.
 
         Computing them before the epoch costs a third of computing them after it, because the epoch
-        leaves only the hosts in the caches.
+        evicts everything but the hosts from the caches.
         """
         return self._ablations(state), self._commitments(state) if committed else []
 
@@ -242,9 +242,9 @@ class Engine:
         counts = self.parameter_table[slot, state.blueprint, state.style]
         return torch.where(state.living, counts, 0)
 
-    def _newborn_hosts(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+    def _initial_hosts(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters ``[G, P]`` and buffers ``[G, Q]`` of the hosts at the start of an episode."""
-        parameters, buffers = self._initial_hosts(groups)
+        parameters, buffers = self._untrained_hosts(groups)
         for task, hosts in self.bank.trained_hosts.items():
             bits = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)
             drawn = to_integers(bits, len(hosts.parameters))[:, 0]
@@ -253,7 +253,7 @@ class Engine:
             buffers = torch.where(mine, hosts.buffers[drawn], buffers)
         return parameters, buffers
 
-    def _initial_hosts(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+    def _untrained_hosts(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters ``[G, P]`` and buffers ``[G, Q]`` of untrained hosts."""
         if isinstance(self.host, ModuleHost):
             keys = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)[:, 0]
@@ -262,11 +262,11 @@ class Engine:
         layout, buffers = self.host.layout, self.host.buffers
         constant, _ = buffers.birth(buffers.size)
         return (
-            self._born(*layout.birth(layout.size), groups, Purpose.HOST_INIT, 0),
+            self._initialised(*layout.birth(layout.size), groups, Purpose.HOST_INIT, 0),
             constant.to(self.device, self.dtype).expand(len(groups), -1),
         )
 
-    def _born(
+    def _initialised(
         self, constant: Tensor, bound: Tensor, streams: Tensor, purpose: int, step: int
     ) -> Tensor:
         width = constant.shape[-1]
@@ -277,7 +277,7 @@ class Engine:
     def minibatches(self, step: int) -> Minibatches:
         """The minibatches of an epoch, drawn with replacement, the same for all rows of a group.
 
-        The first random words of a step select the images, the words after them their poses.
+        The first random words of a step select the images, the following words the poses.
         """
         shape = (self.max_batches, self.batch_size)
         bank, count = self.bank, self.max_batches * self.batch_size

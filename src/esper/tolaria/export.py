@@ -31,7 +31,7 @@ _EXAMPLES = 3
 """Images in the traced batch; torch.export treats a batch size of 0 or 1 as a constant."""
 
 
-class _Numbers(nn.Module):
+class _NamedTensors(nn.Module):
     """A module whose parameters and buffers have dotted names, like those of nested modules."""
 
     def __init__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]):
@@ -62,7 +62,7 @@ class _Numbers(nn.Module):
         )
 
 
-class GrownSeed(_Numbers):
+class GrownSeed(_NamedTensors):
     """A seed in its slot, over activations ``[B, H, W, 1, C]``.
 
     Args:
@@ -96,7 +96,7 @@ class GrownSlot(nn.Module):
         return across_hosts(self.seed, x[None])[0]
 
 
-class GrownHost(_Numbers):
+class GrownHost(_NamedTensors):
     """A host that is a chain of blocks, with the seeds grown in its slots.
 
     Maps images ``[B, C, H, W]`` to logits ``[B, classes]``, or ``[B, T, classes]`` for sequences.

@@ -62,8 +62,8 @@ class Governor:
     ``healthy``, bool ``[N]``, is true where the last step of a row was healthy.
 
     Args:
-        stack: stack to restore; the constructor takes the first snapshot, of newborn hosts.
-        classes: classes of the task, which give the loss of a host that guesses.
+        stack: stack to restore; the constructor takes the first snapshot, of untrained hosts.
+        classes: number of classes; a host that guesses has the loss ``ln(classes)``.
         limits: see ``Limits``.
     """
 
@@ -127,7 +127,7 @@ class Governor:
         return self.limits.snapshot_every
 
     def snapshot(self, rows: Tensor) -> None:
-        """Take a snapshot of ``rows``, bool ``[N]``; only of the seeds where a host is not healthy.
+        """Take a snapshot of the seeds of ``rows``, bool ``[N]``, and of their hosts if healthy.
 
         A seed that was just fossilised must survive a rollback, but the snapshot of a host must
         not be taken while its loss runs away.

@@ -16,7 +16,7 @@ RATIO_KEPT = 0.9
 VANISHING_WEIGHT = 0.5
 EXPLODING_WEIGHT = 0.8
 RATIO_FLOOR = 1e-8
-"""Added to the host's gradient, the denominator of the ratio."""
+"""Added to the root-mean-square gradient of the host, the denominator of the ratio."""
 
 
 # Native twin: step/signals.h, gradient_health.
@@ -62,7 +62,7 @@ def updated_signals(
         epoch: training results.
         contribution: ``[N, S]``, NaN where not measured.
         accuracy: validation accuracy, ``[N]``.
-        seed_parameters: parameter counts of the living seeds, ``[N, S]``.
+        seed_parameters: parameter counts of the seeds alive before or after the step, ``[N, S]``.
         host_parameters: parameter count of the host without seeds.
     """
     health, exploding = gradient_health(
@@ -89,7 +89,7 @@ def updated_signals(
 
 
 def _side_by_side(norms: list[Tensor]) -> Tensor:
-    """The slots' ``[N, tensors]`` stacked to ``[N, S, tensors]``, zero-padded to the widest."""
+    """Norms ``[N, tensors]`` per slot as ``[N, S, tensors]``, zero-padded to the widest slot."""
     widest = max(part.shape[1] for part in norms)
     return torch.stack(
         [

@@ -17,10 +17,10 @@ from torch import Tensor
 from esper.leyline.errors import UsageError
 
 START = 2.0**10
-"""Low enough that newborn hosts do not overflow, which would cost them a minibatch."""
+"""Low enough that untrained hosts do not overflow, which would cost them a minibatch."""
 LEAST, MOST = 1.0, 2.0**16
 """Bounds of a scale. An overflow at ``LEAST`` is not caused by scaling. Scales above ``MOST`` gain
-nothing, and the next fresh host would overflow at them."""
+nothing, and the host of the next episode would overflow at them."""
 GROWTH_INTERVAL = 200
 """Updates without overflow after which a scale doubles; an episode has a few hundred updates."""
 
@@ -60,7 +60,7 @@ class ScaleTable:
             if mine.shape != stored.shape:
                 raise UsageError(
                     f"resume: the checkpoint has loss scales of {len(stored)} environments and "
-                    f"twins, here are {len(mine)}; give the same --envs and --group-size"
+                    f"twins, this run has {len(mine)}; give the same --envs and --group-size"
                 )
             mine.copy_(stored)
 
@@ -114,7 +114,7 @@ class LossScales:
         Args:
             skipped: where a gradient was not finite, bool ``[N]``.
             loss: loss of the minibatch, ``[N]``; where it is not finite, the scale is not the
-                cause and stays.
+                cause and is kept.
         """
         table, rows = self.table, self.rows
         clean = torch.where(skipped, 0, table.clean[rows] + 1)

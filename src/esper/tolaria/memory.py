@@ -1,4 +1,4 @@
-"""Settings of the C allocator for the large temporaries of a training step; peak memory."""
+"""C allocator settings for the large temporaries of a training step, and peak memory."""
 
 import ctypes
 import sys

@@ -67,8 +67,9 @@ class Minibatches:
 
 
 def _compact(x: Tensor) -> Tensor:
-    """A contiguous copy, made even if ``x`` is contiguous.
+    """A contiguous copy.
 
-    So the number of operations does not depend on the number of groups.
+    The copy is made even if ``x`` is contiguous, so that the number of operations does not depend
+    on the number of groups.
     """
     return x.clone(memory_format=torch.contiguous_format)

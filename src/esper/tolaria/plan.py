@@ -1,8 +1,8 @@
 """The seeds to compute in a pass, per slot, and the order of the calls.
 
-A plan is made once per environment step on the CPU, from the struct of arrays; the minibatches
-then run without reading the lifecycle. Seeds of one slot are sorted by (isolated, blueprint, form),
-and seeds with equal keys are computed in one call.
+A plan is made before the first minibatch, so that minibatches run without reading the state of the
+seeds. Seeds of one slot are sorted by (isolated, blueprint, form), and seeds with equal keys are
+computed in one call, at most ``CHUNK`` of them.
 """
 
 from dataclasses import dataclass, fields
@@ -86,7 +86,8 @@ class Group:
         form: how they are combined with the activation.
         isolated: whether alpha is 0, in TRAINING and until the first tick of BLENDING. An isolated
             seed does not change the output. Its branch gets the output's gradient as if it had been
-            added; the host gets no gradient through it. Other seeds (alpha above 0) pass gradients.
+            added; the host gets no gradient through it. Seeds with alpha above 0 pass it a
+            gradient.
         rows: their environments, int64 ``[m]``, at most ``CHUNK``.
         alpha: weight of each branch in the output, ``[m]``.
     """

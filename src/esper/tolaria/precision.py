@@ -13,7 +13,7 @@ AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Mixed precision of the host path.
+    """Mixed precision of hosts and seeds.
 
     Parameters, optimizer state and running statistics are float32 for every autocast dtype.
 
@@ -34,7 +34,7 @@ class Precision:
 
     @property
     def scaled(self) -> bool:
-        """Whether losses are scaled (``tolaria.loss_scales``): float16 gradients underflow."""
+        """Whether losses are scaled (see ``loss_scales``), because float16 gradients underflow."""
         return self.amp_dtype == torch.float16
 
     @property
@@ -60,7 +60,8 @@ def resolve_precision(
         use_amp: whether mixed precision is requested.
         device: device of the hosts.
         amp_dtype: ``bfloat16``, ``float16``, or ``auto``: bfloat16 if the device supports it.
-        backend: one of ``tolaria.backends.choice.NAMES``; on a CPU only ``torch`` supports it.
+        backend: one of ``tolaria.backends.choice.NAMES``; on a CPU only ``torch`` has
+            mixed precision.
     """
     if not use_amp:
         return Precision(device.type)

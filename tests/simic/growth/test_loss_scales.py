@@ -131,5 +131,5 @@ def test_float16_resumes_from_a_checkpoint_without_scales() -> None:
 
 
 def test_a_checkpoint_of_other_environments_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^resume: .* 6 environments and twins, here are 18"):
+    with pytest.raises(UsageError, match=r"^resume: .* 6 environments and twins, this run has 18"):
         growth().load_state(growth(envs=4).state())

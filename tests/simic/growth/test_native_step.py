@@ -310,11 +310,7 @@ def test_a_row_does_not_depend_on_its_neighbours(shard: Shard) -> None:
         None,
         shuffled,
         world.accuracy[order],
-        EpochResult(
-            *(x[order] for x in (epoch.loss, epoch.accuracy, epoch.host_gradient_norm)),
-            epoch.seed_gradient_norm[order],
-            [norms[order] for norms in epoch.seed_tensor_norms],
-        ),
+        epoch.map(mixed),
         Measurement(measurement.scores.map(mixed), None, measurement.contribution[order]),
     )
     for name in ("state", "signals", "legal", "seed_parameters", "ever", "birth_accuracy"):
@@ -445,5 +441,7 @@ def test_a_feature_missing_on_one_side_is_an_error(monkeypatch: pytest.MonkeyPat
     for names in (HOST_FEATURES[:-1], (*HOST_FEATURES, "another")):
         for module in (native_step, native_spec):
             monkeypatch.setattr(module, "HOST_FEATURES", names)
-        with pytest.raises(RuntimeError, match=r"observe\.h writes other features"):
+        with pytest.raises(
+            RuntimeError, match=r"observe\.h and .* differ in the number of features"
+        ):
             shard_of()

@@ -200,12 +200,12 @@ def test_an_environment_that_does_not_follow_its_seed_is_named() -> None:
     environments = GymEnvironments([Scripted(), Stubborn(longest=99, shortest=50)], 3)
     environments.reset()
     state = environments.state()
-    with pytest.raises(UsageError, match="resume: environment 1 did not come back"):
+    with pytest.raises(UsageError, match="resume: environment 1 did not reproduce"):
         environments.load(state)
     noise = iter(range(100))
     environments = GymEnvironments([Scripted(), Scripted(), Late()], 3)
     environments.reset()
-    with pytest.raises(UsageError, match="resume: environment 2 did not come back"):
+    with pytest.raises(UsageError, match="resume: environment 2 did not reproduce"):
         environments.load(environments.state())
     with pytest.raises(ValueError, match="the environments differ"):
         scripted(2).load(scripted(3).state())
@@ -220,10 +220,10 @@ def test_an_environment_that_does_not_follow_its_seed_is_named() -> None:
         ("CartPol-v1", {}, "there is no environment 'CartPol-v1'; did you mean 'CartPole-v1'"),
         ("CartPole-v7", {}, "there is no environment 'CartPole-v7'; did you mean"),
         ("xyzzy", {}, "give the id of a registered one, or module:id"),
-        ("nosuchmodule:Env-v0", {}, "nosuchmodule:Env-v0 cannot be made"),
+        ("nosuchmodule:Env-v0", {}, "nosuchmodule:Env-v0 cannot be created"),
         ("", {}, "gym: "),
         ("/x/", {}, "gym: "),
-        ("CartPole-v1", {"lenght": 3}, "CartPole-v1 cannot be made .*lenght"),
+        ("CartPole-v1", {"lenght": 3}, "CartPole-v1 cannot be created .*lenght"),
         ("esper/MemoryChain-v0", {"length": 0}, "length must be a whole number of at least 1"),
         ("esper/MemoryChain-v0", {"length": "8"}, "length must be a whole number of at least 1"),
     ],

@@ -193,7 +193,7 @@ def test_an_environment_that_cannot_be_replayed_is_refused(tmp_path: Path, capsy
     capsys.readouterr()
     assert train(tmp_path / "runs", "--resume", str(run), "--rounds", "2") == 2
     error = capsys.readouterr().err
-    assert error.startswith("esper: resume: environment 0 did not come back to the observation")
+    assert error.startswith("esper: resume: environment 0 did not reproduce its saved observation")
     assert error.count("\n") == 1
     assert (run / "events.jsonl").read_bytes() == before
 
@@ -244,7 +244,7 @@ MISTAKES = [
     (["--gym", "CartPole-v1", "--memory", "gru"], "--memory: must be one of 'lstm', 'none'"),
     (["--gym", "CartPole-v1", "--gym-args", "length"], "gym_args: must be NAME=VALUE"),
     (["--gym", "CartPole-v1", "--gym-args", "a=1", "a=2"], "gym_args: a is given twice"),
-    (["--gym", "CartPole-v1", "--gym-args", "a=1"], "gym: CartPole-v1 cannot be made"),
+    (["--gym", "CartPole-v1", "--gym-args", "a=1"], "gym: CartPole-v1 cannot be created"),
     (["--rollout-steps", "5"], "rollout_steps: belongs to a Gymnasium task; give --gym ID"),
     (["--memory", "none"], "memory: belongs to a Gymnasium task"),
 ]

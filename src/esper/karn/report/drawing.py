@@ -1,4 +1,4 @@
-"""Figures as inline SVG: their colours follow the page's theme, their text stays text."""
+"""Figures as inline SVG, with colours from the page's theme and text as text elements."""
 
 import hashlib
 import io
@@ -22,7 +22,7 @@ NARROW, WIDE = 4.6, 9.6
 """Widths of a figure in inches: half a row of the page, or all of it."""
 
 INK, MUTED, GRID, SURFACE = "#010101", "#020202", "#030303", "#040404"
-"""Placeholders for the page's colours; ``_themed`` replaces them by CSS variables."""
+"""Placeholders for the page's colours; ``_themed`` replaces them with CSS variables."""
 
 SERIES = tuple(f"#0500{i:02x}" for i in range(8))
 """Placeholders for the colours of runs, tasks or curves."""
@@ -54,7 +54,7 @@ _STYLE: Any = {
     # A fixed salt, so that the same run gives the same file.
     "svg.hashsalt": "esper",
     "svg.fonttype": "none",
-    # Names of runs and tasks are not formulas.
+    # A dollar sign in the name of a run or task must not start a formula.
     "text.parse_math": False,
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
@@ -86,7 +86,7 @@ _STYLE: Any = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure on the page, or the sentence that says why there is none.
+    """A figure on the page, or a sentence that says why it is missing.
 
     Attributes:
         title: its heading.
@@ -111,7 +111,7 @@ def styled() -> Iterator[None]:
 def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.74) -> Figure:
     """Return an empty figure, sizes in inches; ``left`` is the margin left of the axes."""
     figure = Figure(figsize=(width, height))
-    # A layout engine would measure every label several times; these margins fit ours.
+    # Fixed margins: a layout engine would measure every label several times.
     figure.subplots_adjust(
         left=left / width, right=1 - 0.12 / width, top=1 - 0.12 / height, bottom=0.48 / height
     )
@@ -149,25 +149,25 @@ def panels(
 
 
 def picture(figure: Figure, title: str, text: str, description: str = "") -> Picture:
-    """Turn a figure into a picture; one without an SVG if the figure shows no finite value.
+    """Convert a figure to a picture; without an SVG if the figure shows no finite value.
 
     Args:
         figure: the figure as drawn.
         title: heading, also the SVG's title.
         text: a sentence or two below the figure.
-        description: what a screen reader says; defaults to ``text``.
+        description: text for screen readers; defaults to ``text``.
     """
     for axes in list(figure.axes):
         if not any(_is_drawn(artist) for artist in _data(axes)):
             axes.remove()
     if not figure.axes:
-        return missing(title, "There is nothing finite to draw.")
+        return missing(title, "There are no finite values.")
     wide = figure.get_figwidth() > NARROW
     return Picture(title, text, _svg(figure, title, description or text), wide)
 
 
 def missing(title: str, why: str) -> Picture:
-    """Return a picture without a figure, with the sentence that says why."""
+    """Return a picture without a figure; the sentence ``why`` gives the reason."""
     return Picture(title, why)
 
 
@@ -178,7 +178,7 @@ def guide(artist: Artist) -> Artist:
 
 
 def legend(figure: Figure) -> None:
-    """Add one legend above all axes, each label once; none where no artist has a label."""
+    """Add one legend above all axes with each label once, if any artist has a label."""
     found = {
         label: handle
         for axes in figure.axes
@@ -232,8 +232,8 @@ def _svg(figure: Figure, title: str, description: str) -> str:
     for index, artist in enumerate(a for axes in figure.axes for a in _drawn(axes)):
         artist.set_gid(f"{artist.get_gid() or 'data'}-{index}")
     buffer = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", metadata=nothing)
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=no_metadata)
     drawing = buffer.getvalue()[buffer.getvalue().index("<svg") :]
     # A picture's style element would apply to the whole page; the page has this rule already.
     drawing = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", drawing, count=1, flags=re.DOTALL)
@@ -249,7 +249,7 @@ def _svg(figure: Figure, title: str, description: str) -> str:
 
 
 def _themed(drawing: str) -> str:
-    """Replace the placeholder colours of a drawing by the page's CSS variables."""
+    """Replace the placeholder colours of a drawing with the page's CSS variables."""
     return re.sub(
         r"#[0-9a-f]{6}\b",
         lambda found: f"var(--{_VARIABLES[found[0]]})" if found[0] in _VARIABLES else found[0],

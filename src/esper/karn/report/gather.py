@@ -1,4 +1,4 @@
-"""Read a run's events in one pass and keep what a report shows."""
+"""Read a run's events in one pass and keep the data of a report."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -56,14 +56,14 @@ class Episode:
 
 @dataclass(slots=True)
 class RunData:
-    """What a report shows of a run with R rounds, N environments and U updates.
+    """The data of a report on a run with R rounds, N environments and U updates.
 
     Attributes:
         label: name of the run in figures and tables.
         info: its state.
         config: content of ``config.json``.
-        started: start event of the last process that trained.
-        processes: how many processes trained: 1 plus the number of resumes.
+        started: start event of the last training process.
+        processes: number of training processes: 1 plus the number of resumes.
         rounds: numbers of the completed rounds, ``[R]``.
         outcomes: by name in ``OUTCOMES``, ``[R, N]``; also ``gain`` and ``utility_gain``, the
             differences from the twin.
@@ -77,11 +77,11 @@ class RunData:
         seconds: wall time of rollout and update in those rounds, each ``[R']``.
         lives: lives of the seeds.
         rollbacks: number of rollbacks by round and reason.
-        anomalies: anomalies that the training detected.
-        dropped: steps without events because the disk could not keep up.
+        anomalies: anomalies that were detected during training.
+        dropped: number of steps whose events the telemetry hub dropped.
         failure: why the last process failed; None where it recorded no reason.
-        episode: the last completed round by step; None where steps were not recorded.
-        unreadable: lines that could not be read.
+        episode: accuracy per step of the last completed round; None where steps were not recorded.
+        unreadable: number of unreadable lines.
     """
 
     label: str
@@ -114,7 +114,7 @@ class RunData:
 
 @dataclass(slots=True)
 class _Pass:
-    """What was read so far. A round that was repeated after a resume replaces its earlier run."""
+    """Data of the events read so far. Results of a repeated round replace the earlier ones."""
 
     starts: list[TrainingStarted] = field(default_factory=list)
     outcomes: dict[int, Floats] = field(default_factory=dict)
@@ -170,7 +170,7 @@ def gather(run: Path) -> RunData:
     for _, event in reader:
         found.take(event)
     if not found.starts:
-        raise UsageError(f"run: {run} does not say yet what it trains; wait for its first event")
+        raise UsageError(f"run: {run} has no TRAINING_STARTED event yet; wait until it starts")
     rounds = sorted(found.outcomes)
     nothing = np.empty((0, len(OUTCOMES), found.starts[-1].envs))
     table = np.stack([found.outcomes[number] for number in rounds]) if rounds else nothing
@@ -228,7 +228,7 @@ def _episode(steps: dict[int, EpochCompleted]) -> Episode | None:
 
 
 def _table(rows: Sequence[Sequence[Number]]) -> Floats:
-    """Rows of equal length as floats, ``[len(rows), N]``."""
+    """Rows of N numbers as floats, ``[len(rows), N]``."""
     return np.array([to_floats(row) for row in rows], dtype=float)
 
 

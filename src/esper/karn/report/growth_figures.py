@@ -29,10 +29,10 @@ from esper.karn.report.learning_figures import INTERVAL, band, final_rounds, loo
 from esper.karn.report.lives import FATES, Birth, SeedLife
 
 MOST_LANES = 24
-"""Slots whose seeds are drawn, one lane per slot."""
+"""Maximum number of slots whose seeds are drawn, one lane per slot."""
 
 MOST_KINDS = 16
-"""Rows (blueprint and slot) in a picture; rarer ones appear only in the table."""
+"""Maximum number of rows (blueprint and slot) per picture; the rarest are left out."""
 
 THICKNESS = {
     "GERMINATED": 0.25,
@@ -49,7 +49,7 @@ FATE_MARKS = dict(zip(FATES, ("D", "o", "X", "v"), strict=True))
 Shown = list[tuple[int, Birth, int]]
 """(row of the picture, birth, number of such births)."""
 
-NOT_RECORDED = "Lives of seeds are recorded from --telemetry-level normal on; this run used less."
+NOT_RECORDED = "Lives of seeds are recorded at --telemetry-level normal and above; not in this run."
 NO_SEED = "No seed germinated in a completed round."
 
 
@@ -74,14 +74,15 @@ def _counts(runs: list[RunData]) -> Picture:
             band(axes, run.rounds, run.outcomes[name], **look_of(runs, run))
     grid[0].set_ylabel("seeds per episode")
     legend(figure)
-    return picture(figure, "Seeds per episode", f"Mean number of seeds by outcome. {INTERVAL}.")
+    return picture(figure, "Seeds per episode", f"Means over environments. {INTERVAL}.")
 
 
 def _births(runs: list[RunData], run: RunData) -> list[Picture]:
     """Seeds germinated in the last tenth of the rounds, by blueprint and slot."""
     last = run.rounds[final_rounds(run)]
     births = sum((run.lives.births.get(int(number), Counter()) for number in last), Counter())
-    title = f"Blueprints{_of(runs, run)}"
+    suffix = _title_suffix(runs, run)
+    title = f"Blueprints{suffix}"
     if not births:
         return [missing(title, _why_no_lives(run))]
     kinds: Counter[str] = Counter()
@@ -96,12 +97,12 @@ def _births(runs: list[RunData], run: RunData) -> list[Picture]:
     span = f"Rounds {last[0]:.0f} to {last[-1]:.0f}." if len(last) > 1 else f"Round {last[0]:.0f}."
     return [
         _fates(title, span, shown, rows),
-        _times(f"Germination step{_of(runs, run)}", span, run, shown, max(births.values()), rows),
+        _steps(f"Germination step{suffix}", span, run, shown, max(births.values()), rows),
     ]
 
 
 def _fates(title: str, span: str, shown: Shown, rows: list[str]) -> Picture:
-    figure = new_figure(height=_height(rows), left=_room(rows))
+    figure = new_figure(height=_height(rows), left=_label_width(rows))
     axes = figure.add_subplot(xlabel="seeds", yticks=range(len(rows)), yticklabels=rows)
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
@@ -127,11 +128,11 @@ def _fates(title: str, span: str, shown: Shown, rows: list[str]) -> Picture:
     return picture(figure, title, text)
 
 
-def _times(
+def _steps(
     title: str, span: str, run: RunData, shown: Shown, most: int, rows: list[str]
 ) -> Picture:
-    """Steps of germination; the largest mark stands for ``most`` seeds."""
-    figure = new_figure(height=_height(rows), left=_room(rows))
+    """Steps of germination; ``most`` is the number of seeds that gets the largest mark."""
+    figure = new_figure(height=_height(rows), left=_label_width(rows))
     axes = figure.add_subplot(
         xlabel="step of the episode", yticks=range(len(rows)), yticklabels=rows
     )
@@ -153,36 +154,34 @@ def _times(
         style = {"marker": FATE_MARKS[fate], "color": FATE_COLOURS[fate]}
         guide(axes.plot([], [], linestyle="none", label=fate, **style)[0])  # type: ignore[arg-type]
     legend(figure)
-    return picture(
-        figure, title, f"Step of germination; the larger the mark, the more seeds. {span}"
-    )
+    return picture(figure, title, f"Step of germination; larger marks mean more seeds. {span}")
 
 
 def _lives(runs: list[RunData], run: RunData) -> Picture:
     """Lives of seeds in the last completed round, with the accuracy of the median environment."""
-    title = f"Lives of seeds{_of(runs, run)}"
+    title = f"Lives of seeds{_title_suffix(runs, run)}"
     if not run.lives.last:
         return missing(title, _why_no_lives(run))
     shown = _lanes(run)
     heights = [*([1.6] if run.episode else []), 0.21 * max(3, len(shown))]
     names = [f"{environment} {_slot(run, environment, slot)}" for environment, slot in shown]
-    figure = new_figure(WIDE, sum(heights) + 1.3, _room(names))
+    figure = new_figure(WIDE, sum(heights) + 1.3, _label_width(names))
     figure.subplots_adjust(
         hspace=0.5 / (sum(heights) / len(heights)), top=1 - 0.3 / figure.get_figheight()
     )
     grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
-    middle = _middle(run)
+    middle = _median_environment(run)
     if run.episode is not None:
-        _episode(grid[0, 0], run, middle)
+        _median_accuracy(grid[0, 0], run, middle)
     _gantt(grid[-1, 0], run, shown, middle)
     grid[-1, 0].set_xlabel("step of the episode")
-    some = len({environment for environment, _ in shown})
+    environments = len({environment for environment, _ in shown})
     return picture(
         figure,
         title,
-        f"Round {run.rounds[-1]:.0f}: {some} of {run.tasks.shape[1]} environments, one lane per "
-        "slot. Later stages have thicker bars; a diamond marks a seed that was fossilised, a cross "
-        "one that was pruned."
+        f"Round {run.rounds[-1]:.0f}: {environments} of {run.tasks.shape[1]} environments, one "
+        "lane per slot. Later stages have thicker bars. A diamond marks fossilisation, a cross "
+        "pruning and a triangle a rollback."
         + (
             f" Above: accuracy of environment {middle}, which has the median gain, and of its twin."
             if run.episode
@@ -192,9 +191,10 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
 
 
 def _lanes(run: RunData) -> list[tuple[int, int]]:
-    """The lanes to draw, (environment, slot): as many environments as fit, the median included."""
+    """The lanes to draw, (environment, slot): environments that fit, including the median."""
     lived = Counter(life.environment for life in run.lives.last)
-    order = sorted(lived, key=lambda environment: (environment != _middle(run), environment))
+    middle = _median_environment(run)
+    order = sorted(lived, key=lambda environment: (environment != middle, environment))
     lanes: list[tuple[int, int]] = []
     for environment in order:
         slots = sorted({s.slot for s in run.lives.last if s.environment == environment})
@@ -204,20 +204,20 @@ def _lanes(run: RunData) -> list[tuple[int, int]]:
     return sorted(lanes)
 
 
-def _middle(run: RunData) -> int:
-    """The environment of median gain among those in which seeds lived."""
+def _median_environment(run: RunData) -> int:
+    """The environment with the median gain among those in which a seed germinated."""
     lived = sorted({life.environment for life in run.lives.last})
     gains = np.nan_to_num(run.outcomes["gain"][-1][lived], nan=-np.inf)
     return lived[int(np.argsort(gains, kind="stable")[len(lived) // 2])]
 
 
-def _episode(axes: Axes, run: RunData, environment: int) -> None:
+def _median_accuracy(axes: Axes, run: RunData, environment: int) -> None:
     assert run.episode is not None
     steps, own = run.episode.steps, run.episode.grown[:, environment]
     axes.plot(steps, 100 * own, color=SERIES[0])
     axes.plot(steps, 100 * run.episode.twin[:, environment], ":", color=MUTED)
     axes.set_ylabel("accuracy, %")
-    axes.set_title(f"environment {environment}: grown, and its twin dotted")
+    axes.set_title(f"environment {environment}; dotted: its twin")
 
 
 def _gantt(axes: Axes, run: RunData, lanes: list[tuple[int, int]], middle: int) -> None:
@@ -259,7 +259,7 @@ def _bar(axes: Axes, life: SeedLife, lane: int, last: int) -> None:
 
 
 def _kind(run: RunData, birth: Birth) -> str:
-    """Blueprint and slot as one label."""
+    """Label of a row: blueprint and slot."""
     return f"{birth.blueprint} {_slot_name(run, birth.task, birth.slot)}"
 
 
@@ -276,12 +276,12 @@ def _height(rows: list[str]) -> float:
     return 0.9 + 0.22 * max(6, len(rows))
 
 
-def _room(words: list[str]) -> float:
-    """Inches left of the axes that the longest of ``words`` takes."""
-    return 0.3 + 0.066 * max(map(len, words))
+def _label_width(labels: list[str]) -> float:
+    """Inches that the longest of ``labels`` takes left of the axes."""
+    return 0.3 + 0.066 * max(map(len, labels))
 
 
-def _of(runs: list[RunData], run: RunData) -> str:
+def _title_suffix(runs: list[RunData], run: RunData) -> str:
     return f": {run.label}" if len(runs) > 1 else ""
 
 

@@ -12,7 +12,7 @@ LEVEL = 0.95
 """Share of resampled means that an interval contains."""
 
 MOST_POINTS = 300
-"""Most points of a curve; longer curves are averaged over blocks of rounds."""
+"""Maximum number of points per curve; longer curves are averaged over blocks of rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Estimate:
 
 
 def bootstrap(values: Floats) -> Estimate:
-    """Return the mean of each row and its interval; whole columns are drawn with replacement.
+    """Return the mean of each row and its interval; columns are resampled with replacement.
 
-    Values that are not finite are left out. All rows share the draws of columns, so that
-    resampling adds no noise to differences between rows.
+    Values that are not finite are left out. All rows use the same resampled columns, so
+    that resampling adds no noise to differences between rows.
 
     Args:
         values: ``[R, N]``, N independent units. With a single unit the interval is NaN.

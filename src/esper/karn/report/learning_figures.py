@@ -1,4 +1,4 @@
-"""Pictures of learning: accuracy and that of the twin, gain, return, and parameters added."""
+"""Pictures of learning: accuracy, gain, utility, return, and accuracy against parameters."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from esper.karn.report.gather import RunData
 from esper.karn.report.intervals import Floats, block_size, blocks, bootstrap
 
 MOST_DOTS = 800
-"""Most networks of a run that are drawn as dots."""
+"""Maximum number of dots per run, one per network."""
 
 MOST_TASKS = 12
 
@@ -41,7 +41,7 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
         _curve(
             whole,
             "Gain over the twin",
-            "Committed accuracy above that of the never-grow twin, in percentage points.",
+            "Committed accuracy minus that of the never-grow twin, in percentage points.",
             "points",
             "gain",
             scale=100,
@@ -50,7 +50,7 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
         _curve(
             whole,
             "Utility above the twin's",
-            "Expected accuracy minus the rent for parameters, above the twin's: the objective.",
+            "Utility (score minus rent) minus that of the twin: the objective of training.",
             "utility",
             "utility_gain",
             zero=True,
@@ -63,7 +63,7 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
 
 
 def band(axes: Axes, rounds: Floats, values: Floats, **look: Any) -> None:
-    """Draw a mean over environments with its interval.
+    """Draw the mean over environments with its interval.
 
     Args:
         axes: where to draw.
@@ -81,7 +81,7 @@ def band(axes: Axes, rounds: Floats, values: Floats, **look: Any) -> None:
 
 
 def dot(x: Floats) -> str:
-    """Return the marker of a curve: dots where there is room between them."""
+    """Return the marker of a curve: a dot if the curve has fewer than 40 points."""
     return "." if len(x) < 40 else ""
 
 
@@ -110,11 +110,11 @@ def _accuracy(runs: list[RunData]) -> Picture:
         band(axes, run.rounds, never, color=twin_colour, label=twin_label, linestyle=":")
     legend(figure)
     text = (
-        "Committed validation accuracy at the end of an episode (fossilised seeds alone), beside "
-        f"that of the twin, which never grows (dotted). {INTERVAL}."
+        "Committed validation accuracy at the end of an episode, with only the fossilised seeds. "
+        f"Dotted: the never-grow twin. {INTERVAL}."
     )
     if len(_tasks(runs)) > 1:
-        text += " Here the bands include differences between tasks."
+        text += " The bands include differences between tasks."
     missing_values = _left_out(runs, "accuracy", "twin_accuracy")
     return picture(figure, "Accuracy", text + missing_values + _blocked(runs))
 
@@ -145,17 +145,17 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
         axes.set_title(task)
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
         for run in runs:
-            here = np.where(run.tasks == task, 100 * run.outcomes["gain"], np.nan)
-            played = np.isfinite(here).any(1)
-            band(axes, run.rounds[played], here[played], **look_of(runs, run))
+            gain = np.where(run.tasks == task, 100 * run.outcomes["gain"], np.nan)
+            trained = np.isfinite(gain).any(1)
+            band(axes, run.rounds[trained], gain[trained], **look_of(runs, run))
     grid[0].set_ylabel("gain, points")
     legend(figure)
     more = len(_tasks(runs)) - len(tasks)
-    note = f" {more} further tasks are only in the table." if more else ""
+    note = f" Tasks that are only in the table: {more}." if more else ""
     return picture(
         figure,
         "Gain by task",
-        f"Accuracy above the twin's in the environments that played the task. {INTERVAL}.{note}",
+        f"Accuracy minus the twin's in environments that trained on the task. {INTERVAL}.{note}",
     )
 
 
@@ -198,8 +198,8 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
     return picture(
         figure,
         "Accuracy against parameters",
-        "Each dot is a network at the end of an episode in the last tenth of the rounds; a diamond "
-        "is its twin. Only fossilised seeds count.",
+        "Each dot is a network at the end of an episode in the last tenth of the rounds, with only "
+        "its fossilised seeds; each diamond is a twin.",
     )
 
 

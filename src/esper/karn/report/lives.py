@@ -1,4 +1,4 @@
-"""Lives of seeds, followed through their changes of stage."""
+"""Lives of seeds, reconstructed from their stage changes."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class SeedLife:
         environment: the environment it grew in.
         slot: index of the slot in the host.
         blueprint: name of its blueprint.
-        stages: (step at which the stage began, name of the stage).
+        stages: (first step, name) of each stage, in order.
         end: step at which it was removed; None while it is alive.
         fate: one of ``FATES``.
     """
@@ -41,7 +41,7 @@ class SeedLife:
 
 
 class Birth(NamedTuple):
-    """A kind of seed that is counted: task, slot, blueprint, step of germination and fate."""
+    """The key by which seeds are counted; ``step`` is the step of germination."""
 
     task: str
     slot: int
@@ -52,11 +52,11 @@ class Birth(NamedTuple):
 
 @dataclass(slots=True)
 class LifeBook:
-    """Counts of births in each completed round, and the lives of the last one.
+    """Counts of seeds per completed round, and the lives of seeds in the last one.
 
     Attributes:
-        births: number of seeds of each kind, by round.
-        last: lives of the last completed round.
+        births: number of seeds per ``Birth``, by round.
+        last: lives of the seeds in the last completed round.
     """
 
     births: dict[int, Counter[Birth]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class LifeBook:
     _living: dict[tuple[int, int], SeedLife] = field(default_factory=dict)
 
     def change(self, event: SeedStageChanged) -> None:
-        """Record the changes of one step."""
+        """Record the stage changes of one step."""
         places = zip(event.environment, event.slot, strict=True)
         for place, blueprint, stage in zip(places, event.blueprint, event.stage, strict=True):
             if stage == "GERMINATED":
@@ -91,5 +91,5 @@ class LifeBook:
         self.begin_round()
 
     def begin_round(self) -> None:
-        """Start a new round; a round that did not end is forgotten."""
+        """Start a new round; discard the lives of a round that was not completed."""
         self._lives, self._living = [], {}

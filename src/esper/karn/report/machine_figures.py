@@ -11,19 +11,19 @@ from esper.karn.report.learning_figures import dot, look_of, whole_rounds
 from esper.leyline.metrics import Metric
 
 MAY_BE_UNDEFINED = Metric.EXPLAINED_VARIANCE
-"""Undefined where returns do not vary, so NaN in it is no anomaly."""
+"""Its value is NaN where returns do not vary, which is not an anomaly."""
 
 NO_TIME = "No round was timed."
 
 
 def throughput_pictures(runs: list[RunData]) -> list[Picture]:
-    """Return pictures of environment steps per second and of the time of a round's two parts."""
+    """Return pictures of environment steps per second and of seconds per rollout and update."""
     timed = [run for run in runs if len(run.timed)]
     if not timed:
         return [missing("Throughput", NO_TIME)]
     speed, seconds = new_figure(), new_figure()
     axes = speed.add_subplot(xlabel="round", ylabel="environment steps per second")
-    below = seconds.add_subplot(xlabel="round", ylabel="seconds per round")
+    time_axes = seconds.add_subplot(xlabel="round", ylabel="seconds per round")
     for run in timed:
         look = look_of(timed, run)
         x, rows = blocks(run.timed, np.column_stack([run.speed, *run.seconds]))
@@ -31,14 +31,14 @@ def throughput_pictures(runs: list[RunData]) -> list[Picture]:
         suffix = f" {run.label}" if len(timed) > 1 else ""
         for column, name, line in ((1, "rollout", "-"), (2, "update", ":")):
             look |= {"linestyle": line, "label": name + suffix}
-            below.plot(x, rows[:, column], marker=dot(x), **look)
-    for figure, each in ((speed, axes), (seconds, below)):
+            time_axes.plot(x, rows[:, column], marker=dot(x), **look)
+    for figure, each in ((speed, axes), (seconds, time_axes)):
         each.set_ylim(bottom=0)
         whole_rounds(each)
         legend(figure)
     return [
-        picture(speed, "Throughput", "Steps of all environments, updates included."),
-        picture(seconds, "Time per round", "Wall time of rollout and update."),
+        picture(speed, "Throughput", "Steps of all environments; the time includes updates."),
+        picture(seconds, "Time per round", "Wall time of the rollout and of the update."),
     ]
 
 
@@ -62,7 +62,7 @@ def anomaly_pictures(runs: list[RunData]) -> list[Picture]:
         axes.scatter(rounds, places, s=size, marker="X", color=colour, alpha=0.7, linewidths=0,
                      label=look["label"])  # fmt: skip
     legend(figure)
-    return [picture(figure, "Anomalies", "The larger the mark, the more of them in the round.")]
+    return [picture(figure, "Anomalies", "Larger marks mean more anomalies in the round.")]
 
 
 def anomalies(run: RunData) -> Counter[tuple[int, str]]:
@@ -71,12 +71,12 @@ def anomalies(run: RunData) -> Counter[tuple[int, str]]:
     for (number, reason), count in run.rollbacks.items():
         found[number, f"rollback: {reason.lower().replace('_', ' ')}"] += count
     if run.started.schema < 3:
-        found += _unnoticed(run)
+        found += _undetected(run)
     return found
 
 
-def _unnoticed(run: RunData) -> Counter[tuple[int, str]]:
-    """Anomalies visible in the updates of a run whose version did not detect anomalies itself."""
+def _undetected(run: RunData) -> Counter[tuple[int, str]]:
+    """Anomalies in the updates of a run whose version had no anomaly detector."""
     found: Counter[tuple[int, str]] = Counter()
     for name, values in run.metrics.items():
         if not name.startswith(MAY_BE_UNDEFINED):

@@ -1,4 +1,4 @@
-"""The page: one run, or several side by side, in one self-contained file."""
+"""Render the page about one run, or several side by side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,20 +35,21 @@ class Section:
 def write_report(runs: Sequence[Path], target: Path) -> Path:
     """Write one HTML file about one or more runs, live or ended; return its path.
 
-    Figures tell runs apart by colour. The same runs give the same file.
+    Each run has a colour and a line style. The same runs give the same file.
 
     Args:
         runs: run directories.
         target: the file to write.
 
     Raises:
-        UsageError: a run has no events yet, or is named twice; or ``target`` cannot be a file.
+        UsageError: a run has no events yet, a run is named twice, or ``target`` is a directory
+            or its directory does not exist.
         OSError: ``target`` cannot be written.
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise UsageError("run: the same run is named twice; name each once")
     if target.is_dir() or not target.parent.is_dir():
-        raise UsageError(f"output: {target} is no file in a directory that exists; name another")
+        raise UsageError(f"output: {target} is not a file in an existing directory; name another")
     text = render([gather(run) for run in runs])
     draft = target.with_name(f".{target.name}.draft")
     try:
@@ -119,7 +120,7 @@ def _title(runs: list[RunData]) -> str:
 
 
 def _notes(run: RunData) -> list[str]:
-    """Warnings that a reader needs before reading the figures."""
+    """Warnings above the figures, such as an incomplete run or missing events."""
     so_far = f"after {run.info.rounds_done} of {run.started.rounds} rounds."
     notes = {
         "running": f"{run.label} is still running; the page shows it {so_far}",
@@ -130,9 +131,9 @@ def _notes(run: RunData) -> list[str]:
     if run.failure:
         found.append(f"{run.label}: {run.failure}")
     if run.dropped:
-        found.append(f"Steps of {run.label} that the disk was too slow to record: {run.dropped}.")
+        found.append(f"{run.label}: telemetry could not keep up; steps dropped: {run.dropped}.")
     if run.unreadable:
-        found.append(f"Lines of {run.label} that cannot be read, left out: {run.unreadable}.")
+        found.append(f"{run.label}: unreadable lines were skipped: {run.unreadable}.")
     if not len(run.rounds):
         found.append(f"{run.label} has not completed a round yet.")
     return found

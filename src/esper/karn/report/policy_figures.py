@@ -1,4 +1,4 @@
-"""Pictures of the learner: losses, trust region, entropy and gradient per head, schedules."""
+"""Pictures of PPO updates: losses, trust region, entropy and gradient per head, schedules."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,15 +24,15 @@ LEARNER = {
 """Metrics of an update and their labels."""
 
 SCHEDULED = (Metric.LEARNING_RATE, Metric.ENTROPY_WEIGHT, Metric.CLIP)
-"""Metrics that a schedule sets; their parts (``NAME/PART``) count as well."""
+"""Metrics that a schedule sets; ``NAME/PART`` for each of their parts is included."""
 
 _NONE: Floats = np.empty(0)
 
-NO_UPDATE = "The policy does not learn: there were no updates."
+NO_UPDATE = "There are no policy updates."
 
 
 def policy_pictures(runs: list[RunData]) -> list[Picture]:
-    """Return pictures of the updates; a sentence where there was none."""
+    """Return pictures of the updates, or a sentence where there are none."""
     learned = [run for run in runs if len(run.updates)]
     if not learned:
         return [missing("Updates", NO_UPDATE)]
@@ -48,9 +48,9 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
         _metrics(
             learned,
             "Gradient norm of each head",
-            "Norm over the head's own parameters, on a logarithmic scale. At the bottom, a cross "
-            "marks an update in which the gradient was missing (never drawn as 0) and a ring one "
-            "in which it was exactly 0, as in a head that had nothing to decide.",
+            "Gradient norm of the head's own parameters, on a logarithmic scale. At the bottom, a "
+            "cross marks an update in which the gradient was missing, and a ring one in which it "
+            "was exactly 0, as for a head that never had a choice.",
             _heads(learned, Metric.HEAD_GRAD_NORMS),
             logarithmic=True,
         ),
@@ -73,7 +73,7 @@ def _metrics(
         name: label for name, label in names.items() if any(name in run.metrics for run in runs)
     }
     if not present:
-        return missing(title, "The run did not record this.")
+        return missing(title, "The run did not record these metrics.")
     figure, grid = panels(len(present), 4, 1.9)
     for axes, (name, label) in zip(grid, present.items(), strict=True):
         axes.set_title(label)
@@ -114,7 +114,7 @@ def _mark(axes: Axes, rounds: Floats, mark: str, label: str) -> None:
 def _unplaced(
     run: RunData, name: str, logarithmic: bool
 ) -> list[tuple[NDArray[np.bool_], str, str]]:
-    """Updates whose value is not on the curve: (mask of updates, mark, reason)."""
+    """Updates whose value is not on the curve: (mask ``[U]``, mark, reason)."""
     values, missing = run.metrics[name], run.missing[name]
     undefined = "not a number" if run.started.schema >= 3 else "missing or not a number"
     head = parts_of(Metric.HEAD_ENTROPY, [name]).get(name, "")
@@ -136,7 +136,7 @@ def _count_undefined(runs: list[RunData], names: dict[str, str]) -> str:
         for name, label in names.items()
     }
     found = [f"{label} ({count})" for label, count in bad.items() if count]
-    return f" Updates with a value missing or not finite: {', '.join(found)}." if found else ""
+    return f" Updates with missing or non-finite values: {', '.join(found)}." if found else ""
 
 
 def _heads(runs: list[RunData], name: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A mean over the final rounds: its label, its outcome, its number format and its scale."""
+    """A row of the table of final means: label, outcome, number format and scale."""
 
     name: str
     outcome: str
@@ -58,7 +58,7 @@ FINAL = (
     Figure("seeds pruned", "pruned", ".2f"),
     Figure("rollbacks", "rolled_back", ".2f"),
 )
-"""Rows of the table of final figures, over the last tenth of the rounds."""
+"""Rows of the table of final means, over the last tenth of the rounds."""
 
 
 def tiles(run: RunData) -> list[tuple[str, str, str]]:
@@ -77,11 +77,11 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
         gain, added = FINAL[2], FINAL[5]
         found.insert(0, ("gain over the twin, points", final_figure(run, gain)))
         found.append((added.name, final_figure(run, added)))
-    return [(name, *_parted(value)) for name, value in found]
+    return [(name, *_split_interval(value)) for name, value in found]
 
 
-def _parted(value: str) -> tuple[str, str]:
-    """Split a figure into its value and its interval, which may be empty."""
+def _split_interval(value: str) -> tuple[str, str]:
+    """Split text such as ``+1.0 [0.5, 1.5]`` into the mean and its interval, or an empty text."""
     figure, bracket, interval = value.partition(" [")
     return figure, bracket.strip() + interval
 
@@ -95,24 +95,25 @@ def summary(run: RunData) -> str:
         for task, size, slots in hosts
     )
     precision = "mixed precision" if started.amp_enabled else "float32"
-    again = f" It was resumed {run.processes - 1} times." if run.processes > 1 else ""
+    resumes = f" Number of resumes: {run.processes - 1}." if run.processes > 1 else ""
     return (
         f"Policy {started.policy} on {listed}. Each round is one episode of {started.envs} "
         f"environments, {started.episode_length} steps each, in groups of {started.group_size} "
         f"that share the initial host, the data and one never-grow twin. Device {started.device}, "
-        f"{precision}.{again}"
+        f"{precision}.{resumes}"
     )
 
 
 def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> str:
     """Return the mean over the final rounds with its interval, or a dash.
 
-    Environments of a group share host and data, so the bootstrap draws (round, group) units.
+    Environments of a group share initial host and data, so the bootstrap resamples the means of
+    groups per round.
 
     Args:
         run: the run.
         figure: the figure to compute.
-        where: bool ``[R, N]``, the environments that count; all by default.
+        where: bool ``[R, N]``, the environments to include; all by default.
     """
     values = run.outcomes[figure.outcome]
     if where is not None:
@@ -135,7 +136,7 @@ def final_table(runs: list[RunData]) -> Table:
     return Table(
         "Final figures",
         "Means per episode over the last tenth of the rounds, with 95 % bootstrap intervals. "
-        "Environments of a group share host and data, so the bootstrap draws groups of a round.",
+        "Environments of a group share initial host and data, so the bootstrap resamples groups.",
         ["", *(run.label for run in with_rounds)],
         rows,
     )
@@ -159,7 +160,7 @@ def task_table(run: RunData, several: bool) -> Table | None:
 
 
 def seed_table(run: RunData, several: bool) -> Table | None:
-    """Return how often each blueprint germinated over all rounds, and with what outcome."""
+    """Return the number of seeds of each blueprint over all rounds, by outcome."""
     fates: Counter[tuple[str, str]] = Counter()
     for births in run.lives.births.values():
         for birth, count in births.items():
@@ -184,8 +185,8 @@ def anomaly_table(runs: list[RunData]) -> Table | None:
             count = sum(found[number, name] for number in rounds)
             row = [name, run.label, str(count), str(min(rounds)), str(max(rounds))]
             rows.append([*row, messages.get(name, NOTHING)])
-    columns = ["kind", "run", "times", "first in round", "last in round", "last message"]
-    return Table("What went wrong", "", columns, rows, False) if rows else None
+    columns = ["kind", "run", "count", "first in round", "last in round", "last message"]
+    return Table("Anomalies by kind", "", columns, rows, False) if rows else None
 
 
 def settings_table(runs: list[RunData]) -> Table:
@@ -207,7 +208,7 @@ def settings_table(runs: list[RunData]) -> Table:
 
 
 def fingerprint_table(runs: list[RunData]) -> Table:
-    """Return what the bits of a result depend on besides the settings: machine and versions."""
+    """Return the machine and versions that a bit-identical result requires."""
     prints = [
         (label, found)
         for run in runs
@@ -223,7 +224,7 @@ def fingerprint_table(runs: list[RunData]) -> Table:
 
 
 def _group_means(values: Floats, size: int) -> Floats:
-    """Means of groups of ``size`` columns in each row, flat; NaN where a group has no value."""
+    """Means over groups of ``size`` columns, flattened; NaN where a group has no finite value."""
     starts = np.arange(0, values.shape[1], size)
     finite = np.isfinite(values)
     sums = np.add.reduceat(np.where(finite, values, 0.0), starts, axis=1)

@@ -43,16 +43,16 @@ class Anomalies(View):
 
 
 def _summary(moment: Moment, palette: Palette) -> Text:
-    """One line: the number of anomalies, unreadable lines and steps that were not recorded."""
+    """One line that counts anomalies, unreadable lines and steps that were not recorded."""
     index = moment.index
     dropped = moment.latest(TelemetryDropped)
     parts = [f"{len(moment.anomalies)} anomalies"]
     if index.corrupt:
         parts.append(f"{index.corrupt} corrupt lines skipped")
     if index.unknown:
-        parts.append(f"{index.unknown} lines of a kind this version does not know")
+        parts.append(f"{index.unknown} lines of an unknown kind skipped")
     if moment.log.cut_off and moment.line is None:
-        parts.append("the last line is half written")
+        parts.append("the last line is incomplete")
     if dropped is not None:
         parts.append(f"{dropped.total} steps not recorded: telemetry could not keep up")
     return Text(" · ".join(parts), style=palette.muted, no_wrap=True, overflow="ellipsis")
@@ -75,7 +75,7 @@ def _step(trouble: Trouble) -> str:
 
 
 def _value(trouble: Trouble) -> str:
-    """The measured value; ``missing`` where a metric should have had one but did not."""
+    """The measured value; ``missing`` where the update has no value of the metric."""
     anomaly = trouble.anomaly
     return "" if anomaly.metric is None and anomaly.value is None else compact(anomaly.value)
 

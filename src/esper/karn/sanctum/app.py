@@ -40,7 +40,8 @@ class Sanctum(App[None]):
     Args:
         run: the run directory.
         light: dark text on a light background.
-        owner: id of the process with which Sanctum ends; None: only the user ends it.
+        owner: id of the parent process; Sanctum closes when that process ends. None: only the user
+            closes Sanctum.
     """
 
     TITLE = "Sanctum"
@@ -77,7 +78,7 @@ class Sanctum(App[None]):
         self.theme = "textual-light" if light else "textual-dark"
         self._last_data = time.monotonic()
         self._alive: bool | None = None
-        self._asked = -math.inf
+        self._last_check = -math.inf
         # Kept as attributes: a query searches only the topmost screen, which may be the help.
         self.header, self.strip, self.tabs = (
             Header(id="header"),
@@ -106,7 +107,7 @@ class Sanctum(App[None]):
         return self.pages[self.switcher.current]
 
     def on_mount(self) -> None:
-        """Start to follow the run and to draw."""
+        """Start following the run and drawing."""
         modified = self.log_file.modified()
         if modified is not None:
             self._last_data -= max(0.0, time.time() - modified)
@@ -117,7 +118,7 @@ class Sanctum(App[None]):
         self.action_page(PAGES[0].title)
 
     async def _follow(self) -> None:
-        """Read what the run writes, on a thread that does not draw."""
+        """Read new events on another thread, so that drawing does not wait."""
         while True:
             changed = await asyncio.to_thread(self.log_file.poll)
             if changed and self.loaded:
@@ -138,16 +139,16 @@ class Sanctum(App[None]):
     def _every_second(self) -> None:
         if self.owner is not None and os.getppid() != self.owner:
             self.exit()
-        self._look_after_process()
+        self._check_process()
         self._draw_header()
 
-    def _look_after_process(self) -> None:
-        """Check whether the run's process is alive; rarely, because the check takes its lock."""
+    def _check_process(self) -> None:
+        """Check whether the run's process is alive; rarely, as the check takes the run's lock."""
         now = time.monotonic()
         if now - self._last_data < QUIET_SECONDS:
             self._alive = None
-        elif now - self._asked > QUIET_SECONDS:
-            self._alive, self._asked = is_running(self.run_directory), now
+        elif now - self._last_check > QUIET_SECONDS:
+            self._alive, self._last_check = is_running(self.run_directory), now
 
     def draw(self) -> None:
         """Show the moment at the playhead. Only the current page is drawn."""
@@ -190,11 +191,11 @@ class Sanctum(App[None]):
         self.call_after_refresh(self.draw)
 
     def on_view_resized(self) -> None:
-        """Draw again: a page may get its size later than the first refresh after it is shown."""
+        """Draw again: a page may get its size only after the first refresh."""
         self.draw()
 
     def action_playhead(self, movement: str, *by: int) -> None:
-        """Move in time: call the playhead's method ``movement``."""
+        """Move the playhead: call its method ``movement``."""
         getattr(self.playhead, movement)(*by)
         self.draw()
 

@@ -13,7 +13,7 @@ from esper.leyline.actions import CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import DecisionsMade, EpochCompleted
 
 _BEFORE = {"tempo": "in ", "alpha_target": "to ", "alpha_speed": "within "}
-"""Words that stand before the options of numeric heads."""
+"""Words before the options of these heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,12 @@ class Decision:
         op: name of the operation.
         choice: slot, and the choices of the other heads that the op uses.
         probability: probability of the op; None where it was not recorded.
-        success: whether it took effect.
+        success: whether the op was legal and therefore took effect.
         legal: probability of every legal op, None where the policy has no probabilities; empty
             before schema 3.
         log_prob: log-probability of the whole action; None where it was not recorded.
-        value: the critic's value estimate; None where it was not recorded.
+        value: the critic's value estimate, in units of the normalised return; None where it was
+            not recorded.
     """
 
     step: int
@@ -101,7 +102,7 @@ def _chances(made: DecisionsMade | None, environment: int) -> dict[int, float | 
 
 
 def _details(moment: Moment, made: DecisionsMade | None, environment: int) -> list[str]:
-    """The choices of the heads after op and slot that the op uses."""
+    """The choices of the heads that the op uses, without op and slot."""
     if made is None:
         return []
     chosen = dict(zip(HEADS, made.actions[environment], strict=True))

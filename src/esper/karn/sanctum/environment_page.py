@@ -1,4 +1,4 @@
-"""The third page: one environment, its accuracy over the episode, its seeds and decisions."""
+"""The third page: accuracy, seeds and decisions of one environment over its episode."""
 
 import math
 from collections.abc import Sequence
@@ -53,14 +53,14 @@ class Environment(View):
                 yield from (self.table, self.detail)
 
     def action_other(self, by: int) -> None:
-        """Show the environment ``by`` places further."""
+        """Show the environment ``by`` numbers later; after the last comes the first."""
         if self._shown is None or self._shown[0].step is None:
             return
         self.environment = (self.environment + by) % len(self._shown[0].step.reward)
         self.show_again()
 
     def action_waits(self) -> None:
-        """Show or hide the decisions to wait."""
+        """Show or hide wait decisions."""
         self.waits = not self.waits
         self.show_again()
 
@@ -138,8 +138,8 @@ def _title(
     text.append(f"  twin {written(twin)}", style=palette.twin)
     gain = accuracy - twin
     text.append(f"  gain {written(gain, '+.3f')}", style=palette.bad if gain < 0 else palette.good)
-    earned = sum(to_floats([s.reward[environment] for s in steps]))
-    text.append(f"  return {written(earned, '+.3f')}")
+    episode_return = sum(to_floats([s.reward[environment] for s in steps]))
+    text.append(f"  return {written(episode_return, '+.3f')}")
     text.append(f"  added {count(step.added_parameters[environment])}")
     text.append(f"  group {environment // moment.started.group_size}", style=palette.muted)
     return text.append(f"  {moment.task(environment) or ''}", style=palette.muted)
@@ -157,7 +157,7 @@ def lives(
     length = max(2, moment.started.episode_length)
     stages = [step.stage[environment] for step in steps]
     names = moment.slot_names(environment, len(stages[-1]))
-    # The same mapping from steps to columns as in the plot.
+    # The plot maps steps to columns in the same way.
     places = [round(column * (length - 1) / max(1, width - 1)) for column in range(width)]
     text = Text(no_wrap=True)
     for slot, name in enumerate(names):
@@ -174,7 +174,7 @@ def lives(
 
 
 def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: Palette) -> Text:
-    """Return a line per slot: stage, blueprint, alpha, and contribution of its seed."""
+    """Return one line per slot: stage, blueprint, alpha and measured signals of its seed."""
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(
         f"{'slot':<7}{'stage':<14}{'blueprint':<13}{'alpha':<12}{'ablation':>9}{'grad':>9}"

@@ -8,13 +8,13 @@ from rich.text import Text
 from esper.leyline.events import Number
 
 MISSING = "missing"
-"""Shown where a value is missing. It is never shown as 0, nor as NaN, which is a bad value."""
+"""Text for a missing value, which is neither 0 nor NaN."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def harmless(text: Text) -> Text:
-    """Replace the control characters of ``text``: a run copied from elsewhere may contain any."""
+    """Replace control characters in ``text``, which a copied run may contain."""
     if not text.plain.replace("\n", "").isprintable():
         text.plain = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text.plain)
     return text
@@ -86,7 +86,7 @@ def sparkline(values: Sequence[Number | None], width: int) -> str:
 
 
 def gauge(share: float, width: int) -> str:
-    """Draw a bar of ``width`` characters that is full at ``share`` 1, in steps of an eighth."""
+    """Draw a bar of ``width`` characters that is full at ``share`` 1."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)

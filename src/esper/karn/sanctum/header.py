@@ -14,20 +14,20 @@ from esper.karn.sanctum.view import WIDE, Lines
 from esper.leyline.metrics import Metric
 
 QUIET_SECONDS = 10.0
-"""Silence after which Sanctum reports that no data arrive; longer for a slow run."""
+"""Seconds without new data after which Sanctum reports it; more for a slow run."""
 _QUIET_STEPS = 5.0
 _RECENT = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the header needs to know besides the run.
+    """State of the viewer that the header shows besides the run.
 
     Attributes:
         log: the run's events.
-        playhead: determines the moment that is shown.
+        playhead: position of the moment that is shown.
         silence: seconds since data last arrived.
-        alive: whether the run's process is alive; None where that was not checked.
+        alive: whether the run's process is alive; None if not checked.
         loaded: whether the file has been read to its end.
     """
 
@@ -94,7 +94,7 @@ def _progress(moment: Moment, palette: Palette, width: int) -> Text:
 
 
 def learning_rate(moment: Moment) -> str | None:
-    """Return the learning rate of the last update as text; None where nothing learns."""
+    """Return the learning rate of the last update as text; None where none was recorded."""
     metrics = moment.updates[-1].metrics if moment.updates else {}
     if Metric.LEARNING_RATE in metrics:
         return written(metrics[Metric.LEARNING_RATE], ".3g")
@@ -104,7 +104,7 @@ def learning_rate(moment: Moment) -> str | None:
 
 
 def seconds_left(moment: Moment) -> float | None:
-    """Estimate the seconds to the end of the run from the latest rounds; None before the first."""
+    """Estimate the seconds to the end of the run from its last rounds; None before the first."""
     started, snapshots = moment.started, moment.snapshots[-_RECENT:]
     if started is None or not snapshots:
         return None
@@ -135,11 +135,11 @@ def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
 
 
 def quiet_after(moment: Moment) -> float:
-    """Return the silence in seconds that is worth a report: several steps or updates long."""
+    """Return the seconds without new data after which to report it: several steps or updates."""
     if not moment.snapshots or moment.started is None:
         return QUIET_SECONDS
     last = moment.snapshots[-1]
     rollout, update = float(last.rollout_seconds), float(last.update_seconds)
-    a_step = rollout / max(1, moment.started.episode_length)
-    between = max(a_step, update) if moment.steps else rollout + update
-    return max(QUIET_SECONDS, _QUIET_STEPS * between)
+    step = rollout / max(1, moment.started.episode_length)
+    interval = max(step, update) if moment.steps else rollout + update
+    return max(QUIET_SECONDS, _QUIET_STEPS * interval)

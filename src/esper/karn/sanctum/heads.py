@@ -21,7 +21,7 @@ it compares a gradient norm with its running mean."""
 
 
 class State(Enum):
-    """Health of a head: a glyph and a word."""
+    """Health of a head: a glyph and its name."""
 
     MISSING = "∅ missing"
     NOT_FINITE = "✖ not finite"

@@ -18,7 +18,7 @@ KEYS: dict[str, tuple[tuple[str, str], ...]] = {
         ("1 2 3 4 5", "overview, policy, environment, anomalies, scoreboard"),
         ("Enter", "open the row under the cursor"),
         ("t", "dark or light theme"),
-        ("?", "this page; Escape closes it"),
+        ("?", "this help; Escape closes it"),
         ("q, Ctrl+C", "close Sanctum; training continues"),
     ),
     "Tables": (
@@ -33,7 +33,7 @@ KEYS: dict[str, tuple[tuple[str, str], ...]] = {
         ("+  -", "faster; slower"),
         (",  .", "one step back; forward"),
         ("<  >", "one round back; forward"),
-        ("l", "back to the present"),
+        ("l", "return to the latest data"),
     ),
 }
 """All keys with their meanings, by subject."""
@@ -63,7 +63,7 @@ def help_text(palette: Palette) -> Text:
         text.append(f"{subject}\n", style=palette.accent)
         for key, meaning in keys:
             text.append(f"  {key:<15}", style="bold").append(f"{meaning}\n")
-    text.append("A slot's life\n", style=palette.accent)
+    text.append("Stages of a slot\n", style=palette.accent)
     for stage, glyph in GLYPHS.items():
         if stage:
             text.append(f"  {glyph} {stage_name(stage):<11}", style=palette.stage(stage))
@@ -74,7 +74,7 @@ def help_text(palette: Palette) -> Text:
     text.append("\nA head  ", style=palette.accent)
     text.append("  ".join(state.value for state in State))
     text.append(
-        "\n  missing: no gradient reached the head. NaN: one did, but it was not a number."
+        "\n  missing: the head received no gradient. NaN: the gradient was not a number."
         "\n  no choice: the head never had more than one option.\n"
     )
     text.append("Gain", style=palette.accent)

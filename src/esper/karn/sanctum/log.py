@@ -1,8 +1,8 @@
 """The event file of a run, read as it grows.
 
-Events of rounds are kept decoded. Large events of steps, which hold a value per environment, are
-only located, and read again when a view needs them: a million environment steps take a hundred
-megabytes.
+Events of rounds are kept decoded. Of the large events of steps, which hold one value per
+environment, only the position in the file is kept, and a view reads them again when it needs them:
+the event file of a million environment steps has about 400 MiB.
 """
 
 from bisect import bisect_right
@@ -28,10 +28,10 @@ from esper.leyline.events.reader import CHUNK, EventReader, try_decode
 E = TypeVar("E", bound=Event)
 
 LOCATED: tuple[type[StepEvent], ...] = (EpochCompleted, DecisionsMade, SeedSignalsMeasured)
-"""Kinds of events that are located and read again on demand."""
+"""Kinds of events of which only the position is kept; they are read again on demand."""
 
 CACHED = 2048
-"""Decoded step events that are kept: an episode and its neighbours."""
+"""Maximum number of decoded step events in the cache."""
 
 # Skipping the values of all environments halves the time to open a large file.
 _OUTLINES = {
@@ -55,7 +55,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the event of a step is in the file."""
+    """Where the event of a step is in the file; offset and length are in bytes."""
 
     line: int
     offset: int
@@ -69,9 +69,9 @@ class Index:
     """The index of an event file. It only grows: a file that was truncated gets a new one.
 
     Attributes:
-        lines: number of complete lines that were read.
-        corrupt: how many of them are not JSON.
-        unknown: how many of them are of a kind that this version does not know.
+        lines: number of complete lines read.
+        corrupt: number of those that are not JSON.
+        unknown: number of those whose kind or fields this version does not know.
         length: total length of the complete lines, bytes.
     """
 
@@ -101,12 +101,12 @@ class Index:
             self.places[_OUTLINES[kind]].append(place)
         else:
             kept = self.kept.setdefault(kind, Kept())
-            # Readers look up by line: the event must be there before its number is.
+            # `until` may run on another thread and searches `lines`, so the event is added first.
             kept.events.append(event)
             kept.lines.append(self.lines)
 
     def until(self, kind: type[E], line: int | None = None) -> Sequence[E]:
-        """Return the events of a kind in order, up to a line or all."""
+        """Return the events of a kind in order, up to line ``line`` or all."""
         kept = self.kept.get(kind, Kept())
         end = len(kept.lines) if line is None else bisect_right(kept.lines, line)
         return kept.events[:end]  # type: ignore[return-value]
@@ -126,7 +126,7 @@ class EventLog(EventReader):
 
     @property
     def cut_off(self) -> int:
-        """Bytes after the last complete line: a line that is half written."""
+        """Bytes after the last complete line, of a line that is partly written."""
         return max(0, self.size - self.index.length)
 
     def modified(self) -> float | None:

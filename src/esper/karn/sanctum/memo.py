@@ -12,13 +12,13 @@ T = TypeVar("T")
 class OfEach(Generic[E, T]):
     """Wraps a function of an event so that it is called once per event.
 
-    A run of ten thousand rounds is drawn ten times per second; outcomes of past rounds do not
-    change.
+    Sanctum redraws up to ten times per second, and a run may have ten thousand rounds whose
+    outcomes no longer change.
     """
 
     def __init__(self, function: Callable[[E], T]):
         self.function = function
-        # The event is kept with its value, so that no other object can get its id.
+        # Keeping a reference to the event prevents another object from reusing its id.
         self._known: dict[int, tuple[E, T]] = {}
 
     def __call__(self, event: E) -> T:

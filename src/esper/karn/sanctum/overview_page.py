@@ -40,7 +40,7 @@ class Overview(View):
         self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
         self.rows: list[Row] = []
         self._means = OfEach(_accuracies)
-        # Pages keep their widgets: while Sanctum is closing, a query may find nothing.
+        # Kept as attributes: while Sanctum is closing, a query may not find them.
         self.summary = Lines(id="overview-summary")
         self.table = RowsTable("environments", "no environment matches")
         self.side = Vertical(id="overview-side", classes="wide-only")
@@ -122,7 +122,7 @@ class Overview(View):
         self.sort_by(names[(names.index(self.sort) + by) % len(names)])
 
     def sort_by(self, name: str) -> None:
-        """Sort by a column; the same column again reverses the order."""
+        """Sort by a column; sorting by the same column again reverses the order."""
         self.reversed = name == self.sort and not self.reversed
         self.sort = name
         self.show_again()
@@ -139,7 +139,7 @@ class Overview(View):
         self.show_again()
 
     def action_search(self) -> None:
-        """Open the search: rows must contain all words typed."""
+        """Open the search field; rows must contain all words typed."""
         self.search.display = True
         self.search.focus()
 
@@ -193,7 +193,7 @@ def _totals(every: list[Row], gains: list[float], palette: Palette, words: bool)
 
 
 def _accuracies(outcome: EpisodeOutcome) -> tuple[float, float]:
-    """Mean accuracy of a round, grown and twin."""
+    """Mean committed accuracy of a round: hosts, twins."""
     return fmean(to_floats(outcome.accuracy)), fmean(to_floats(outcome.twin_accuracy))
 
 

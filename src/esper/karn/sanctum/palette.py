@@ -1,4 +1,4 @@
-"""Glyphs, names and colours. Every meaning has a glyph or a word; colour is never needed."""
+"""Glyphs, names and colours. A glyph or a word accompanies every colour."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ GLYPHS: dict[int, str] = {
     Stage.EMBARGOED: "⊘",
     Stage.RESETTING: "↺",
 }
-"""Glyph of each stage: a circle that fills up. 0 stands for a slot that the host lacks."""
+"""Glyph of each stage: a circle that fills up. 0 means that the host lacks the slot."""
 
 OPS: dict[int, str] = {
     Op.WAIT: "wait",

@@ -14,11 +14,11 @@ SPEEDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 @dataclass(slots=True)
 class Playhead:
-    """A position in the run's steps, or its end. A run without step events is played by rounds.
+    """A step of the run, or its latest moment; in a run without step events, a round.
 
     Attributes:
         log: the run's events.
-        place: index of the mark (step or round) that is shown; None follows the run.
+        place: index of the step or round that is shown; None follows the run.
         playing: whether a replay is running.
         speed: index in ``SPEEDS``.
     """
@@ -27,7 +27,7 @@ class Playhead:
     place: int | None = None
     playing: bool = False
     speed: int = 4
-    _part: float = 0.0
+    _fraction: float = 0.0
 
     def moment(self) -> Moment:
         """Return the run as it was at the playhead."""
@@ -48,17 +48,17 @@ class Playhead:
         return SPEEDS[self.speed]
 
     def advance(self, seconds: float) -> bool:
-        """Let time pass; return whether the moment changed."""
+        """Continue a replay for ``seconds``; return whether the moment changed."""
         if not self.playing or self.place is None:
             return False
-        self._part += seconds * self.steps_per_second
-        whole, self._part = divmod(self._part, 1.0)
+        self._fraction += seconds * self.steps_per_second
+        whole, self._fraction = divmod(self._fraction, 1.0)
         if whole:
             self.move(int(whole))
         return bool(whole)
 
     def move(self, marks: int) -> None:
-        """Go forward, or back where negative; past the last mark the run is followed again."""
+        """Go ``marks`` steps forward, or back if negative; past the last one, follow the run."""
         last = len(_marks(self.log.index)) - 1
         if last < 0:
             return
@@ -66,12 +66,15 @@ class Playhead:
         self._go(max(0, target), last)
 
     def step(self, by: int) -> None:
-        """Pause, and go ``by`` marks forward or back."""
+        """Pause, and go ``by`` steps forward, or back if negative."""
         self.playing = False
         self.move(by)
 
     def move_rounds(self, rounds: int) -> None:
-        """Go to the beginning of the round that is ``rounds`` later or earlier."""
+        """Go to the first step of the round that is ``rounds`` later, or earlier if negative.
+
+        From within a round, -1 goes to the first step of that round.
+        """
         places = self.log.index.places[EpochCompleted]
         if not places:
             self.move(rounds)
@@ -84,7 +87,7 @@ class Playhead:
         self._go(bisect_left(places, now + rounds, key=attrgetter("round")), len(places) - 1)
 
     def show(self, round_number: int) -> None:
-        """Pause at the end of a round."""
+        """Pause at the last step of a round."""
         places = self.log.index.places[EpochCompleted]
         if places:
             end = bisect_left(places, round_number + 1, key=attrgetter("round")) - 1
@@ -94,7 +97,7 @@ class Playhead:
     def replay(self) -> None:
         """Play from the beginning."""
         if _marks(self.log.index):
-            self.place, self.playing, self._part = 0, True, 0.0
+            self.place, self.playing, self._fraction = 0, True, 0.0
 
     def toggle(self) -> None:
         """Pause, or continue."""
@@ -120,7 +123,7 @@ class Playhead:
 
 
 def _marks(index: Index) -> list[int]:
-    """Lines of the file at which a replay can stop."""
+    """Line numbers of the events, one per step or round, at which a replay can stop."""
     places = index.places[EpochCompleted]
     if places:
         return [place.line for place in places]

@@ -19,7 +19,7 @@ class Curve:
 
     Attributes:
         label: its name.
-        values: one per place of the plot.
+        values: one per horizontal position of the plot.
         style: a ``rich`` style, of which only the colour is used.
         marker: the marker of its points, so that lines differ without colour.
     """
@@ -42,7 +42,7 @@ class Frame:
 
 @dataclass(slots=True)
 class _Drawn:
-    """What a plot shows; it is drawn again only when this changes."""
+    """The content of a plot; the plot is redrawn only when this changes."""
 
     places: Sequence[float] = ()
     curves: Sequence[Curve] = ()
@@ -60,7 +60,7 @@ class Plot(PlotextPlot):
     def show(
         self, places: Sequence[float], curves: Sequence[Curve], frame: Frame | None = None
     ) -> None:
-        """Draw curves over ``places``."""
+        """Draw curves over ``places``, the rounds or steps of their values."""
         wanted = _Drawn(places, curves, frame or Frame())
         if wanted == self._drawn:
             return
@@ -86,7 +86,7 @@ class Plot(PlotextPlot):
             plt.yticks(levels, [format(level, f"{TICK_WIDTH}.2f") for level in levels])
 
     def _title(self) -> Content:
-        """The caption, followed by the name of every line in its colour."""
+        """The caption, followed by the label of every curve in its colour."""
         parts = [Content(self.caption)]
         if len(self._drawn.curves) > 1:
             for curve in self._drawn.curves:
@@ -96,14 +96,14 @@ class Plot(PlotextPlot):
 
 
 TICK_WIDTH = 5
-"""Width in characters of vertical tick labels, where limits are given; the axis adds one."""
+"""Width in characters of the vertical tick labels of a ``Frame`` with limits; the axis adds one."""
 _SAMPLE = {"braille": "━"}
 
 
 def _pieces(
     places: Sequence[float], values: Sequence[Number | None]
 ) -> list[tuple[list[float], list[float]]]:
-    """The finite stretches of a curve, thinned to what a terminal can show."""
+    """The finite segments of a curve, thinned to fewer than 800 points."""
     stride = max(1, len(places) // 400)
     pieces: list[tuple[list[float], list[float]]] = []
     gap = True
@@ -127,7 +127,7 @@ def _rgb(style: str) -> tuple[int, int, int]:
 
 
 def _whole_ticks(places: Sequence[float], frame: Frame) -> list[float]:
-    """Up to five whole ticks of the horizontal axis, which counts rounds or steps."""
+    """Up to five integer ticks of the horizontal axis, which counts rounds or steps."""
     if not places:
         return []
     low = places[0] if frame.left is None else frame.left

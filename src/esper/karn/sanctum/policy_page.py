@@ -17,7 +17,7 @@ from esper.leyline.events import Number, PPOUpdateCompleted
 from esper.leyline.metrics import Metric, parts_of
 
 RECENT = 200
-"""Updates that trends and sparklines cover."""
+"""Number of latest updates that sparklines cover."""
 
 SCALARS = (
     ("policy loss", Metric.POLICY_LOSS),
@@ -82,7 +82,7 @@ class Policy(View):
         """Draw the policy's latest update at a moment."""
         updates = moment.updates
         if not updates:
-            self.heads.show(Text("no update of a policy yet", style=palette.muted))
+            self.heads.show(Text("no policy update yet", style=palette.muted))
             self.scalars.show(Text())
             return
         self.heads.show(head_table(updates, palette, self.size.width))
@@ -105,7 +105,7 @@ class Policy(View):
 
 
 def _schedule(moment: Moment) -> str:
-    """Other scheduled values, where the run reports them."""
+    """Learning rates per group, entropy weight and clip range, where the run reports them."""
     metrics = moment.updates[-1].metrics
     rates = [
         f"{group} {written(metrics[name], '.3g')}"
@@ -120,7 +120,7 @@ def _schedule(moment: Moment) -> str:
 
 
 def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
-    """Return entropy, gradient norm, trend and state of every head, one line per head."""
+    """Return entropy, gradient norm, its trend and the state of every head, one line per head."""
     recent = updates[-RECENT:]
     spark = max(8, min(40, (width - 61) // 2))
     text = Text(no_wrap=True, overflow="ellipsis")

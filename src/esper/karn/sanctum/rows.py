@@ -1,4 +1,4 @@
-"""The environments of a moment as rows, and how they are sorted and filtered."""
+"""The environments of a moment as rows that can be sorted and filtered."""
 
 import math
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Row:
         stages: stage of each slot; empty where the run has no step events.
         blueprints: name of each slot's blueprint; empty where the run has no step events.
         op: name of the last operation; ``""`` where the run has no step events.
-        success: whether the operation took effect.
+        success: whether the operation was legal and therefore took effect.
         added: number of parameters added.
         rolled_back: whether the environment was rolled back in this round.
     """
@@ -83,7 +83,7 @@ class Row:
 
     @property
     def words(self) -> str:
-        """The text that a search looks at."""
+        """The text in which a search looks for words."""
         seeds = [
             f"{stage_name(stage)} {name}"
             for stage, name in zip(self.stages, self.blueprints, strict=True)
@@ -94,7 +94,7 @@ class Row:
 
 
 def rows(moment: Moment) -> list[Row]:
-    """Return a row for every environment."""
+    """Return one row per environment."""
     if moment.step is not None:
         return _of_step(moment, moment.step)
     return _of_outcome(moment.outcomes[-1]) if moment.outcomes else []
@@ -149,7 +149,7 @@ SORTS: dict[str, tuple[Callable[[Row], float | str], bool]] = {
     "last op": (lambda row: row.op, False),
     "status": (lambda row: list(Status).index(row.status), False),
 }
-"""Sort keys: the value of a row, and whether the largest comes first."""
+"""Sort keys: the value of a row, and whether the default order is descending."""
 
 FILTERS: dict[str, Callable[[Row], bool]] = {
     "all": lambda row: True,
@@ -162,16 +162,16 @@ FILTERS: dict[str, Callable[[Row], bool]] = {
 def arranged(found: list[Row], sort: str, reverse: bool, keep: str, words: str) -> list[Row]:
     """Return the rows that pass a filter and contain all of ``words``, sorted.
 
-    NaN sorts as the largest value, so that it is seen first when the largest come first.
+    NaN sorts as the largest value, so it comes first in descending order.
     """
     wanted = words.lower().split()
     kept = [
         row for row in found if FILTERS[keep](row) and all(word in row.words for word in wanted)
     ]
-    value, largest_first = SORTS[sort]
+    value, descending = SORTS[sort]
 
     def key(row: Row) -> float | str:
         found = value(row)
         return math.inf if isinstance(found, float) and math.isnan(found) else found
 
-    return sorted(kept, key=key, reverse=largest_first != reverse)
+    return sorted(kept, key=key, reverse=descending != reverse)

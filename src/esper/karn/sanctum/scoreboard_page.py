@@ -18,12 +18,12 @@ from esper.karn.sanctum.view import View
 from esper.leyline.events import EpisodeOutcome, to_floats
 
 SHOWN = 100
-"""Number of entries in each table."""
+"""Maximum number of entries in each table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """An episode of one environment, or the mean over the episodes of a round."""
+    """Outcome of one environment's episode, or its mean over the environments of a round."""
 
     round: int
     environment: int | None
@@ -119,12 +119,12 @@ _EPISODE: tuple[Column[Score], ...] = (
 )
 
 
-def _back(kept: str) -> tuple[Column[Score], ...]:
-    """The last columns of both tables; ``kept`` is the number format of fossilised seeds."""
+def _back(form: str) -> tuple[Column[Score], ...]:
+    """The last columns of both tables; ``form`` is the number format of fossilised seeds."""
     return (
         Column("accuracy", 8, lambda score: written(score.accuracy), True),
         Column("twin", 6, lambda score: written(score.twin), True),
         Column("added", 7, lambda score: count(score.added), True),
-        Column("kept", 5, lambda score: format(score.fossilised, kept), True),
+        Column("kept", 5, lambda score: format(score.fossilised, form), True),
         Column("return", 8, lambda score: written(score.episode_return, "+.3f"), True),
     )

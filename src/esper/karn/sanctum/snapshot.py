@@ -1,4 +1,4 @@
-"""A run at one moment: what every view shows."""
+"""A run at one moment, which every page shows."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True)
 class Moment:
-    """A run as known when its event file had ``line`` lines.
+    """The state of a run when its event file had ``line`` lines.
 
     Attributes:
-        log: reads step events.
+        log: reads the step events.
         index: index of the event file when the moment was created.
         line: the last line that counts; None for all lines.
     """
@@ -53,12 +53,12 @@ class Moment:
 
     @cached_property
     def started(self) -> TrainingStarted | None:
-        """The start event; of the last process where the run was resumed."""
+        """The start event of the last process; None before the first."""
         return self.latest(TrainingStarted)
 
     @cached_property
     def finished(self) -> TrainingFinished | None:
-        """The end event; None while the run continues or once it was resumed."""
+        """The end event; None while the run continues, also after a resume."""
         ends, starts = self.index.kept.get(TrainingFinished), self.index.kept.get(TrainingStarted)
         end = self.latest(TrainingFinished)
         if end is None or ends is None or starts is None:
@@ -80,7 +80,7 @@ class Moment:
 
     @property
     def snapshots(self) -> Sequence[AnalyticsSnapshot]:
-        """Throughput and precision, round by round."""
+        """Throughput and precision of each round."""
         return self.events(AnalyticsSnapshot)
 
     @cached_property
@@ -93,7 +93,7 @@ class Moment:
 
     @cached_property
     def step(self) -> EpochCompleted | None:
-        """The last environment step; None at level minimal."""
+        """The last environment step; None before the first, and at telemetry level minimal."""
         if not self.steps:
             return None
         return self._read(EpochCompleted, self.index.places[EpochCompleted][self.steps - 1])
@@ -131,7 +131,7 @@ class Moment:
 
     @property
     def round(self) -> int:
-        """The current round, or the last one."""
+        """Number of the current or last round; 0 before the first outcome or step."""
         if self.step is not None:
             return self.step.round
         if self.outcomes:
@@ -153,7 +153,7 @@ class Moment:
         return next((o for o in reversed(self.outcomes) if o.round == round_number), None)
 
     def worth(self, round_number: int) -> CounterfactualMatrixComputed | None:
-        """Return the value of each seed at the end of a round; None where it was not computed."""
+        """Return the Shapley values of seeds at the end of a round; None where not computed."""
         matrices = self.events(CounterfactualMatrixComputed)
         return next((m for m in reversed(matrices) if m.round == round_number), None)
 
@@ -179,7 +179,7 @@ class Moment:
         return outcome.task if outcome else []
 
     def slot_names(self, environment: int, slots: int) -> list[str]:
-        """Return the names of an environment's slots; numbers while its task is unknown."""
+        """Return the names of an environment's slots, or numbers while its task is unknown."""
         task = self.task(environment)
         names: list[str] = []
         if self.started is not None and task in self.started.tasks:

@@ -1,4 +1,4 @@
-"""A table of any length that draws only the visible rows."""
+"""A table that draws only its visible rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         self.cursor_style = "reverse"
 
     def show(self, columns: Sequence[Column[T]], rows: Sequence[T], cursor_style: str) -> None:
-        """Show other rows; the cursor keeps its place."""
+        """Replace columns and rows; the cursor keeps its row number."""
         self.columns, self.rows, self.cursor_style = columns, rows, cursor_style
         width = sum(column.width + 1 for column in columns)
         size = Size(width, len(rows) + 1)
@@ -136,7 +136,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         return Strip(segments)
 
     def watch_cursor(self) -> None:
-        """Scroll to the cursor and announce that it moved."""
+        """Scroll to the cursor and post ``CursorMoved``."""
         height = max(1, self.size.height - 1)
         top = round(self.scroll_y)
         if self.cursor < top:
@@ -147,11 +147,11 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         self.refresh()
 
     def action_move(self, by: int) -> None:
-        """Move the cursor by so many rows."""
+        """Move the cursor by ``by`` rows."""
         self.cursor = max(0, min(len(self.rows) - 1, self.cursor + by))
 
     def action_page(self, pages: int) -> None:
-        """Move the cursor by so many screens."""
+        """Move the cursor by ``pages`` screens."""
         self.action_move(pages * max(1, self.size.height - 2))
 
     def action_choose(self) -> None:

@@ -10,23 +10,23 @@ from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
 
 WIDE = 140
-"""Columns of a terminal from which pages show two parts side by side."""
+"""Least width of a terminal, in characters, for pages with two parts side by side."""
 
 
 class View(Vertical):
-    """One of Sanctum's pages. It draws moments of a run and keeps only the last one."""
+    """One of Sanctum's pages. It draws moments of a run and keeps the last one drawn."""
 
     title = ""
 
     class Resized(Message):
-        """The page has a new size, on which its content depends."""
+        """The size of the page changed, so it must be redrawn."""
 
     class Chosen(Message):
-        """A round, an environment or an environment's episode was opened.
+        """The user opened a round, an environment, or an episode of an environment.
 
         Attributes:
-            round: None for the moment that is shown.
-            environment: None for all of them.
+            round: number of the round; None for the moment that is shown.
+            environment: number of the environment; None for all of them.
         """
 
         def __init__(self, round_number: int | None, environment: int | None):
@@ -38,7 +38,7 @@ class View(Vertical):
         self._shown: tuple[Moment, Palette] | None = None
 
     def on_resize(self) -> None:
-        """Ask for the page to be drawn in its new size."""
+        """Request that the page be redrawn in its new size."""
         self.post_message(self.Resized())
 
     def show(self, moment: Moment, palette: Palette) -> None:
@@ -57,7 +57,7 @@ class View(Vertical):
 
 
 class Lines(Static):
-    """Lines of text. The page is laid out again only when their number changes."""
+    """Lines of text. The page is laid out again only when the number of lines changes."""
 
     lines = 0
 

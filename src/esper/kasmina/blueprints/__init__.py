@@ -27,8 +27,8 @@ BUILDERS: dict[str, dict[str, Builder]] = {}
 def register(name: str, builder: Builder, families: Collection[str] = ("conv",)) -> None:
     """Register a blueprint; a new name becomes the last option of the blueprint head.
 
-    Hosts, environments and policies read the list when they are built. Register before that, and
-    in the same order in every process that uses a checkpoint.
+    Hosts, environments and policies read the registry when they are built. Register before that,
+    and in the same order in every process that uses a checkpoint.
 
     Args:
         name: name of the blueprint, a Python identifier.
@@ -47,7 +47,7 @@ def register(name: str, builder: Builder, families: Collection[str] = ("conv",))
     unknown = sorted(set(families) - set(FAMILIES))
     if unknown or not families:
         found = ", ".join(map(repr, unknown)) or "none"
-        raise UsageError(f"families: got {found}; give a tuple out of {', '.join(FAMILIES)}")
+        raise UsageError(f"families: got {found}; give one or more of {', '.join(FAMILIES)}")
     if name not in BLUEPRINTS:
         add_blueprint(name)
     BUILDERS[name] = dict.fromkeys(families, builder)

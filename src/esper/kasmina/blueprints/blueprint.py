@@ -15,8 +15,8 @@ Parameters = dict[str, Tensor]
 class Blueprint:
     """The residual branch f of a seed, over stacked environments.
 
-    The last linear map of f must be zero at birth and must not be followed by a non-linearity, so
-    that a newborn seed changes nothing but has a gradient.
+    The last linear map of f must be initialised to zero and must not be followed by a
+    non-linearity, so that a new seed does not change the output but receives a gradient.
 
     Attributes:
         fields: parameters of one seed, with their initial distributions.

@@ -24,7 +24,7 @@ def _normalised(p: Parameters, x: Tensor, rectify: bool = False) -> Tensor:
 
 # Native twin: hosts/blueprints.h, ScaledNorm.
 def norm(channels: int) -> Blueprint:
-    """``tanh(s) (GroupNorm(x) - x)`` with a learned scalar s, 0 at birth."""
+    """``tanh(s) (GroupNorm(x) - x)`` with a learned scalar s, initially 0."""
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
         return p["scale"].tanh()[:, None] * (_normalised(p, x) - x)

@@ -8,7 +8,7 @@ from esper.kasmina.stack import ones, weight, zeros
 
 
 def norm(channels: int) -> Blueprint:
-    """``tanh(s) (LayerNorm(x) - x)`` with a learned scalar s, 0 at birth."""
+    """``tanh(s) (LayerNorm(x) - x)`` with a learned scalar s, initially 0."""
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
         normalised = layer_norm(x, p["norm.weight"], p["norm.bias"])

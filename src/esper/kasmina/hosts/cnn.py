@@ -24,7 +24,7 @@ class CnnHost(NormedHost):
         classes: number of classes.
         image: height, width and channels of an input.
         kernel: kernel size of every block, 1 or 3.
-        pools: number of blocks, from the first, that end in 2x2 max pooling.
+        pools: number of initial blocks that end in 2x2 max pooling.
         slot_names: the slots in use; all slots if empty.
     """
 
@@ -37,7 +37,7 @@ class CnnHost(NormedHost):
 
     def __post_init__(self) -> None:
         if not self.channels or min(self.channels) < 1:
-            raise ValueError("channels needs at least one positive number")
+            raise ValueError("channels needs one or more numbers, all of them positive")
         if self.kernel not in (1, 3):
             raise ValueError(f"kernel must be 1 or 3, got {self.kernel}")
         if not 0 <= self.pools <= len(self.channels):

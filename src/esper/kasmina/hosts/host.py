@@ -1,4 +1,4 @@
-"""The interface of hosts to the rest of Esper, and what most hosts share."""
+"""The interface of hosts, and base classes with the code that most hosts share."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -65,7 +65,7 @@ class Host(Protocol):
 
     @property
     def buffers(self) -> Layout:
-        """Layout of the untrained numbers of one host, such as BatchNorm's running statistics."""
+        """Layout of the buffers of one host, such as BatchNorm's running statistics."""
         ...
 
     @property
@@ -115,13 +115,13 @@ class BlockHost(Host, Protocol):
         """Compute the logits of the last activation ``x [B, H, W, N, C]``.
 
         Returns:
-            ``[N, P, classes]``, where P counts the labels of all B inputs.
+            ``[N, P, classes]``, where P is the number of labels of all B inputs.
         """
         ...
 
 
 class HostDefaults(ABC):
-    """Members that follow from the others, and one label per image as in most hosts."""
+    """Members that follow from ``all_slots`` and ``layout``, and one label per image."""
 
     slot_names: tuple[str, ...]
 
@@ -174,9 +174,9 @@ class NormedHost(HostDefaults):
     def layout(self) -> Layout:
         """See ``Host.layout``. Blocks have no bias, because BatchNorm would cancel it."""
         fields: list[Field] = []
-        for block, own in enumerate(self.weights):
-            width = own.shape[0]
-            fields += [own, ones(f"norm{block}.weight", width), zeros(f"norm{block}.bias", width)]
+        for block, field in enumerate(self.weights):
+            width = field.shape[0]
+            fields += [field, ones(f"norm{block}.weight", width), zeros(f"norm{block}.bias", width)]
         fields += [weight("head.weight", self.classes, width), zeros("head.bias", self.classes)]
         return Layout(tuple(fields))
 
@@ -184,8 +184,8 @@ class NormedHost(HostDefaults):
     def buffers(self) -> Layout:
         """See ``Host.buffers``: the running statistics of each block."""
         fields: list[Field] = []
-        for block, own in enumerate(self.weights):
-            width = own.shape[0]
+        for block, field in enumerate(self.weights):
+            width = field.shape[0]
             fields += [zeros(f"norm{block}.mean", width), ones(f"norm{block}.variance", width)]
         return Layout(tuple(fields))
 
@@ -217,8 +217,8 @@ def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:
         UsageError: the host has no slot of a given name.
     """
     available = tuple(slot.name for slot in host.all_slots)
-    own = tuple(slot.name for slot in host.slots)
-    relative = {"early": own[0], "mid": own[len(own) // 2], "late": own[-1]}
+    used = tuple(slot.name for slot in host.slots)
+    relative = {"early": used[0], "mid": used[len(used) // 2], "late": used[-1]}
     chosen = tuple(relative.get(name, name) for name in names)
     for name in chosen:
         if name not in available:

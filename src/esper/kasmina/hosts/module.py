@@ -1,7 +1,8 @@
-"""Any network as a host: an ordinary module with markers where seeds may grow.
+"""Any network as a host: a torch module that contains a ``Slot`` wherever a seed may grow.
 
-N modules are computed by one call of ``torch.vmap`` over ``torch.func.functional_call``. This is
-slower than a host of known blocks, but it works for every module that vmap supports.
+The forward passes of N modules are one call of ``torch.vmap`` over
+``torch.func.functional_call``. This is slower than a host of known blocks, but it works for every
+module that vmap supports.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,14 +24,15 @@ from esper.kasmina.stack import Field, Layout
 from esper.leyline.errors import UsageError
 
 Grown = Callable[[Tensor], Tensor]
-"""Computes the activation behind a slot with its seeds, from the one before it."""
+"""Maps the activation before a slot to the activation after it, with the seeds applied."""
 
 _LOCK = RLock()
-"""Held while a module is built, because torch has one global generator, or while it computes."""
+"""Held while a module is built, because torch's generator is global, and while the template
+computes, because its slots then hold the seeds."""
 
 
 class Slot(nn.Module):
-    """Marks a place in a module where a seed can grow; the identity while there is none.
+    """Marks a place in a module where a seed can grow; the identity without seeds.
 
     Args:
         channels: channels of the activation, which is ``[B, C, H, W]`` (for convolutional
@@ -49,11 +51,11 @@ class Slot(nn.Module):
 
 @dataclass(frozen=True)
 class ModuleHost(HostDefaults):
-    """Specification of stacked hosts that are computed by a module's own code; see ``host.Host``.
+    """Specification of stacked hosts whose forward pass is that of a module; see ``host.Host``.
 
     Every parameter that requires a gradient is trained. Other parameters and buffers change only
-    where the module's forward pass changes them in training. All numbers are stored in the dtype of
-    the stack, so float32 rounds integers above 2^24. BatchNorm requires a momentum. Dropout is not
+    where the module's forward pass changes them in training. Buffers are stored in the dtype of the
+    stack, so float32 rounds integers above 2^24. BatchNorm requires a momentum. Dropout is not
     supported, because its random draws would depend on the other environments.
 
     Attributes:
@@ -71,7 +73,7 @@ class ModuleHost(HostDefaults):
 
     @cached_property
     def template(self) -> nn.Module:
-        """The module whose code is run; its own weights are not used."""
+        """The module whose forward pass is used, without its own parameters."""
         return self._built(0)
 
     @cached_property
@@ -85,7 +87,7 @@ class ModuleHost(HostDefaults):
         """See ``Host.all_slots``. Runs the module to find them.
 
         Raises:
-            UsageError: the module has no slot, or does not run, alone or stacked.
+            UsageError: the module has no slot, or its forward pass fails, alone or under vmap.
         """
         if not self._markers:
             raise self._fault(
@@ -153,7 +155,7 @@ class ModuleHost(HostDefaults):
         """
         # Copies, because batch norm writes to flattened buffers and the stores' rows are strided.
         own = {
-            name: x.to(self._kinds[name] or x.dtype, copy=True).contiguous()
+            name: x.to(self._buffer_dtypes[name] or x.dtype, copy=True).contiguous()
             for name, x in buffers.items()
         }
         with self._growing(training, grown) as module:
@@ -183,7 +185,7 @@ class ModuleHost(HostDefaults):
                     marker.grown = None
 
     @cached_property
-    def _kinds(self) -> dict[str, torch.dtype | None]:
+    def _buffer_dtypes(self) -> dict[str, torch.dtype | None]:
         """The dtype of each buffer, or None if it holds floating-point numbers."""
         return {
             name: None if x.is_floating_point() else x.dtype for name, x in _fixed(self.template)
@@ -196,9 +198,9 @@ class ModuleHost(HostDefaults):
                 module = self.build()
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                raise UsageError(f"model: it cannot be built ({reason})") from error
+                raise UsageError(f"model: build fails ({reason})") from error
         if not isinstance(module, nn.Module):
-            raise UsageError(f"model: build makes a {type(module).__name__}; return an nn.Module")
+            raise UsageError(f"model: build returns a {type(module).__name__}; return an nn.Module")
         if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
             raise UsageError("model: it has lazy layers; pass an image through it in build")
         return module
@@ -221,13 +223,13 @@ class ModuleHost(HostDefaults):
                 images = torch.zeros(2, channels, height, width, dtype=example.dtype)
                 found = self.template.eval()(images)
         except Exception as error:
-            raise self._fault(f"takes no images {tuple(images.shape)} ({_line(error)})") from error
+            raise self._fault(f"rejects images {tuple(images.shape)} ({_line(error)})") from error
         finally:
             for hook in hooks:
                 hook.remove()
         if not isinstance(found, Tensor) or found.shape != (2, self.classes):
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise self._fault(f"gives {got} for 2 images; give logits {(2, self.classes)}")
+            raise self._fault(f"returns {got} for 2 images; return logits {(2, self.classes)}")
         names = [name for name, _ in seen]
         for name in self._markers:
             if names.count(name) != 1:
@@ -241,7 +243,7 @@ class ModuleHost(HostDefaults):
         channels = self._markers[name].channels
         if len(shape) not in (2, 4) or shape[1] != channels:
             raise self._fault(
-                f"gives the slot {name!r} of {channels} channels {shape}; give it "
+                f"passes {shape} to the slot {name!r} of {channels} channels; pass "
                 f"[B, {channels}, H, W] or [B, {channels}]"
             )
         if len(shape) == 2:
@@ -249,7 +251,7 @@ class ModuleHost(HostDefaults):
         return SlotSpec(name, channels, (shape[2], shape[3]), depth)
 
     def _try_stacked(self) -> None:
-        """Run a training pass of two stacked hosts, to report errors early."""
+        """Run a forward pass of two stacked hosts in training mode, to report errors early."""
         parameters, buffers = self.born([0, 1])
         height, width, channels = self.image
         images = torch.zeros(2, height, width, 2, channels, dtype=parameters.dtype)
@@ -260,7 +262,7 @@ class ModuleHost(HostDefaults):
         except Exception as error:
             raise self._fault(
                 f"does not train under torch.vmap ({_line(error)}); remove dropout, BatchNorm "
-                "without momentum and branches on values"
+                "without momentum and data-dependent branches"
             ) from error
 
     def _fault(self, what: str) -> UsageError:
@@ -296,7 +298,7 @@ class _AcrossHosts(torch.autograd.Function):
 
     @staticmethod
     def forward(grown: Grown, x: Tensor) -> Tensor:
-        raise AssertionError("only under vmap")
+        raise AssertionError("called outside vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -306,12 +308,17 @@ class _AcrossHosts(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], grown: Grown, x: Tensor
     ) -> tuple[Tensor, int]:
-        assert in_dims[1] is not None, "images have an axis of hosts"
+        assert in_dims[1] is not None, "the activation has an axis of hosts"
         return across_hosts(grown, x.movedim(in_dims[1], 0)), 0
 
 
 def across_hosts(grown: Grown, x: Tensor) -> Tensor:
-    """Apply ``grown``, over ``[B, H, W, N, C]``, to ``[N, B, C, H, W]`` or ``[N, B, C]``."""
+    """Apply ``grown``, a function of ``[B, H, W, N, C]``, to ``x``.
+
+    Args:
+        grown: the seeds of a slot.
+        x: ``[N, B, C, H, W]`` or ``[N, B, C]``.
+    """
     if x.ndim == 3:
         return grown(x.transpose(0, 1)[:, None, None].contiguous())[:, 0, 0].transpose(0, 1)
     return grown(x.permute(1, 3, 4, 0, 2).contiguous()).permute(3, 0, 4, 1, 2)

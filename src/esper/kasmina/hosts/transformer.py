@@ -17,8 +17,8 @@ from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout, ones, weight, zeros
 
 EMBEDDING_BOUND = 0.1
-"""Embeddings are uniform in plus or minus this at birth: small, so that the initial predictions of
-the shared head are nearly uniform."""
+"""Embeddings are initialised uniformly within plus or minus this bound. It is small so that the
+initial predictions of the shared head are nearly uniform."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class TransformerHost(HostDefaults):
     """Specification of stacked transformers; see ``hosts.host.Host``.
 
     Attributes:
-        layers: number of layers, each attention and a perceptron.
+        layers: number of layers, each with attention and a perceptron.
         width: channels of an activation.
         heads: attention heads per layer, a divisor of ``width``; with 0, layers have no attention
             and positions do not interact.
         context: bytes per window.
-        classes: number of different bytes.
+        classes: number of byte values.
         slot_names: the slots in use; all slots if empty.
     """
 

@@ -1,6 +1,6 @@
 """Fields of a ``config.json`` of the prior system that are neither settings nor aliases here.
 
-A field is accepted if its value asks for what Esper does anyway, and refused otherwise.
+A field is accepted if its value matches what Esper always does, and refused otherwise.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,28 +14,31 @@ _SCHEDULE = (
     "entropy_end_factor times its initial value"
 )
 _SHAPING = "--reward selects the reward; terminal and paired have no shaping (docs/rewards.md)"
-_PRICE = "parameters are priced by rent; basic and sparse charge 0.1 per 500000 (docs/rewards.md)"
+_PRICE = (
+    "parameters are priced by rent; basic and sparse charge 0.1 per 500000 parameters "
+    "(docs/rewards.md)"
+)
 _ADVANCE = "a seed advances when the policy chooses ADVANCE"
-_PLATEAU = "the policy sees the curve of the accuracy itself"
+_PLATEAU = "the policy observes the accuracy history itself"
 
 FORMER: dict[str, tuple[tuple[Any, ...], str]] = {
-    "ppo_updates_per_batch": ((1,), "ppo_epochs is the number of passes over each round"),
+    "ppo_updates_per_batch": ((1,), "ppo_epochs is the number of passes over each rollout"),
     "entropy_coef_start": ((None,), _SCHEDULE),
     "entropy_coef_end": ((None,), _SCHEDULE),
     "entropy_coef_min": ((), _SCHEDULE),
     "entropy_anneal_episodes": ((0,), _SCHEDULE),
     "entropy_anneal_rounds": ((0,), _SCHEDULE),
-    "entropy_coef_per_head": ((None,), "entropy is one weight for all heads"),
+    "entropy_coef_per_head": ((None,), "the setting entropy is one weight for all heads"),
     "value_warmup_batches": ((0,), "value_weight is constant"),
     "value_coef_start": ((None,), "value_weight is constant"),
     "use_telemetry": ((), "must be true or false; telemetry_level sets how much is written"),
     "chunk_length": ((), "policies learn from whole episodes of max_epochs steps"),
-    "reward_family": (("contribution",), "no reward pays for a loss (docs/rewards.md)"),
+    "reward_family": (("contribution",), "no reward depends on the loss (docs/rewards.md)"),
     "param_budget": ((500_000,), f"there is no parameter budget; {_PRICE}"),
     "param_penalty_weight": ((0.1,), _PRICE),
     "sparse_reward_scale": ((1,), "sparse rewards lie in [-1, 1] (docs/rewards.md)"),
     "rent_host_params_floor": ((0, 1), "rent is relative to all parameters of the host"),
-    "basic_acc_delta_weight": ((5,), "basic weighs the gain per episode by 5 (docs/rewards.md)"),
+    "basic_acc_delta_weight": ((5,), "basic weighs the change of accuracy by 5 (docs/rewards.md)"),
     "plateau_threshold": ((), _PLATEAU),
     "improvement_threshold": ((), _PLATEAU),
     "gradient_telemetry_stride": ((), "telemetry_level sets how much is written"),
@@ -48,23 +51,24 @@ FORMER: dict[str, tuple[tuple[Any, ...], str]] = {
     "disable_anti_gaming": ((False,), _SHAPING),
     "max_grad_norm": (
         (1,),
-        "hosts and seeds clip at 1; max_gradient_norm is the policy's clipping norm",
+        "gradients of hosts and seeds are clipped at 1; max_gradient_norm is the policy's clipping "
+        "norm",
     ),
 }
-"""By name: the values that can be ignored, and what replaces the field for all others."""
+"""By field name: the values that are ignored, and the error message for all others."""
 
 _SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "use_telemetry": ({"telemetry_level": "off"}, {}),
     "permissive_gates": ({"strict_gates": True}, {"strict_gates": False}),
 }
-"""The settings that false and true stand for."""
+"""By field name: the settings that replace the value false, and those that replace true."""
 
 
 def modern(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values in which fields of the prior system are replaced by settings or left out.
+    """The items of ``settings``, with fields of the prior system replaced or left out.
 
     Raises:
-        UsageError: a field asks for something that Esper does not have; names what replaces it.
+        UsageError: the value of a field is not supported; the message names the replacement.
     """
     length = settings.get("max_epochs", settings.get("episode_length"))
     for key, value in settings.items():
@@ -74,4 +78,4 @@ def modern(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         elif name not in FORMER:
             yield key, value
         elif value not in FORMER[name][0] and not (name == "chunk_length" and value == length):
-            raise UsageError(f"{key}: {FORMER[name][1]}; leave out {shown(value)}")
+            raise UsageError(f"{key}: {FORMER[name][1]}; leave the field out, got {shown(value)}")

@@ -56,14 +56,14 @@ class WorldConfig:
     episode_length: int | None = setting(
         None, up_to(100_000), aliases=("max_epochs",), only="growth"
     )
-    """Environment steps per episode; the host trains for one epoch per step. By default the task's
-    own."""
+    """Environment steps per episode; the host trains for one epoch per step. By default set by
+    the task."""
     max_batches: int | None = setting(None, up_to(1_000_000), only="growth")
-    """Minibatches per environment step; by default the task's own."""
+    """Minibatches per environment step; by default set by the task."""
     batch_size: int | None = setting(
         None, Range(2, 65_536), aliases=("batch_size_per_env",), only="growth"
     )
-    """Images per minibatch, at least 2 because of BatchNorm; by default the task's own."""
+    """Samples per minibatch, at least 2 because of BatchNorm; by default set by the task."""
     reward: Reward = setting("paired", aliases=("reward_mode",), only="growth")
     """Reward mode. terminal: the final utility, paid on the last step. paired: the final utility
     relative to the twin, paid step by step. utility: the utility of every step. shaped, simplified,
@@ -76,7 +76,8 @@ class WorldConfig:
     strict_gates: bool = setting(False, only="growth")
     """Whether gates also require a measured improvement by the seed."""
     one_at_a_time: bool = setting(True, only="growth")
-    """Whether a seed may germinate only while no other seed is developing."""
+    """Whether a seed may germinate only while no other seed is germinated or training and no slot
+    is closed after a prune."""
     seed: int = setting(42, SEEDS)
     """Root seed of all random numbers, in [0, 2^32)."""
 
@@ -132,14 +133,15 @@ class LearnerConfig:
     ppo_epochs: int = setting(
         4, up_to(1_000), aliases=("recurrent_n_epochs",), defaults={"gym": 10}
     )
-    """Passes over the episodes of each round."""
+    """Passes over the rollout of each round."""
     minibatches: int = setting(4, up_to(1_000_000))
-    """Minibatches per pass, each a set of whole episodes."""
+    """Minibatches per pass, each a set of whole sequences: episodes, or with --gym the part of each
+    episode within the rollout."""
     clip: float = setting(0.2, POSITIVE, aliases=("clip_ratio",))
     """PPO clip range: the importance ratio is clipped to 1 plus or minus this."""
     clip_decay: Literal["none", "linear", "cosine", "step"] = "none"
-    """Decay of the clip range; clip_decay_steps, clip_end_factor and clip_step_size work as those
-    of the step size."""
+    """Decay of the clip range; clip_decay_steps, clip_end_factor and clip_step_size work like the
+    settings of lr_decay."""
     clip_decay_steps: int = setting(30, up_to(10_000_000))
     """Update at which the clip range reaches its final value."""
     clip_end_factor: float = setting(0.1, SHARE)
@@ -154,7 +156,7 @@ class LearnerConfig:
     """Weight of the entropy bonus, in reward per nat."""
     entropy_decay: Literal["none", "linear", "cosine", "step"] = "none"
     """Decay of the entropy weight; entropy_decay_steps, entropy_end_factor and entropy_step_size
-    work as those of the step size."""
+    work like the settings of lr_decay."""
     entropy_decay_steps: int = setting(30, up_to(10_000_000))
     """Update at which the entropy weight reaches its final value."""
     entropy_end_factor: float = setting(0.1, SHARE)

@@ -15,7 +15,7 @@ def check(config: TrainConfig) -> None:
     check_ranges(TrainConfig, flatten(config))
     learner, machine = config.learner, config.machine
     if learner.lr_warmup_steps and learner.lr_warmup_frac:
-        raise UsageError("lr_warmup_steps: lr_warmup_frac sets the same; give one of them")
+        raise UsageError("lr_warmup_steps: lr_warmup_frac sets the same length; give one of them")
     if learner.lr_adaptive_kl is not None and learner.lr_decay != "none":
         raise UsageError("lr_adaptive_kl: it sets the step size itself; leave lr_decay out")
     if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:

@@ -99,8 +99,7 @@ def _check_kind(given: dict[str, Any], before: str | None, gym: str | None) -> N
     """Refuse settings of growing networks for a Gymnasium task, and vice versa."""
     if (before is None) != (gym is None):
         raise UsageError(
-            f"gym: {shown(gym)} is another kind of run than these settings are for; "
-            "start a new run with esper train ppo"
+            f"gym: {shown(gym)} would change the kind of run; start a new run with esper train ppo"
         )
     fields = settings_of(TrainConfig)
     for name in given:

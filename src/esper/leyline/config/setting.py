@@ -54,7 +54,7 @@ class Setting:
         within: range of its values, if limited; a value of None is never checked.
         aliases: alternative names, on the command line and in JSON.
         only: the kind of run that has the setting; all kinds if None.
-        defaults: defaults of kinds of run that differ from the field's default.
+        defaults: default per kind of run, where it differs from the default of the field.
         on_resume: whether its value may change when a run is resumed.
         positional: whether it is a positional argument on the command line.
     """
@@ -73,7 +73,7 @@ def setting(default: Any = MISSING, within: Range | None = None, **more: Any) ->
 
 
 def about(field: Field[Any]) -> Setting:
-    """The ``Setting`` of a field; the default one if it was not made by ``setting``."""
+    """The ``Setting`` of a field; ``Setting()`` if the field was not made by ``setting``."""
     return field.metadata.get(Setting) or Setting()
 
 

@@ -32,7 +32,7 @@ class StepEvent(RoundEvent):
 
 
 def number(value: float) -> Number:
-    """``value``, as a string if it is not finite and JSON has no number for it."""
+    """``value``, or a string if it is not finite, because JSON has no number for it."""
     if math.isfinite(value):
         return value
     if math.isnan(value):
@@ -51,5 +51,5 @@ def nested_numbers(values: list[list[float]]) -> list[list[Number]]:
 
 
 def to_floats(values: Iterable[Number]) -> list[float]:
-    """The floats from which ``numbers`` made ``values``."""
+    """The inverse of ``numbers``."""
     return [float(value) for value in values]

@@ -10,7 +10,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, Event, decode
 
 CHUNK = 16 * 2**20
-"""Bytes per read, so that the first part of a large file is available early."""
+"""Bytes per read, limited so that the first events of a large file are available early."""
 
 _TAG = b'{"event_type":"'
 _MARK = 256
@@ -76,7 +76,7 @@ class EventReader:
             raise UsageError(f"run: cannot read {self.path} ({error.strerror})") from error
 
     def appended(self, limit: int = CHUNK) -> list[bytes]:
-        """The next complete lines: those within ``limit`` bytes, but at least one if there is one.
+        """The next complete lines within ``limit`` bytes; a line longer than that is also returned.
 
         A file that was truncated is read again from its beginning, even if it has since grown past
         its old length; ``resets`` counts this.

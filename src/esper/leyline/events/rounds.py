@@ -6,12 +6,12 @@ from esper.leyline.events.event import Event, Number, RoundEvent
 
 
 class TrainingStarted(Event, tag="TRAINING_STARTED"):
-    """A process started to train."""
+    """A process started training."""
 
     schema: int
     """Version of the event schema."""
     round: int
-    """Rounds completed before; above 0 if the run was resumed."""
+    """Rounds completed before the process started; above 0 if the run was resumed."""
     rounds: int
     """Total number of rounds."""
     tasks: list[str]
@@ -35,12 +35,12 @@ class TrainingStarted(Event, tag="TRAINING_STARTED"):
     amp_dtype: str | None = None
     """The type of mixed precision, bfloat16 or float16; null without mixed precision."""
     blueprints: list[str] = msgspec.field(default_factory=list)
-    """Names of the blueprints by number. Empty before schema 3, which means those of Esper."""
+    """Names of the blueprints by number. Empty before schema 3, when all were built in."""
     gym: str | None = None
     """Id of the Gymnasium environment, if the run trains on one. Rounds then have a fixed length,
     and episodes may end within a round."""
     level: str | None = None
-    """Telemetry level: tells events that were not written from events that did not happen."""
+    """Telemetry level, which determines the events that are written."""
 
 
 class EpisodeStarted(RoundEvent, tag="EPISODE_STARTED"):
@@ -91,9 +91,10 @@ class CounterfactualMatrixComputed(RoundEvent, tag="COUNTERFACTUAL_MATRIX_COMPUT
     whose seed did not act."""
 
     shapley: list[list[Number]]
-    """Shapley value of each seed, ``[environment][slot]``."""
+    """Shapley value of each seed, ``[environment][slot]``; all NaN with more than 4 slots."""
     interactions: list[list[list[Number]]]
-    """Interaction of each pair of seeds, ``[environment][slot][slot]``."""
+    """Interaction of each pair of seeds, ``[environment][slot][slot]``: the contribution of both
+    minus those of each alone."""
 
 
 class GymEpisodes(RoundEvent, tag="GYM_EPISODES"):
@@ -156,7 +157,8 @@ class AnalyticsSnapshot(RoundEvent, tag="ANALYTICS_SNAPSHOT"):
 
 
 class AnomalyDetected(RoundEvent, tag="ANOMALY_DETECTED"):
-    """A metric crossed a threshold in this round. It is reported once until it recovers."""
+    """A metric crossed a threshold in this round. The next report follows only after the metric has
+    recovered."""
 
     kind: str
     """Kind of anomaly, see the table of anomalies."""
@@ -182,9 +184,9 @@ class TelemetryDropped(RoundEvent, tag="TELEMETRY_DROPPED"):
     """Steps whose events were dropped because the sinks could not keep up."""
 
     steps: int
-    """Number of steps since the last such event."""
+    """Number of steps dropped since the previous event of this type."""
     total: int
-    """Number of steps in this process."""
+    """Number of steps dropped since the process started."""
 
 
 class CheckpointSaved(RoundEvent, tag="CHECKPOINT_SAVED"):

@@ -7,7 +7,7 @@ from esper.leyline.events.event import Number, StepEvent
 
 
 class EpochCompleted(StepEvent, tag="EPOCH_COMPLETED"):
-    """One environment step. All lists have one value per environment, or one list of slots."""
+    """One environment step. All lists have one value or one list of slots per environment."""
 
     train_loss: list[Number]
     """Mean training loss of the step; NaN if the host was rolled back."""

@@ -136,7 +136,7 @@ class Arena {
 };
 
 // Calls f(count, first) for blocks of 4, 2 and 1 registers that make up a row of `registers`. The count
-// is a type, so that the sums of a block can stay in registers.
+// is a compile-time constant, so that the sums of a block can stay in registers.
 template <class Function>
 inline void in_registers(int registers, Function f) {
   int first = 0;

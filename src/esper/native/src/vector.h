@@ -89,7 +89,7 @@ struct Bits<double> {
 };
 
 // exp(x) in two parts: 2^n, and 2^n (exp(r) - 1) with x = n ln 2 + r and |r| <= ln(2) / 2. Their sum
-// is exp(x); with separate parts, exp(x) - 1 stays exact near 0. exp(r) - 1 is a Taylor series whose
+// is exp(x); separate parts keep exp(x) - 1 accurate near 0. exp(r) - 1 is a Taylor series whose
 // first omitted term is below half a unit in the last place. x is clamped so that 2^n is normal.
 template <class T>
 struct ExpParts {

@@ -45,7 +45,8 @@ class MixedPrecision:
     Attributes:
         enabled: whether hosts are computed in mixed precision.
         dtype: ``bfloat16`` or ``float16``, None if not enabled.
-        mean_scale, least_scale: over the environments; None if losses are not scaled.
+        mean_scale, least_scale: mean and minimum of the environments' loss scales; None if losses
+            are not scaled.
         skipped: number of minibatches with a skipped update since the run began, summed over the
             environments; None if losses are not scaled.
     """
@@ -110,9 +111,9 @@ class GrowthEnv:
         if config.reward not in REWARD_MODES:
             raise ValueError(f"reward must be one of {REWARD_MODES}, got {config.reward!r}")
         if not tasks:
-            raise ValueError("there must be a task")
+            raise ValueError("tasks must not be empty")
         if not devices:
-            raise ValueError("there must be a device")
+            raise ValueError("devices must not be empty")
         device = devices[0]
         self.tasks, self.config, self.device, self.devices = tuple(tasks), config, device, devices
         self.environments = environments.to(device)
@@ -120,15 +121,15 @@ class GrowthEnv:
         self.groups = self.environments // config.group_size
         data = [(task, task.datasets()) for task in self.tasks]
         keys = [StackKey.of(*pair) for pair in data]
-        kinds = list(dict.fromkeys(keys))
-        hosts = [key.host for key in kinds]
+        distinct = list(dict.fromkeys(keys))
+        hosts = [key.host for key in distinct]
         preload = config.preload if device.type == "cuda" else True
         self.precision = precision
         for one in dict.fromkeys(devices):
             self.precision = tried(self.precision, hosts, config.dtype, one)
         self.banks: dict[tuple[StackKey, torch.device], DataBank] = {}
         self.backends: dict[tuple[StackKey, torch.device], Backend] = {}
-        for key, one in product(kinds, dict.fromkeys(devices)):
+        for key, one in product(distinct, dict.fromkeys(devices)):
             members = [pair for pair, k in zip(data, keys, strict=True) if k == key]
             self.banks[key, one] = DataBank(members, config.dtype, one, preload)
             self.backends[key, one] = choose_backend(
@@ -138,23 +139,23 @@ class GrowthEnv:
                 hosts = trained_hosts(task, self.backends[key, one], config.dtype, one)
                 if hosts is not None:
                     self.banks[key, one].trained_hosts[index] = hosts
-        self._kinds = kinds
-        self._bank_of = torch.tensor([kinds.index(key) for key in keys], device=device)
-        self._place = torch.tensor(
+        self._keys = distinct
+        self._bank_of = torch.tensor([distinct.index(key) for key in keys], device=device)
+        self._task_in_bank = torch.tensor(
             [self.banks[k, device].tasks.index(t) for t, k in zip(self.tasks, keys, strict=True)],
             device=device,
         )
         self.slot_count = max(len(task.host.slots) for task in self.tasks)
-        lanes = len(set(devices)) if device.type == "cuda" else config.threads
-        self._pool = _workers(lanes) if lanes > 1 else None
-        self._dealt: Tensor | None = None
+        workers = len(set(devices)) if device.type == "cuda" else config.threads
+        self._pool = _thread_pool(workers) if workers > 1 else None
+        self._tasks_of_shards: Tensor | None = None
         self.twin_groups = torch.unique(self.groups)
         rows = self.count + len(self.twin_groups)
         self.scales = ScaleTable.fresh(rows, device) if self.precision.scaled else None
         # A group split over two devices has a twin on each, whose scales adapt independently.
         others = devices[1:] if self.scales else ()
         self._tables = [self.scales, *(ScaleTable.fresh(rows, one) for one in others)]
-        self._outlives = self.scales.state() if self.scales else {}
+        self._kept_scales = self.scales.state() if self.scales else {}
 
     @property
     def amp(self) -> MixedPrecision:
@@ -173,7 +174,7 @@ class GrowthEnv:
         Scales of the N environments and then of their twins by group, after the last complete
         episode; an episode that is cut short does not change them. Empty if losses are not scaled.
         """
-        return dict(self._outlives)
+        return dict(self._kept_scales)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what ``state`` returned.
@@ -186,7 +187,7 @@ class GrowthEnv:
         """
         if self.scales is not None and state:
             self.scales.load(state)
-            self._outlives = self.scales.state()
+            self._kept_scales = self.scales.state()
 
     @property
     def backend_name(self) -> str:
@@ -197,10 +198,10 @@ class GrowthEnv:
         """Begin episode number ``episode`` with newly initialised hosts."""
         for table in self._tables:
             if table is not None:
-                table.load(self._outlives)
+                table.load(self._kept_scales)
         self.task_of = self._draw(episode)
-        if self._dealt is None or not torch.equal(self._dealt, self.task_of):
-            self._deal()
+        if self._tasks_of_shards is None or not torch.equal(self._tasks_of_shards, self.task_of):
+            self._make_shards()
         return self._merge(self._each([partial(shard.reset, episode) for shard in self.shards]))
 
     @property
@@ -222,7 +223,7 @@ class GrowthEnv:
         step = self._merge(self._each(calls))
         self._gather_scales()
         if step.done and self.scales is not None:
-            self._outlives = self.scales.state()
+            self._kept_scales = self.scales.state()
         return step
 
     def _draw(self, episode: int) -> Tensor:
@@ -240,26 +241,26 @@ class GrowthEnv:
         )
         return bits[0].argsort()[self.groups % len(self.tasks)]
 
-    def _deal(self) -> None:
+    def _make_shards(self) -> None:
         """Split the environments into shards: by device, then by bank, then by thread."""
-        self._dealt = self.task_of
+        self._tasks_of_shards = self.task_of
         banks = self._bank_of[self.task_of]
         self.parts: list[_Part] = []
         seen: set[int] = set()
-        for place, here in enumerate(self._by_device(banks)):
-            for number, key in enumerate(self._kinds):
-                rows = here[banks[here] == number]
+        for place, device_rows in enumerate(self._by_device(banks)):
+            for number, key in enumerate(self._keys):
+                rows = device_rows[banks[device_rows] == number]
                 if len(rows) == 0:
                     continue
                 backend = self.backends[key, self.devices[place]]
-                cuts = self._parts(backend, len(rows))
-                for mine in rows.split(_cut(self._runs(rows), cuts)):
-                    groups = torch.unique(self.groups[mine]).tolist()
+                count = self._shard_count(backend, len(rows))
+                for members in rows.split(_cut(self._runs(rows), count)):
+                    groups = torch.unique(self.groups[members]).tolist()
                     fresh = torch.tensor([group for group in groups if group not in seen])
                     seen.update(groups)
                     twins = torch.searchsorted(self.twin_groups, fresh.to(self.groups))
-                    shard = self._shard(key, place, mine)
-                    self.parts.append(_Part(shard, place, mine, twins))
+                    shard = self._shard(key, place, members)
+                    self.parts.append(_Part(shard, place, members, twins))
         together = torch.cat([part.rows for part in self.parts])
         self._order = together.argsort()
         places = torch.arange(self.count, device=self.device)
@@ -269,7 +270,7 @@ class GrowthEnv:
         """Indices of the environments of each device, sorted by bank and then by group.
 
         Groups stay whole if there are at least as many as devices. Otherwise groups are split, and
-        each device trains a twin of its own for its part.
+        each device trains its own twin for its part.
         """
         order = self.groups.argsort(stable=True)
         order = order[banks[order].argsort(stable=True)]
@@ -285,7 +286,7 @@ class GrowthEnv:
         return Shard(
             self.banks[key, device],
             self.environments[rows].to(device),
-            self._place[self.task_of[rows]].to(device),
+            self._task_in_bank[self.task_of[rows]].to(device),
             self.config,
             self.backends[key, device],
             self._scales_of(place, rows),
@@ -306,14 +307,14 @@ class GrowthEnv:
             if table is not None and self.scales is not None and table is not self.scales:
                 table.copy_rows(self.scales, torch.cat([part.rows, self.count + part.twins]))
 
-    def _parts(self, backend: Backend, rows: int) -> int:
+    def _shard_count(self, backend: Backend, rows: int) -> int:
         """Number of shards for ``rows`` environments of one bank."""
         if backend.threaded or self.device.type != "cpu":
             return 1
         return max(self.config.threads, -(-rows // MOST_ROWS))
 
     def _each(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Results of the calls, one per shard, run in the thread pool with the longest first.
+        """Results of the calls, one per shard, run in the thread pool, the most expensive first.
 
         Shards whose backend is multi-threaded run one after another in the calling thread.
         """
@@ -344,17 +345,17 @@ class GrowthEnv:
         """Merge the results of the shards in the order of the environments."""
         if len(parts) == 1 and self._in_order:
             return parts[0]
-        answer: _T = merged(parts, self._order)
-        return answer
+        result: _T = merged(parts, self._order)
+        return result
 
 
 @cache
-def _workers(lanes: int) -> ThreadPoolExecutor:
+def _thread_pool(workers: int) -> ThreadPoolExecutor:
     """A pool of threads for shards, in which torch runs each operation on a single thread.
 
     Splitting the many small operations over threads would gain nothing and cost a barrier each.
     """
-    return ThreadPoolExecutor(lanes, "lane", torch.set_num_threads, (1,))
+    return ThreadPoolExecutor(workers, "lane", torch.set_num_threads, (1,))
 
 
 def _span(environments: list[int]) -> str:

@@ -92,7 +92,7 @@ class Records(Generic[_R]):
     def __init__(self, kind: type[_R], shape: tuple[int, int], count: int):
         self.kind: Any = kind
         self.shape, self.count = shape, count
-        # A step reads the records of the last step: before the action, after it, after the tick.
+        # A step uses three records: before the action, after it and after the tick.
         self.recent: deque[RecordBlocks[_R]] = deque(maxlen=3)
 
     def empty(self) -> RecordBlocks[_R]:

@@ -15,7 +15,7 @@ from esper.native.structures import Struct
 from esper.simic.growth.native_blocks import CALLS
 from esper.tamiyo.policy import features
 from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES
-from esper.tolaria import governor as disaster
+from esper.tolaria import governor as governor_module
 from esper.tolaria import health
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import Governor
@@ -29,9 +29,9 @@ def governor_limits(governor: Governor, spec: Struct, shape: tuple[int, int]) ->
     return {
         "rows": shape[0],
         "slots": shape[1],
-        "history": disaster.HISTORY,
-        "least_history": disaster.LEAST_HISTORY,
-        "strikes_allowed": disaster.STRIKES,
+        "history": governor_module.HISTORY,
+        "least_history": governor_module.LEAST_HISTORY,
+        "strikes_allowed": governor_module.STRIKES,
         "guessing": guessing,
         "collapse_mean": limits.collapse_mean * guessing,
         "collapse_band": limits.collapse_band * guessing,
@@ -39,7 +39,7 @@ def governor_limits(governor: Governor, spec: Struct, shape: tuple[int, int]) ->
         "runaway_loss": limits.runaway_loss,
         "runaway_deviations": limits.runaway_deviations,
         "runaway_factor": limits.runaway_factor,
-        "reasons": _numbers(CALLS.Reasons, disaster.Reason),
+        "reasons": _numbers(CALLS.Reasons, governor_module.Reason),
         "computes": spec.computing,
     }
 

@@ -12,10 +12,10 @@ from esper.native import library as native
 from esper.native.pointers import Pointers, address
 from esper.simic.growth.native_blocks import CALLS, Records, SignalsInBlocks, StateInBlocks
 from esper.simic.growth.native_spec import governor_limits, step_spec
-from esper.simic.growth.step_functions import Acted, Features, Passed, StepFunctions, TorchStep
+from esper.simic.growth.step_functions import Acted, Features, Passed, TorchStep
 from esper.tamiyo.policy import features
 from esper.tamiyo.policy.features import CRITIC_FEATURES, HOST_FEATURES, SLOT_FEATURES, Progress
-from esper.tolaria import governor as disaster
+from esper.tolaria import governor as governor_module
 from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.engine import Engine, Measurement
@@ -24,8 +24,8 @@ from esper.tolaria.governor import Governor
 _INT64, _FLOAT32, _BOOL = torch.int64, torch.float32, torch.bool
 
 
-def step_functions(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> StepFunctions:
-    """The implementation of ``StepFunctions`` for a shard; arguments as for ``TorchStep``.
+def step_functions(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> TorchStep:
+    """The bookkeeping of a shard; arguments as for ``TorchStep``.
 
     ``NativeStep`` for hosts on the native backend in float32 without loss scales, else
     ``TorchStep``.
@@ -37,7 +37,7 @@ def step_functions(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> S
 
 
 class NativeStep(TorchStep):
-    """Implements ``StepFunctions`` with the native library, on a CPU in float32.
+    """``TorchStep`` with the native library instead of torch, on a CPU in float32.
 
     Integers and bools equal those of ``TorchStep``, and so do the bits of floats computed by sums,
     products and quotients; results of a cosine, an exponential or a logarithm agree to 1e-6. The
@@ -66,7 +66,7 @@ class NativeStep(TorchStep):
         self.watch: tuple[Governor, dict[str, Any]] | None = None
 
     def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
-        """See ``StepFunctions``."""
+        """See ``TorchStep``."""
         rows, before, after = self.shape[0], self.states.of(state), self.states.empty()
         success = torch.empty(rows, dtype=_BOOL)
         call = CALLS.ActCall(
@@ -85,14 +85,14 @@ class NativeStep(TorchStep):
     def check(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
     ) -> Tensor:
-        """See ``StepFunctions``; changes the governor's tensors in place."""
+        """See ``TorchStep``; changes the governor's tensors in place."""
         if self.watch is None or self.watch[0] is not governor:
             self.watch = governor, governor_limits(governor, self.spec, self.shape)
         rows = self.shape[0]
         reason = torch.empty(rows, dtype=_INT64)
         call = CALLS.CheckCall(
             **self.watch[1],
-            losses=address(governor.losses, _FLOAT32, rows * disaster.HISTORY),
+            losses=address(governor.losses, _FLOAT32, rows * governor_module.HISTORY),
             strikes=address(governor.strikes, _INT64, rows),
             healthy=address(governor.healthy, _BOOL, rows),
             train_loss=address(epoch.loss, _FLOAT32, rows),
@@ -115,7 +115,7 @@ class NativeStep(TorchStep):
         epoch: EpochResult,
         measurement: Measurement,
     ) -> Passed:
-        """See ``StepFunctions``."""
+        """See ``TorchStep``."""
         rows, size = self.shape[0], self.size
         tensors = zip(epoch.seed_tensor_norms, self.norms, strict=True)
         assert all(x.shape == (rows, width) and x.dtype is _FLOAT32 for x, width in tensors)
@@ -162,7 +162,7 @@ class NativeStep(TorchStep):
     def observe(
         self, progress: Progress, now: Passed, score: Tensor, twin_score: Tensor
     ) -> Features:
-        """See ``StepFunctions``."""
+        """See ``TorchStep``."""
         rows, count, slots = self.shape[0], self.count, self.shape[1]
         history = rows * (features.HISTORY + 1)
         part = progress.step / progress.episode_length

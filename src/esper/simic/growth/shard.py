@@ -2,8 +2,8 @@
 
 One step applies the actions, trains an epoch, validates and ablates, runs the governor's checks,
 ticks alphas and stages, and returns reward, observation and masks. Each group of environments has a
-never-grow twin, a host of the same initial weights that trains on the same data: the score above
-the twin's is the gain of growing. The twins are the rows after the environments and take no
+never-grow twin, a host of the same initial weights that trains on the same data: a host's gain is
+its utility minus the score of its twin. The twins are the rows after the environments and take no
 actions.
 """
 
@@ -76,7 +76,7 @@ class Shard:
         tasks: index of each environment's task in ``bank``, int64 ``[N]``; equal within a group.
         config: see ``GrowthConfig``.
         backend: computes the hosts.
-        scales: loss scales of the environments and then the twins, for backends that compute in
+        scales: loss scales of the environments, then of the twins, for backends that compute in
             float16; updated in place and kept across episodes.
     """
 
@@ -186,13 +186,13 @@ class Shard:
         t, before = self.progress.step, self.now
         assert t < self.config.episode_length, "the episode is over: reset first"
         last = t + 1 == self.config.episode_length
-        everyone = torch.cat([actions, self.idle])
-        acted = self.functions.act(before.state, everyone, before.legal)
+        all_actions = torch.cat([actions, self.idle])
+        acted = self.functions.act(before.state, all_actions, before.legal)
         self._germinate(before.state, acted, t)
         lived = self._live(acted.state, t)
         coalitions = self.engine.coalitions(lived.state, t) if last else None
         self._pass_time(acted, lived)
-        op = torch.where(acted.success, everyone[:, HEADS.index("op")], Op.WAIT)
+        op = torch.where(acted.success, all_actions[:, HEADS.index("op")], Op.WAIT)
         self._note(t + 1, lived, op, acted.success)
 
         scores = self._scores(last=False)
@@ -204,7 +204,7 @@ class Shard:
             episode_length=self.config.episode_length,
             last=last,
             op=self._own(op),
-            slot=everyone[: self.count, HEADS.index("slot")],
+            slot=all_actions[: self.count, HEADS.index("slot")],
             before=before.own,
             after=self.now.own,
             contribution=self._own(lived.contribution).to(score.dtype),
@@ -243,7 +243,7 @@ class Shard:
         return Step(self._observe(*scores), reward, last, report)
 
     def _germinate(self, before: SeedState, acted: Acted, t: int) -> None:
-        """Initialise the weights of newly germinated seeds; snapshot hosts that fossilised one."""
+        """Initialise the weights of new seeds; snapshot the hosts that fossilised a seed."""
         state = acted.state
         if acted.fossilises:
             kept = (state.stage == Stage.FOSSILISED) & (before.stage == Stage.HOLDING)
@@ -291,18 +291,16 @@ class Shard:
     def _restore(
         self,
         rolled: Tensor,
-        effective: SeedState,
+        state: SeedState,
         t: int,
         epoch: EpochResult,
         measurement: Measurement,
     ) -> None:
-        """Roll back rows and replace the scores of the diverged hosts by those of the restored."""
+        """Restore rows from snapshots and replace their scores by those of the restored hosts."""
         self.governor.restore(rolled)
         rows = rolled.nonzero()[:, 0]
         committed = measurement.committed is not None
-        again = self.engine.measure(
-            effective.map(lambda x: x[rows]), t, committed=committed, rows=rows
-        )
+        again = self.engine.measure(state.map(lambda x: x[rows]), t, committed=committed, rows=rows)
         for target, source in (
             (measurement.scores, again.scores),
             (measurement.committed, again.committed),
@@ -328,7 +326,10 @@ class Shard:
         progress.expected = torch.cat([progress.expected[:, 1:], scores.expected[:, None]], 1)
 
     def _scores(self, last: bool) -> tuple[Tensor, Tensor]:
-        """Smoothed expected accuracy of environments and of their twins, ``[N]`` each."""
+        """Smoothed expected accuracy of environments and of their twins, ``[N]`` each.
+
+        If ``last``, only fossilised seeds act.
+        """
         window = self.progress.expected[:, -min(SCORE_WINDOW, self.progress.step + 1) :]
         if last:
             window = torch.stack(self.committed, 1)

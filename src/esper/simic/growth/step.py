@@ -21,7 +21,7 @@ class GrowthConfig:
         episode_length: steps per episode.
         max_batches: minibatches per step.
         batch_size: images per minibatch.
-        max_seeds: most living seeds per environment; None for as many as its host has slots.
+        max_seeds: limit of living seeds per environment; the number of its slots if None.
         reward: one of ``simic.growth.rewards.REWARD_MODES``.
         stage_shaping: weight of the stage potential in the reward.
         rollback_penalty: subtracted from the reward of a step in which the governor rolls back.
@@ -63,8 +63,8 @@ class StepReport:
             output has no contribution.
         seed_parameters: parameters of the living seeds after the tick, int64 ``[N, S]``.
         success: whether the action was legal, bool ``[N]``.
-        rollback: ``tolaria.governor.Reason``, int64 ``[N]``; above 0 if the host was rolled back in
-            this step, and then all scores are those of the restored host.
+        rollback: ``tolaria.governor.Reason``, int64 ``[N]``. If it is above 0, the host was rolled
+            back in this step, and all scores are those of the restored host.
         train_loss, train_accuracy: training results of the epoch, ``[N]``; NaN after a rollback.
         scores, twin_scores: validation scores of environments and of their twins, ``[N]``.
         committed, twin_committed: validation scores with fossilised seeds only; None before the

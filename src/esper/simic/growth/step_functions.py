@@ -1,11 +1,10 @@
-"""The bookkeeping of a step behind one interface: everything except the arithmetic of the hosts.
+"""The bookkeeping of a step in torch: everything except the arithmetic of the hosts.
 
-Rows are the environments, followed by their twins. Every implementation returns newly allocated
-tensors, because telemetry reads the tensors of earlier steps.
+Rows are the environments, followed by their twins. Every function returns newly allocated tensors,
+because telemetry reads the tensors of earlier steps.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -73,20 +72,42 @@ class Features:
     critic: Tensor
 
 
-class StepFunctions(Protocol):
-    """The bookkeeping of one shard, step after step."""
+class TorchStep:
+    """The bookkeeping of one shard, for every device and dtype.
+
+    ``NativeStep`` computes the same functions with the native library.
+
+    Args:
+        engine: engine of the rows.
+        count: number of environments among the rows.
+        rules: rules of the lifecycle.
+        kinds: blueprints that can germinate in each slot, bool ``[S, blueprints]``.
+    """
+
+    def __init__(self, engine: Engine, count: int, rules: Rules, kinds: Tensor):
+        self.engine, self.count, self.rules, self.kinds = engine, count, rules, kinds
 
     def begin(self, state: SeedState, signals: SeedSignals) -> Passed:
-        """The rows before the first step, with ``state`` and ``signals``."""
+        """Seeds, signals and legal actions before the first step."""
+        parameters = self.engine.seed_parameters(state)
+        return self._passed(state, signals, signals, parameters, parameters)
 
     def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
         """See ``lifecycle.apply``."""
+        acted, success = apply(state, actions, legal, self.kinds)
+        moved = acted.stage != state.stage
+        stages = Stage.GERMINATED, Stage.FOSSILISED
+        entered = [moved & (acted.stage == stage) for stage in stages]
+        germinates, fossilises = torch.stack(entered).any(2).any(1).tolist()
+        return Acted(acted, acted.map(self._own), success, germinates, fossilises)
 
     def check(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
     ) -> Tensor:
         """See ``Governor.check``; ``acted`` is the seeds' state during the epoch."""
+        return governor.check(epoch, scores, acted.computing)
 
+    # Native twin: step/pass.h, pass_time.
     def pass_time(
         self,
         acted: SeedState,
@@ -106,63 +127,6 @@ class StepFunctions(Protocol):
             epoch: result of training.
             measurement: result of validation.
         """
-
-    def observe(
-        self, progress: Progress, now: Passed, score: Tensor, twin_score: Tensor
-    ) -> Features:
-        """The features that a policy observes.
-
-        Args:
-            progress: progress of all rows.
-            now: the rows after the step.
-            score, twin_score: smoothed expected accuracy of environments and of their twins,
-                ``[N]``.
-        """
-
-
-class TorchStep:
-    """Implements ``StepFunctions`` with torch, for every device and dtype.
-
-    Args:
-        engine: engine of the rows.
-        count: number of environments among the rows.
-        rules: rules of the lifecycle.
-        kinds: blueprints that can germinate in each slot, bool ``[S, blueprints]``.
-    """
-
-    def __init__(self, engine: Engine, count: int, rules: Rules, kinds: Tensor):
-        self.engine, self.count, self.rules, self.kinds = engine, count, rules, kinds
-
-    def begin(self, state: SeedState, signals: SeedSignals) -> Passed:
-        """See ``StepFunctions``."""
-        parameters = self.engine.seed_parameters(state)
-        return self._passed(state, signals, signals, parameters, parameters)
-
-    def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
-        """See ``StepFunctions``."""
-        acted, success = apply(state, actions, legal, self.kinds)
-        moved = acted.stage != state.stage
-        ends = [moved & (acted.stage == stage) for stage in (Stage.GERMINATED, Stage.FOSSILISED)]
-        germinates, fossilises = torch.stack(ends).any(2).any(1).tolist()
-        return Acted(acted, acted.map(self._own), success, germinates, fossilises)
-
-    def check(
-        self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
-    ) -> Tensor:
-        """See ``StepFunctions``."""
-        return governor.check(epoch, scores, acted.computing)
-
-    # Native twin: step/pass.h, pass_time.
-    def pass_time(
-        self,
-        acted: SeedState,
-        rolled: Tensor | None,
-        then: Passed,
-        accuracy: Tensor,
-        epoch: EpochResult,
-        measurement: Measurement,
-    ) -> Passed:
-        """See ``StepFunctions``."""
         state, lived = tick(acted, self.rules), acted
         if rolled is not None:
             state, lived = roll_back(state, rolled), roll_back(acted, rolled)
@@ -184,7 +148,14 @@ class TorchStep:
     def observe(
         self, progress: Progress, now: Passed, score: Tensor, twin_score: Tensor
     ) -> Features:
-        """See ``StepFunctions``."""
+        """The features that a policy observes.
+
+        Args:
+            progress: progress of all rows.
+            now: the rows after the step.
+            score, twin_score: smoothed expected accuracy of environments and of their twins,
+                ``[N]``.
+        """
         engine, state = self.engine, now.own
         host, parameters = engine.host.parameter_count, self._own(now.seed_parameters)
         most = self.rules.max_seeds

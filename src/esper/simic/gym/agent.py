@@ -11,7 +11,7 @@ from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy
 
 SMALLEST_DEVIATION = 1e-8
-"""Advantage floor: rewards may have any scale, so it only prevents a division by 0."""
+"""Advantage floor. Rewards may have any scale, so it only prevents a division by 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,12 @@ class FlatMoments:
         return FlatObservation(self.features.normalise(observation.features), observation.masks)
 
     def update(self, observation: FlatObservation, valid: Tensor | None) -> None:
-        """See ``ObservationMoments.update``; final observations of episodes are ignored."""
+        """See ``ObservationMoments.update``; ignores the final observations of episodes."""
         if not self.active:
             return
         features = observation.features
         if valid is not None:
-            # The moments ignore rows of NaN; indexing would make the host wait for the device.
+            # Moments ignore rows of NaN; boolean indexing would make the CPU wait for the device.
             features = torch.where(valid[..., None].to(features.device), features, float("nan"))
         self.features.update(features)
 

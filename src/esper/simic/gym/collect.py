@@ -36,7 +36,7 @@ class _Outcomes:
         self.terminated, self.truncated, self.valid = np.zeros((3, length, count), dtype=np.bool_)
 
     def write(self, t: int, environments: GymEnvironments, over: NDArray[np.bool_]) -> None:
-        """Store the outcome of step ``t``, in which the environments ``over`` were only reset."""
+        """Store the outcome of step ``t``, which only reset the environments ``over [N]``."""
         self.rewards[t] = environments.reward
         self.terminated[t] = environments.terminated
         self.truncated[t] = environments.truncated & ~environments.terminated
@@ -61,13 +61,13 @@ def collect(
     The step after the end of an episode observes the episode's final observation and only resets
     the environment, so it is not ``valid``. The critic's value in that step, with the recurrent
     state of the episode, is V of the final observation, from which a truncated step is
-    bootstrapped. After it the recurrent state is reset.
+    bootstrapped. After that step the recurrent state is reset.
 
     Args:
         environments: environments, continued from their current state.
         agent: agent, continued from its current recurrent state.
         length: number of steps T.
-        number: number of the rollout, part of the key of every action's draw.
+        number: number of the rollout, part of the key of the random draws of actions.
         on_step: called after every step.
     """
     agent.continue_rollout(torch.arange(environments.count, device=agent.device), number)

@@ -1,8 +1,8 @@
 """Tasks that require memory, registered with Gymnasium under ``esper/``.
 
-``esper/MaskedCartPole-v0`` is CartPole-v1 without its velocities; ``esper/MemoryChain-v0`` shows a
-bit and asks for it ``length`` steps later (the memory lengths of Osband et al., "Behaviour suite
-for reinforcement learning", 2020).
+``esper/MaskedCartPole-v0`` is CartPole-v1 without its velocities. ``esper/MemoryChain-v0`` shows a
+bit that the action must repeat ``length`` steps later ("memory length" in Osband et al., "Behaviour
+suite for reinforcement learning", 2020).
 """
 
 from typing import Any
@@ -32,14 +32,14 @@ class MaskedCartPole(ObservationWrapper[Any, Any, Any]):
 
 
 class MemoryChain(Env[NDArray[np.int64], np.int64]):
-    """Shows a bit in the first step and asks for it ``length`` steps later.
+    """Shows a bit in the first step; the action ``length`` steps later must repeat it.
 
     An episode has ``length + 1`` steps. The observation is the bit (0 or 1 in the first step, 2
-    afterwards) and whether it is asked for. The action that answers is rewarded with 1 if it equals
-    the bit and -1 if not; other actions have no effect.
+    afterwards) and whether the next action, the last, is rewarded. The reward is 1 if that action
+    equals the bit and -1 if not; other actions have no effect.
 
     Args:
-        length: steps between the bit and the question, at least 1.
+        length: steps from the bit to the rewarded action, at least 1.
 
     Raises:
         ValueError: ``length`` is below 1.
@@ -56,19 +56,19 @@ class MemoryChain(Env[NDArray[np.int64], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.int64], dict[str, Any]]:
-        """Draw a bit and show it."""
+        """Draw a bit; the observation contains it."""
         super().reset(seed=seed)
         self._bit, self._time = int(self.np_random.integers(2)), 0
-        return self._seen(), {}
+        return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.int64], float, bool, bool, dict[str, Any]]:
         """Take one step; only the last step has a reward."""
         over = self._time == self.length
         reward = (1.0 if int(action) == self._bit else -1.0) if over else 0.0
         self._time += 1
-        return self._seen(), reward, over, False, {}
+        return self._observation(), reward, over, False, {}
 
-    def _seen(self) -> NDArray[np.int64]:
+    def _observation(self) -> NDArray[np.int64]:
         return np.array([self._bit if self._time == 0 else 2, self._time == self.length], np.int64)
 
 

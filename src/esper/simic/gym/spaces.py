@@ -39,7 +39,7 @@ class Features:
         return not self.categories
 
     def write(self, observation: Any, row: Floats) -> None:
-        """Write the features of ``observation`` to ``row [width]``: its values, or one-hot."""
+        """Write the features of ``observation``, its values or one-hot, to ``row [width]``."""
         if self.measured:
             row[:] = np.asarray(observation).reshape(-1)
             return
@@ -152,7 +152,7 @@ def actions_of(env: Env[Any, Any]) -> Actions:
 def _categories(
     space: spaces.Discrete | spaces.MultiDiscrete,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """For each component of a space: its number of values, and the smallest."""
+    """The number of values and the smallest value of each component of a space."""
     if isinstance(space, spaces.Discrete):
         return (int(space.n),), (int(space.start),)
     return tuple(space.nvec.reshape(-1).tolist()), tuple(space.start.reshape(-1).tolist())

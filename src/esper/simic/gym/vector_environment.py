@@ -1,7 +1,7 @@
-"""N Gymnasium environments in lockstep, each reset in the step after its episode ended.
+"""N Gymnasium environments in lockstep; each is reset in the step after its episode ends.
 
-An episode is a function of its seed and its actions, and its seed is a function of run seed,
-environment and episode number. An environment is therefore saved as its episode number and the
+An episode is a function of its seed and its actions; its seed is a function of the run's seed, the
+environment and the episode number. An environment is therefore saved as its episode number and the
 actions taken in that episode, and is restored by replaying them. No pickle is needed.
 """
 
@@ -40,7 +40,7 @@ class GymEnvironments:
     """Environments of one task with their current observations.
 
     Args:
-        environments: environments of one kind, not yet reset.
+        environments: environments of one task, not yet reset.
         seed: seed of the run.
 
     Attributes:
@@ -107,7 +107,7 @@ class GymEnvironments:
         self._history[i].clear()
         self.reward[i] = self._returns[i] = 0.0
         self.terminated[i] = self.truncated[i] = self.over[i] = False
-        self._see(i, observation, info)
+        self._store(i, observation, info)
 
     def _advance(self, i: int, chosen: list[int], action: Any) -> None:
         observation, reward, terminated, truncated, info = self.environments[i].step(action)
@@ -115,14 +115,14 @@ class GymEnvironments:
         self.reward[i] = reward
         self._returns[i] += float(reward)
         self.terminated[i], self.truncated[i] = terminated, truncated
-        self._see(i, observation, info)
+        self._store(i, observation, info)
         if terminated or truncated:
             self.over[i] = True
             self.ended.append(
                 Episode(i, float(self._returns[i]), len(self._history[i]), bool(terminated))
             )
 
-    def _see(self, i: int, observation: Any, info: dict[str, Any]) -> None:
+    def _store(self, i: int, observation: Any, info: dict[str, Any]) -> None:
         """Store an observation and its action mask.
 
         Raises:
@@ -155,7 +155,7 @@ class GymEnvironments:
         """Restore ``state`` by replaying its actions.
 
         Raises:
-            ValueError: the state is of other environments.
+            ValueError: the number of environments or of features differs.
             UsageError: an environment's observation differs from the saved one.
         """
         lengths = state["lengths"].tolist()
@@ -178,8 +178,8 @@ class GymEnvironments:
 
 def _changed(i: int) -> UsageError:
     return UsageError(
-        f"resume: environment {i} did not come back to the observation it was saved with; the "
-        "episodes of this task do not follow from seed and actions, start a new run"
+        f"resume: environment {i} did not reproduce its saved observation; seed and actions do not "
+        "determine the episodes of this task, start a new run"
     )
 
 
@@ -197,4 +197,4 @@ def make(name: str, arguments: dict[str, Any], count: int) -> list[Env[Any, Any]
         raise UsageError(f"gym: there is no environment {name!r}; {hint}") from error
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"gym: {name} cannot be made ({reason})") from error
+        raise UsageError(f"gym: {name} cannot be created ({reason})") from error

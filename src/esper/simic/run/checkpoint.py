@@ -83,13 +83,13 @@ def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> Non
     """Restore the state of an agent from what ``agent_parts`` returned.
 
     Raises:
-        UsageError: the checkpoint is of another network.
+        UsageError: the checkpoint belongs to another network.
     """
     try:
         agent.load_state(parts)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"resume: the checkpoint is of another network ({reason})") from error
+        raise UsageError(f"resume: the checkpoint belongs to another network ({reason})") from error
 
 
 def save(
@@ -173,7 +173,7 @@ def _write(
     try:
         _verified(folder)
     except Damaged as error:
-        raise OSError(errno.EIO, f"what was written cannot be read back: {error}") from error
+        raise OSError(errno.EIO, f"the checkpoint cannot be read back: {error}") from error
 
 
 def _prune(run: Path, newest: int, keep: int) -> None:
@@ -203,7 +203,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     manifest, files = _verified(path)
     if manifest.round != int(path.name):
-        raise Damaged(f"it is of round {manifest.round}")
+        raise Damaged(f"its manifest is that of round {manifest.round}")
     parts = {Path(name).stem: _tensors(name, content) for name, content in files.items()}
     return Checkpoint(path, manifest.round, manifest.events_bytes, manifest.blueprints, parts)
 
@@ -220,7 +220,7 @@ def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
     files = {}
     for name, expected in manifest.sha256.items():
         if not (name.endswith(".pt") and name.removesuffix(".pt").isidentifier()):
-            raise Damaged(f"{_MANIFEST} names the file {shown(name)}, not a part's name")
+            raise Damaged(f"{_MANIFEST} names {shown(name)}, which is not the file of a part")
         files[name] = (path / name).read_bytes()
         if _sha256(files[name]) != expected:
             raise Damaged(f"checksum of {name} does not match")
@@ -268,7 +268,7 @@ def _check_blueprints(stored: list[str]) -> None:
     missing = ", ".join(name for name in stored if name not in BLUEPRINTS)
     additional = ", ".join(name for name in BLUEPRINTS if name not in stored)
     differences = [f"{missing} not registered here"] if missing else []
-    differences += [f"{additional} unknown to it"] if additional else []
+    differences += [f"{additional} not in the checkpoint"] if additional else []
     what = ", ".join(differences) or f"in the order {', '.join(stored)}"
     raise UsageError(
         f"resume: the checkpoint's policy has other blueprints ({what}); "

@@ -1,4 +1,4 @@
-"""Crash-safe writes: after a crash of process or machine a file is either the old or the new."""
+"""Writes that reach the disk, and an atomic replacement that leaves the old file or the new one."""
 
 import os
 from pathlib import Path

@@ -58,7 +58,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, config: TrainConfig, fingerprint: dict[str, Any]) -> Self:
-        """Create ``<telemetry_dir>/<time>-<task or suite>`` and write the settings.
+        """Create ``<telemetry_dir>/<time>-<label>``, see ``_label``, and write the settings.
 
         Raises:
             UsageError: the directory cannot be created.
@@ -70,7 +70,7 @@ class RunDirectory:
                 raise ValueError("the name is empty")
             parent = Path(place).expanduser()
             parent.mkdir(parents=True, exist_ok=True)
-            path = _unused(parent, name)
+            path = _create_unused(parent, name)
             directory = cls._begun(path, {"settings": flatten(config), "fingerprint": fingerprint})
             sync(parent)
         except UsageError:
@@ -200,7 +200,7 @@ def _label(config: TrainConfig) -> str:
 
 
 def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str) -> dict[str, Any]:
-    """Everything except the settings on which a result depends.
+    """Everything on which a result depends, apart from the settings.
 
     Args:
         device: device of the hosts.
@@ -243,7 +243,8 @@ def _round_of(line: bytes) -> float:
         return float("inf")
 
 
-def _unused(parent: Path, name: str) -> Path:
+def _create_unused(parent: Path, name: str) -> Path:
+    """Create a directory called ``name``, with a number appended if that exists."""
     for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
         path = parent / (name + suffix)
         try:

@@ -1,8 +1,8 @@
 """Diagnosis of a task without a learner: is there anything in it to learn?
 
-Five policies that do not learn play the task on the same hosts and data. Which operations are
-legal, which stages their seeds reach, and how much of the return depends on the actions show
-whether a learner could improve on them.
+Five policies that do not learn play the task on the same hosts and data. Three measurements show
+whether a learner could improve on them: which operations are legal, which stages the seeds reach,
+and how much of the return depends on the actions.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Figures of one policy from one episode of every environment.
+    """Measurements of one policy in one episode of every environment.
 
     Attributes:
         legal: for each ``Op``, the share of (step, environment) pairs in which it was legal.
-        reached: for each stage, the seeds per episode that entered it.
+        reached: for each stage, the mean number of seeds per episode that entered it.
         utility: utility on the last step, ``[N]``.
         accuracy, loss: validation results of the committed hosts, ``[N]``.
         rewards: ``[T, N]``.
@@ -52,17 +52,17 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Figures of a task from the episodes of all policies.
+    """Measurements of a task from the episodes of all policies.
 
     Attributes:
-        played: figures by policy: never, random, heuristic, everything, untrained.
+        played: measurements by policy: never, random, heuristic, everything, untrained.
         by_init, by_actions, by_rest: shares of the variance of the untrained policy's return due to
             the hosts' initial weights and data, to the actions, and to neither; see
-            ``variance_shares``. The untrained policy is a learner before its first update. It
-            serves here because the random policy prunes nearly all seeds before they have an
-            effect.
-        step_signal: signal-to-noise ratio of the reward of a single step, see ``signal_to_noise``.
-        return_signal: signal-to-noise ratio of the return.
+            ``variance_shares``. The untrained policy is a learner before its first update. It is
+            used because the random policy prunes nearly all seeds before they have an effect.
+        step_signal: signal-to-noise ratio of the reward of everything minus that of never, mean
+            over the steps, see ``signal_to_noise``.
+        return_signal: the same ratio of the difference of their returns.
     """
 
     played: dict[str, Played]
@@ -102,7 +102,7 @@ def diagnose(
     """Play ``task`` with every policy on ``groups * config.group_size`` environments.
 
     Args:
-        task: the task; its horizon and batches replace those of ``config``.
+        task: the task; its episode length and batches replace those of ``config``.
         groups: number of groups, each with its own initial host and data; at least 2.
         config: seed, reward and rules; at least 2 environments per group.
         on_policy: called with the name of each policy before it plays.
@@ -132,7 +132,7 @@ def diagnose(
     played = {}
     for name, actor in actors.items():
         on_policy(name)
-        # This policy grows in every slot at the same time, so the rule cannot apply to it.
+        # ``everything`` grows in every slot at the same time, which one_at_a_time forbids.
         rules = replace(config, one_at_a_time=config.one_at_a_time and name != "everything")
         env = GrowthEnv([task], torch.arange(count), rules, Precision("cpu"), CPU)
         played[name] = play(env, actor)
@@ -148,7 +148,7 @@ def diagnose(
 
 
 def play(env: GrowthEnv, actor: Actor, episode: int = 0) -> Played:
-    """Play one episode of environments of one task and compute its figures."""
+    """Play one episode of environments of one task and measure it."""
     reached = dict.fromkeys(STAGES, 0.0)
     last: list[Step] = []
 

@@ -1,4 +1,4 @@
-"""Checks a user's task by a short trial: whether it runs, and what memory and time it takes."""
+"""Checks a user's task by a short trial: whether it runs, and how much memory and time it takes."""
 
 import time
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 FEW, MANY = 8, 16
 """Environments of the two trials: one group and two groups, each with its twin."""
 _SETTLED = 14
-"""Most steps until the first seed acts; each further slot takes one step more."""
+"""Upper bound of the steps until the first seed acts; each further slot takes one more step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +56,24 @@ def examine(task: Task, backend: str = "auto") -> Fitness:
             raise UsageError("slots: the host has none, so nothing can grow")
         try_host(task.host, Precision("cpu"), torch.float32, CPU)
         forget_peak()
-        few, _, _ = grown_up(task, FEW, backend)
-        many, seconds, name = grown_up(task, MANY, backend)
+        few_bytes, _, _ = grown_up(task, FEW, backend)
+        many_bytes, seconds, name = grown_up(task, MANY, backend)
     except UsageError as error:
         raise UsageError(f"{task.name}: {error}") from error
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UsageError(
-            f"{task.name}: a step of it fails ({type(error).__name__}: {reason})"
-        ) from error
-    slope = None if few is None or many is None else max(0.0, (many - few) / (MANY - FEW))
-    return Fitness(data, name, slope, seconds)
+        raise UsageError(f"{task.name}: a step fails ({type(error).__name__}: {reason})") from error
+    if few_bytes is None or many_bytes is None:
+        return Fitness(data, name, None, seconds)
+    per_environment = max(0.0, (many_bytes - few_bytes) / (MANY - FEW))
+    return Fitness(data, name, per_environment, seconds)
 
 
 def grown_up(task: Task, envs: int, backend: str) -> tuple[int | None, float, str]:
     """Grow the largest seed in every slot until all act.
 
-    Steps have one minibatch, because further minibatches take more time but not more memory. The
-    time of a minibatch is measured at the end and extrapolated to the task's number.
+    Steps have one minibatch, because further minibatches take more time but not more memory. At the
+    end the time of a minibatch is measured and added for every further minibatch of the task.
 
     Returns:
         peak resident memory of this process in bytes, None if the system does not report it;

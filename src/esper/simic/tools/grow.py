@@ -38,8 +38,8 @@ CPU = torch.device("cpu")
 CONTROLS = ("heuristic", "never")
 SPLITS = ("validation", "test")
 TOLERANCE = 1e-5
-"""Largest difference of a logit between an exported file and its host, relative to the largest
-logit if that is above 1."""
+"""Largest permitted difference of a logit between an exported file and its host, relative to the
+largest logit if that is above 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class GrowingPolicy:
     Attributes:
         name: name given by the user.
         settings: settings of the run that trained the policy, the defaults for a control.
-        learned: whether the policy was trained by a run and has a checkpoint.
+        learned: whether a run trained the policy; a control is not learned.
     """
 
     name: str
@@ -169,45 +169,45 @@ def grow(policy: GrowingPolicy, task: Task, seed: int = 42, greedy: bool = False
         one_at_a_time=world.one_at_a_time,
     )
     environment = GrowthEnv([task], torch.arange(1), config, Precision("cpu"), CPU)
-    diary = _Diary(task)
-    collect(environment, policy.actor(environment, greedy), 0, diary.note)
+    log = _DecisionLog(task)
+    collect(environment, policy.actor(environment, greedy), 0, log.add)
     (shard,) = environment.shards
-    return _grown(task, shard, diary.lines)
+    return _grown(task, shard, log.lines)
 
 
 def _grown(task: Task, shard: Shard, decisions: list[str]) -> Grown:
     engine, state, last = shard.engine, shard.state, task.episode_length - 1
     measured = {s: engine.measure(state, last, committed=True, split=s).committed for s in SPLITS}
     scores = {split: found for split, found in measured.items() if found is not None}
-    fossils = committed(state)
+    fossilised = committed(state)
     images = engine.bank.held_back("test", engine.datasets(last)[:1]).by_row()[0][:64, :, :, 0]
-    logits = torch_backend(task.host, Precision("cpu")).logits(engine.stack, fossils, images)[0]
+    logits = torch_backend(task.host, Precision("cpu")).logits(engine.stack, fossilised, images)[0]
     return Grown(
         task=task,
         network=grown_network(task.host, engine.stack, state, 0),
         seeds={
-            slot.name: f"{BLUEPRINTS[int(fossils.blueprint[0, s])]}, "
-            f"{Style(int(fossils.style[0, s])).name}, alpha {float(fossils.alpha[0, s]):.2g}"
+            slot.name: f"{BLUEPRINTS[int(fossilised.blueprint[0, s])]}, "
+            f"{Style(int(fossilised.style[0, s])).name}, alpha {float(fossilised.alpha[0, s]):.2g}"
             for s, slot in enumerate(task.host.slots)
-            if bool(fossils.computed[0, s])
+            if bool(fossilised.computed[0, s])
         },
         decisions=decisions,
         scores={split: found.map(lambda x: x[0]) for split, found in scores.items()},
         twin_scores={split: found.map(lambda x: x[1]) for split, found in scores.items()},
-        added=int(torch.where(fossils.computed, engine.seed_parameters(state), 0)[0].sum()),
+        added=int(torch.where(fossilised.computed, engine.seed_parameters(state), 0)[0].sum()),
         images=images.permute(0, 3, 1, 2).contiguous(),
         logits=logits,
     )
 
 
 @dataclass(slots=True)
-class _Diary:
+class _DecisionLog:
     """Collects one line for each action or rollback that changed a host."""
 
     task: Task
     lines: list[str] = field(default_factory=list)
 
-    def note(self, t: int, actions: Tensor, step: Step) -> None:
+    def add(self, t: int, actions: Tensor, step: Step) -> None:
         """Add the lines of step ``t`` of the only environment."""
         report = step.report
         action = dict(zip(HEADS, actions[0].tolist(), strict=True))

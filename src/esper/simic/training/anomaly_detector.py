@@ -24,7 +24,7 @@ from esper.leyline.metrics import Metric, part_metric, parts_of
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """A number out of its bounds; an anomaly once found ``patience`` times in a row."""
+    """A number out of its bounds; an anomaly if found in ``patience`` consecutive rounds."""
 
     kind: str
     metric: str
@@ -35,7 +35,7 @@ class _Finding:
 
 
 class AnomalyDetector:
-    """Examines one round after another.
+    """Examines the events of a run, round by round.
 
     Args:
         thresholds: bounds, the defaults if None.
@@ -58,7 +58,7 @@ class AnomalyDetector:
         """
         found = [*self._throughput(snapshot.environment_steps_per_second)]
         if update is not None:
-            found += self._of_update(update.metrics)
+            found += self._update_findings(update.metrics)
         before = self._in_a_row
         self._in_a_row = Counter({(f.kind, f.metric): before[f.kind, f.metric] + 1 for f in found})
         return [
@@ -67,7 +67,7 @@ class AnomalyDetector:
             if self._in_a_row[finding.kind, finding.metric] == finding.patience
         ]
 
-    def _of_update(self, metrics: dict[str, Number | None]) -> Iterator[_Finding]:
+    def _update_findings(self, metrics: dict[str, Number | None]) -> Iterator[_Finding]:
         known = {name: float(value) for name, value in metrics.items() if value is not None}
         yield from _missing(metrics)
         yield from _not_finite(known)
@@ -91,7 +91,8 @@ class AnomalyDetector:
         bounds, loss = self.thresholds, known.get(Metric.VALUE_LOSS, 0.0)
         if loss > bounds.value_collapse:
             message = (
-                f"value loss {loss:.3g} for {bounds.patience} updates; the mean alone costs 0.5"
+                f"value loss {loss:.3g} for {bounds.patience} updates; "
+                "predicting the mean gives 0.5"
             )
             yield _Finding(
                 "value_collapse", Metric.VALUE_LOSS, loss, bounds.value_collapse, message,
@@ -103,15 +104,16 @@ class AnomalyDetector:
         for head in HEADS:
             metric = part_metric(Metric.HEAD_ENTROPY, head)
             entropy = known.get(metric, math.inf)
-            if entropy < bounds.entropy_collapse and self._is_free(head, entropy, known):
-                message = f"head {head} no longer explores: {entropy:.2g} nats per free decision"
+            if entropy < bounds.entropy_collapse and self._has_choice(head, entropy, known):
+                rate = f"{entropy:.2g} nats per decision with a choice"
+                message = f"head {head} no longer explores: {rate}"
                 yield _Finding(
                     "entropy_collapse", metric, entropy, bounds.entropy_collapse, message,
                     bounds.patience,
                 )  # fmt: skip
 
-    def _is_free(self, head: str, entropy: float, known: dict[str, float]) -> bool:
-        """Whether the head had more than one option often enough for its entropy to count."""
+    def _has_choice(self, head: str, entropy: float, known: dict[str, float]) -> bool:
+        """Whether the head had several legal options often enough to judge its entropy."""
         share = known.get(part_metric(Metric.HEAD_CHOICE, head))
         return entropy > 0.0 if share is None else share >= self.thresholds.entropy_choice
 
@@ -144,9 +146,9 @@ class AnomalyDetector:
         self._slow += (1.0 - bounds.drift_slow) * (level - self._slow)
         self._updates += 1
         if self._updates > bounds.warmup and abs(gap) > math.log(bounds.gradient_drift):
-            way = "above" if gap > 0 else "below"
+            side = "above" if gap > 0 else "below"
             factor = math.exp(abs(gap))
-            message = f"the gradient norm is {factor:.3g} times {way} its running mean"
+            message = f"the gradient norm is a factor of {factor:.3g} {side} its running mean"
             most = bounds.gradient_drift
             yield _Finding("gradient_drift", Metric.GRAD_NORM, factor, most, message)
 
@@ -156,7 +158,7 @@ class AnomalyDetector:
             return
         self._rounds += 1
         low = self._rounds > bounds.warmup and speed < bounds.throughput_drop * mean
-        # The first round includes one-time set-up, so the mean starts with the second.
+        # The first round includes one-time set-up, so the mean starts with the second round.
         weight = bounds.throughput_memory if self._rounds > 2 else 0.0
         self._speed = weight * mean + (1.0 - weight) * speed
         if low:
@@ -174,7 +176,7 @@ def _missing(metrics: dict[str, Number | None]) -> Iterator[_Finding]:
 
 
 def _not_finite(known: dict[str, float]) -> Iterator[_Finding]:
-    """Metrics that are not finite, except explained variance: NaN if returns do not vary."""
+    """Metrics that are not finite, except explained variance: NaN if all returns are equal."""
     for metric, value in known.items():
         if not math.isfinite(value) and not metric.startswith(Metric.EXPLAINED_VARIANCE):
             yield _Finding("not_finite", metric, value, None, f"{metric} is {number(value)}")

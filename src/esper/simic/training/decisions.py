@@ -40,7 +40,7 @@ class DecisionRecord:
     heads: int
 
     def events(self) -> Iterator[Event]:
-        """The one event of the decisions."""
+        """The event that reports the decisions."""
         log_prob, value = self.numbers[:, :2].unbind(1)
         legal = self.choices[:, self.heads :].tolist()
         yield DecisionsMade(
@@ -48,7 +48,7 @@ class DecisionRecord:
             round=self.round,
             step=self.step,
             actions=self.choices[:, : self.heads].tolist(),
-            legal_ops=[[op for op, may in enumerate(row) if may] for row in legal],
+            legal_ops=[[op for op, is_legal in enumerate(row) if is_legal] for row in legal],
             op_probability=nested_numbers(self.numbers[:, 2:].round(decimals=DIGITS).tolist()),
             log_prob=numbers(log_prob.round(decimals=DIGITS).tolist()),
             value=numbers(value.round(decimals=DIGITS).tolist()),
@@ -62,7 +62,7 @@ class Decision:
     Attributes:
         masks: masks of the legal actions.
         actions, log_prob, value: see ``Actor.act``.
-        ops: computes the probability of each op; None if it is not known.
+        ops: computes the probability of each op, ``[N, ops]``; None if the actor has none.
     """
 
     masks: ActionMasks
@@ -87,7 +87,7 @@ class Decision:
 
 
 class WatchedActor:
-    """Wraps an actor, without changing its actions, and keeps its last decision.
+    """Wraps an actor and keeps its last decision; does not change its actions.
 
     Attributes:
         last: the last decision, None before the first.
@@ -99,7 +99,7 @@ class WatchedActor:
         self._ops: Callable[[RecurrentState, ActionMasks], Tensor] | None = None
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``Actor.begin``. Probabilities are computed with the policy's current weights."""
+        """See ``Actor.begin``. Copies the weights from which op probabilities are computed."""
         self.actor.begin(environments, episode)
         if isinstance(self.actor, PPOAgent) and isinstance(self.actor.policy, FactoredLSTM):
             self._ops = self.actor.policy.op_teller()

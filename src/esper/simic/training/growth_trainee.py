@@ -95,7 +95,7 @@ class GrowthTrainee:
         return self.recorder.finish(steps_per_second, metrics)
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """See ``Trainee.parts``. Hosts are new in every round, so only their loss scales count."""
+        """See ``Trainee.parts``. Every round has new hosts, so only their loss scales are saved."""
         assert self.agent is not None, "only a learned policy is saved"
         return agent_parts(self.agent) | {"environment": self.environment.state()}
 

@@ -33,10 +33,10 @@ class GymSummary:
     """Outcome of a round of a Gymnasium task.
 
     Attributes:
-        round: its number, from 1.
+        round: number of the round, from 1.
         episodes: number of episodes that ended in the round.
-        episode_return: their mean return, unnormalised; NaN if no episode ended.
-        episode_length: their mean length in steps; NaN if no episode ended.
+        episode_return: mean return of these episodes, unnormalised; NaN if no episode ended.
+        episode_length: mean length of these episodes in steps; NaN if no episode ended.
         steps_per_second: environment steps per second, including the update.
         metrics: metrics of the update.
     """
@@ -53,7 +53,7 @@ class GymTrainee:
     """Environments of a Gymnasium task and the policy that learns it; see ``Trainee``.
 
     Args:
-        config: settings of the run, with ``gym``.
+        config: settings of the run, with ``gym`` set.
         device: device of the policy; environments run on the CPU.
 
     Raises:
@@ -158,8 +158,8 @@ class GymTrainee:
     def parts(self) -> dict[str, dict[str, Any]]:
         """See ``Trainee.parts``.
 
-        Environments and recurrent state are those saved at the end of the last round; the learner
-        changes only between rounds.
+        Environments and recurrent state are those at the end of the last round, even if the next
+        round has begun. The learner changes only between rounds.
         """
         return agent_parts(self.agent) | self._boundary
 

@@ -15,7 +15,7 @@ class Observer(Protocol):
     """Receives notifications of a run's progress."""
 
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
-        """Called when training begins, after ``done`` rounds of earlier processes."""
+        """Called when training begins; earlier processes completed ``done`` rounds."""
         ...
 
     def stepped(self, step: AnyStep) -> None:
@@ -23,7 +23,7 @@ class Observer(Protocol):
         ...
 
     def round_done(self, summary: AnySummary) -> None:
-        """Called after every round, once its checkpoint is written if one is due."""
+        """Called after every round, after its checkpoint if one is due."""
         ...
 
 

@@ -36,16 +36,16 @@ class RoundSummary:
     """Outcome of a round: means over its environments.
 
     Attributes:
-        round: its number, from 1.
+        round: number of the round, from 1.
         accuracy: committed validation accuracy of the grown hosts.
         twin_accuracy: committed validation accuracy of their never-grow twins.
-        utility_gain: utility minus the twin's, see ``simic.growth.rewards.utility``.
+        utility_gain: utility minus the twin's score, see ``simic.growth.rewards.utility``.
         episode_return: sum of rewards.
         added_parameters: parameters of fossilised seeds.
         germinated, fossilised, pruned: seeds per episode.
         rolled_back: rollbacks per episode.
         steps_per_second: environment steps per second, including the update.
-        metrics: metrics of the update, empty without one.
+        metrics: metrics of the update, empty without an update.
     """
 
     round: int
@@ -72,8 +72,8 @@ class Recorder:
 
     Args:
         hub: receives the events.
-        environment: environment whose steps are recorded.
-        round_number: from 1.
+        environment: environments whose steps are recorded.
+        round_number: number of the round, from 1.
         actor: actor whose decisions are recorded; None for no decisions.
     """
 

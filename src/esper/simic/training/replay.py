@@ -1,4 +1,4 @@
-"""Files of refused updates, with which the update can be replayed."""
+"""Files that record refused updates, so that the updates can be replayed."""
 
 import os
 from dataclasses import dataclass
@@ -37,12 +37,12 @@ class Replayed:
 def write_refusal(
     run: Path, round_number: int, agent: PPOAgent[Any], settings: dict[str, Any]
 ) -> Path:
-    """Write an agent's refusal atomically to a file under ``run/refused/``; returns its path.
+    """Write a refused update atomically to a file under ``run/refused/``; return its path.
 
     Args:
         run: the run directory.
         round_number: the round that was refused.
-        agent: an agent with a refusal.
+        agent: an agent whose last update was refused.
         settings: flat settings of the run.
     """
     assert agent.refusal is not None, "nothing was refused"
@@ -96,7 +96,7 @@ def replay(path: Path) -> Replayed:
 def _learner(
     config: TrainConfig, shape: dict[str, Any], amp_dtype: torch.dtype | None
 ) -> tuple[PPOAgent[Any], type]:
-    """A learner as it was at the start of its run, and the class of its observations."""
+    """A new learner with the settings of its run, and the class of its observations."""
     cpu = torch.device("cpu")
     if config.gymnasium.gym is not None:
         return gym_agent(config, Shape(**shape), cpu, amp_dtype), FlatObservation

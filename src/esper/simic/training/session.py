@@ -96,14 +96,14 @@ class Session:
                     summaries.append(self._round(hub, number))
                     if number % self.config.output.checkpoint_every == 0 or number == total:
                         self._save(hub, number)
-                    # After saving: a round that was announced is not lost if the process dies.
+                    # After saving, so that a reported round is not lost if the process dies.
                     self.observer.round_done(summaries[-1])
                     if self.refusals == MOST_REFUSALS:
                         raise _Refused
             except _Stopped:
                 assert self.stop.number is not None
                 status, code = "interrupted", 128 + self.stop.number
-                # A rollout was cut short, so the weights are those of the last complete round.
+                # Incomplete rollouts are discarded: weights are those of the last complete round.
                 self._save(hub, done + len(summaries))
             except _Refused as error:
                 print(f"esper: {error}", file=sys.stderr)
@@ -129,7 +129,7 @@ class Session:
         self.observer.started(self.directory.path, self.config, done, self.trainee.steps)
 
     def _note_events(self, hub: Hub) -> None:
-        """Record the length of the event file, which ends with a complete round."""
+        """Record the length of the event file at the end of a round."""
         hub.flush()
         events = self.directory.events
         self.events_bytes = events.stat().st_size if events.exists() else 0
@@ -160,7 +160,7 @@ class Session:
         return summary
 
     def _update_completed(self, index: int, metrics: dict[str, float | None]) -> PPOUpdateCompleted:
-        assert self.agent is not None, "nobody learns"
+        assert self.agent is not None, "no learner"
         numbers = {name: None if v is None else number(v) for name, v in metrics.items()}
         return PPOUpdateCompleted(
             time=time.time(), round=index, update=self.agent.updates, metrics=numbers
@@ -195,7 +195,7 @@ class Session:
         )
 
     def _note_refusal(self, hub: Hub, index: int) -> None:
-        """Report a refused update and write the file that replays it."""
+        """Report a refused update, and write the file from which it can be replayed."""
         assert self.agent is not None
         if self.agent.refusal is None:
             self.refusals = 0
@@ -222,7 +222,7 @@ class Session:
     def _save(self, hub: Hub, number: int) -> None:
         """Save a checkpoint of round ``number``, unless the round has one.
 
-        If it cannot be written, training continues: earlier checkpoints stay, and there may be
+        If it cannot be written, training continues: earlier checkpoints stay, and the disk may have
         space for the next one.
         """
         if self.agent is None or number == self.saved:

@@ -1,4 +1,4 @@
-"""Construction of devices, tasks, environments, learner and controls from the settings."""
+"""Construction of devices, tasks, environments, learner and control policies from settings."""
 
 import os
 import sys
@@ -61,8 +61,8 @@ def resolve_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
     devices = tuple(resolve_device(name, setting) for name in names)
     if len({device.type for device in devices}) > 1:
         raise UsageError(
-            f"devices: {' '.join(names)} are of different kinds, whose numbers differ; "
-            "name CPUs alone or CUDA devices alone"
+            f"devices: {' '.join(names)} are of different kinds, which round differently; "
+            "name only CPUs or only CUDA devices"
         )
     return devices
 
@@ -160,7 +160,7 @@ def policy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | Non
 
 
 def plugin_paths(config: TrainConfig) -> list[str]:
-    """Absolute paths of the plug-ins, valid in whatever directory the run is resumed."""
+    """Absolute paths of the plug-ins, so that the run can be resumed from any directory."""
     return [_absolute(path) for path in config.world.plugin]
 
 
@@ -169,16 +169,16 @@ def _absolute(path: str) -> str:
 
 
 def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
-    """The settings, with every value filled in that depends on the task or the machine."""
+    """The settings, completed with the values that depend on the task or the machine."""
     growth = environment.config
     slots = [tuple(slot.name for slot in task.host.slots) for task in environment.tasks]
-    several = len(set(slots)) > 1
+    slots_differ = len(set(slots)) > 1
     settings = {
         "task": [task.name for task in environment.tasks],
         "plugin": plugin_paths(config),
         "text_file": config.world.text_file and _absolute(config.world.text_file),
-        "slots": config.world.slots if several else slots[0],
-        "max_seeds": growth.max_seeds or (None if several else len(slots[0])),
+        "slots": config.world.slots if slots_differ else slots[0],
+        "max_seeds": growth.max_seeds or (None if slots_differ else len(slots[0])),
         "episode_length": growth.episode_length,
         "max_batches": growth.max_batches,
         "batch_size": growth.batch_size,
@@ -189,7 +189,7 @@ def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
 
 
 def _resolved_backend(name: str, environment: GrowthEnv) -> str:
-    """The backend in use if ``name`` is ``auto``; stays ``auto`` if it differs between tasks."""
+    """``name``, or the backend in use if it is ``auto`` and all tasks use the same one."""
     chosen = environment.backend_name
     return chosen if name == "auto" and chosen in BACKENDS else name
 

@@ -31,10 +31,10 @@ _FLOATS = {
     "twin_validation_accuracy": attrgetter("twin_scores.accuracy"),
     "twin_expected_accuracy": attrgetter("twin_scores.expected"),
 }
-"""Fields of ``EpochCompleted`` and how to read them from a ``StepReport``."""
+"""Getters of fields of ``EpochCompleted`` from a ``StepReport``, by field name."""
 
 _DIGITS = 6
-"""Decimals of these fields in events: about float32's precision, in half the bytes."""
+"""Decimals of floats in events: about the precision of float32, in half the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,13 @@ class StepRecord:
         time: seconds since 1970.
         round: from 1.
         step: from 1.
-        environments: identities, int64 ``[N]``.
-        floats: the fields of ``_FLOATS`` and the reward, ``[F + 1, N]``.
+        environments: identities of the environments, int64 ``[N]``.
+        floats: the fields of ``_FLOATS`` and the reward, float64 ``[F + 1, N]``.
         integers: added parameters, op, slot, success, int64 ``[4, N]``.
-        stages: before the action, after it, after the tick, int64 ``[3, N, S]``.
-        seeds: blueprint before, blueprint after, parameters, int64 ``[3, N, S]``.
-        signals: alpha, contribution, gradient norm, gradient health, ``[4, N, S]``.
+        stages: stages before the action, after it and after the tick, int64 ``[3, N, S]``.
+        seeds: blueprints before and after the action, parameters after the tick, int64
+            ``[3, N, S]``.
+        signals: alpha, contribution, gradient norm, gradient health, float64 ``[4, N, S]``.
     """
 
     time: float
@@ -74,7 +75,7 @@ class StepRecord:
         reward: Tensor,
         report: StepReport,
     ) -> "StepRecord":
-        """Gather the step's tensors, with one transfer per field; their number is fixed."""
+        """Copy the tensors of step ``t`` (from 0) to CPU memory, in one transfer per field."""
         floats = [*(of(report) for of in _FLOATS.values()), reward]
         integers = [
             report.added,
@@ -132,7 +133,7 @@ class StepRecord:
         )
 
     def _changes(self, before: Tensor, after: Tensor) -> Iterator[Event]:
-        """Events of the slots whose stage changed; an emptied slot reports its old blueprint."""
+        """Events of the slots whose stage changed; an emptied slot has its former blueprint."""
         rows, slots = (before != after).nonzero().unbind(1)
         if len(rows) == 0:
             return

@@ -20,7 +20,7 @@ class Summary(Protocol):
 
     @property
     def round(self) -> int:
-        """Its number, from 1."""
+        """Number of the round, from 1."""
         ...
 
     @property
@@ -30,7 +30,7 @@ class Summary(Protocol):
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """Metrics of the update by name; empty without one."""
+        """Metrics of the update by name; empty without an update."""
         ...
 
 
@@ -41,7 +41,7 @@ class Trainee(Protocol):
         config: resolved settings.
         precision: precision of the environments' arithmetic.
         backend_name: backend of the environments.
-        steps: steps per environment and round.
+        steps: steps of each environment per round.
         count: number of environments.
         operation_threads: CPU threads per operation.
     """
@@ -59,11 +59,11 @@ class Trainee(Protocol):
         ...
 
     def started(self, time: float, done: int) -> TrainingStarted:
-        """The event of the start of training, after ``done`` rounds of earlier processes."""
+        """The event that training begins; earlier processes completed ``done`` rounds."""
         ...
 
     def amp_scale(self) -> float | None:
-        """The least loss scale of the environments, None if losses are not scaled."""
+        """The smallest loss scale of the environments, None if losses are not scaled."""
         ...
 
     def collect(self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]) -> Rollout[Any]:
@@ -89,5 +89,5 @@ class Trainee(Protocol):
         ...
 
     def close(self) -> None:
-        """Release its resources."""
+        """Release the resources of the environments."""
         ...

@@ -59,14 +59,14 @@ def train_ppo_vectorized(
 ) -> RunSummary:
     """Train a policy with PPO in a new run directory.
 
-    ``train_ppo_vectorized(task="digits_shift", rounds=2, envs=8)`` sets single settings by the
-    names of their flags; see ``leyline.config``.
+    For example ``train_ppo_vectorized(task="digits_shift", rounds=2, envs=8)``.
 
     Args:
         config: settings to start from, the defaults if None.
-        use_amp: whether hosts are computed in mixed precision.
+        use_amp: true to compute hosts in mixed precision; false keeps what the settings say.
         observer: notified of every step and round.
-        settings: single settings by name; aliases are accepted.
+        settings: single settings by name or alias, see ``leyline.config``; they override
+            ``config``.
 
     Raises:
         UsageError: a setting is invalid.
@@ -87,7 +87,7 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
         observer: notified of every step and round.
 
     Raises:
-        UsageError: there is no such run, or a setting differs that may not change.
+        UsageError: there is no such run, or a setting that may not change differs.
     """
     stored, _ = stored_config(run)
     before = flatten(stored)
@@ -123,7 +123,7 @@ def run_training(
     device = devices[0]
     trainee = _trainee(config, policy, devices)
     stop = StopSignal()
-    # Nothing is written up to here, so until now a signal ends the process at once.
+    # Up to here nothing has been written, so a signal may end the process at once.
     with stop.listening():
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
         directory, done = _open(trainee, resume, fingerprint)
@@ -143,13 +143,13 @@ def _trainee(config: TrainConfig, policy: str, devices: Sequence[torch.device]) 
     """The trainee that the settings describe."""
     if config.gymnasium.gym is None:
         return GrowthTrainee(config, policy, devices)
-    assert policy == "ppo", "controls are of growing networks"
+    assert policy == "ppo", "control policies act only in growth environments"
     return GymTrainee(config, devices[0])
 
 
 @contextmanager
 def _arithmetic(device: torch.device, threads: int) -> Iterator[None]:
-    """Set the arithmetic of a run: ``threads`` per operation on a CPU, TF32 products on CUDA."""
+    """Within the context, use ``threads`` per operation on a CPU, or TF32 products on CUDA."""
     before = torch.get_num_threads(), torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
     if device.type == "cpu":
@@ -168,7 +168,7 @@ def _arithmetic(device: torch.device, threads: int) -> Iterator[None]:
 def _open(
     trainee: Trainee, resume: Path | None, fingerprint: dict[str, Any]
 ) -> tuple[RunDirectory, int]:
-    """A new run directory or the resumed one, and the number of rounds it has."""
+    """A new run directory or the resumed one, and the number of its completed rounds."""
     config = trainee.config
     if resume is None:
         return RunDirectory.create(config, fingerprint), 0

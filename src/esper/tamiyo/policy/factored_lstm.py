@@ -50,7 +50,7 @@ With uniform targets this happened to two seeds in three; growing then costs mor
 the policy stops growing before it has learned which seeds pay."""
 
 MOST_HEAD_WIDTH = 128
-"""Maximum hidden units of a head; heads as wide as a wide LSTM would add half of its cost."""
+"""Maximum hidden units of a head; heads as wide as a large LSTM would add half its cost."""
 
 
 class Head(nn.Module):
@@ -67,7 +67,7 @@ class Head(nn.Module):
 
 
 class FactoredLSTM(Policy[Observation]):
-    """Policy and critic over ``Observation``.
+    """Actor and critic over ``Observation``.
 
     The op is sampled from the LSTM's output. The slot is sampled given the op, by scoring slot
     embeddings. The six choice heads are sampled given op and slot. Only the critic sees
@@ -186,16 +186,16 @@ class FactoredLSTM(Policy[Observation]):
         masks = observation.masks
         ops = MaskedCategorical(self.op_head(memory), masks.ops, validate=False)
         op = choose(ops, slice(0, 1))
-        places = MaskedCategorical(
+        slot_distribution = MaskedCategorical(
             self._slot_logits(memory, slots, op), masks.slots_of(op), validate=False
         )
-        slot = choose(places, slice(1, 2))
+        slot = choose(slot_distribution, slice(1, 2))
         slot = torch.where(op == Op.WAIT, CANONICAL_CHOICE["slot"], slot)
         choices = MaskedCategorical(
             *self._choices(memory, slots, op, slot, observation), validate=False
         )
         others = choose(choices, slice(2, None))
-        both = torch.stack([ops.log_prob(op), places.log_prob(slot)], -1)
+        both = torch.stack([ops.log_prob(op), slot_distribution.log_prob(slot)], -1)
         log_probs = torch.cat([both, choices.log_prob(others)], -1)
         log_prob = torch.where(relevance(op), log_probs, 0.0).sum(-1)
         actions = torch.cat([torch.stack([op, slot], -1), others], -1)
@@ -211,10 +211,10 @@ class FactoredLSTM(Policy[Observation]):
             self._packed = None
 
     def op_teller(self) -> Callable[[RecurrentState, ActionMasks], Tensor]:
-        """A function that gives the probability of each op, ``[N, ops]``, with the current weights.
+        """A function that computes the probability of each op, ``[N, ops]``, in a step.
 
-        It takes the recurrent state after a step, which contains the output of the LSTM in that
-        step, and the masks. Later updates of the policy do not change it.
+        Its arguments are the recurrent state after the step, which contains the output of the LSTM,
+        and the masks. It has a copy of the current weights, which later updates do not change.
         """
         return partial(_op_probabilities, copy.deepcopy(self.op_head))
 
@@ -372,7 +372,7 @@ def _op_probabilities(op_head: Head, hidden: RecurrentState, masks: ActionMasks)
 
 
 def _places(widths: list[int]) -> list[list[int]]:
-    """Column of each head's options in the concatenated logits; one past the end for padding."""
+    """Columns of each head's options in the concatenated logits; padding is one past the end."""
     begins = [sum(widths[:i]) for i in range(len(widths))]
     return [
         [begin + i if i < width else sum(widths) for i in range(max(widths))]

@@ -16,7 +16,7 @@ from esper.leyline.stages import STAGE_COUNT, Stage
 from esper.tamiyo.policy.action_masks import ActionMasks
 
 HISTORY = 5
-"""Number of past validation scores in the observation."""
+"""Number of previous steps whose validation scores are in the observation."""
 
 HOST_FEATURES = (
     "progress",
@@ -75,7 +75,8 @@ INFINITE_NORM = 1e6
 """Replaces an infinite norm."""
 
 CRITIC_FEATURES = ("twin_score", "gain", "known")
-"""Names of the critic's additional features: the never-grow twin's score and the gain over it."""
+"""Names of the critic's additional features: the never-grow twin's score, the difference of the own
+score from it (without rent, times ``POINTS``), and whether there is a twin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,11 @@ class Progress:
     Attributes:
         step: environment steps completed.
         episode_length: steps per episode.
-        losses, expected: validation scores of the last ``HISTORY`` steps and the current one,
-            newest last, ``[N, HISTORY + 1]``, NaN before the first step.
-        train_loss, train_accuracy: of the last epoch, ``[N]``, NaN before the first.
-        last_op: op that took effect in the last step, int64 ``[N]``.
+        losses, expected: validation loss and expected accuracy of the last ``HISTORY + 1`` steps,
+            latest last, ``[N, HISTORY + 1]``; NaN before the scores of the initial host.
+        train_loss, train_accuracy: means of the last epoch, ``[N]``; NaN before the first epoch and
+            after a rollback.
+        last_op: op that took effect in the last step, WAIT if none did, int64 ``[N]``.
         success: whether the last action took effect, bool ``[N]``.
         rolled_back: whether the governor rolled the host back in the last step, bool ``[N]``.
     """
@@ -134,7 +136,7 @@ class Progress:
     rolled_back: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Progress":
-        """The progress with ``function`` applied to every tensor."""
+        """A copy with ``function`` applied to every tensor."""
         tensors: dict[str, Any] = {
             f.name: function(getattr(self, f.name))
             for f in fields(self)
@@ -159,7 +161,7 @@ def host_features(
 ) -> Tensor:
     """Host features, float32 ``[N, len(HOST_FEATURES)]``; unknown values are -1."""
     count, slots = state.stage.shape
-    part = progress.step / progress.episode_length
+    fraction = progress.step / progress.episode_length
 
     device = state.stage.device
     losses = torch.cat([progress.losses, progress.train_loss[:, None]], 1)
@@ -170,8 +172,8 @@ def host_features(
     flags = torch.stack([progress.success, progress.rolled_back], 1).float()
     features = torch.cat(
         [
-            torch.full((count, 1), part, device=device),
-            torch.full((count, 1), 1.0 - part, device=device),
+            torch.full((count, 1), fraction, device=device),
+            torch.full((count, 1), 1.0 - fraction, device=device),
             losses[:, HISTORY : HISTORY + 1],
             scores[:, HISTORY : HISTORY + 1],
             losses[:, :HISTORY],
@@ -211,7 +213,7 @@ SHARES = Table(
         for stage in range(STAGE_COUNT)
     ]
 )
-"""For each stage, the shares of slots it counts towards: training, blending, kept."""
+"""For each stage, whether a slot counts towards ``share_training``, ``_blending``, ``_kept``."""
 
 
 # Native twin: step/observe.h, slot_features.
@@ -228,8 +230,8 @@ def slot_features(
     alphas = torch.stack(
         [state.alpha, state.alpha_velocity, state.goal, state.ramp_target], -1
     ).float()
-    times = [state.ramp_steps, state.ramp_done, state.tempo, state.age, state.stage_age]
-    ages = torch.stack(times, -1).float() / episode_length
+    durations = [state.ramp_steps, state.ramp_done, state.tempo, state.age, state.stage_age]
+    ages = torch.stack(durations, -1).float() / episode_length
     measured = [signals.contribution, signals.contribution_velocity, signals.improvement]
     points = POINTS * torch.stack(measured, -1).float().nan_to_num(0.0)
     gradients = [signals.gradient_norm, signals.gradient_ratio]
@@ -266,7 +268,7 @@ def log_size(host_parameters: int) -> float:
 
 
 def most_seeds(max_seeds: int, slots: int) -> int:
-    """Maximum number of living seeds for a host with ``slots`` slots."""
+    """Maximum number of living seeds of a host with ``slots`` slots."""
     return max(1, min(max_seeds, slots))
 
 

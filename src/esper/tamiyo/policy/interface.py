@@ -31,8 +31,8 @@ ObservationT = TypeVar("ObservationT", bound=TensorRecord)
 
 def named_inputs(observation: TensorRecord, hidden: RecurrentState) -> dict[str, Tensor]:
     """The inputs of a policy by name: ``observation/NAME`` and ``hidden/I``."""
-    seen = {f"observation/{name}": x for name, x in observation.tensors().items()}
-    return seen | named_hidden(hidden)
+    observed = {f"observation/{name}": x for name, x in observation.tensors().items()}
+    return observed | named_hidden(hidden)
 
 
 def inputs_from(
@@ -40,8 +40,8 @@ def inputs_from(
 ) -> tuple[ObservationT, RecurrentState]:
     """The inverse of ``named_inputs``; ignores other names. ``kind`` is the observation class."""
     prefix = "observation/"
-    seen = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
-    return kind.from_tensors(seen), hidden_from(tensors)
+    observed = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
+    return kind.from_tensors(observed), hidden_from(tensors)
 
 
 def named_hidden(hidden: RecurrentState) -> dict[str, Tensor]:
@@ -93,12 +93,12 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
 
     @abstractmethod
     def head_parameters(self, head: str) -> list[nn.Parameter]:
-        """Parameters used only by ``head``; ``value`` stands for the critic."""
+        """Parameters used only by ``head``; the head ``value`` is the critic."""
 
     def value_layer(self) -> nn.Linear | None:
         """The linear layer of the normalised value, rescaled when the returns' moments change.
 
-        None if it needs no rescaling because the returns change little.
+        None if no layer is to be rescaled, for tasks whose returns change little.
         """
         return None
 
@@ -161,8 +161,8 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
     def trunk_precision(self, device: torch.device) -> torch.autocast:
         """The autocast context of encoder and memory.
 
-        Its cast cache is off: a cached cast made while acting, without gradients, would cut the
-        weights off from the next backward pass.
+        Its cast cache is off: a cached cast made while acting, without gradients, would
+        detach the weights from the next backward pass.
         """
         return torch.autocast(
             device.type,

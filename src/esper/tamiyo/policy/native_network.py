@@ -23,12 +23,12 @@ CHOOSE = CALLS.enums["Choose"]
 
 
 Sizes = tuple[tuple[str, Any], ...]
-"""Layer widths of the network, named as in ``PolicySpec``."""
+"""Layer widths of the network, with the names of the fields of ``PolicySpec``."""
 
 
 @cache
 def _spec(sizes: Sizes) -> tuple[Struct, Pointers]:
-    """Layer widths and the table of relevant heads, in the layout of the library."""
+    """Layer widths and the table of relevant heads as a C struct, and the memory it points to."""
     at = Pointers()
     relevant = [head in RELEVANT_HEADS[op] for op in Op for head in HEADS]
     numbers = dict(sizes)
@@ -49,7 +49,7 @@ def available(dtype: torch.dtype) -> bool:
 
 
 class Library:
-    """The policy's functions for one dtype.
+    """The library's functions of the policy for one dtype.
 
     Raises:
         Unavailable: see ``esper.native.library``.
@@ -73,7 +73,7 @@ def library_for(dtype: torch.dtype) -> Library:
 
 @dataclass(slots=True)
 class _Result:
-    """Outputs of a call, see ``policy/calls.h``."""
+    """Outputs of a call, see ``PolicyCall`` in ``policy/calls.h``."""
 
     actions: Tensor
     log_prob: Tensor
@@ -84,7 +84,7 @@ class _Result:
 
 
 class PackedWeights:
-    """Caches the network with packed weights, for steps of one shape with unchanged weights."""
+    """Caches packed weights, for consecutive steps with equal shapes and unchanged weights."""
 
     def __init__(self) -> None:
         self._shape: torch.Size | None = None
@@ -182,20 +182,20 @@ class _Evaluate(torch.autograd.Function):
         d_log_prob, d_entropy, _, d_value = gradients
         given = [at.to(gradient, dtype) for gradient in (d_log_prob, d_entropy, d_value)]
         sums = parameters[0].new_zeros(sum(p.numel() for p in parameters))
-        found = [
+        parameter_gradients = [
             part.view_as(p)
             for part, p in zip(sums.split([p.numel() for p in parameters]), parameters, strict=True)
         ]
         library = library_for(dtype)
-        library.backward(network.address, *given, addresses(found), threads)
+        library.backward(network.address, *given, addresses(parameter_gradients), threads)
         network.free()
-        return (*[None] * 5, *found)
+        return (*[None] * 5, *parameter_gradients)
 
 
 def _call(
     sizes: Sizes, observation: Observation, actions: Tensor, hidden: RecurrentState
 ) -> tuple[Struct, _Result, Pointers]:
-    """A call on ``observation [T, N]``, or on one step ``[N]``, with its outputs and addresses."""
+    """A call on ``observation [T, N]`` or on one step ``[N]``, its outputs and its addresses."""
     leading, dtype = actions.shape[:-1], observation.host.dtype
     steps = leading[0] if len(leading) > 1 else 1
 

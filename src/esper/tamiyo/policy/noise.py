@@ -14,7 +14,7 @@ def action_noise(
     widest: int,
     purpose: int = Purpose.ACTION,
 ) -> Tensor:
-    """Uniform numbers for ``FactoredLSTM.act``, keyed by environment, ``[N, heads, widest]``."""
+    """Uniform numbers for ``Policy.act``, keyed by environment, ``[N, heads, widest]``."""
     drawn = uniform(seed, environments, purpose, episode, step, len(HEADS) * widest)
     return drawn.view(len(environments), len(HEADS), widest)
 

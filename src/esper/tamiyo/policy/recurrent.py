@@ -48,7 +48,7 @@ class Trunk(nn.Module):
     Args:
         inputs: number of features of an observation.
         encoder: width of the encoder.
-        memory: width of the LSTM, 0 for none.
+        memory: width of the LSTM; 0 for no LSTM.
     """
 
     def __init__(self, inputs: int, encoder: int, memory: int):
@@ -99,7 +99,7 @@ class Trunk(nn.Module):
 
 
 def cell_weights(lstm: nn.LSTM) -> list[Tensor]:
-    """Weights for input and state, then their biases."""
+    """Weights for input and hidden state, then their biases."""
     parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     return [lstm.get_parameter(f"{part}_l0") for part in parts]
 
@@ -110,7 +110,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
     Args:
         inputs: number of features of an observation.
         options: number of options of each head.
-        memory: width of the LSTM; 0 for none, so that the policy sees only the current step.
+        memory: width of the LSTM; 0 for no LSTM, so that the policy sees only the current step.
         shared: whether actor and critic share a trunk. A shared trunk costs half as much; with
             separate trunks the critic's gradients do not change the actor's features.
         encoder: width of the encoder.
@@ -146,7 +146,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
 
         See Huang et al., "The 37 implementation details of proximal policy optimization", 2022.
         The LSTM keeps torch's initialisation: with orthogonal weights and a forget-gate bias of 1,
-        masked CartPole took a third longer.
+        learning masked CartPole took a third longer.
         """
         for name, parameter in self.named_parameters():
             if "lstm" in name:
@@ -168,7 +168,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
         return [trunk for trunk in self.trunks if isinstance(trunk, Trunk)]
 
     def initial_hidden(self, environments: int) -> RecurrentState:
-        """See ``Policy.initial_hidden``: state and cell of each trunk."""
+        """See ``Policy.initial_hidden``: hidden state and cell state of each trunk."""
         if not self.memory_width:
             return ()
         zeros = next(self.parameters()).new_zeros(1, environments, self.memory_width)
@@ -217,8 +217,8 @@ class RecurrentPolicy(Policy[FlatObservation]):
     def frozen_weights(self) -> Iterator[None]:
         """See ``Policy.frozen_weights``.
 
-        Weights are packed only on a CPU: a captured CUDA graph would read packed weights even after
-        an update.
+        Weights are cached only on a CPU: a captured CUDA graph would read the cached weights even
+        after an update.
         """
         if self.get_buffer("places").device.type != "cpu":
             yield
@@ -265,8 +265,8 @@ class RecurrentPolicy(Policy[FlatObservation]):
     def _distribution(self, memory: Tensor, observation: FlatObservation) -> MaskedCategorical:
         """Distribution over the options of every head, ``[..., heads, widest]``."""
         packed = None if torch.is_grad_enabled() else self._options
-        mine = memory.chunk(len(self.trunks), -1)[0]
-        logits = nn.functional.linear(self.actor(mine), *(packed or self._option_weights()))
+        actor_memory = memory.chunk(len(self.trunks), -1)[0]
+        logits = nn.functional.linear(self.actor(actor_memory), *(packed or self._option_weights()))
         return MaskedCategorical(
             logits[..., self.get_buffer("places")], observation.masks, validate=False
         )
@@ -282,7 +282,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
 
 
 def places(options: tuple[int, ...]) -> list[list[int]]:
-    """Column of each head's options in the concatenated logits; padding is 0 and masked."""
+    """Columns of each head's options in the concatenated logits; padding is 0 and is masked."""
     begins = [sum(options[:i]) for i in range(len(options))]
     widest = range(max(options))
     return [

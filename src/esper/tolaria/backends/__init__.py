@@ -39,7 +39,7 @@ class HeldBack:
 
     Attributes:
         images: images of D data sets, ``[D, V, H, W, C]``.
-        labels: int64 ``[D, V]``.
+        labels: int64 ``[D, V, *label_shape]``.
         dataset: index of the data set that each row is scored on, int64 ``[R]``.
     """
 
@@ -48,7 +48,7 @@ class HeldBack:
     dataset: Tensor
 
     def by_row(self) -> tuple[Tensor, Tensor]:
-        """Images ``[V, H, W, R, C]`` and labels ``[R, V]``.
+        """Images ``[V, H, W, R, C]`` and labels ``[R, V, *label_shape]``.
 
         With a single data set R is 1, shared by all rows.
         """
@@ -69,7 +69,8 @@ class EpochResult:
         seed_gradient_norm: likewise ``[N, S]``, NaN where no seed was computed.
         seed_tensor_norms: norms per parameter tensor, ``S`` tensors ``[N, tensors]``, NaN likewise.
         unmeasured: where a gradient is unknown because every minibatch overflowed and the loss
-            scale can still be reduced, bool ``[N]``; this is no divergence. None without scaling.
+            scale can still be reduced, bool ``[N]``; it does not count as divergence. None without
+            scaling.
     """
 
     loss: Tensor
@@ -78,6 +79,18 @@ class EpochResult:
     seed_gradient_norm: Tensor
     seed_tensor_norms: list[Tensor]
     unmeasured: Tensor | None = None
+
+    def map(self, function: Callable[..., Tensor], *others: "EpochResult") -> "EpochResult":
+        """Apply ``function`` to each measurement together with the same measurements of ``others``.
+
+        The result has no ``unmeasured``.
+        """
+        parts = [
+            (r.loss, r.accuracy, r.host_gradient_norm, r.seed_gradient_norm, *r.seed_tensor_norms)
+            for r in (self, *others)
+        ]
+        loss, accuracy, host, seed, *tensors = (function(*x) for x in zip(*parts, strict=True))
+        return EpochResult(loss, accuracy, host, seed, tensors)
 
     def forget(self, rows: Tensor) -> None:
         """Set measurements of ``rows``, bool ``[N]``, to NaN because they are no longer valid."""
@@ -177,5 +190,8 @@ class Backend(Protocol):
             held_back: data to score on.
             variants: hosts to score again; their ``rows`` index the R rows.
             rows: environments to score, int64 ``[R]``; all when None.
+
+        Returns:
+            Scores of the hosts ``[R]``, and of each variant ``[M]``.
         """
         ...

@@ -62,7 +62,7 @@ def choose_backend(
 
 
 def torch_backend(host: Host, precision: Precision) -> TorchBackend:
-    """The backend that computes ``host`` with torch; a user's module with ``torch.vmap``."""
+    """The torch backend for ``host``: for a user's module, the one based on ``torch.vmap``."""
     if isinstance(host, ModuleHost):
         return FunctionalBackend(host, precision)
     return TorchBackend(host, precision)

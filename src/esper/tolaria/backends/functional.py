@@ -12,11 +12,11 @@ from esper.tolaria.plan import Plan
 from esper.tolaria.precision import Precision
 
 _RESUMED = 1
-"""Start of a forward pass whose images already have an environment axis."""
+"""Key of ``kept`` for the images of all environments, from which every variant starts."""
 
 
 class FunctionalBackend(TorchBackend):
-    """Implements ``tolaria.backends.Backend`` for ``ModuleHost``; otherwise the torch backend.
+    """The torch backend for ``ModuleHost``, with ``torch.vmap`` over the environments.
 
     Seeds are computed outside of vmap, grouped by kind. An ablated host is computed again from its
     images, because the layers before a slot of a user's module are unknown.

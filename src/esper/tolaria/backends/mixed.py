@@ -1,4 +1,4 @@
-"""The native backend, with torch for environments that have a seed the library does not know."""
+"""The native backend, with torch for environments that have a seed unknown to the library."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,8 +17,8 @@ from esper.tolaria.plan import Seeds
 class MixedBackend:
     """Implements ``Backend`` for hosts that accept blueprints written only in Python.
 
-    In a call in which such a seed takes part, torch computes its environment; otherwise the library
-    does. The choice does not depend on other environments.
+    Torch computes an environment in the calls in which such a seed takes part, and the library does
+    in all others. The choice does not depend on other environments.
     """
 
     name = "native"
@@ -48,7 +48,8 @@ class MixedBackend:
             rows_done.append(rows)
             for store, trained in zip(stack.stores(), part.stores(), strict=True):
                 store[rows] = trained
-        return _together(results, torch.cat(rows_done).argsort())
+        order = torch.cat(rows_done).argsort()
+        return results[0].map(lambda *parts: torch.cat(parts)[order], *results[1:])
 
     def evaluate(
         self,
@@ -100,20 +101,6 @@ class MixedBackend:
         for backend, where in parts:
             if bool(where.any()):
                 yield backend, where.nonzero()[:, 0]
-
-
-def _together(parts: list[EpochResult], order: Tensor) -> EpochResult:
-    """Concatenate results of several sets of rows and reorder their rows by ``order``."""
-    return EpochResult(
-        loss=torch.cat([part.loss for part in parts])[order],
-        accuracy=torch.cat([part.accuracy for part in parts])[order],
-        host_gradient_norm=torch.cat([part.host_gradient_norm for part in parts])[order],
-        seed_gradient_norm=torch.cat([part.seed_gradient_norm for part in parts])[order],
-        seed_tensor_norms=[
-            torch.cat(norms)[order]
-            for norms in zip(*(part.seed_tensor_norms for part in parts), strict=True)
-        ],
-    )
 
 
 def _empty(count: int, dtype: torch.dtype) -> Scores:

@@ -26,19 +26,19 @@ KINDS = CALLS.enums["Kind"]
 EVALUATION_LANES = 64
 """Images scored at once if activations are small."""
 _ACTIVATION_BYTES = 1 << 20
-"""Size limit of an activation of a chunk, so that it stays in the second-level cache."""
+"""Size limit of an activation of a chunk in bytes, so that it stays in the second-level cache."""
 
 
 class NativeBackend:
     """Implements ``tolaria.backends.Backend`` for the hosts and blueprints that come with Esper.
 
     ``kind_of`` is the library's index of each blueprint, int64 ``[blueprints]``; -1 for blueprints
-    that the library does not implement. Seeds of these must not be computed with this backend.
+    that the library does not implement. This backend must not compute seeds of those blueprints.
 
     Args:
         host: a ``CnnHost`` or an ``MlpHost``.
         dtype: float32 or float64.
-        threads: threads that share the environments of a call; results do not depend on it.
+        threads: threads that share the environments of a call; the number does not change results.
 
     Raises:
         Unavailable: the library cannot be built, or does not implement this host or dtype.
@@ -185,9 +185,9 @@ class NativeBackend:
         The result is cached, because held-back sets do not change.
         """
         images = held_back.images
-        known = self.packed.get(images.data_ptr())
-        if known is not None and known[0] is images:
-            return known[1]
+        cached = self.packed.get(images.data_ptr())
+        if cached is not None and cached[0] is images:
+            return cached[1]
         sets, count = images.shape[:2]
         chunks = -(-count // self.lanes)
         padded = images.new_zeros(sets, chunks * self.lanes, *images.shape[2:])
@@ -210,9 +210,9 @@ class NativeBackend:
 
     def _check_layout(self) -> None:
         """Assert that Python and C++ agree on the layout of the stores."""
-        found, kind_of_found = (c_int32 * 2)(), POINTER(c_int32)
+        found = (c_int32 * 2)()
         name = f"hosts_sizes_{SUFFIXES[self.dtype]}"
-        sizes = function(name, c_void_p, c_int, c_int, kind_of_found)
+        sizes = function(name, c_void_p, c_int, c_int, POINTER(c_int32))
         sizes(self.network.address, -1, 0, found)
         assert list(found) == [self.host.layout.size, self.host.buffers.size]
         for s, slot in enumerate(self.host.slots):

@@ -22,7 +22,7 @@ from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision
 
 EVALUATION_BATCH = 100
-"""Validation images per pass, few enough that activations of many hosts stay in the cache."""
+"""Maximum validation images per pass, so that activations of many hosts stay in the cache."""
 
 EVALUATION_PREDICTIONS = 400
 """Maximum predictions per pass; a sequence makes one prediction per position."""
@@ -212,7 +212,7 @@ class TorchBackend:
 
 # Native twin: hosts/loss.h, cross_entropy_back.
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy over the batch: ``logits [N, B, K]``, ``labels [N, B]`` to ``[N]``."""
+    """Mean cross-entropy in nats: ``logits [N, B, K]``, ``labels [N, B]`` to ``[N]``."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     return losses.view(labels.shape).mean(1)
@@ -282,8 +282,8 @@ class _Take(torch.autograd.Function):
         """One tensor ``[B, H, W, m, C]`` per group."""
         ctx.groups, ctx.shape = groups, x.shape
         parts = tuple(x.index_select(3, group.rows) for group in groups)
-        behind = [p for p, group in zip(parts, groups, strict=True) if group.isolated]
-        ctx.mark_non_differentiable(*behind)
+        isolated = [p for p, group in zip(parts, groups, strict=True) if group.isolated]
+        ctx.mark_non_differentiable(*isolated)
         return parts
 
     @staticmethod
@@ -407,7 +407,7 @@ class _Rows:
         return ~self.finite
 
     def unknown(self) -> Tensor:
-        """Rows of which every minibatch was skipped, bool ``[M]``."""
+        """Rows for which every minibatch was skipped, bool ``[M]``."""
         return self.gradient.isnan().any(1)
 
     @property
@@ -422,7 +422,7 @@ def _host_rows(stack: Stack, optimisation: Optimisation) -> _Rows:
 
 
 class _SeedRows(_Rows):
-    """The computed seeds of one slot, gathered for an epoch so that other rows cost nothing."""
+    """The computed seeds of one slot, gathered for an epoch so that empty slots cost nothing."""
 
     rows: Tensor
 

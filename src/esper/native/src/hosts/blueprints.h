@@ -116,7 +116,8 @@ class Attention : public Layer<T> {
   Maps<T> x_, factor_;
 };
 
-// LayerNorm, linear, ReLU, linear. Slots of fully connected hosts have a single pixel.
+// LayerNorm, linear, ReLU, linear. With the single pixel of a fully connected slot, GroupNorm
+// with one group is LayerNorm.
 // Twin of kasmina.blueprints.mlp._perceptron.
 template <class T>
 std::unique_ptr<Layer<T>> perceptron(int channels, int hidden) {

@@ -28,7 +28,7 @@ struct HostSpec {
   int32_t kernel;  // kernel size of the blocks; 0 if fully connected
   int32_t steps, slots;
   const int32_t* program;         // [steps, 2]: Step and its index
-  const int32_t* block_channels;  // by index of the block
+  const int32_t* block_channels;  // [blocks], output channels
   const int32_t* slot_channels;   // [slots]
   const int32_t* slot_width;      // [slots], row length of the slot's store
   const int32_t* gate_offset;     // [slots]
@@ -41,13 +41,13 @@ struct TrainCall {
   T *host, *host_first, *host_second, *host_step;              // [N, P] and [N]
   T* buffers;                                                  // [N, Q]
   T *const *seed, *const *seed_first, *const *seed_second, *const *seed_step;  // S of [N, P_s], [N]
-  const int32_t *kind, *form;                                  // [N, S], kind -1 where none computes
+  const int32_t *kind, *form;                                  // [N, S], kind -1: no seed computes
   const T* alpha;                                              // [N, S]
   const uint8_t* frozen;                                       // [N, S]
   const T* images;                                             // [samples, height, width, channels]
   const int64_t* labels;                                       // [samples]
-  const int64_t* drawn;                                        // [N, batches, batch_size]
-  const int64_t* poses;                                        // likewise; null: no augmentation
+  const int64_t* drawn;                                        // [N, batches, batch_size], indices
+  const int64_t* poses;                                        // as drawn; null: no augmentation
   int64_t reach;                                               // largest shift of a pose, in pixels
   const T *host_rate, *seed_rate;                              // [N], [N, S]
   double weight_decay, momentum, most_norm;
@@ -57,7 +57,7 @@ struct TrainCall {
   T* const* tensor_norms;                                      // S of [N, tensors]
 };
 
-// R rows and M variants of them, sorted by row.
+// R rows to evaluate and M variants that differ from their row only in alpha, sorted by row.
 template <class T>
 struct EvaluateCall {
   int64_t rows, images, lanes, chunks;

@@ -31,7 +31,7 @@ inline int taps_at(const Maps<T>& x, int kernel, int row, int column, Tap* taps)
   return count;
 }
 
-// Computes a block of output channels and registers of one pixel, with its sums in registers.
+// Computes OUTPUTS channels of one pixel for REGISTERS vectors of images; sums stay in registers.
 template <class T, int OUTPUTS, int REGISTERS>
 inline void convolve_block(const T* x, ptrdiff_t x_plane, int inputs, const Tap* taps, int tap_count,
                            const T* weight, int kernel_size, T* y, ptrdiff_t y_plane) {
@@ -66,7 +66,7 @@ inline void convolve_outputs(int count, Arguments... arguments) {
   }
 }
 
-// Computes all output channels for REGISTERS registers of one pixel.
+// Computes all output channels of one pixel for REGISTERS vectors of images.
 template <class T, int REGISTERS>
 inline void convolve_pixel(const T* x, const Maps<T>& in, const Tap* taps, int tap_count,
                            const T* weight, int kernel_size, T* y, const Maps<T>& out) {
@@ -127,7 +127,7 @@ inline void correlate_block(const T* dy, ptrdiff_t dy_plane, const T* x, ptrdiff
     for (int c = 0; c < INPUTS; ++c) sums[o * INPUTS + c] = own[o][c];
 }
 
-// Gradient of the weights between OUTPUTS and INPUTS channels, at every kernel position.
+// Gradient of the weights from INPUTS input channels to OUTPUTS output channels.
 template <class T, int OUTPUTS, int INPUTS>
 void correlate_channels(Maps<T> dy, Maps<T> x, int kernel, int first_output, int first_input,
                         T* gradient) {

@@ -307,7 +307,7 @@ class Chain : public Layer<T> {
   Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) override {
     for (size_t i = layers_.size(); i-- > 0;) {
       const Maps<T> dx = layers_[i]->backward(dy, i > 0 || input_needs_gradient, arena);
-      // The first dy belongs to the caller.
+      // The caller still owns the first dy.
       if (i + 1 < layers_.size() && dx.data != dy.data) arena.give_back(dy);
       dy = dx;
     }

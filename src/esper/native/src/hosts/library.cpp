@@ -1,4 +1,5 @@
-// Functions that Python calls, each for float and for double. They return 0 on success.
+// Functions that Python calls, each for float and for double. Those that can fail return a code of
+// guarded.h.
 
 #include <algorithm>
 #include <memory>
@@ -47,8 +48,8 @@ int evaluate(void* network, const EvaluateCall<T>* call) {
       call->rows, [&](Worker<T>& worker, int64_t r) { worker.evaluate(*call, r); });
 }
 
-// Sizes with which Python checks that both sides use the same layout: number of parameters and running
-// statistics of the host, or for a slot, number of parameters and of tensors of a blueprint.
+// Sizes with which Python checks that both sides use the same layout: numbers of parameters and of
+// running statistics of the host, or, for a slot, of parameters and of tensors of a blueprint.
 template <class T>
 int sizes(void* network, int slot, int kind, int32_t* result) {
   return guarded([&] {

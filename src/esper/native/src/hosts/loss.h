@@ -12,7 +12,7 @@ namespace esper::hosts {
 // Sums over images.
 template <class T>
 struct Score {
-  T loss = 0, hits = 0, expected = 0;  // nats; correct predictions; probability of the true class
+  T loss = 0, hits = 0, expected = 0;  // nats, correct predictions, probability of the true class
 
   void add(const Score& other) {
     loss += other.loss;

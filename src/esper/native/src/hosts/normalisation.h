@@ -1,5 +1,5 @@
 // BatchNorm and GroupNorm, followed by an optional ReLU. Batch statistics are computed over images and
-// pixels of a channel, group statistics over channels and pixels of an image.
+// pixels of a channel, group statistics over the channels of a group and pixels of an image.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace esper::hosts {
 constexpr double kNormEpsilon = 1e-5;
 constexpr double kMomentum = 0.1;
 
-// 1 in the lanes of images, 0 beyond.
+// 1 in lanes that hold an image, else 0.
 template <class T>
 inline Vector<T> image_mask(const Maps<T>& x, int lane) {
   Vector<T> mask = {};
@@ -22,8 +22,8 @@ inline Vector<T> image_mask(const Maps<T>& x, int lane) {
   return mask;
 }
 
-// Mean and biased variance of a channel, in one pass over the differences to the mean of the first
-// pixel. Without this shift a large mean would cancel the digits of a small variance.
+// Mean and biased variance of a channel, in one pass over the differences from the mean of the
+// first pixel. Without this shift, a small variance would lose its digits next to a large mean.
 template <class T>
 inline std::pair<T, T> channel_moments(const Maps<T>& x, int c) {
   const T count = T(x.pixels()) * T(x.images);
@@ -64,8 +64,8 @@ inline void normalise_channel(const Maps<T>& x, int c, T mean, T factor, T bias,
   }
 }
 
-// BatchNorm in training: y from batch statistics; updates the running statistics. `moments` receives
-// mean and inverse deviation of each channel.
+// BatchNorm in training: y from batch statistics; updates the running statistics. `moments`
+// receives mean and inverse standard deviation of each channel.
 // Twin of kasmina.ops.batch_norm.
 template <class T>
 void batch_norm(Maps<T> x, const T* weight, const T* bias, T* running_mean, T* running_variance,
@@ -132,8 +132,8 @@ inline int norm_groups(int channels) {
   return 1;
 }
 
-// Mean and inverse deviation over `size` elements, for some registers of images; the second is stored
-// one row of lanes after the first. One pass, like channel_moments.
+// Mean and inverse standard deviation over `size` elements for REGISTERS vectors of images; the
+// second is stored `lanes` elements after the first. One pass, like channel_moments.
 template <class T, int REGISTERS>
 inline void image_moments(const T* values, ptrdiff_t size, int lanes, T count, T* moments) {
   Vector<T> near[REGISTERS], total[REGISTERS] = {}, squares[REGISTERS] = {};
@@ -156,7 +156,7 @@ inline void image_moments(const T* values, ptrdiff_t size, int lanes, T count, T
   }
 }
 
-// GroupNorm. `moments` receives mean and inverse deviation, [groups, 2, lanes].
+// GroupNorm. `moments` receives mean and inverse standard deviation, [groups, 2, lanes].
 // Twin of kasmina.ops.group_norm.
 template <class T>
 void group_norm(Maps<T> x, int groups, const T* weight, const T* bias, bool rectify, T* moments,
@@ -188,7 +188,8 @@ void group_norm(Maps<T> x, int groups, const T* weight, const T* bias, bool rect
   clear_tail(y);
 }
 
-// Gradients of GroupNorm and of the ReLU after it; dy becomes the gradient of x if that is needed.
+// Gradients of GroupNorm and of the ReLU after it; dy becomes the gradient of x if
+// `input_needs_gradient`.
 // `sums` has room for [2, lanes].
 template <class T>
 void group_norm_back(Maps<T> x, Maps<T> y, int groups, const T* weight, bool rectify,

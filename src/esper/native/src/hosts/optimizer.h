@@ -12,6 +12,7 @@ constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kAdamEpsilon = 1e-8;
 
 enum class Rule : int32_t { adamw, sgd };
 
+// Euclidean norm; the partial sums let the loop use vector instructions.
 template <class T>
 T norm(const T* values, ptrdiff_t count) {
   constexpr int width = 16;
@@ -25,7 +26,7 @@ T norm(const T* values, ptrdiff_t count) {
   return std::sqrt(total);
 }
 
-// The factor that scales a gradient with norm `norm` to at most `most`; NaN stays NaN.
+// The factor that reduces a gradient of norm `norm` to a norm of at most `most`; NaN stays NaN.
 // Twin of tolaria.optim.clip_scale.
 template <class T>
 T clip_scale(T norm, T most) {
@@ -33,7 +34,7 @@ T clip_scale(T norm, T most) {
   return scale > T(1) ? T(1) : scale;
 }
 
-// How one host or one seed is updated.
+// Update rule and hyperparameters of one host or one seed.
 template <class T>
 struct Update {
   Rule rule;

@@ -6,7 +6,8 @@
 
 namespace esper::hosts {
 
-// x [channels, height, width, lanes] to y [channels, height / 2, width / 2, lanes]. NaN is largest.
+// x [channels, height, width, lanes] to y [channels, height / 2, width / 2, lanes]. NaN is
+// the largest value.
 // Twin of kasmina.ops.max_pool.
 template <class T>
 void max_pool(Maps<T> x, Maps<T> y) {
@@ -29,7 +30,7 @@ void max_pool(Maps<T> x, Maps<T> y) {
   }
 }
 
-// The gradient goes to the first of equal largest pixels.
+// The gradient goes to the first of equal maxima; an output of NaN passes no gradient.
 template <class T>
 void max_pool_back(Maps<T> x, Maps<T> y, Maps<T> dy, Maps<T> dx) {
   if (x.height % 2 || x.width % 2) std::fill(dx.data, dx.data + dx.size(), T(0));

@@ -1,4 +1,4 @@
-// A slot of the host, and how the branch f of its seed is combined with the activation x:
+// A slot of the host. It combines the branch f of its seed with the activation x:
 //
 //   add       x + alpha f(x)
 //   multiply  x + alpha x tanh f(x)
@@ -55,7 +55,7 @@ class Slot {
 
   const Seed<T>& seed() const { return seed_; }
 
-  // Changes the alpha of the bound seed; 0 disables it in an evaluation.
+  // Changes the alpha of the bound seed; at 0 `evaluate` skips the seed.
   void set_alpha(T alpha) { seed_.alpha = alpha; }
 
   Maps<T> forward(Maps<T> x, Arena<T>& arena) {
@@ -115,7 +115,7 @@ class Slot {
 
   Layer<T>& branch(int kind) { return *made(kind).layers; }
 
-  // x + alpha m, where m is f, x f or g f. In the first case f is not needed again and is overwritten.
+  // x + alpha m, where m is f, x tanh f or g f. `add` does not need f again and overwrites it.
   Maps<T> attached(Arena<T>& arena) {
     const Maps<T> y = seed_.form == Form::add ? f_ : arena.maps(x_);
     const T alpha = seed_.alpha;

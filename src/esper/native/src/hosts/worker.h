@@ -1,5 +1,5 @@
 // One thread's copy of the host: layers, slots and memory. It trains or validates one environment after
-// another; no state of one environment reaches the next.
+// another; no state carries over from one environment to the next.
 
 #pragma once
 
@@ -174,8 +174,7 @@ Maps<T> Worker<T>::gather(const T* images, const int64_t* drawn, int count) {
   return x;
 }
 
-// Like `gather`, with each image shifted and mirrored according to its pose, and 0 outside the image;
-// see runtime/augmentation.py.
+// Like `gather`, with each image shifted and mirrored according to its pose, and padded with 0.
 // Twin of runtime.augmentation.Augmentation.apply.
 template <class T>
 Maps<T> Worker<T>::gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count) {

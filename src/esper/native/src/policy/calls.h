@@ -15,7 +15,7 @@ struct PolicySpec {
   int32_t ops, op_width;           // of the op embedding
   int32_t op_hidden, slot_hidden, trunk, value_hidden;
   int32_t choices;                 // number of choice heads
-  const int32_t* widths;           // [choices]
+  const int32_t* widths;           // [choices], options of each choice head
   const uint8_t* relevant;         // [ops, 2 + choices], heads relevant for each op
   const int32_t* canonical;        // [2 + choices], option of an irrelevant head
 };
@@ -42,14 +42,14 @@ struct PolicyCall {
   int64_t steps, environments, slots;
   const T *host, *slot, *critic;         // [T, N, F], [T, N, S, F], [T, N, F]
   const int64_t* blueprint;              // [T, N, S]
-  const uint8_t *may, *kinds;            // [T, N, ops, S] and [T, N, S, blueprints]
+  const uint8_t *may, *kinds;            // legal: [T, N, ops, S] and [T, N, S, blueprints]
   const T *hidden, *cell;                // [N, H], before the first step
   Choose choose;
   const float* uniform;                  // [N, heads, widest], if actions are sampled (T is 1)
   int64_t widest;
   int64_t* actions;                      // [T, N, heads], input if they are given
   T *log_prob, *entropy, *value;         // [T, N], [T, N, heads], [T, N]
-  uint8_t* choice;                       // [T, N, heads]
+  uint8_t* choice;                       // [T, N, heads], relevant with several legal options
   T *hidden_after, *cell_after;          // [N, H]
 };
 

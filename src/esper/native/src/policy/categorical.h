@@ -8,8 +8,8 @@
 
 namespace esper::policy {
 
-// Replaces `logits`, `step` elements apart, by log-probabilities. An illegal option has probability 0
-// and the logit kMasked, on which arithmetic never gives NaN.
+// `logits` are `step` elements apart; `normalise` replaces them by log-probabilities. An illegal option
+// has probability 0 and the logit kMasked, which is finite: with -infinity arithmetic could give NaN.
 template <class T>
 struct Categorical {
   static constexpr T kMasked = T(std::numeric_limits<float>::lowest());
@@ -42,14 +42,15 @@ struct Categorical {
     return total;
   }
 
+  // Whether more than one option is legal.
   bool free() const {
     int options = 0;
     for (int i = 0; i < count; ++i) options += legal[i] != 0;
     return options > 1;
   }
 
-  // The most probable legal option, or one drawn with the Gumbel-max trick if `uniform`, numbers in
-  // (0, 1), is not null.
+  // Draws a legal option by the Gumbel-max trick from `uniform`, numbers in (0, 1). If `uniform` is
+  // null, returns the most probable legal option.
   // Twin of tamiyo.policy.action_masks.MaskedCategorical.sample.
   int choose(const float* uniform) const {
     int best = 0;

@@ -8,7 +8,8 @@
 namespace esper::policy {
 namespace {
 
-// *network receives the network for `backward`; if `network` is null it is freed at once.
+// If `network` is not null, *network receives the policy network for `backward`; otherwise the policy
+// network is freed at once.
 template <class T>
 int forward(const PolicySpec* spec, const T* const* parameters, const PolicyCall<T>* call,
             int threads, void** network) {

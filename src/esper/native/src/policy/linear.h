@@ -31,8 +31,8 @@ struct Matrix {
   Matrix column(ptrdiff_t c) const { return {data + c, stride}; }
 };
 
-// With a power of two as row stride, rows would compete for the same few cache sets; one extra register
-// per row avoids that.
+// If the row stride were a multiple of 256 bytes, rows would compete for the same few cache sets; one
+// extra register per row avoids that.
 template <class T>
 inline Matrix<T> take(Arena<T>& arena, ptrdiff_t rows, int columns) {
   const ptrdiff_t wide = padded<T>(columns), bytes = wide * ptrdiff_t(sizeof(T));
@@ -63,7 +63,8 @@ inline void rectify_back(Matrix<T> y, Matrix<T> dy, ptrdiff_t rows) {
 template <int REGISTERS>
 constexpr int kTileRows = std::min(kRows, (kManyRegisters ? 16 : 8) / REGISTERS);
 
-// sums[i] += sum over k < `depth` of a[i * a_row + k * a_step] * b[k * b_step], some registers of b.
+// sums[i] += sum over k < `depth` of a[i * a_row + k * a_step] * b[k * b_step], where b[k * b_step] is
+// REGISTERS registers wide.
 template <class T, int REGISTERS>
 inline void add_products(const T* a, ptrdiff_t a_row, ptrdiff_t a_step, const T* b,
                          ptrdiff_t b_step, ptrdiff_t depth,
@@ -171,7 +172,7 @@ inline T* scratch(ptrdiff_t count) {
 template <class T>
 class Strips {
  public:
-  // Copies the strips to `room` if that is not null.
+  // `room` is the memory to which `copy` copies strips; null to read them in place.
   Strips(Matrix<T> x, ptrdiff_t depth, T* room) : x_(x), depth_(depth), room_(room) {}
 
   void copy(ptrdiff_t begin, ptrdiff_t width) {
@@ -234,7 +235,7 @@ void add_rows(Matrix<T> x, ptrdiff_t rows, int columns, T* sums) {
   }
 }
 
-// y = x W^T + b, where W is a range of columns of a weight parameter [outputs, length].
+// y = x W^T + b, where W is a range of rows and columns of a weight parameter with rows of `length`.
 template <class T>
 class Linear {
  public:

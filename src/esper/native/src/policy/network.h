@@ -2,7 +2,7 @@
 //
 // Environments are split into blocks. One thread computes a whole block, and one thread sums the
 // gradient of a parameter over all blocks in order. So results are bitwise independent of the number of
-// threads, and those of an environment also of the other environments.
+// threads, and the outputs of an environment are bitwise independent of the other environments.
 //
 // Rows of a block: [steps, block]; rows of slots: [slots, steps, block].
 
@@ -93,7 +93,7 @@ class PolicyNetwork {
              kRecurrent, kRecurrentBias, parameters_,  arena_};
     op_hidden_ = linear(kOpHidden, spec_.hidden, spec_.op_hidden);
     op_out_ = linear(kOpOut, spec_.op_hidden, spec_.ops);
-    // A weight over [memory, op, slot] is split in two: the first part is the same for all slots.
+    // The weight over [memory, op, slot] is split: the part over memory and op serves all slots.
     slot_context_ = {{kSlotHidden, kSlotHiddenBias, 0, 0, whole},
                      context_width_, spec_.slot_hidden, parameters_, arena_};
     slot_place_ = {{kSlotHidden, -1, 0, context_width_, whole},
@@ -249,7 +249,7 @@ class PolicyNetwork {
       std::copy_n(source + environment * spec_.hidden, spec_.hidden, row);
   }
 
-  // Mean and maximum of the embeddings of existing slots; for the maximum missing slots count as 0.
+  // Mean and maximum of the embeddings of existing slots; in the maximum, missing slots count as 0.
   void pool(int64_t block) {
     const Matrix<T> slots = of_slots(slots_, block), encoder = of(encoder_in_, block);
     each_row(block, [&](ptrdiff_t row, int64_t i) {
@@ -268,7 +268,7 @@ class PolicyNetwork {
     });
   }
 
-  // Runs the LSTM, copies its output for the heads, and writes the state after the last step.
+  // Copies the output of the LSTM for the heads, and its state after the last step.
   void remember(int64_t block) {
     const Matrix<T> memory = of_states(hidden_, block).from(block_);
     for (ptrdiff_t row = 0; row < rows_; ++row) {
@@ -464,7 +464,7 @@ class PolicyNetwork {
 
   using GradientTask = std::function<void(int64_t)>;
 
-  // A task adds the contribution of one block to some gradients. No two tasks write to the same ones.
+  // A task adds the contribution of one block to some gradients; no two tasks write to the same element.
   std::vector<GradientTask> all_gradient_tasks(T* const* gradients) {
     std::vector<GradientTask> all;
     const auto of_rows = [&](const Linear<T>& map, Matrix<T> dy, Matrix<T> x) {

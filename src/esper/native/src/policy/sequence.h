@@ -25,7 +25,7 @@ class LayerNorm {
     std::fill_n(ones_, columns, T(1));
   }
 
-  // x becomes its normalised values; `scale` [rows] receives 1 / deviation.
+  // Normalises x in place; `scale` [rows] receives 1 / deviation, y the output.
   void forward(Matrix<T> x, ptrdiff_t rows, T* scale, Matrix<T> y) const {
     for (ptrdiff_t row = 0; row < rows; ++row) {
       T* numbers = x.row(row);
@@ -41,7 +41,8 @@ class LayerNorm {
     }
   }
 
-  // Turns dy, the gradient before the ReLU, into that of x; `weighted` receives dy times normal.
+  // dx receives the gradient of x, given dy, the gradient of the input of the ReLU; `weighted` receives
+  // dy times normal.
   void backward(Matrix<T> normal, const T* scale, ptrdiff_t rows, Matrix<T> dy, Matrix<T> weighted,
                 Matrix<T> dx) const {
     for (ptrdiff_t row = 0; row < rows; ++row) {
@@ -95,8 +96,8 @@ class Lstm {
     for (Linear<T>& map : recurrent_) all.push_back(&map);
   }
 
-  // x [steps * block, inputs]. `hidden` and `cell` have one more step: the first holds the state
-  // before. `gates` and `shown` = tanh(cell) are kept for `backward`.
+  // x [steps * block, inputs]. `hidden` and `cell` have one more step: the first holds the
+  // initial state. `gates` and `shown` = tanh(cell) are kept for `backward`.
   void forward(Matrix<T> x, ptrdiff_t steps, Matrix<T> gates, Matrix<T> cell, Matrix<T> shown,
                Matrix<T> hidden) const {
     for (int g = 0; g < kGates; ++g)
@@ -111,7 +112,7 @@ class Lstm {
     }
   }
 
-  // dh is the gradient of each step's output; `gates` become their gradients before activation.
+  // dh is the gradient of each step's output; the gradients of the pre-activations replace `gates`.
   // `carried` has room for two steps.
   void backward(Matrix<T> dh, ptrdiff_t steps, Matrix<T> gates, Matrix<T> cell, Matrix<T> shown,
                 Matrix<T> carried, Matrix<T> dx) const {

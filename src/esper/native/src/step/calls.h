@@ -1,5 +1,5 @@
 // Arguments of the calls from Python. Python parses this file for the structures (see structures.py).
-// Arrays are contiguous.
+// Arrays are contiguous. N is the number of rows, S the number of slots of each.
 
 #pragma once
 
@@ -55,14 +55,14 @@ struct StepSpec {
   float pi;
   float host_root;        // square root of the host's parameter count
   float host_parameters, log_host, most_seeds, episode_length;
-  float points, infinite_norm;
+  float points, infinite_norm;  // factor of differences of scores; replaces an infinite norm
 
-  const int64_t* last_option;         // [heads]
-  const int64_t* moved;               // [ops, stages]
-  const int64_t* first_curve;         // [styles]
-  const float* targets;               // values of the options
-  const int64_t *speeds, *tempos;
-  const float* sigmoids;              // [curves, 3]
+  const int64_t* last_option;         // [heads], largest index of an option
+  const int64_t* moved;               // [ops, stages], stage after a legal op
+  const int64_t* first_curve;         // [styles], curve of the first blend
+  const float* targets;               // alpha of each option
+  const int64_t *speeds, *tempos;     // steps of each option
+  const float* sigmoids;              // [curves, 3], see lifecycle.sigmoids
   const uint8_t *living, *computing;  // bool by stage
   const uint8_t *developing, *prunable, *blended;
   const uint8_t* kinds;               // [S, blueprints]
@@ -132,11 +132,11 @@ struct PassCall {
   const int64_t* seed_parameters;                     // [N, S], before
   const float *accuracy_before, *accuracy;            // [N]
   const float *train_loss, *host_norm, *seed_norm;    // [N], [N], [N, S]
-  const float* const* tensor_norms;                   // S of [N, tensors]
+  const float* const* tensor_norms;                   // S arrays [N, tensors]
   const float* contribution;                          // [N, S]
   SeedBlocks after;
   SignalBlocks signals;
-  float* birth_accuracy;                              // [N, S], also of seeds that ended in this step
+  float* birth_accuracy;                              // [N, S], also of seeds removed in this step
   uint8_t* legal;                                     // [N, ops, S]
   int64_t *parameters, *ever;                         // [N, S], after; maximum of before and after
 };

@@ -38,7 +38,7 @@ inline void begin_ramp(const StepSpec& spec, Seed& seed, float target, int64_t s
   if (jump) seed.alpha = target;
 }
 
-// Applies a legal action; `choice` is the row of actions.
+// Applies a legal action; `choice` [heads] holds the option of each head.
 // Twin of kasmina.lifecycle._done.
 inline void operate(const StepSpec& spec, Seed& seed, const int64_t* choice) {
   const Heads& head = spec.head;

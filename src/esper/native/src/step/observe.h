@@ -39,7 +39,7 @@ inline float known(float x) { return std::isnan(x) ? -1.0f : x; }
 
 inline float or_zero(float x) { return std::isnan(x) ? 0.0f : x; }
 
-// Replaces an infinite norm by a large number.
+// symlog of a norm; NaN counts as 0, infinity as `infinite_norm`.
 inline float norm_feature(const StepSpec& spec, float x) {
   using Limits = std::numeric_limits<float>;
   if (x == Limits::infinity()) return symlog(spec.infinite_norm);
@@ -76,7 +76,7 @@ inline void host_features(const StepSpec& spec, const ObserveCall& call, int64_t
   out.close();
 }
 
-// Writes the features that belong to a seed.
+// Writes the features of a seed, which are 0 in an empty slot.
 inline void seed_features(const StepSpec& spec, const Seed& seed, const Signals& signals,
                           int64_t parameters, Writer& out) {
   const auto time = [&](int64_t steps) { return float(steps) / spec.episode_length; };

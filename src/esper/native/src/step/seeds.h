@@ -33,7 +33,7 @@ static_assert(sizeof(Signals) == sizeof(float) * (std::size(kSignals) + 1));
 constexpr Signals kNothingMeasured = {kUnknown, 0.0f,     kUnknown, kUnknown, kUnknown,
                                       kUnknown, kUnknown, kUnknown, kUnknown, false};
 
-// `size` is the number of elements of a field.
+// `size` is the number of elements of a field, `place` the index of the seed in it.
 inline Seed load(const SeedBlocks& blocks, ptrdiff_t size, ptrdiff_t place) {
   Seed seed;
   const int64_t* numbers = blocks.numbers + place;

@@ -12,7 +12,7 @@ from esper.leyline.actions import Op
 REFERENCE_LENGTH = 150
 """Episode length for which the ages and rates in the reward constants were set."""
 HOLDING_STEPS = 5
-"""Steps in HOLDING, for an episode of that length, that earn the whole bonus of FOSSILISE."""
+"""Steps in HOLDING that earn the full bonus of FOSSILISE in an episode of ``REFERENCE_LENGTH``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def chosen(inputs: RewardInputs, op: Op) -> Tensor:
 
 
 def improvement(inputs: RewardInputs) -> Tensor:
-    """Score minus that of the never-grow twin in percentage points, ``[N]``."""
+    """Score minus the score of the never-grow twin in percentage points, ``[N]``."""
     return 100.0 * (inputs.score - inputs.twin_score)
 
 

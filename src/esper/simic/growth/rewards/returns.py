@@ -38,9 +38,9 @@ def terminal_reward(inputs: RewardInputs) -> Tensor:
 def paired_reward(inputs: RewardInputs) -> Tensor:
     """``10 (v_t - v_{t-1})`` with the gain ``v = u - s_twin`` over the never-grow twin.
 
-    The sum telescopes: with ``v_0 = 0`` the return is ``10 (u_T - s_twin)``, which differs from
-    that of ``terminal_reward`` by ``10 s_twin``, which does not depend on the actions. v is at most
-    1 and at least ``-1 - rent ln(1 + added / host)``.
+    The sum telescopes: with ``v_0 = 0`` the return is ``10 (u_T - s_twin)``. That is the return of
+    ``terminal_reward`` minus ``10 s_twin``, a term that does not depend on the actions. v is at
+    most 1 and at least ``-1 - rent ln(1 + added / host)``.
     """
     return REWARD_SCALE * ((_utility(inputs) - inputs.twin_score) - inputs.previous_gain)
 

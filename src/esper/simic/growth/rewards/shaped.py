@@ -23,7 +23,7 @@ from esper.simic.growth.rewards.returns import growth
 from esper.simic.growth.rewards.shaping import stage_shaping
 
 RATIO_LIMIT = 5.0
-"""Largest ratio of a seed's contribution to the improvement that is free of charge."""
+"""Ratio of a seed's contribution to the improvement above which the seed is charged."""
 LEAST_IMPROVEMENT = 0.1
 """Lower bound of the improvement in that ratio, in points."""
 RATIO_RATE, RATIO_CAP = 0.02, 0.3
@@ -64,9 +64,9 @@ def attribution(inputs: RewardInputs) -> Tensor:
     ``min(1, 2 sigmoid(3 imp))``, which is below 1 if growth has made the host worse.
 
     If c is above five times the improvement, a charge of at most 0.3 is subtracted: removing a seed
-    on which the host has come to depend costs much accuracy, although the host with the seed is no
-    better than its twin. The last step gives no credit, because seeds that are not fossilised are
-    removed.
+    on which the host has come to depend costs much accuracy, although the host with the seed is
+    hardly better than its twin. The last step gives no credit, because seeds that are not
+    fossilised are removed.
     """
     if inputs.last:
         return torch.zeros_like(inputs.score)
@@ -77,8 +77,8 @@ def attribution(inputs: RewardInputs) -> Tensor:
     imp = improvement(inputs)[:, None]
     credit = torch.where((c < 0) | (c < progress), c, harmonic_mean(progress, c))
     # 2 sigmoid(3 imp) by tanh: torch.sigmoid's rounding depends on the position in the tensor.
-    trust = 1.0 + torch.tanh(1.5 * imp.clamp(max=0.0))
-    credit = torch.where(credit > 0, credit * trust, credit)
+    factor = 1.0 + torch.tanh(1.5 * imp.clamp(max=0.0))
+    credit = torch.where(credit > 0, credit * factor, credit)
     ratio = c / imp.clamp(min=LEAST_IMPROVEMENT)
     charge = (RATIO_RATE * (ratio - RATIO_LIMIT)).clamp(0.0, RATIO_CAP)
     return torch.where(counted, credit - charge, 0.0).sum(1)
@@ -99,15 +99,15 @@ def fossil_bonus(inputs: RewardInputs) -> Tensor:
     """Reward of FOSSILISE, ``[N]``, in [-11.7, 11.5]; 0 for other operations.
 
     If c is a point or more: ``(0.5 + 0.1 c + 3 tanh(1/3)) m`` with m = ``time_held``. If c is less
-    or was not measured: -0.2, and another -0.1 per point of harm. If growth has made the host
+    or was not measured: -0.2, and a further -0.1 per point below 0. If growth has made the host
     worse, there is no bonus and a charge of ``0.5 + min(0.2 |imp|, 1)`` is subtracted.
     """
     imp = improvement(inputs)[:, None]
     c = contribution_points(inputs)
     bonus = torch.where(imp < 0, 0.0, (FOSSIL_BASE + 0.1 * c) * time_held(inputs))
-    verdict = torch.where(c >= 1.0, bonus, -0.2 + 0.1 * c.clamp(max=0.0))
+    reward = torch.where(c >= 1.0, bonus, -0.2 + 0.1 * c.clamp(max=0.0))
     charge = torch.where(imp < 0, 0.5 + (-0.2 * imp).clamp(max=1.0), 0.0)
-    return torch.where(chosen(inputs, Op.FOSSILISE), verdict - charge, 0.0).sum(1)
+    return torch.where(chosen(inputs, Op.FOSSILISE), reward - charge, 0.0).sum(1)
 
 
 def _rent(inputs: RewardInputs) -> Tensor:

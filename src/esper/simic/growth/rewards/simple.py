@@ -20,11 +20,11 @@ PARAMETER_BUDGET = 500_000
 PARAMETER_COST = 0.1
 ACTION_COST = 0.01
 CONTRIBUTING = 0.01
-"""Least contribution of a fossilised seed that ``simplified`` counts."""
+"""Smallest contribution with which ``simplified`` counts a fossilised seed."""
 
 
 def simplified_reward(inputs: RewardInputs) -> Tensor:
-    """``stage_shaping`` minus 0.01 per operation; at the end accuracy and a count of fossils.
+    """``stage_shaping`` minus 0.01 per operation, and a reward for accuracy on the last step.
 
     The last step adds ``3 accuracy``, and 2 per fossilised seed that contributes a point or more.
     Between ``-(2.4 S + 0.01)`` and ``4.4 S + 3``.
@@ -33,13 +33,13 @@ def simplified_reward(inputs: RewardInputs) -> Tensor:
     reward = stage_shaping(inputs) - ACTION_COST * acts
     if not inputs.last:
         return reward
-    fossils = inputs.after.stage == Stage.FOSSILISED
-    contributing = (fossils & (inputs.contribution >= CONTRIBUTING)).sum(1)
+    fossilised = inputs.after.stage == Stage.FOSSILISED
+    contributing = (fossilised & (inputs.contribution >= CONTRIBUTING)).sum(1)
     return reward + 3.0 * inputs.accuracy + 2.0 * contributing.to(inputs.score.dtype)
 
 
 def basic_reward(inputs: RewardInputs) -> Tensor:
-    """``stage_shaping``, rent, a reward of FOSSILISE, and the gain of the episode at its end.
+    """``stage_shaping`` minus rent, plus rewards for FOSSILISE and, at the end, accuracy gained.
 
     Rent is ``0.1 added / 500000`` per step. Let c be the seed's contribution and imp the
     improvement over the never-grow twin, both in points. FOSSILISE pays ``(0.3 + 0.5 h) m`` if both
@@ -50,11 +50,11 @@ def basic_reward(inputs: RewardInputs) -> Tensor:
     imp = improvement(inputs)[:, None]
     c = contribution_points(inputs)
     bonus = (0.3 + 0.5 * harmonic_mean(imp, c)) * time_held(inputs)
-    verdict = torch.where(c <= 0, -0.5, torch.where(imp <= 0, -0.2, bonus))
-    fossilised = torch.where(chosen(inputs, Op.FOSSILISE), verdict, 0.0).sum(1)
+    payment = torch.where(c <= 0, -0.5, torch.where(imp <= 0, -0.2, bonus))
+    fossilised = torch.where(chosen(inputs, Op.FOSSILISE), payment, 0.0).sum(1)
     reward = stage_shaping(inputs) - _budget_cost(inputs) + fossilised
-    gain = inputs.accuracy - inputs.initial_accuracy
-    return reward + 5.0 * gain if inputs.last else reward
+    gained = inputs.accuracy - inputs.initial_accuracy
+    return reward + 5.0 * gained if inputs.last else reward
 
 
 def sparse_reward(inputs: RewardInputs) -> Tensor:
