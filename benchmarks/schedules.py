@@ -5,9 +5,9 @@
 Trains the default growth policy on ``digits_shift`` at a constant step size and with
 ``--lr-warmup-frac 0.1 --lr-decay cosine`` over the same number of updates, on the same seeds.
 Measures, for each run, how much the value loss and the importance ratio scatter from update to
-update around their trend, and the gain over the never-grow twin at the end. Intervals come from a
-bootstrap over seeds of the paired difference. Runs are kept under ``--work``: an interrupted run is
-resumed from its last checkpoint, and a finished one is not repeated.
+update around their trend, and the gain over the never-grow twin at the end. Intervals are
+Student's, over seeds of the paired difference. Runs are kept under ``--work``: an interrupted run
+is resumed from its last checkpoint, and a finished one is not repeated.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from reporting import made_on, publish, table
 from runs import Run, study_parser, trained
 
-from esper.karn.report.intervals import bootstrap
+from esper.karn.intervals import interval
 from esper.leyline.config import TrainConfig
 
 SCHEDULES: dict[str, dict[str, object]] = {
@@ -50,7 +50,7 @@ def compared(figures: dict[str, list[dict[str, float]]]) -> str:
     rows = []
     for name in constant[0]:
         before, after = (np.array([run[name] for run in runs]) for runs in (constant, scheduled))
-        found = bootstrap((after - before)[None])
+        found = interval((after - before)[None])
         (mean,), (low,), (high,) = found.mean, found.low, found.high
         difference = f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]"
         excludes = "yes" if low > 0.0 or high < 0.0 else "no"
@@ -77,7 +77,7 @@ def main() -> int:
         f"`{arguments.task}`, {TrainConfig().world.envs} environments, {arguments.rounds} updates, "
         f"{len(arguments.seeds)} seeds, all other settings at their defaults. The variance of the "
         "value loss is that around its running mean of five updates; the variance of the ratio is "
-        "the mean square of its distance from 1. Intervals come from a bootstrap over seeds of the "
+        "the mean square of its distance from 1. Intervals are Student's, over seeds of the "
         "paired difference.",
         compared(figures),
         f"{made_on('1 thread')}.",

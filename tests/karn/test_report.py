@@ -261,7 +261,7 @@ def test_a_directory_that_is_not_a_run_is_refused_and_nothing_is_written(tmp_pat
         with pytest.raises(UsageError, match="run:"):
             write_report(bad, tmp_path / "report.html")
     silent = write_run(tmp_path / "silent", [finished(1)])
-    with pytest.raises(UsageError, match="does not say yet"):
+    with pytest.raises(UsageError, match="has no TRAINING_STARTED"):
         write_report([silent], tmp_path / "report.html")
     assert not list(tmp_path.glob("*.html"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.karn.report.intervals import Floats
+from esper.karn.intervals import Floats
 from esper.karn.report.lives import LifeBook
 from esper.karn.runs import RunInfo, inspect, stored
 from esper.leyline.errors import UsageError

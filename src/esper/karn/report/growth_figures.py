@@ -71,7 +71,8 @@ def _counts(runs: list[RunData]) -> Picture:
     for axes, name in zip(grid, names, strict=True):
         axes.set_title(name)
         for run in runs:
-            band(axes, run.rounds, run.outcomes[name], **look_of(runs, run))
+            values = run.outcomes[name]
+            band(axes, run.rounds, values, run.started.group_size, **look_of(runs, run))
     grid[0].set_ylabel("seeds per episode")
     legend(figure)
     return picture(figure, "Seeds per episode", f"Means over environments. {INTERVAL}.")

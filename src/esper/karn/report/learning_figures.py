@@ -6,6 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from esper.karn.intervals import Floats, group_means, interval
+from esper.karn.report.blocks import block_size, blocks
 from esper.karn.report.drawing import (
     DASHES,
     MUTED,
@@ -20,14 +22,13 @@ from esper.karn.report.drawing import (
     picture,
 )
 from esper.karn.report.gather import RunData
-from esper.karn.report.intervals import Floats, block_size, blocks, bootstrap
 
 MOST_DOTS = 800
 """Maximum number of dots per run, one per network."""
 
 MOST_TASKS = 12
 
-INTERVAL = "Bands are 95 % bootstrap intervals over environments"
+INTERVAL = "Bands are 95 % intervals over groups of environments"
 NO_ROUND = "No round is complete yet."
 
 
@@ -62,17 +63,18 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
     return [*pictures, _accuracy_against_parameters(whole)]
 
 
-def band(axes: Axes, rounds: Floats, values: Floats, **look: Any) -> None:
-    """Draw the mean over environments with its interval.
+def band(axes: Axes, rounds: Floats, values: Floats, group_size: int, **look: Any) -> None:
+    """Draw the mean over groups of environments with its interval.
 
     Args:
         axes: where to draw.
         rounds: ``[R]``.
         values: ``[R, N]``, R rounds of N environments.
+        group_size: environments per group.
         look: properties of the line; its ``color`` is also that of the interval.
     """
-    x, rows = blocks(rounds, values)
-    estimate = bootstrap(rows)
+    x, rows = blocks(rounds, group_means(values, group_size))
+    estimate = interval(rows)
     axes.plot(x, estimate.mean, marker=dot(x), **look)
     whole_rounds(axes)
     if np.isfinite(estimate.low).any():
@@ -106,8 +108,9 @@ def _accuracy(runs: list[RunData]) -> Picture:
     for run in runs:
         colour, twin_colour, label, twin_label = _pair(runs, run)
         grown, never = (100 * run.outcomes[name] for name in ("accuracy", "twin_accuracy"))
-        band(axes, run.rounds, grown, color=colour, label=label)
-        band(axes, run.rounds, never, color=twin_colour, label=twin_label, linestyle=":")
+        band(axes, run.rounds, grown, run.started.group_size, color=colour, label=label)
+        look = {"color": twin_colour, "label": twin_label, "linestyle": ":"}
+        band(axes, run.rounds, never, run.started.group_size, **look)
     legend(figure)
     text = (
         "Committed validation accuracy at the end of an episode, with only the fossilised seeds. "
@@ -133,7 +136,8 @@ def _curve(
     if zero:
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
     for run in runs:
-        band(axes, run.rounds, scale * run.outcomes[outcome], **look_of(runs, run))
+        values = scale * run.outcomes[outcome]
+        band(axes, run.rounds, values, run.started.group_size, **look_of(runs, run))
     legend(figure)
     return picture(figure, title, f"{text} {INTERVAL}." + _left_out(runs, outcome))
 
@@ -147,7 +151,13 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
         for run in runs:
             gain = np.where(run.tasks == task, 100 * run.outcomes["gain"], np.nan)
             trained = np.isfinite(gain).any(1)
-            band(axes, run.rounds[trained], gain[trained], **look_of(runs, run))
+            band(
+                axes,
+                run.rounds[trained],
+                gain[trained],
+                run.started.group_size,
+                **look_of(runs, run),
+            )
     grid[0].set_ylabel("gain, points")
     legend(figure)
     more = len(_tasks(runs)) - len(tasks)

@@ -4,9 +4,9 @@ from collections import Counter
 
 import numpy as np
 
+from esper.karn.report.blocks import blocks
 from esper.karn.report.drawing import BAD, WIDE, Picture, legend, missing, new_figure, picture
 from esper.karn.report.gather import RunData
-from esper.karn.report.intervals import blocks
 from esper.karn.report.learning_figures import dot, look_of, whole_rounds
 from esper.leyline.metrics import Metric
 

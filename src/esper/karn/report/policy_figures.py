@@ -5,9 +5,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
+from esper.karn.intervals import Floats
+from esper.karn.report.blocks import blocks
 from esper.karn.report.drawing import BAD, MUTED, Picture, legend, missing, panels, picture
 from esper.karn.report.gather import RunData
-from esper.karn.report.intervals import Floats, blocks
 from esper.karn.report.learning_figures import dot, look_of, whole_rounds
 from esper.leyline.metrics import Metric, part_metric, parts_of
 

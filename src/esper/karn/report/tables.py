@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from esper.karn.intervals import Floats, group_means, interval
 from esper.karn.report.gather import RunData
-from esper.karn.report.intervals import Floats, bootstrap
 from esper.karn.report.learning_figures import final_rounds
 from esper.karn.report.machine_figures import anomalies
 from esper.leyline.config import TrainConfig, flatten
@@ -107,8 +107,8 @@ def summary(run: RunData) -> str:
 def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> str:
     """Return the mean over the final rounds with its interval, or a dash.
 
-    Environments of a group share initial host and data, so the bootstrap resamples the means of
-    groups per round.
+    Environments of a group share initial host and data, so the units are the means of groups
+    per round.
 
     Args:
         run: the run.
@@ -119,8 +119,8 @@ def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> s
     if where is not None:
         values = np.where(where, values, np.nan)
     values = values[final_rounds(run)] * figure.scale
-    units = _group_means(values, run.started.group_size)
-    estimate = bootstrap(units[None, np.isfinite(units)])
+    units = group_means(values, run.started.group_size).ravel()
+    estimate = interval(units[None, np.isfinite(units)])
     mean, low, high = (float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
     if not np.isfinite(mean):
         return NOTHING
@@ -135,8 +135,8 @@ def final_table(runs: list[RunData]) -> Table:
     rows = [[figure.name, *(final_figure(run, figure) for run in with_rounds)] for figure in FINAL]
     return Table(
         "Final figures",
-        "Means per episode over the last tenth of the rounds, with 95 % bootstrap intervals. "
-        "Environments of a group share initial host and data, so the bootstrap resamples groups.",
+        "Means per episode over the last tenth of the rounds, with 95 % intervals. "
+        "Environments of a group share initial host and data, so the units are groups of a round.",
         ["", *(run.label for run in with_rounds)],
         rows,
     )
@@ -221,15 +221,6 @@ def fingerprint_table(runs: list[RunData]) -> Table:
     rows = [[name, *(_shown(found.get(name)) for _, found in prints)] for name in names]
     columns = ["", *(label for label, _ in prints)]
     return Table("Machine and versions", "", columns, rows, False)
-
-
-def _group_means(values: Floats, size: int) -> Floats:
-    """Means over groups of ``size`` columns, flattened; NaN where a group has no finite value."""
-    starts = np.arange(0, values.shape[1], size)
-    finite = np.isfinite(values)
-    sums = np.add.reduceat(np.where(finite, values, 0.0), starts, axis=1)
-    counts = np.add.reduceat(finite.astype(float), starts, axis=1)
-    return (sums / np.where(counts > 0, counts, np.nan)).ravel()
 
 
 def _duration(seconds: float) -> str:
