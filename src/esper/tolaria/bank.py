@@ -123,6 +123,7 @@ class DataBank:
         self.offsets = self.sizes.cumsum(0) - self.sizes
         self.seed_rates = tensor_of([task.learning_rate for task in self.tasks], dtype)
         self.host_rates = tensor_of([_host_rate(task) for task in self.tasks], dtype)
+        self.rents = tensor_of([task.rent for task in self.tasks], dtype)
         self.cosine = tensor_of([task.decay == "cosine" for task in self.tasks], torch.bool)
         size = sum(map(stored, (data.train_images for data in found))) * dtype.itemsize
         self.streamed = not (size <= SMALL if preload is None else preload)

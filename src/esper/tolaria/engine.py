@@ -1,6 +1,6 @@
 """The engine: trains N hosts of one shape and measures them once per step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -77,6 +77,7 @@ class Engine:
         batch_size: images per minibatch.
         episode_length: steps per episode; a task's data may drift within an episode.
         scales: loss scales of the rows, for backends that compute in float16.
+        data_seed: seed of the minibatches, ``seed`` if None.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Engine:
         batch_size: int,
         episode_length: int = 1,
         scales: LossScales | None = None,
+        data_seed: int | None = None,
     ):
         keep_memory()
         self.bank = bank
@@ -111,6 +113,7 @@ class Engine:
             device,
         )
         self.scales = scales
+        self.data_seed = seed if data_seed is None else data_seed
         self.parameter_table = stack_tables(self.slots, "parameter_table").to(device)
         self._before = bank.before[rows.group_task]
         self._after = bank.after[rows.group_task]
@@ -124,7 +127,7 @@ class Engine:
             self.seed, groups, self.rows.group_task, episode, self.episode_length
         )
         count = self.max_batches * self.batch_size * (1 if self.bank.augmentation is None else 2)
-        self.draws = StepBits(self.seed, groups, Purpose.MINIBATCH, episode, count)
+        self.draws = StepBits(self.data_seed, groups, Purpose.MINIBATCH, episode, count)
         parameters, buffers = self._initial_hosts(groups)
         self.stack.host.copy_(parameters[index])
         self.stack.buffers.copy_(buffers[index])
@@ -206,6 +209,11 @@ class Engine:
             for variant, other in zip(commitments, others[len(ablations) :], strict=True):
                 kept.put(variant.rows, other)
         return Measurement(scores, kept, contribution)
+
+    def committed_scores(self, state: SeedState, step: int, split: str) -> Scores:
+        """Scores of the hosts with fossilised seeds only on ``validation`` or ``test``, ``[N]``."""
+        kept = replace(state, alpha=torch.where(state.stage == Stage.FOSSILISED, state.alpha, 0.0))
+        return self._evaluate(kept, step, [], split, None)[0]
 
     def variants(self, state: SeedState, committed: bool) -> Variants:
         """The ablations and commitments that ``measure`` validates.

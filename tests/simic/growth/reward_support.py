@@ -33,12 +33,14 @@ class World:
     Attributes:
         accuracy, score, twin: before the first step and after each step, ``[T + 1, N]``.
         contribution: of each step, used where a seed acts, ``[T, N, S]``.
+        rent: price of parameters, ``[N]``.
     """
 
     accuracy: Tensor
     score: Tensor
     twin: Tensor
     contribution: Tensor
+    rent: Tensor
     host_parameters: int = 500
 
     @classmethod
@@ -51,7 +53,7 @@ class World:
         twin = uniform(*steps)
         near = twin + 0.02 * (uniform(*steps) - 0.5)
         score = torch.where(uniform(*steps) < 0.5, uniform(*steps), near).clamp(0.0, 1.0)
-        return cls(uniform(*steps), score, twin, contribution)
+        return cls(uniform(*steps), score, twin, contribution, 0.3 * uniform(count))
 
     @classmethod
     def flat(cls, world: "World", contribution: float) -> "World":
@@ -139,9 +141,11 @@ def play(world: World, choose: Choose) -> list[RewardInputs]:
                 host_parameters=world.host_parameters,
                 seed_parameters=size,
                 added=added,
+                rent=world.rent,
             )
         )
-        gain = utility(world.score[now], added, world.host_parameters) - world.twin[now]
+        worth = utility(world.score[now], added, world.host_parameters, world.rent)
+        gain = worth - world.twin[now]
         state = after
     return episode
 
@@ -190,6 +194,7 @@ def moment(inputs: RewardInputs, row: int) -> Moment:
         score=float(inputs.score[row]),
         twin_score=float(inputs.twin_score[row]),
         previous_gain=float(inputs.previous_gain[row]),
+        rent=float(inputs.rent[row]),
         host_parameters=inputs.host_parameters,
         added=int(inputs.added[row]),
     )

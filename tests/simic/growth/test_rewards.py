@@ -13,8 +13,8 @@ from torch import Tensor
 
 from esper.leyline.actions import Op
 from esper.leyline.stages import Stage
+from esper.runtime.tasks import find
 from esper.simic.growth.rewards import (
-    RENT,
     REWARD_MODES,
     REWARDS,
     RewardInputs,
@@ -72,15 +72,17 @@ def test_the_random_episodes_cover_the_whole_lifecycle() -> None:
 
 
 @settings(deadline=None)
-@given(st.floats(0.0, 1.0), st.integers(0, 10**7), st.integers(1, 10**7))
-def test_utility_is_the_score_minus_the_rent(score, added, host) -> None:
-    expected = score - 0.05 * math.log(1.0 + added / host)
-    assert utility(f64(score), torch.tensor(added), host).item() == pytest.approx(expected)
+@given(st.floats(0.0, 1.0), st.integers(0, 10**7), st.integers(1, 10**7), st.floats(0.0, 1.0))
+def test_utility_is_the_score_minus_the_rent(score, added, host, rent) -> None:
+    expected = score - rent * math.log(1.0 + added / host)
+    assert utility(f64(score), torch.tensor(added), host, rent).item() == pytest.approx(expected)
 
 
 def test_doubling_a_host_costs_three_and_a_half_points() -> None:
-    cost = utility(f64(0.6), torch.tensor(0), 500) - utility(f64(0.6), torch.tensor(500), 500)
-    assert cost.item() == pytest.approx(RENT * math.log(2.0))
+    rent = find("digits_shift").rent
+    worth = [utility(f64(0.6), torch.tensor(added), 500, rent) for added in (0, 500)]
+    cost = worth[0] - worth[1]
+    assert cost.item() == pytest.approx(0.05 * math.log(2.0))
     assert cost.item() == pytest.approx(0.0347, abs=1e-4)
 
 
@@ -90,7 +92,7 @@ def test_every_mode_stays_within_its_stated_bounds(seed, length, slots) -> None:
     for inputs in random_episode(seed, length, slots=slots):
         rent = 0.1 * inputs.added / 500_000
         grown = (1.0 + inputs.added / inputs.host_parameters).log()
-        gain = 1.0 + RENT * grown  # the lower bounds of u and v
+        gain = 1.0 + inputs.rent * grown  # the lower bounds of u and v
         shaped = 2.4 * slots
         bounds = {
             "terminal": (-10.0 * gain, 10.0),
@@ -125,7 +127,7 @@ def test_paired_sums_to_terminal_minus_the_twin(seed, length) -> None:
 def test_terminal_sums_to_the_final_utility(seed, length) -> None:
     episode = random_episode(seed, length)
     end = episode[-1]
-    worth = utility(end.score, end.added, end.host_parameters)
+    worth = utility(end.score, end.added, end.host_parameters, end.rent)
     assert torch.equal(total("terminal", episode), 10.0 * worth)
 
 
@@ -133,7 +135,7 @@ def test_terminal_sums_to_the_final_utility(seed, length) -> None:
 @given(seeds, lengths)
 def test_utility_reward_sums_to_ten_times_the_mean_utility(seed, length) -> None:
     episode = random_episode(seed, length)
-    worth = [utility(i.score, i.added, i.host_parameters) for i in episode]
+    worth = [utility(i.score, i.added, i.host_parameters, i.rent) for i in episode]
     expected = 10.0 * torch.stack(worth).mean(0)
     torch.testing.assert_close(total("utility", episode), expected, rtol=0.0, atol=1e-9)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from esper.kasmina.rng import Purpose, random_bits
 from esper.runtime.tasks import Task
 from esper.simic.growth.merge import merged
-from esper.simic.growth.rewards import REWARD_MODES
+from esper.simic.growth.rewards import REWARD_MODES, utility
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig, Step
 from esper.tamiyo.policy.features import Observation
@@ -89,6 +89,8 @@ class GrowthEnv:
         precision: precision of the hosts' arithmetic; float32 is used if a trial of it fails.
         devices: devices over which the hosts are distributed, at least one, all of one kind; a
             device may be listed more than once. Observations and actions are on the first.
+        assigned: index in ``tasks`` of each environment's task in all episodes, int64 ``[N]``,
+            equal within a group; None to draw the task of each group anew for every episode.
 
     Attributes:
         precision: the precision in effect.
@@ -107,6 +109,7 @@ class GrowthEnv:
         config: GrowthConfig,
         precision: Precision,
         *devices: torch.device,
+        assigned: Tensor | None = None,
     ):
         if config.reward not in REWARD_MODES:
             raise ValueError(f"reward must be one of {REWARD_MODES}, got {config.reward!r}")
@@ -119,6 +122,7 @@ class GrowthEnv:
         self.environments = environments.to(device)
         self.count: int = len(environments)
         self.groups = self.environments // config.group_size
+        self._assigned = None if assigned is None else assigned.to(device)
         data = [(task, task.datasets()) for task in self.tasks]
         keys = [StackKey.of(*pair) for pair in data]
         distinct = list(dict.fromkeys(keys))
@@ -136,9 +140,9 @@ class GrowthEnv:
                 config.backend, key.host, self.precision, config.dtype, one, config.threads
             )
             for index, (task, _) in enumerate(members):
-                hosts = trained_hosts(task, self.backends[key, one], config.dtype, one)
-                if hosts is not None:
-                    self.banks[key, one].trained_hosts[index] = hosts
+                trained = trained_hosts(task, self.backends[key, one], config.dtype, one)
+                if trained is not None:
+                    self.banks[key, one].trained_hosts[index] = trained
         self._keys = distinct
         self._bank_of = torch.tensor([distinct.index(key) for key in keys], device=device)
         self._task_in_bank = torch.tensor(
@@ -199,7 +203,7 @@ class GrowthEnv:
         for table in self._tables:
             if table is not None:
                 table.load(self._kept_scales)
-        self.task_of = self._draw(episode)
+        self.task_of = self._draw(episode) if self._assigned is None else self._assigned
         if self._tasks_of_shards is None or not torch.equal(self._tasks_of_shards, self.task_of):
             self._make_shards()
         return self._merge(self._each([partial(shard.reset, episode) for shard in self.shards]))
@@ -225,6 +229,13 @@ class GrowthEnv:
         if step.done and self.scales is not None:
             self._kept_scales = self.scales.state()
         return step
+
+    def utility(self, score: Tensor, added: Tensor) -> Tensor:
+        """Utility of each environment's host in this episode, ``[N]``; see ``rewards.utility``."""
+        tasks = [self.tasks[index] for index in self.task_of.tolist()]
+        hosts = torch.tensor([task.host.parameter_count for task in tasks], device=score.device)
+        rents = torch.tensor([task.rent for task in tasks], dtype=score.dtype, device=score.device)
+        return utility(score, added, hosts, rents)
 
     def _draw(self, episode: int) -> Tensor:
         """Draw the task of each environment, int64 ``[N]``.

@@ -108,9 +108,11 @@ class Shard:
             config.batch_size,
             config.episode_length,
             scales,
+            config.data_seed,
         )
         self.slots = self.engine.slots
         self.host_parameters = self.engine.host.parameter_count
+        self.rent = bank.rents[tasks]
         self.rules = Rules.for_horizon(
             config.episode_length,
             config.max_seeds or len(self.slots),
@@ -191,6 +193,7 @@ class Shard:
         self._germinate(before.state, acted, t)
         lived = self._live(acted.state, t)
         coalitions = self.engine.coalitions(lived.state, t) if last else None
+        test = self.engine.committed_scores(lived.state, t, "test") if last else None
         self._pass_time(acted, lived)
         op = torch.where(acted.success, all_actions[:, HEADS.index("op")], Op.WAIT)
         self._note(t + 1, lived, op, acted.success)
@@ -217,9 +220,10 @@ class Shard:
             host_parameters=self.host_parameters,
             seed_parameters=self._own(self.now.ever),
             added=added,
+            rent=self.rent,
         )
         reward = self._reward(inputs, self._own(lived.rolled))
-        self.gain = utility(score, added, self.host_parameters) - twin_score
+        self.gain = utility(score, added, self.host_parameters, self.rent) - twin_score
         report = StepReport(
             before=inputs.before,
             acted=acted.own,
@@ -234,6 +238,8 @@ class Shard:
             twin_scores=lived.scores.map(self._twins),
             committed=lived.committed and lived.committed.map(self._own),
             twin_committed=lived.committed and lived.committed.map(self._twins),
+            test=test and test.map(self._own),
+            twin_test=test and test.map(self._twins),
             score=score,
             twin_score=twin_score,
             added=added,

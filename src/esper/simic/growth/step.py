@@ -30,6 +30,8 @@ class GrowthConfig:
         one_at_a_time: whether a seed may germinate only while no other seed develops.
         dtype: dtype of parameters and data.
         backend: backend of the hosts' arithmetic, one of ``tolaria.backends.choice.NAMES``.
+        data_seed: seed of the minibatches; None for ``seed``. Another value gives the same hosts
+            and seeds another order of their data.
         threads: CPU threads over which the environments are distributed.
         preload: see ``DataBank``; applies to CUDA devices only.
     """
@@ -47,6 +49,7 @@ class GrowthConfig:
     one_at_a_time: bool = True
     dtype: torch.dtype = torch.float32
     backend: str = "auto"
+    data_seed: int | None = None
     threads: int = 1
     preload: bool | None = True
 
@@ -69,6 +72,8 @@ class StepReport:
         scores, twin_scores: validation scores of environments and of their twins, ``[N]``.
         committed, twin_committed: validation scores with fossilised seeds only; None before the
             last three steps.
+        test, twin_test: test scores with fossilised seeds only, ``[N]``; None before the last step,
+            so that nothing can be chosen by them.
         score, twin_score: mean of the last three expected accuracies, ``[N]``; on the last step
             those of the committed hosts.
         added: parameters that count for the rent, int64 ``[N]``.
@@ -90,6 +95,8 @@ class StepReport:
     twin_scores: Scores
     committed: Scores | None
     twin_committed: Scores | None
+    test: Scores | None
+    twin_test: Scores | None
     score: Tensor
     twin_score: Tensor
     added: Tensor

@@ -18,7 +18,6 @@ from esper.runtime.tasks import Task
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import Actor, collect
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.rewards import utility
 from esper.simic.growth.step import GrowthConfig, Step
 from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
@@ -164,7 +163,7 @@ def play(env: GrowthEnv, actor: Actor, episode: int = 0) -> Played:
     return Played(
         legal=dict(zip(Op, shares, strict=True)),
         reached=reached,
-        utility=utility(report.score, report.added, env.tasks[0].host.parameter_count).double(),
+        utility=env.utility(report.score, report.added).double(),
         accuracy=report.committed.accuracy.double(),
         loss=report.committed.loss.double(),
         rewards=rollout.rewards.double(),

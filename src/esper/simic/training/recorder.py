@@ -24,7 +24,6 @@ from esper.leyline.events import (
 from esper.leyline.stages import Stage
 from esper.nissa.hub import Hub
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.rewards import utility
 from esper.simic.growth.step import Step, StepReport, seeds_entering
 from esper.simic.training.decisions import Decision, DecisionRecord, WatchedActor
 from esper.simic.training.step_events import StepRecord
@@ -166,8 +165,7 @@ class Recorder:
         assert twins is not None
         names = [task.name for task in self.environment.tasks]
         tasks = self.environment.task_of.tolist()
-        hosts = torch.tensor([task.host.parameter_count for task in self.environment.tasks])
-        worth = utility(report.score, report.added, hosts.to(report.added.device)[tasks])
+        worth = self.environment.utility(report.score, report.added)
         ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
         stages = [torch.stack(parts) for parts in zip(*self._stages, strict=True)]
         germinated, fossilised, pruned = (seeds_entering(stage, *stages).sum(0) for stage in ends)

@@ -2,7 +2,6 @@
 
 from esper.simic.growth.rewards.inputs import RewardFunction, RewardInputs
 from esper.simic.growth.rewards.returns import (
-    RENT,
     REWARD_SCALE,
     SCORE_WINDOW,
     paired_reward,
@@ -26,7 +25,6 @@ REWARDS: dict[str, RewardFunction] = {
 REWARD_MODES = tuple(REWARDS)
 
 __all__ = [
-    "RENT",
     "REWARDS",
     "REWARD_MODES",
     "REWARD_SCALE",

@@ -44,6 +44,7 @@ class RewardInputs:
             ``[N, S]``; 0 elsewhere. A seed pruned in this step is included, for alpha shock.
         added: parameters that pay rent, ``[N]``: those of acting seeds, on the last step those of
             fossilised seeds.
+        rent: price of parameters, ``[N]``.
     """
 
     step: int
@@ -63,6 +64,7 @@ class RewardInputs:
     host_parameters: int
     seed_parameters: Tensor
     added: Tensor
+    rent: Tensor
 
 
 RewardFunction = Callable[[RewardInputs], Tensor]

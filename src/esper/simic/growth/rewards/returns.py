@@ -5,15 +5,13 @@ from torch import Tensor
 
 from esper.simic.growth.rewards.inputs import RewardInputs
 
-RENT = 0.05
-"""Price of parameters: doubling the host costs 0.05 ln 2 of accuracy."""
 REWARD_SCALE = 10.0
 SCORE_WINDOW = 3
 """Steps over which the score is averaged."""
 
 
 def utility(
-    score: Tensor, added: Tensor, host_parameters: int | Tensor, rent: float = RENT
+    score: Tensor, added: Tensor, host_parameters: int | Tensor, rent: float | Tensor
 ) -> Tensor:
     """``score - rent ln(1 + added / host_parameters)``, elementwise; at most the score.
 
@@ -21,6 +19,7 @@ def utility(
         score: expected accuracy in [0, 1].
         added: parameters of the seeds that count.
         host_parameters: parameters of the host alone.
+        rent: price of parameters; doubling the host costs ``rent ln 2`` of expected accuracy.
     """
     return score - rent * growth(score, added, host_parameters)
 
@@ -51,4 +50,4 @@ def utility_reward(inputs: RewardInputs) -> Tensor:
 
 
 def _utility(inputs: RewardInputs) -> Tensor:
-    return utility(inputs.score, inputs.added, inputs.host_parameters)
+    return utility(inputs.score, inputs.added, inputs.host_parameters, inputs.rent)
