@@ -122,7 +122,7 @@ class GrowthEnv:
         self.environments = environments.to(device)
         self.count: int = len(environments)
         self.groups = self.environments // config.group_size
-        self._assigned = None if assigned is None else assigned.to(device)
+        self.assigned = None if assigned is None else assigned.to(device)
         data = [(task, task.datasets()) for task in self.tasks]
         keys = [StackKey.of(*pair) for pair in data]
         distinct = list(dict.fromkeys(keys))
@@ -203,7 +203,7 @@ class GrowthEnv:
         for table in self._tables:
             if table is not None:
                 table.load(self._kept_scales)
-        self.task_of = self._draw(episode) if self._assigned is None else self._assigned
+        self.task_of = self._draw(episode) if self.assigned is None else self.assigned
         if self._tasks_of_shards is None or not torch.equal(self._tasks_of_shards, self.task_of):
             self._make_shards()
         return self._merge(self._each([partial(shard.reset, episode) for shard in self.shards]))

@@ -1,0 +1,1 @@
+"""Evaluation of policies against controls on the same hosts, on the test split."""

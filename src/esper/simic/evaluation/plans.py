@@ -1,0 +1,120 @@
+"""A library of fixed schedules that fits every host.
+
+Controls choose among these plans: the best for all hosts, the best after one look, the best for
+each host in hindsight.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.kasmina.slots import SlotSpec
+from esper.leyline.actions import HEAD_WIDTHS, Style
+from esper.runtime.tasks import Task
+from esper.tamiyo.fixed_schedule import Schedule
+
+STARTS = 0.0, 0.2, 0.4, 0.6
+"""Parts of the episode after which the systematic plans begin to grow."""
+SIZES = 1 / 3, 2 / 3, 1.0
+"""Sizes of seeds in the systematic plans, see ``PlannedSeed``."""
+_LATEST = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSeed:
+    """A seed of a plan, in terms that fit every host.
+
+    Attributes:
+        position: slot, from 0 for the first to 1 for the last.
+        size: blueprint, from 0 for the smallest that the slot accepts to 1 for the largest.
+        start: part of the episode after which it germinates.
+        style, tempo: indices of these heads.
+    """
+
+    position: float
+    size: float
+    start: float
+    style: int = int(Style.LINEAR_ADD)
+    tempo: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A fixed schedule.
+
+    Attributes:
+        name: what it grows, in words.
+        seeds: its seeds; of two in one slot the later one counts.
+        at_once: whether its seeds germinate without waiting for each other.
+    """
+
+    name: str
+    seeds: tuple[PlannedSeed, ...] = ()
+    at_once: bool = False
+
+    @property
+    def start(self) -> float:
+        """Part of the episode after which it first acts; 1 if it never does."""
+        return min((seed.start for seed in self.seeds), default=1.0)
+
+    @property
+    def kind(self) -> str:
+        """What it grows, whenever it begins: plans of one kind differ in their start alone."""
+        seeds = [(s.position, s.size, s.style, s.tempo, s.start - self.start) for s in self.seeds]
+        return f"{seeds}{self.at_once}"
+
+
+NEVER = Plan("never")
+
+
+def library(random: int = 0) -> tuple[Plan, ...]:
+    """The systematic plans, the first of which is ``NEVER``, and ``random`` drawn ones."""
+    plans = [NEVER]
+    for size in SIZES:
+        everywhere = tuple(PlannedSeed(position, size, 0.0) for position in (0.0, 0.5, 1.0))
+        plans.append(Plan(f"size {size:.2f} in every slot at once", everywhere, at_once=True))
+    for start in STARTS:
+        for size in SIZES:
+            for name, position in (("first", 0.0), ("middle", 0.5), ("last", 1.0)):
+                seed = PlannedSeed(position, size, start)
+                plans.append(Plan(f"size {size:.2f} in the {name} slot from {start:.2f}", (seed,)))
+    for start in STARTS[:2]:
+        for size in SIZES[:2]:
+            seeds = tuple(PlannedSeed(position, size, start) for position in (0.0, 0.5, 1.0))
+            plans.append(Plan(f"size {size:.2f} in every slot in turn from {start:.2f}", seeds))
+    return (*plans, *(_drawn(number) for number in range(random)))
+
+
+def _drawn(number: int) -> Plan:
+    draws = np.random.default_rng([2, number])
+    seeds = tuple(
+        PlannedSeed(
+            position,
+            float(draws.random()),
+            float(_LATEST * draws.random()),
+            int(draws.integers(HEAD_WIDTHS["style"])),
+            int(draws.integers(HEAD_WIDTHS["tempo"])),
+        )
+        for position in (0.0, 0.5, 1.0)
+        if draws.random() < 0.5
+    )
+    return Plan(f"random {number}", seeds)
+
+
+def schedule(plans: tuple[Plan, ...], task: Task) -> Schedule:
+    """The plans for the host of ``task``, a row each."""
+    slots = task.host.slots
+    rows = Schedule.never(len(plans), len(slots))
+    for row, plan in enumerate(plans):
+        for seed in plan.seeds:
+            s = round(seed.position * (len(slots) - 1))
+            rows.start[row, s] = round(seed.start * task.episode_length)
+            rows.blueprint[row, s] = blueprint_of(seed.size, slots[s])
+            rows.style[row, s], rows.tempo[row, s] = seed.style, seed.tempo
+    return rows
+
+
+def blueprint_of(size: float, slot: SlotSpec) -> int:
+    """The blueprint at ``size`` among those that a slot accepts, ordered by parameters."""
+    kinds = sorted(slot.kinds, key=lambda kind: slot.layouts[kind].size)
+    return kinds[round(size * (len(kinds) - 1))]

@@ -1,0 +1,198 @@
+"""Playing policies on a population of hosts, each policy on the same hosts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.runtime.tasks import Task
+from esper.simic.evaluation.plans import NEVER, Plan, schedule
+from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig, Step
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
+from esper.tolaria.precision import Precision
+
+Floats = NDArray[np.float64]
+CPU = torch.device("cpu")
+ROWS = 512
+"""Environments per batch of hosts; more would not fit into the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """Hosts to play on.
+
+    Attributes:
+        tasks: the task of each host; hosts that are played together must agree in their horizon.
+        first: identity of the first host; identities determine initial weights and data order.
+        seed: root seed.
+        data_seed: seed of the data order, see ``GrowthConfig``.
+        threads: CPU threads.
+    """
+
+    tasks: tuple[Task, ...]
+    first: int = 0
+    seed: int = 1
+    data_seed: int | None = None
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcomes at the last step of H hosts under M members, ``[H, M]`` each.
+
+    Scores are expected accuracies of the committed hosts, in [0, 1]; utility is score minus rent.
+
+    Attributes:
+        test_utility, validation_utility: utility with the score of either split.
+        test_score, validation_score: expected accuracy.
+        test_accuracy: share of correct predictions.
+        added: parameters of the fossilised seeds.
+        features: host features and then slot features that the first member observed in each step,
+            ``[H, T, F]``.
+    """
+
+    test_utility: Floats
+    validation_utility: Floats
+    test_score: Floats
+    validation_score: Floats
+    test_accuracy: Floats
+    added: Floats
+    features: Floats
+
+    def members(self, chosen: NDArray[np.int_]) -> Floats:
+        """Test utility of one member per host, ``[H]``; ``chosen`` is ``[H]``."""
+        return self.test_utility[np.arange(len(chosen)), chosen]
+
+    @classmethod
+    def join(cls, parts: Sequence["Outcome"], axis: int) -> "Outcome":
+        """The outcomes of further hosts (axis 0), or of further members (axis 1)."""
+        names = [name for name in cls.__slots__ if axis == 0 or name != "features"]
+        joined = {name: np.concatenate([getattr(p, name) for p in parts], axis) for name in names}
+        return cls(**({"features": parts[0].features} | joined))
+
+
+def play_plans(
+    population: Population,
+    plans: tuple[Plan, ...],
+    on_batch: Callable[[int], None] = lambda hosts: None,
+) -> Outcome:
+    """Play every plan on every host; member m is plan m, and the first plan must be ``NEVER``."""
+    if plans[0] is not NEVER:
+        raise ValueError("the first plan must be NEVER, whose features are recorded")
+    in_turn = [i for i, plan in enumerate(plans) if not plan.at_once]
+    at_once = [i for i, plan in enumerate(plans) if plan.at_once]
+    parts = []
+    for places in filter(None, (in_turn, at_once)):
+        chosen = tuple(plans[i] for i in places)
+
+        def actor(env: GrowthEnv, chosen: tuple[Plan, ...] = chosen) -> Actor:
+            rows = [schedule(chosen, env.tasks[task]) for task in _task_of_groups(env)]
+            return ScheduleActor(_stacked(rows))
+
+        together = places is at_once
+        parts.append(play(population, actor, len(chosen), together, on_batch))
+    joined = Outcome.join(parts, axis=1)
+    order = np.argsort([*in_turn, *at_once])
+    return Outcome(
+        **{
+            name: getattr(joined, name) if name == "features" else getattr(joined, name)[:, order]
+            for name in Outcome.__slots__
+        }
+    )
+
+
+def play(
+    population: Population,
+    actor: Callable[[GrowthEnv], Actor],
+    members: int,
+    at_once: bool = False,
+    on_batch: Callable[[int], None] = lambda hosts: None,
+) -> Outcome:
+    """Play a policy on every host.
+
+    Args:
+        population: the hosts.
+        actor: makes the actor of an environment of consecutive hosts.
+        members: environments per host; they differ in seeds' weights and the policy's draws.
+        at_once: whether seeds may germinate while others develop.
+        on_batch: called with the number of hosts of every finished batch.
+    """
+    found = []
+    size = max(1, ROWS // members)
+    for begin in range(0, len(population.tasks), size):
+        tasks = population.tasks[begin : begin + size]
+        found.append(_batch(population, begin, tasks, actor, members, at_once))
+        on_batch(len(tasks))
+    return Outcome.join(found, axis=0)
+
+
+def _batch(
+    population: Population,
+    begin: int,
+    tasks: tuple[Task, ...],
+    actor: Callable[[GrowthEnv], Actor],
+    members: int,
+    at_once: bool,
+) -> Outcome:
+    different = tuple(dict.fromkeys(tasks))
+    config = GrowthConfig(
+        seed=population.seed,
+        data_seed=population.data_seed,
+        group_size=members,
+        episode_length=tasks[0].episode_length,
+        max_batches=tasks[0].max_batches,
+        batch_size=tasks[0].batch_size,
+        one_at_a_time=not at_once,
+        threads=population.threads,
+    )
+    first = (population.first + begin) * members
+    identities = torch.arange(first, first + len(tasks) * members)
+    assigned = torch.tensor([different.index(task) for task in tasks]).repeat_interleave(members)
+    env = GrowthEnv(different, identities, config, Precision("cpu"), CPU, assigned=assigned)
+    last: list[Step] = []
+
+    def keep(t: int, actions: torch.Tensor, step: Step) -> None:
+        last[:] = [step]
+
+    rollout = collect(env, actor(env), 0, keep)
+    report = last[0].report
+    assert report.test is not None
+    host, slots = rollout.observation.host, rollout.observation.slots.flatten(2)
+    seen = torch.cat([host, slots], 2)[:, ::members].transpose(0, 1)
+
+    def table(values: torch.Tensor) -> Floats:
+        return values.double().view(len(tasks), members).numpy()
+
+    return Outcome(
+        test_utility=table(env.utility(report.test.expected, report.added)),
+        validation_utility=table(env.utility(report.score, report.added)),
+        test_score=table(report.test.expected),
+        validation_score=table(report.score),
+        test_accuracy=table(report.test.accuracy),
+        added=table(report.added),
+        features=seen.double().numpy(),
+    )
+
+
+def _task_of_groups(env: GrowthEnv) -> list[int]:
+    """Index of the task of each group, in the order of the groups."""
+    assert env.assigned is not None
+    return env.assigned[:: env.config.group_size].tolist()
+
+
+def _stacked(rows: Sequence[Schedule]) -> Schedule:
+    """The schedules one below the other, with as many slots as the widest."""
+    slots = max(row.start.shape[1] for row in rows)
+    total = sum(len(row.start) for row in rows)
+    stacked = Schedule.never(total, slots)
+    begin = 0
+    for row in rows:
+        count, width = row.start.shape
+        for name in Schedule.__slots__:
+            getattr(stacked, name)[begin : begin + count, :width] = getattr(row, name)
+        begin += count
+    return stacked

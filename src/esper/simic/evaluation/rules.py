@@ -1,0 +1,225 @@
+"""Rules that choose one plan of the library per host, tuned on training hosts.
+
+Each rule is a control: what a user could do instead of training a policy. A rule that looks at a
+host at some step watches it train without seeds until then, and can choose only among the plans
+that begin at that step or later.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.tree import DecisionTreeRegressor
+
+from esper.tamiyo.policy.features import HOST_FEATURES
+
+Floats = NDArray[np.float64]
+Choices = NDArray[np.int_]
+
+STATIC_FEATURES = tuple(
+    HOST_FEATURES.index(name) for name in ("log_host_parameters", "log_rent", "remaining")
+)
+"""Columns of the observation that are known before a host has trained."""
+CUTS = 20
+"""Thresholds tried per feature, at equal shares of the hosts."""
+FOLDS = 5
+TREES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a rule is tuned on: H training hosts and P plans.
+
+    Attributes:
+        utility: test utility of each plan on each host, ``[H, P]``.
+        features: observations of each host while nothing grows, ``[H, T, F]``.
+        starts: first step in which each plan acts; T for never, ``[P]``.
+        kinds: what each plan grows; plans of one kind differ in their start alone, ``[P]``.
+    """
+
+    utility: Floats
+    features: Floats
+    starts: Choices
+    kinds: tuple[str, ...]
+
+    @property
+    def looks(self) -> list[int]:
+        """Steps at which some plan begins."""
+        length = self.features.shape[1]
+        return sorted({int(start) for start in self.starts if start < length})
+
+    def rows(self, chosen: NDArray[np.bool_] | Choices) -> "Known":
+        """The given hosts."""
+        return Known(self.utility[chosen], self.features[chosen], self.starts, self.kinds)
+
+
+Rule = Callable[[Floats], Choices]
+"""The plan of each host, int64 ``[H]``, from its observations ``[H, T, F]``."""
+
+
+def best_fixed(known: Known) -> Rule:
+    """The plan that is best on average: no look."""
+    best = int(known.utility.mean(0).argmax())
+    return lambda features: np.full(len(features), best)
+
+
+def lookup(known: Known) -> Rule:
+    """A tree over the static features of a host: its size, its price and its time."""
+    tree = DecisionTreeRegressor(max_leaf_nodes=8, min_samples_leaf=8, random_state=0)
+    tree.fit(known.features[:, 0, STATIC_FEATURES], known.utility)
+    return lambda features: _best(tree.predict(features[:, 0, STATIC_FEATURES]))
+
+
+def one_look(known: Known) -> Rule:
+    """A threshold on one feature at one step, tuned over all features, steps and pairs of plans."""
+    best, rule = -np.inf, best_fixed(known)
+    for step in known.looks:
+        open_plans = np.flatnonzero(known.starts >= step)
+        utility = known.utility[:, open_plans]
+        for feature in range(known.features.shape[2]):
+            found = _cut(known.features[:, step, feature], utility)
+            if found is not None and found[0] > best:
+                best, threshold, below, above = found
+                rule = _threshold(
+                    step, feature, threshold, int(open_plans[below]), int(open_plans[above])
+                )
+    return rule
+
+
+def _threshold(step: int, feature: int, threshold: float, below: int, above: int) -> Rule:
+    return lambda features: np.where(features[:, step, feature] <= threshold, below, above)
+
+
+def _cut(values: Floats, utility: Floats) -> tuple[float, float, int, int] | None:
+    """The best threshold on ``values [H]``: total utility, threshold, plans below and above it."""
+    order = values.argsort(kind="stable")
+    ordered, sums = values[order], utility[order].cumsum(0)
+    places = np.unique(np.linspace(0, len(values) - 1, CUTS + 2).round().astype(int)[1:-1])
+    places = places[ordered[places] < ordered[-1]]
+    places = np.unique(np.searchsorted(ordered, ordered[places], side="right") - 1)
+    if len(places) == 0:
+        return None
+    below, above = sums[places], sums[-1] - sums[places]
+    totals = below.max(1) + above.max(1)
+    cut = int(totals.argmax())
+    place = places[cut]
+    threshold = float((ordered[place] + ordered[place + 1]) / 2.0)
+    return float(totals[cut]), threshold, int(below[cut].argmax()), int(above[cut].argmax())
+
+
+def trigger(known: Known) -> Rule:
+    """Look again and again: the first time a feature passes a threshold, begin a plan.
+
+    One feature, one threshold and one kind of plan for all looks; tuned over all of them. The plan
+    of a look is the one that begins there; without a trigger the rule does what is best then.
+    """
+    looks, plans = known.looks, _by_start(known)
+    best, rule = -np.inf, best_fixed(known)
+    for feature in range(known.features.shape[2]):
+        values = known.features[:, looks, feature]
+        for sign in (1.0, -1.0):
+            for threshold in np.unique(np.quantile(sign * values, np.linspace(0.05, 0.95, 10))):
+                fired = sign * values > threshold
+                first = np.where(fired.any(1), fired.argmax(1), len(looks))
+                worth = np.take_along_axis(
+                    np.concatenate([known.utility[:, plans], _never(known, plans)], 2),
+                    first[:, None, None],
+                    2,
+                )[:, :, 0].mean(0)
+                if worth.max() > best:
+                    best = float(worth.max())
+                    kind = int(worth.argmax())
+                    rule = _triggered(
+                        looks, feature, sign, float(threshold), [*map(int, plans[kind]), 0]
+                    )
+    return rule
+
+
+def _by_start(known: Known) -> Choices:
+    """Plans that differ in their start alone, ``[kinds, looks]``."""
+    at = {
+        (kind, int(start)): i
+        for i, (kind, start) in enumerate(zip(known.kinds, known.starts, strict=True))
+    }
+    complete = [
+        [at[kind, look] for look in known.looks]
+        for kind in dict.fromkeys(known.kinds)
+        if all((kind, look) in at for look in known.looks)
+    ]
+    return np.array(complete)
+
+
+def _never(known: Known, plans: Choices) -> Floats:
+    never = known.utility[:, np.flatnonzero(known.starts >= known.features.shape[1])[:1]]
+    return np.broadcast_to(never[:, :, None], (len(never), len(plans), 1))
+
+
+def _triggered(
+    looks: list[int], feature: int, sign: float, threshold: float, plans: Sequence[int]
+) -> Rule:
+    def rule(features: Floats) -> Choices:
+        fired = sign * features[:, looks, feature] > threshold
+        first = np.where(fired.any(1), fired.argmax(1), len(looks))
+        return np.array(plans)[first]
+
+    return rule
+
+
+def tree(known: Known) -> Rule:
+    """A small regression tree over the observations up to one look."""
+    return _learned(
+        known, lambda: DecisionTreeRegressor(max_leaf_nodes=8, min_samples_leaf=5, random_state=0)
+    )
+
+
+def forest(known: Known) -> Rule:
+    """A random forest (Breiman, 2001) over the observations up to one look."""
+    return _learned(
+        known,
+        lambda: RandomForestRegressor(TREES, min_samples_leaf=3, max_features=0.3, random_state=0),
+    )
+
+
+def _learned(known: Known, model: Callable[[], RandomForestRegressor]) -> Rule:
+    """Predict the utility of every plan and choose the best, at the look of the best validation."""
+    folds = np.arange(len(known.utility)) % FOLDS
+
+    def validated(step: int) -> float:
+        worth = []
+        for fold in range(FOLDS):
+            rule = _at(known.rows(folds != fold), step, model)
+            held_out = known.rows(folds == fold)
+            chosen = rule(held_out.features)
+            worth.append(held_out.utility[np.arange(len(chosen)), chosen])
+        return float(np.concatenate(worth).mean())
+
+    return _at(known, max(known.looks, key=validated), model)
+
+
+def _at(known: Known, step: int, model: Callable[[], RandomForestRegressor]) -> Rule:
+    open_plans = np.flatnonzero(known.starts >= step)
+    fitted = model()
+    fitted.fit(_history(known.features, step), known.utility[:, open_plans])
+    return lambda features: open_plans[_best(fitted.predict(_history(features, step)))]
+
+
+def _history(features: Floats, step: int) -> Floats:
+    """Observations at the beginning, half-way to and at ``step``, ``[H, F']``."""
+    return features[:, sorted({0, step // 2, step})].reshape(len(features), -1)
+
+
+def _best(predicted: Floats) -> Choices:
+    return predicted.argmax(1)
+
+
+RULES: dict[str, Callable[[Known], Rule]] = {
+    "best fixed schedule": best_fixed,
+    "lookup on static features": lookup,
+    "one look": one_look,
+    "trigger": trigger,
+    "tree": tree,
+    "forest": forest,
+}
+"""The rules of the ladder: (d), (e), (f), a repeated look, and both of (g)."""
