@@ -164,8 +164,8 @@ def test_check_reports_fit_and_costs(tmp_path: Path, capsys) -> None:
 
 MEMORY = """
 from esper.runtime.tasks import find
-from esper.simic.tools.fitness import examine
-found = examine(find("digits_shift"), "torch")
+from esper.simic.tools.task_check import try_task
+found = try_task(find("digits_shift"), "torch")
 print(found.backend, found.bytes)
 """
 
