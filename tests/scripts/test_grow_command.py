@@ -190,7 +190,7 @@ FAULTS = [
     (PLAIN.replace("/ 16, y", "/ 0.0, y"), "own_model: learning_rate: the loss is not finite"),
     (PLAIN.replace("classes=10", "classes=9"), "own_model: data: .* labels of the train split"),
     (PLAIN.replace("/ 16, y", "/ 16, y.float()"), "labels of the train split are torch.float32"),
-    (PLAIN.replace("nn.Linear(6, 10)", "nn.Linear(7, 10)"), "own_model: model: Net takes no imag"),
+    (PLAIN.replace("nn.Linear(6, 10)", "nn.Linear(7, 10)"), "own_model: model: Net rejects imag"),
 ]
 
 
