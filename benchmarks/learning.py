@@ -105,8 +105,8 @@ def main() -> int:
         f"{TrainConfig().world.envs} environments, {arguments.rounds} rounds (one episode per "
         "environment), all other settings at their defaults. Gains are percentage points of "
         "committed validation accuracy over the never-grow twin, ± one standard error. A run "
-        "holds if the last tenth is above never, the first tenth and random and the heuristic "
-        "is above never (by more than two standard errors of the difference each), at least "
+        "holds if the last tenth is above never, the first tenth and random, the heuristic is "
+        "above never (each by more than two standard errors of the difference), at least "
         "half of the heuristic's environments keep a seed, at least 0.5 seeds are fossilised "
         "per episode, the explained variance is above 0.3, and the untrained policy fossilises "
         "at least 10 % of its seeds.",

@@ -20,7 +20,7 @@ import torch
 from reporting import RESULTS, made_on, new_parser, publish, table
 
 from esper.runtime.tasks import SUITES, find
-from esper.simic.tools.fitness import grown_up
+from esper.simic.tools.task_check import measure_grown
 
 FEW, MANY = 64, 256
 
@@ -47,7 +47,7 @@ def main() -> int:
     if arguments.measure:
         name, envs, backend = arguments.measure
         torch.set_num_threads(1)
-        print(grown_up(find(name), int(envs), backend)[0])
+        print(measure_grown(find(name), int(envs), backend)[0])
         return 0
     stored = RESULTS / "memory.json"
     found = json.loads(stored.read_text()) if stored.exists() else {}

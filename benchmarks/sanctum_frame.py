@@ -92,7 +92,7 @@ async def frames(run: Path, size: tuple[int, int]) -> dict[str, list[tuple[float
             await pilot.pause(0.3)
             found[page.title] = []
             for i in range(FRAMES):
-                app.playhead.place = (i + 1) * STEPS // (FRAMES + 1)
+                app.playhead.index = (i + 1) * STEPS // (FRAMES + 1)
                 wall, processor = time.perf_counter(), time.process_time()
                 app.draw()
                 app.screen._compositor.render_strips()

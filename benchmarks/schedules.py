@@ -2,7 +2,7 @@
 
     python benchmarks/schedules.py --write      # about half an hour on 2 cores
 
-Trains the default growth policy on ``digits_shift`` at a constant step size and with
+Trains the default growth policy on ``digits_shift`` at a constant learning rate and with
 ``--lr-warmup-frac 0.1 --lr-decay cosine`` over the same number of updates, on the same seeds.
 Measures, for each run, how much the value loss and the importance ratio scatter from update to
 update around their trend, and the gain over the never-grow twin at the end. Intervals are
@@ -82,7 +82,7 @@ def main() -> int:
         compared(figures),
         f"{made_on('1 thread')}.",
     )
-    title = "Warmup and cosine decay against a constant step size"
+    title = "Warmup and cosine decay against a constant learning rate"
     publish("schedules", title, parts, arguments.write)
     return 0
 

@@ -126,7 +126,7 @@ def schedule(plans: list[Plan], slots: int) -> Schedule:
     return rows
 
 
-def play(task: Task, plans: list[Plan], groups: int, episode: int, lanes: int) -> Floats:
+def run_plans(task: Task, plans: list[Plan], groups: int, episode: int, lanes: int) -> Floats:
     """Return utility, committed accuracy and loss, ``[3, groups, plans]``, on the same hosts.
 
     ``episode`` determines the hosts: the same number gives the same hosts for all plans.
@@ -159,8 +159,8 @@ def _play(
     identities = torch.tensor(members)
     env = GrowthEnv([task], identities, config, Precision("cpu"), torch.device("cpu"))
     actor = ScheduleActor(schedule(plans, len(task.host.slots)).take(rows))
-    played = diagnosis.play(env, actor, episode)
-    found = torch.stack([played.utility, played.accuracy, played.loss])
+    result = diagnosis.run_policy(env, actor, episode)
+    found = torch.stack([result.utility, result.accuracy, result.loss])
     return found.view(3, groups, len(plans)).numpy()
 
 
@@ -173,7 +173,7 @@ def gains(task: Task, names: list[str], groups: int, episode: int, lanes: int) -
     """Return the mean gain in utility of each plan over never growing on the same hosts."""
     known = known_plans(task)
     plans = [known[name] for name in ["never", *names]]
-    worth = play(task, plans, groups, episode, lanes)[0]
+    worth = run_plans(task, plans, groups, episode, lanes)[0]
     return dict(zip(names, (worth - worth[:, :1]).mean(0)[1:].tolist(), strict=True))
 
 
@@ -199,7 +199,7 @@ def chosen_plans(both: dict[str, float], suite_plan: str) -> dict[str, str]:
 def final(task: Task, names: dict[str, str], lanes: int, episode: int = FINAL_HOSTS) -> Rows:
     """Play each plan of ``names`` on fresh hosts; return its results by role."""
     known, different = known_plans(task), list(dict.fromkeys(names.values()))
-    worth, accuracy, _ = play(task, [known[n] for n in different], PER_FINAL, episode, lanes)
+    worth, accuracy, _ = run_plans(task, [known[n] for n in different], PER_FINAL, episode, lanes)
     rows: Rows = {}
     for role, name in names.items():
         i, plan = different.index(name), known[name]

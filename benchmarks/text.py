@@ -3,8 +3,9 @@
     python benchmarks/text.py --write
 
 Also plays never growing and growing everything at once, on ``--groups`` hosts of each text task.
-All plans are played on the same hosts, by ``tasks.play``. Results are kept under ``--work``. A loss
-is shown in bits per byte: nats over ln 2. ``learning.py --task text_bytes`` trains PPO on a text.
+All plans are played on the same hosts, by ``tasks.run_plans``. Results are kept under ``--work``. A
+loss is shown in bits per byte: nats over ln 2. ``learning.py --task text_bytes`` trains PPO on a
+text.
 """
 
 from functools import partial
@@ -16,10 +17,10 @@ import torch
 from numpy.typing import ArrayLike
 from reporting import kept, made_on, new_parser, publish, table
 from runs import Mean
-from tasks import play, single_plans
+from tasks import run_plans, single_plans
 
 from esper.runtime.tasks import Task, find
-from esper.runtime.text import BITS_A_NAT
+from esper.runtime.text import BITS_PER_NAT
 
 HOSTS = 1
 """Episode number that determines the hosts."""
@@ -28,13 +29,13 @@ HOSTS = 1
 def schedules(task: Task, groups: int) -> dict[str, Any]:
     """Return utility, accuracy and bits per byte of each plan, by host."""
     plans = single_plans(task)
-    utility, accuracy, loss = play(task, plans, groups, HOSTS, 1)
+    utility, accuracy, loss = run_plans(task, plans, groups, HOSTS, 1)
     return {
         plan.name: {
             "schedule": plan.name.removeprefix("single "),
             "utility": (100 * utility[:, i]).tolist(),
             "accuracy": (100 * accuracy[:, i]).tolist(),
-            "bits": (BITS_A_NAT * loss[:, i]).tolist(),
+            "bits": (BITS_PER_NAT * loss[:, i]).tolist(),
         }
         for i, plan in enumerate(plans)
     }

@@ -53,7 +53,7 @@ STEP_STAGES: Stages = (
     (TorchStep, "check", "governor"),
     (NativeStep, "check", "governor"),
     (Governor, "snapshot", "snapshots"),
-    (shard.Shard, "_pass_time", "time, signals, gates"),
+    (shard.Shard, "_advance_lifecycle", "time, signals, gates"),
     (shard.Shard, "_reward", "reward"),
     (shard.Shard, "_observe", "observation"),
     (Recorder, "step", "telemetry"),

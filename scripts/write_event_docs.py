@@ -105,7 +105,7 @@ def _metrics() -> str:
     rows += [f"| `{name}` | {text} |" for name, text in METRICS.items() if "/" not in name]
     rows += [f"| `{name}/HEAD` | {text} |" for name, text in PER_HEAD.items()]
     rows.append(f"| `{Metric.VALUE_GRAD_NORM}` | {METRICS[Metric.VALUE_GRAD_NORM]} |")
-    rows.append(f"| `{Metric.LEARNING_RATE}/GROUP` | step size of one group of parameters |")
+    rows.append(f"| `{Metric.LEARNING_RATE}/GROUP` | learning rate of one group of parameters |")
     return "\n".join(rows) + "\n"
 
 

@@ -35,7 +35,7 @@ def gardens(rows: int) -> list[Garden]:
 def random_numbers(host: ModuleHost, rows: int, dtype: torch.dtype = F64) -> Stack:
     """A stack around the module's own initial numbers."""
     stack = random_stack(host, rows, dtype)
-    parameters, buffers = host.born(range(rows))
+    parameters, buffers = host.initial_values(range(rows))
     stack.host.mul_(0.1).add_(parameters)
     stack.buffers.copy_(buffers)
     return stack

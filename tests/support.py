@@ -162,8 +162,8 @@ def random_stack(host: Host, rows: int, dtype: torch.dtype = F64, seed: int = 0)
 
     widths = [slot.width for slot in host.slots]
     stack = Stack.allocate(rows, host.layout.size, host.buffers.size, widths, dtype, CPU)
-    stack.host.copy_(filled(host.layout.birth(host.layout.size)[0]))
-    stack.buffers.copy_(filled(host.buffers.birth(host.buffers.size)[0]))
+    stack.host.copy_(filled(host.layout.initial_distribution(host.layout.size)[0]))
+    stack.buffers.copy_(filled(host.buffers.initial_distribution(host.buffers.size)[0]))
     for store, slot in zip(stack.seeds, host.slots, strict=True):
         store.copy_(filled(torch.zeros(slot.width, dtype=F64)))
     return stack

@@ -188,7 +188,7 @@ def test_no_cast_is_cached_beyond_the_trunk() -> None:
         )
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        policy.remember(torch.zeros(1, 2, 16), policy.initial_hidden(2))
+        policy.run_lstm(torch.zeros(1, 2, 16), policy.initial_hidden(2))
     assert inside == [(True, False)]
 
 

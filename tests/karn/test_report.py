@@ -190,8 +190,8 @@ def test_lives_are_followed_to_their_ends(tmp_path: Path) -> None:
         changed(1, 5, "FOSSILISED", environment=0),
     ]
     lives = gather(write_run(tmp_path / "run", [started(), *events, outcome(1)])).lives
-    fates = {(b.blueprint, b.slot, b.step): b.fate for b in lives.births[1]}
-    assert fates == {
+    outcomes = {(b.blueprint, b.slot, b.step): b.outcome for b in lives.seed_counts[1]}
+    assert outcomes == {
         ("norm", 0, 1): "fossilised",
         ("attention", 1, 2): "pruned",
         ("norm", 0, 3): "rolled back",
@@ -199,7 +199,7 @@ def test_lives_are_followed_to_their_ends(tmp_path: Path) -> None:
     }
     kept = next(life for life in lives.last if life.environment == 0)
     assert kept.stages == [(1, "GERMINATED"), (2, "TRAINING"), (5, "FOSSILISED")]
-    assert next(life for life in lives.last if life.fate == "pruned").end == 3
+    assert next(life for life in lives.last if life.outcome == "pruned").end == 3
 
 
 def test_a_repeated_round_counts_once(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_repeated_round_counts_once(tmp_path: Path) -> None:
     again = [started(round=1), *whole_round(2)]
     data = gather(write_run(tmp_path / "run", [started(), *whole_round(1), *cut, *again]))
     assert data.rounds.tolist() == [1, 2]
-    assert sum(data.lives.births[2].values()) == 1
+    assert sum(data.lives.seed_counts[2].values()) == 1
     assert data.processes == 2
 
 
@@ -261,7 +261,7 @@ def test_a_directory_that_is_not_a_run_is_refused_and_nothing_is_written(tmp_pat
         with pytest.raises(UsageError, match="run:"):
             write_report(bad, tmp_path / "report.html")
     silent = write_run(tmp_path / "silent", [finished(1)])
-    with pytest.raises(UsageError, match="has no TRAINING_STARTED"):
+    with pytest.raises(UsageError, match="has no TRAINING_STARTED event yet"):
         write_report([silent], tmp_path / "report.html")
     assert not list(tmp_path.glob("*.html"))
 

@@ -110,7 +110,7 @@ def test_gain_and_times_are_those_of_the_last_completed_round(tmp_path: Path) ->
     info = inspect(run)
     assert info.gain == pytest.approx(0.02)
     assert info.rounds_done == 2
-    assert (info.started, info.last_sign) == (1000.0, 1003.0)
+    assert (info.started, info.last_activity) == (1000.0, 1003.0)
 
 
 def test_an_interrupted_run_with_a_checkpoint_can_be_resumed(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_writing_to_a_view_changes_the_store():
 
 def test_birth_and_segments_follow_the_fields_and_skip_unused_columns():
     layout = Layout((weight("w", 2, 4), ones("scale"), zeros("b", 2)))
-    constant, bound = layout.birth(13)
+    constant, bound = layout.initial_distribution(13)
     assert constant.tolist() == [0.0] * 8 + [1.0] + [0.0] * 4
     assert bound.tolist() == [0.5] * 8 + [0.0] * 5
     assert layout.segments(13).tolist() == [0] * 8 + [1] + [2] * 2 + [3] * 2
@@ -64,7 +64,7 @@ def test_initial_hosts_fill_the_range_of_their_layout():
     host = small_host(channels=(8, 16))
     engine = small_engine(host, 12)
     born = engine.stack.host
-    constant, bound = host.layout.birth(host.layout.size)
+    constant, bound = host.layout.initial_distribution(host.layout.size)
     unit = ((born - constant) / bound.where(bound > 0, torch.ones(1, dtype=F64)))[:, bound > 0]
     assert torch.equal(born[:, bound == 0], constant[bound == 0].expand(12, -1))
     assert unit.abs().max() < 1.0

@@ -164,8 +164,8 @@ def test_check_reports_fit_and_costs(tmp_path: Path, capsys) -> None:
 
 MEMORY = """
 from esper.runtime.tasks import find
-from esper.simic.tools.fitness import examine
-found = examine(find("digits_shift"), "torch")
+from esper.simic.tools.task_check import try_task
+found = try_task(find("digits_shift"), "torch")
 print(found.backend, found.bytes)
 """
 
@@ -190,7 +190,7 @@ FAULTS = [
     (PLAIN.replace("/ 16, y", "/ 0.0, y"), "own_model: learning_rate: the loss is not finite"),
     (PLAIN.replace("classes=10", "classes=9"), "own_model: data: .* labels of the train split"),
     (PLAIN.replace("/ 16, y", "/ 16, y.float()"), "labels of the train split are torch.float32"),
-    (PLAIN.replace("nn.Linear(6, 10)", "nn.Linear(7, 10)"), "own_model: model: Net takes no imag"),
+    (PLAIN.replace("nn.Linear(6, 10)", "nn.Linear(7, 10)"), "own_model: model: Net rejects imag"),
 ]
 
 

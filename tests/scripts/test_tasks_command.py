@@ -77,7 +77,7 @@ def test_a_wide_terminal_gets_one_table_per_suite_without_truncated_names() -> N
     for name in TASKS:
         assert re.search(rf"│ {name} ", text), name
     assert "+7.0 points" in text
-    assert "drifts 10" in text
+    assert "drifts" in text
 
 
 def test_only_the_named_tasks_and_suites_are_shown(capsys) -> None:

@@ -18,7 +18,7 @@ UPDATES = 40
 
 
 def torch_trace(scheduler_of, updates: int = UPDATES) -> list[float]:
-    """The step sizes of a torch scheduler that starts at 2."""
+    """The learning rates of a torch scheduler that starts at 2."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
     scheduler = scheduler_of(optimizer)
     trace = []
@@ -97,8 +97,8 @@ def learned(updates: int, **settings) -> tuple[list[dict], object]:
     return summaries, agent
 
 
-def test_the_optimizer_uses_the_scheduled_step_size_of_each_group() -> None:
-    """Adam's first step moves every weight that has a gradient by its step size."""
+def test_the_optimizer_uses_the_scheduled_learning_rate_of_each_group() -> None:
+    """Adam's first step moves every weight that has a gradient by its learning rate."""
     settings = {"lr_warmup_steps": 4, "learning_rate": 1e-3, "value_learning_rate": 4e-3}
     agent = growth_agent(
         LearnerConfig(lstm_hidden=8, ppo_epochs=1, minibatches=1, **settings), 0, CPU
@@ -143,16 +143,16 @@ def test_the_environment_variable_disables_schedules(monkeypatch) -> None:
 def test_the_adaptive_rate_follows_the_divergence() -> None:
     rate = AdaptiveRate(0.01, CPU)
     for kl, expected in ((0.03, 1 / 1.5), (0.01, 1 / 1.5), (0.001, 1.0), (0.001, 1.5)):
-        rate.follow(torch.tensor(kl))
+        rate.adapt(torch.tensor(kl))
         assert rate.factor.item() == pytest.approx(expected)
-    rate.follow(torch.tensor(math.nan))
+    rate.adapt(torch.tensor(math.nan))
     assert rate.factor.item() == pytest.approx(1.5)
     for _ in range(100):
-        rate.follow(torch.tensor(0.0))
+        rate.adapt(torch.tensor(0.0))
     assert rate.factor.item() == pytest.approx(AdaptiveRate.MOST)
 
 
-def test_an_update_far_from_its_target_changes_the_next_step_size() -> None:
+def test_an_update_far_from_its_target_changes_the_next_learning_rate() -> None:
     small, _ = learned(2, lr_adaptive_kl=10.0)
     assert small[1]["learning_rate"] == pytest.approx(1.5 * small[0]["learning_rate"])
     large, _ = learned(2, lr_adaptive_kl=1e-9)

@@ -126,7 +126,7 @@ def test_fresh_hosts_use_the_modules_initialisation_and_keep_torchs_generator() 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         module = ResidualNet()
-    parameters, buffers = engine.host.born([5])
+    parameters, buffers = engine.host.initial_values([5])
     views = engine.host.layout.views(parameters) | engine.host.buffers.views(buffers)
     for name, value in [*module.named_parameters(), *module.named_buffers()]:
         assert torch.equal(views[name][0], value.detach().double()), name

@@ -37,14 +37,14 @@ _RUNS = pyarrow.schema(
         ("resumed", pyarrow.int64()),
         ("unreadable", pyarrow.int64()),
         ("started", pyarrow.float64()),
-        ("last_sign", pyarrow.float64()),
+        ("last_activity", pyarrow.float64()),
         ("bytes", pyarrow.int64()),
         ("settings", pyarrow.string()),
     ]
 )
-"""Columns of the view ``runs``. ``started`` and ``last_sign`` are seconds since 1970; ``resumed``
-counts how often the run was resumed, ``unreadable`` the lines that were skipped; ``settings`` is
-JSON."""
+"""Columns of the view ``runs``. ``started`` and ``last_activity`` are seconds since 1970;
+``resumed`` counts how often the run was resumed, ``unreadable`` the lines that were skipped;
+``settings`` is JSON."""
 
 
 class Store:

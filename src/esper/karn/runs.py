@@ -37,7 +37,7 @@ class RunInfo:
         gain: committed accuracy minus the twin's, in [-1, 1], in the last completed round; mean
             over environments.
         started: seconds since 1970; None where it is unknown.
-        last_sign: time of the last event, else of the last checkpoint; seconds since 1970.
+        last_activity: time of the last event, else of the last checkpoint; seconds since 1970.
         bytes: total size of its files.
         resume: the command that resumes the run; None where it cannot be resumed.
     """
@@ -50,7 +50,7 @@ class RunInfo:
     rounds_total: int | None
     gain: float | None
     started: float | None
-    last_sign: float | None
+    last_activity: float | None
     bytes: int
     resume: str | None
 
@@ -96,7 +96,7 @@ def inspect(run: Path) -> RunInfo:
         rounds_total=total,
         gain=tail.gain,
         started=_started(run),
-        last_sign=tail.time if tail.time is not None else saved,
+        last_activity=tail.time if tail.time is not None else saved,
         bytes=sum(file.lstat().st_size for file in run.rglob("*") if file.is_file()),
         resume=f"esper train ppo --resume {place} --rounds {total}" if resumable else None,
     )

@@ -78,15 +78,14 @@ class SlotSpec:
         return table
 
     @cached_property
-    def birth_table(self) -> tuple[Tensor, Tensor]:
+    def initial_distribution_table(self) -> tuple[Tensor, Tensor]:
         """Initial constant and bound of each column, float64 ``[blueprints, width]`` each."""
         constant = torch.zeros(len(BLUEPRINTS), self.width, dtype=torch.float64)
         bound = torch.zeros_like(constant)
         for kind, layout in self.layouts.items():
-            constant[kind], bound[kind] = layout.birth(self.width)
-        constant[:, self.gate_offset :], bound[:, self.gate_offset :] = self.gate_layout.birth(
-            self.gate_layout.size
-        )
+            constant[kind], bound[kind] = layout.initial_distribution(self.width)
+        gate, columns = self.gate_layout, slice(self.gate_offset, None)
+        constant[:, columns], bound[:, columns] = gate.initial_distribution(gate.size)
         return constant, bound
 
     @cached_property

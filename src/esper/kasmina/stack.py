@@ -60,7 +60,7 @@ class Layout:
             for f, part in zip(self.fields, parts, strict=True)
         }
 
-    def birth(self, width: int) -> tuple[Tensor, Tensor]:
+    def initial_distribution(self, width: int) -> tuple[Tensor, Tensor]:
         """Initial constant and bound of each column, two float64 vectors of ``width >= size``."""
         constant = torch.zeros(width, dtype=torch.float64)
         bound = torch.zeros(width, dtype=torch.float64)

@@ -11,13 +11,13 @@ from queue import Full, Queue
 from esper.leyline.events import LEVELS, Event, RoundEvent, TelemetryDropped
 from esper.nissa.sinks import Sink
 
-Making = Callable[[], Iterable[Event]]
+EventFactory = Callable[[], Iterable[Event]]
 """A function that makes events when it is called."""
 
 CAPACITY = 256
 """Maximum length of the queue. A step of 1,000 environments takes about 0.3 MB."""
 
-BREATH = 0.01
+EVENT_DELAY_SECONDS = 0.01
 """Seconds that the thread waits before it makes the events of a step. Meanwhile, the training
 thread starts the next step and enters compiled code, which releases the GIL."""
 
@@ -40,7 +40,7 @@ class Hub:
         self.dropped = 0
         self._reported = self._round = 0
         self._sinks = list(sinks)
-        self._queue: Queue[Making | threading.Event | None] = Queue(capacity)
+        self._queue: Queue[EventFactory | threading.Event | None] = Queue(capacity)
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nissa", daemon=True)
         self._thread.start()
@@ -54,7 +54,7 @@ class Hub:
         if type(event) in self.wanted:
             self._queue.put(lambda: (event,))
 
-    def emit_later(self, make: Making) -> None:
+    def emit_later(self, make: EventFactory) -> None:
         """Hand over a function that makes the events of a step; the hub's thread calls it.
 
         Returns at once. If the queue is full, the step is dropped and counted.
@@ -91,7 +91,7 @@ class Hub:
                 item.set()
                 continue
             if self._queue.empty():
-                self._hurry.wait(BREATH)
+                self._hurry.wait(EVENT_DELAY_SECONDS)
             for event in self._make_events(item):
                 if type(event) in self.wanted:
                     self._write(event)
@@ -100,7 +100,7 @@ class Hub:
         self._flush()
         self._each(lambda sink: sink.close())
 
-    def _make_events(self, make: Making) -> list[Event]:
+    def _make_events(self, make: EventFactory) -> list[Event]:
         try:
             return list(make())
         except Exception as error:

@@ -20,8 +20,8 @@ from esper.runtime.pickles import ByteArray, read_pickle
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 CLASSES = 10
 SIDE, CHANNELS = 32, 3
-PIXELS = SIDE * SIDE * CHANNELS
-RECORD = 1 + PIXELS
+VALUES = SIDE * SIDE * CHANNELS
+RECORD = 1 + VALUES
 MEAN = (0.4914, 0.4822, 0.4465)
 DEVIATION = (0.2470, 0.2435, 0.2616)
 """Mean and deviation of each channel of the 50,000 published training images, in [0, 1]."""
@@ -105,8 +105,8 @@ def _read_pickled(path: Path) -> Rows:
         if not isinstance(data, ByteArray):
             raise ValueError("it has no array 'data'")
         pixels = data.numpy()
-        if pixels.ndim != 2 or pixels.shape[1] != PIXELS:
-            raise ValueError(f"'data' has the shape {pixels.shape}, not (rows, {PIXELS})")
+        if pixels.ndim != 2 or pixels.shape[1] != VALUES:
+            raise ValueError(f"'data' has the shape {pixels.shape}, not (rows, {VALUES})")
         if not isinstance(labels, list) or len(labels) != len(pixels):
             raise ValueError(f"'labels' is not a list of one label per row, for {len(pixels)} rows")
         if not all(type(label) is int and abs(label) < 2**31 for label in labels):

@@ -50,14 +50,14 @@ class Dataset:
                 )
 
 
-def stored(x: Tensor) -> int:
+def stored_elements(x: Tensor) -> int:
     """Number of elements of ``x`` in memory; fewer than ``x.numel()`` if its windows overlap."""
     return min(x.numel(), _span(x))
 
 
-def once(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+def map_elements(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """``function(x)`` for an elementwise function; overlapping windows of ``x`` still overlap."""
-    if stored(x) == x.numel():
+    if stored_elements(x) == x.numel():
         return function(x)
     return function(x.as_strided((_span(x),), (1,))).as_strided(x.shape, x.stride(), 0)
 

@@ -20,7 +20,7 @@ SHIPPED = Path(__file__).with_name("text.txt")
 BYTES = 256
 """Number of classes."""
 
-BITS_A_NAT = 1 / log(2)
+BITS_PER_NAT = 1 / log(2)
 """Bits per nat: converts cross-entropy in nats to bits per byte."""
 
 PIECES = 20

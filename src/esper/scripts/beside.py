@@ -55,7 +55,7 @@ class Terminal:
         self._waiter.start()
 
     @property
-    def given(self) -> bool:
+    def in_use(self) -> bool:
         """Whether Sanctum still uses the terminal."""
         return self._waiter.is_alive()
 
@@ -63,11 +63,11 @@ class Terminal:
         """Wait until the user closes Sanctum."""
         self._waiter.join()
 
-    def take_back(self) -> None:
+    def restore(self) -> None:
         """End Sanctum and restore the terminal."""
         self.process.terminate()
         self._waiter.join(GRACE_SECONDS)
-        if self.given:
+        if self.in_use:
             self.process.kill()
             self._waiter.join()
 
@@ -108,8 +108,8 @@ class Beside:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self.terminal is not None and self.terminal.given:
-            self.terminal.take_back()
+        if self.terminal is not None and self.terminal.in_use:
+            self.terminal.restore()
 
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
         """See ``Observer``."""
@@ -133,19 +133,19 @@ class Beside:
         self._restore_progress()
         self.progress.round_done(summary)
 
-    def over(self, exit_code: int) -> None:
+    def training_ended(self, exit_code: int) -> None:
         """Called when training has ended; after success, waits until the user closes Sanctum."""
-        if self.terminal is None or not self.terminal.given:
+        if self.terminal is None or not self.terminal.in_use:
             return
         if exit_code == 0:
             with suppress(KeyboardInterrupt):
                 self.terminal.wait()
-        if self.terminal.given:
-            self.terminal.take_back()
+        if self.terminal.in_use:
+            self.terminal.restore()
 
     def _restore_progress(self) -> None:
         """Show progress again once Sanctum is closed."""
-        if self.terminal is None or self.terminal.given:
+        if self.terminal is None or self.terminal.in_use:
             return
         run, self.terminal = self.terminal.run, None
         print(

@@ -13,7 +13,7 @@ from esper.leyline.errors import UsageError
 from esper.runtime.plugins import load
 from esper.runtime.tasks import TASKS, Task, find_all
 from esper.scripts.flags import parse
-from esper.simic.tools.fitness import Fitness, examine
+from esper.simic.tools.task_check import TaskTrial, try_task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,12 +43,12 @@ def check(arguments: list[str]) -> int:
     console = Console()
     for task in find_all(names):
         with console.status(f"trying {task.name}"):
-            found = examine(task)
+            found = try_task(task)
         console.print(Text(_lines(task, found)), soft_wrap=True)
     return 0
 
 
-def _lines(task: Task, found: Fitness) -> str:
+def _lines(task: Task, found: TaskTrial) -> str:
     data, world = found.data, WorldConfig()
     sizes = " / ".join(
         f"{len(labels):,}"

@@ -55,10 +55,10 @@ def _show(console: Console, task: Task, found: Diagnosis, wanted: "TasksArgument
         title_justify="left",
     )
     table.add_column("")
-    for name in found.played:
+    for name in found.results:
         table.add_column(name, justify="right")
-    played = list(found.played.values())
-    never = found.played["never"].utility
+    results = list(found.results.values())
+    never = found.results["never"].utility
 
     def row(label: str, cells: list[str]) -> None:
         table.add_row(label, *cells)
@@ -67,15 +67,15 @@ def _show(console: Console, task: Task, found: Diagnosis, wanted: "TasksArgument
         return [f"{100 * mean:{sign}.1f} ± {100 * error:.1f}" for mean, error in values]
 
     size = wanted.group_size
-    row("utility, points", points([mean_and_error(p.utility, size) for p in played]))
-    row("above never", points([mean_and_error(p.utility - never, size) for p in played], "+"))
-    row("accuracy, %", points([mean_and_error(p.accuracy, size) for p in played]))
+    row("utility, points", points([mean_and_error(p.utility, size) for p in results]))
+    row("above never", points([mean_and_error(p.utility - never, size) for p in results], "+"))
+    row("accuracy, %", points([mean_and_error(p.accuracy, size) for p in results]))
     table.add_section()
     for stage in STAGES:
-        row(f"seeds {stage.name}", [f"{p.reached[stage]:.2f}" for p in played])
+        row(f"seeds {stage.name}", [f"{p.reached[stage]:.2f}" for p in results])
     table.add_section()
     for op in Op:
-        row(f"{op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in played])
+        row(f"{op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in results])
     console.print(table)
     console.print(
         "variance of the untrained policy's return: "

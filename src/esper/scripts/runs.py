@@ -110,7 +110,7 @@ def _chosen(given: PruneArguments) -> list[RunInfo]:
         found = found[: len(found) - given.keep] if given.keep < len(found) else []
     if given.older_than is not None:
         since = time.time() - 86400 * given.older_than
-        found = [info for info in found if (info.last_sign or info.started or 0.0) < since]
+        found = [info for info in found if (info.last_activity or info.started or 0.0) < since]
     if given.failed:
         found = [info for info in found if info.status == "failed"]
     return [info for info in found if info.status != "running"]

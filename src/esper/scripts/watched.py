@@ -31,7 +31,7 @@ def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
     console = Console()
     with LiveProgress(console) as progress, Beside(progress, sanctum) as observer:
         summary = run(observer)
-        observer.over(summary.exit_code)
+        observer.training_ended(summary.exit_code)
     print_summary(console, summary)
     grown = any(isinstance(done, RoundSummary) for done in summary.rounds)
     if grown and (summary.path / "events.jsonl").exists():

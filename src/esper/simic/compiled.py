@@ -59,7 +59,7 @@ class Compiled:
             )
             return ppo_loss(evaluation, *loss_inputs)
         encoded = self._encode(minibatch.observation)
-        memory, _ = self._policy.remember(encoded[0], minibatch.hidden)
+        memory, _ = self._policy.run_lstm(encoded[0], minibatch.hidden)
         return self._compiled_loss(
             memory, encoded, minibatch.observation, minibatch.actions, *loss_inputs
         )
@@ -75,7 +75,7 @@ class Compiled:
         evaluation = self._policy.evaluate_heads(memory, encoded, observation, actions)
         return ppo_loss(evaluation, *loss_inputs)
 
-    def give_up(self, error: Exception) -> bool:
+    def disable(self, error: Exception) -> bool:
         """Continue without compilation after ``error``; false if it was already off."""
         if not self.active:
             return False

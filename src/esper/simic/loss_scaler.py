@@ -34,7 +34,7 @@ class LossScaler:
         """Whether the factor may have caused a gradient that is not finite, bool scalar."""
         return self.scale > self.LEAST
 
-    def follow(self, overflowed: Tensor) -> None:
+    def adapt(self, overflowed: Tensor) -> None:
         """Adapt the factor after a step; ``overflowed`` is a bool scalar on the device."""
         good = torch.where(overflowed, 0.0, self.good_steps + 1.0)
         grow = good >= self.GROWTH_INTERVAL

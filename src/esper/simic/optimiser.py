@@ -1,4 +1,4 @@
-"""Adam for a policy: separate step sizes for actor and critic, steps skipped on the device."""
+"""Adam for a policy: separate learning rates for actor and critic, steps skipped on the device."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ GROUPS = ("policy", "value")
 class PolicyOptimizer:
     """Adam (Kingma and Ba, 2015) with steps that the device can skip without the host's help.
 
-    Step sizes are tensors on the device, so a captured or compiled step follows a schedule. If
+    Learning rates are tensors on the device, so a captured or compiled step follows a schedule. If
     ``found_inf`` is set, as a GradScaler sets it, the fused kernel leaves parameters, moments and
     step count unchanged, without a transfer to the host. The foreach kernels have no such flag, so
     a skipped step is undone by copying the tensors back.
@@ -48,7 +48,7 @@ class PolicyOptimizer:
         self.adam.zero_grad(set_to_none=True)
 
     def set_rates(self, rates: dict[str, float | Tensor]) -> None:
-        """Set the step sizes of the following steps, by group."""
+        """Set the learning rates of the following steps, by group."""
         for name, group in zip(GROUPS, self.adam.param_groups, strict=True):
             self.rates[name].fill_(rates[name])
             if not self.fused:  # the foreach kernels on a CPU need a Python number

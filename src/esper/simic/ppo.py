@@ -256,7 +256,7 @@ class PPOAgent(Generic[ObservationT]):
                 return self._backward(minibatch)
             except Exception as error:
                 # The passes are compiled in their first call: either may raise a compiler error.
-                if not self.compiled.give_up(error):
+                if not self.compiled.disable(error):
                     raise
                 return self._backward(minibatch)
 
@@ -278,13 +278,13 @@ class PPOAgent(Generic[ObservationT]):
         if self.scaler is None:
             return torch.zeros_like(loss, dtype=torch.bool)
         overflowed = loss.isfinite() & ~norm.isfinite() & self.scaler.may_overflow()
-        self.scaler.follow(overflowed)
+        self.scaler.adapt(overflowed)
         return overflowed
 
     def _adapt_learning_rate(self, metrics: list[Metrics]) -> None:
         if self.adaptive is not None:
             last = metrics[-len(metrics) // self.config.ppo_epochs :]
-            self.adaptive.follow(torch.stack([step[Metric.APPROX_KL] for step in last]).mean())
+            self.adaptive.adapt(torch.stack([step[Metric.APPROX_KL] for step in last]).mean())
 
     def _update_moments(self, rollout: Rollout[ObservationT], targets: Tensor) -> None:
         """Update the running moments last, so that rollout and update normalise alike."""

@@ -1,4 +1,4 @@
-"""Step sizes and weights as pure functions of the number of updates done.
+"""Learning rates and weights as pure functions of the number of updates done.
 
 Schedules have no state, so a resumed run takes the same values as an uninterrupted one. The
 exception is ``AdaptiveRate``, a factor that follows the KL divergence; its state is saved.
@@ -64,7 +64,7 @@ class Schedules:
     """The scheduled quantities of an update.
 
     Attributes:
-        policy_rate, value_rate: Adam's step sizes for actor and critic.
+        policy_rate, value_rate: Adam's learning rates for actor and critic.
         entropy: weight of the entropy bonus.
         clip: clip range of the importance ratio.
     """
@@ -76,7 +76,7 @@ class Schedules:
 
     @classmethod
     def of(cls, config: LearnerConfig) -> "Schedules":
-        """The schedules of the settings; step sizes are constant if ``DISABLE_VARIABLE`` is on."""
+        """The schedules of the settings; ``DISABLE_VARIABLE`` keeps learning rates constant."""
 
         def rate(initial: float) -> Schedule:
             if switched_on(DISABLE_VARIABLE):
@@ -113,14 +113,14 @@ class Schedules:
 
 
 def warmup_updates(config: LearnerConfig) -> int:
-    """Number of updates over which the step size rises; independent of the number of rounds."""
+    """Number of updates over which the learning rate rises; independent of the number of rounds."""
     if config.lr_warmup_steps:
         return config.lr_warmup_steps
     return math.ceil(config.lr_warmup_frac * config.lr_decay_steps)
 
 
 class AdaptiveRate:
-    """A factor on the step size that keeps the KL divergence of an update near a target.
+    """A factor on the learning rate that keeps the KL divergence of an update near a target.
 
     The factor is divided by 1.5 after an update whose KL was above twice the target, and multiplied
     by 1.5 after one whose KL was below half of it: the bounds of rsl_rl, applied once per update as
@@ -138,7 +138,7 @@ class AdaptiveRate:
         self.target = target
         self.factor = torch.ones((), device=device)
 
-    def follow(self, kl: Tensor) -> None:
+    def adapt(self, kl: Tensor) -> None:
         """Adapt the factor to the mean KL of an update's last epoch; NaN leaves it unchanged."""
         down, up = kl > 2.0 * self.target, (kl < 0.5 * self.target) & kl.isfinite()
         change = torch.where(down, 1.0 / self.STEP, torch.where(up, self.STEP, 1.0))

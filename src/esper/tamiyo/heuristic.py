@@ -36,14 +36,14 @@ class HeuristicConfig:
         least_contribution: a seed must add more than this expected accuracy to be fossilised.
         penalty: added to a blueprint's penalty when one of its seeds is pruned; the sum halves in
             every step.
-        too_bad: a blueprint with at least this penalty is skipped.
+        penalty_limit: a blueprint with at least this penalty is skipped.
     """
 
     plateau_slope: float = 0.03
     smoothing: float = 0.5
     least_contribution: float = 0.005
     penalty: float = 2.0
-    too_bad: float = 3.0
+    penalty_limit: float = 3.0
 
 
 class HeuristicActor:
@@ -123,7 +123,7 @@ class HeuristicActor:
             [BLUEPRINTS.index(name) for name in ROTATION], device=self._tried.device
         )
         accepted = observation.masks.kinds.any(1)[:, kinds]
-        possible = accepted & (self._penalties < self.config.too_bad)
+        possible = accepted & (self._penalties < self.config.penalty_limit)
         rank = accepted.cumsum(1) - 1
         turn = (rank - self._tried[:, None]) % accepted.sum(1, keepdim=True).clamp(min=1)
         order = torch.where(possible, turn, len(ROTATION))

@@ -12,7 +12,7 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.rng import Purpose, to_integers, uniform
 from esper.leyline.errors import UsageError
 from esper.runtime.augmentation import Augmentation
-from esper.runtime.data import Dataset, once, stored
+from esper.runtime.data import Dataset, map_elements, stored_elements
 from esper.runtime.tasks import Task
 from esper.tolaria.backends import HeldBack
 
@@ -125,17 +125,18 @@ class DataBank:
         self.host_rates = tensor_of([_host_rate(task) for task in self.tasks], dtype)
         self.rents = tensor_of([task.rent for task in self.tasks], dtype)
         self.cosine = tensor_of([task.decay == "cosine" for task in self.tasks], torch.bool)
-        size = sum(map(stored, (data.train_images for data in found))) * dtype.itemsize
+        size = sum(map(stored_elements, (data.train_images for data in found))) * dtype.itemsize
         self.streamed = not (size <= SMALL if preload is None else preload)
         storage = torch.device("cpu") if self.streamed else device
 
         def stored_copy(images: Tensor) -> Tensor:
             return images.to(storage, dtype)
 
-        self.train_images = _joined([once(d.train_images, stored_copy) for d in found])
+        self.train_images = _joined([map_elements(d.train_images, stored_copy) for d in found])
         if self.streamed and device.type == "cuda":
-            self.train_images = once(self.train_images, Tensor.pin_memory)
-        self.train_labels = _joined([once(d.train_labels, lambda x: x.to(device)) for d in found])
+            self.train_images = map_elements(self.train_images, Tensor.pin_memory)
+        labels = [map_elements(d.train_labels, lambda x: x.to(device)) for d in found]
+        self.train_labels = _joined(labels)
         for split in ("validation", "test"):
             images = [getattr(data, f"{split}_images").to(device, dtype) for data in found]
             labels = [getattr(data, f"{split}_labels").to(device) for data in found]

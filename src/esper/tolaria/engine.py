@@ -147,7 +147,7 @@ class Engine:
             rows = where[:, s].nonzero()[:, 0]
             if len(rows) == 0:
                 continue
-            constant, bound = (table.to(self.device) for table in slot.birth_table)
+            constant, bound = (table.to(self.device) for table in slot.initial_distribution_table)
             kinds = blueprint[rows, s]
             self.stack.seeds[s][rows] = self._initialised(
                 constant[kinds],
@@ -265,12 +265,13 @@ class Engine:
         """Parameters ``[G, P]`` and buffers ``[G, Q]`` of untrained hosts."""
         if isinstance(self.host, ModuleHost):
             keys = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)[:, 0]
-            parameters, fixed = self.host.born(keys.tolist())
+            parameters, fixed = self.host.initial_values(keys.tolist())
             return parameters.to(self.device), fixed.to(self.device)
         layout, buffers = self.host.layout, self.host.buffers
-        constant, _ = buffers.birth(buffers.size)
+        constant, _ = buffers.initial_distribution(buffers.size)
+        distribution = layout.initial_distribution(layout.size)
         return (
-            self._initialised(*layout.birth(layout.size), groups, Purpose.HOST_INIT, 0),
+            self._initialised(*distribution, groups, Purpose.HOST_INIT, 0),
             constant.to(self.device, self.dtype).expand(len(groups), -1),
         )
 
@@ -279,8 +280,8 @@ class Engine:
     ) -> Tensor:
         width = constant.shape[-1]
         drawn = uniform(self.seed, streams, purpose, self.episode, step, width, dtype=torch.float64)
-        born = constant.to(self.device) + bound.to(self.device) * (2.0 * drawn - 1.0)
-        return born.to(self.dtype)
+        values = constant.to(self.device) + bound.to(self.device) * (2.0 * drawn - 1.0)
+        return values.to(self.dtype)
 
     def minibatches(self, step: int) -> Minibatches:
         """The minibatches of an epoch, drawn with replacement, the same for all rows of a group.

@@ -2,9 +2,22 @@
 
 from pathlib import Path
 
+import pytest
+
+from esper.karn.sanctum.anomaly_page import _summary
+from esper.karn.sanctum.feed import feed
 from esper.karn.sanctum.log import EventLog
+from esper.karn.sanctum.palette import DARK
 from esper.karn.sanctum.playhead import SPEEDS, Playhead
-from esper.leyline.events import EpochCompleted
+from esper.karn.sanctum.troubles import summary
+from esper.leyline.events import (
+    AnomalyDetected,
+    EpisodeStarted,
+    EpochCompleted,
+    Event,
+    SeedGerminated,
+    TelemetryDropped,
+)
 from karn.sanctum.events import a_round, finished, outcome, started, step, write
 
 
@@ -27,7 +40,7 @@ def test_a_past_moment_has_no_later_events(tmp_path: Path) -> None:
     assert playhead.live
     assert at(playhead) == (2, 4)
     assert playhead.moment().finished is not None
-    playhead.place = 4
+    playhead.index = 4
     past = playhead.moment()
     assert at(playhead) == (2, 1)
     assert [event.round for event in past.outcomes] == [1]
@@ -35,7 +48,7 @@ def test_a_past_moment_has_no_later_events(tmp_path: Path) -> None:
     assert past.finished is None
     assert [event.step for event in past.episode(2)] == [1]
     assert past.steps == 5
-    playhead.place = 3
+    playhead.index = 3
     assert playhead.moment().outcomes == []
 
 
@@ -122,3 +135,40 @@ def test_a_replay_of_an_empty_run_does_nothing(tmp_path: Path) -> None:
     assert playhead.live
     assert playhead.moment().step is None
     assert not playhead.log.index.places[EpochCompleted]
+
+
+def test_the_feed_names_the_slot_of_the_task_that_was_played_in_that_round(tmp_path: Path) -> None:
+    both = started(tasks=["a", "b"], slots=[["a0", "a1"], ["b0"]], host_parameters=[1, 2])
+
+    def germination(round_number: int, environment: int, slot: int) -> Event:
+        return SeedGerminated(
+            time=round_number + environment / 10, round=round_number, step=1,
+            environment=[environment], slot=[slot], blueprint=["norm"],
+        )  # fmt: skip
+
+    run = write(tmp_path / "run", [
+        both,
+        EpisodeStarted(time=1.0, round=1, task=["a", "b"], host_parameters=[1, 2]),
+        germination(1, 0, 1),
+        germination(1, 1, 0),
+        EpisodeStarted(time=2.0, round=2, task=["b", "a"], host_parameters=[2, 1]),
+        step(2, 1),
+        germination(2, 0, 0),
+        germination(3, 0, 0),
+    ])  # fmt: skip
+    lines = feed(opened(run).moment(), 9, DARK).plain.split("\n")
+    assert [line.split("norm in ")[1] for line in lines] == ["slot 0", "b0", "b0", "a1"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "steps"),
+    [(1, "1 anomaly", "1 step not"), (2, "2 anomalies", "2 steps not")],
+)
+def test_counts_are_written_in_the_singular_and_the_plural(
+    tmp_path: Path, number: int, words: str, steps: str
+) -> None:
+    found = AnomalyDetected(time=1.0, round=1, kind="not_finite", message="NaN")
+    dropped = TelemetryDropped(time=1.0, round=1, steps=number, total=number)
+    moment = opened(write(tmp_path / "run", [started(), *[found] * number, dropped])).moment()
+    assert summary(moment, DARK).plain.startswith(f"▲ {words}, the last in round 1")
+    assert _summary(moment, DARK).plain.startswith(f"{words} · {steps} recorded")

@@ -26,7 +26,7 @@ from esper.simic.growth.native_blocks import SignalsInBlocks, StateInBlocks
 from esper.simic.growth.native_step import NativeStep, step_functions
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig
-from esper.simic.growth.step_functions import Passed, TorchStep
+from esper.simic.growth.step_functions import RowsAfterStep, TorchStep
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
     HISTORY,
@@ -116,7 +116,7 @@ class World:
         self.count = shard.count
         dormant = SeedState.dormant((self.rows, self.slots), CPU)
         unknown = SeedSignals.unknown((self.rows, self.slots), CPU)
-        self.now: list[Passed] = [each.begin(dormant, unknown) for each in made]
+        self.now: list[RowsAfterStep] = [each.begin(dormant, unknown) for each in made]
         self.accuracy = self.floats(self.rows)
         self.most = torch.tensor([(HEAD_WIDTHS | {"slot": self.slots})[head] for head in HEADS])
 
@@ -192,7 +192,7 @@ class World:
         assert_same_record(acted[1], acted[0], curved)
         epoch, measurement = self.epoch(rolled & bool(t % 3)), self.measurement()
         self.now = [
-            each.pass_time(does.state, where, now, self.accuracy, epoch, measurement)
+            each.advance_lifecycle(does.state, where, now, self.accuracy, epoch, measurement)
             for each, now, does in zip((self.torch, self.native), self.now, acted, strict=True)
         ]
         assert_same_record(self.now[1], self.now[0], curved)
@@ -257,7 +257,8 @@ def test_ramps_follow_their_curves(shard: Shard, curve: int) -> None:
     state.pruning = world.bools(*times.shape)
     zero = torch.zeros(world.rows, dtype=torch.bool)
     inputs = state, None, world.now[0], world.accuracy, world.epoch(zero), world.measurement()
-    expected, found = world.torch.pass_time(*inputs), world.native.pass_time(*inputs)
+    expected = world.torch.advance_lifecycle(*inputs)
+    found = world.native.advance_lifecycle(*inputs)
     exact = curve == Curve.LINEAR
     assert_same_record(found, expected, set() if exact else CURVED)
 
@@ -293,7 +294,8 @@ def test_a_row_does_not_depend_on_its_neighbours(shard: Shard) -> None:
     actions, zero = world.actions(), torch.zeros(world.rows, dtype=torch.bool)
     epoch, measurement = world.epoch(zero), world.measurement()
     acted = world.native.act(now.state, actions, now.legal)
-    after = world.native.pass_time(acted.state, None, now, world.accuracy, epoch, measurement)
+    advance = world.native.advance_lifecycle
+    after = advance(acted.state, None, now, world.accuracy, epoch, measurement)
 
     def mixed(x: Tensor) -> Tensor:
         return x[order]
@@ -305,7 +307,7 @@ def test_a_row_does_not_depend_on_its_neighbours(shard: Shard) -> None:
         signals=now.signals.map(mixed),
         seed_parameters=now.seed_parameters[order],
     )
-    there = world.native.pass_time(
+    there = advance(
         again.state,
         None,
         shuffled,
@@ -313,7 +315,8 @@ def test_a_row_does_not_depend_on_its_neighbours(shard: Shard) -> None:
         epoch.map(mixed),
         Measurement(measurement.scores.map(mixed), None, measurement.contribution[order]),
     )
-    for name in ("state", "signals", "legal", "seed_parameters", "ever", "birth_accuracy"):
+    numbers = ("seed_parameters", "seed_parameters_max", "birth_accuracy")
+    for name in ("state", "signals", "legal", *numbers):
         expected, found = getattr(after, name), getattr(there, name)
         if isinstance(expected, Tensor):
             assert_same(found, expected[order])

@@ -94,21 +94,21 @@ def test_the_standard_error_is_that_of_the_group_means() -> None:
 
 
 def test_every_policy_acts_as_its_name_says(found: Diagnosis) -> None:
-    played = found.played
-    assert list(played) == ["never", "random", "heuristic", "everything", "untrained"]
-    assert set(played["never"].reached.values()) == {0.0}
-    assert played["everything"].reached[Stage.FOSSILISED] == 2.0
-    assert played["random"].reached[Stage.GERMINATED] > 0.0
-    for policy in played.values():
+    results = found.results
+    assert list(results) == ["never", "random", "heuristic", "everything", "untrained"]
+    assert set(results["never"].reached.values()) == {0.0}
+    assert results["everything"].reached[Stage.FOSSILISED] == 2.0
+    assert results["random"].reached[Stage.GERMINATED] > 0.0
+    for policy in results.values():
         assert policy.legal[Op.WAIT] == 1.0
         assert policy.rewards.shape == (30, 6)
         assert all(0.0 <= share <= 1.0 for share in policy.legal.values())
         stages = list(policy.reached.values())
         assert stages == sorted(stages, reverse=True)
-    assert played["never"].legal[Op.GERMINATE] == 1.0
-    assert played["never"].legal[Op.ADVANCE] == 0.0
-    assert played["everything"].legal[Op.GERMINATE] < 0.5
-    assert bool((played["never"].rewards.abs() < 1e-6).all())
+    assert results["never"].legal[Op.GERMINATE] == 1.0
+    assert results["never"].legal[Op.ADVANCE] == 0.0
+    assert results["everything"].legal[Op.GERMINATE] < 0.5
+    assert bool((results["never"].rewards.abs() < 1e-6).all())
     assert found.by_init + found.by_actions + found.by_rest == pytest.approx(1.0)
 
 

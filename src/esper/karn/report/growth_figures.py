@@ -26,7 +26,7 @@ from esper.karn.report.drawing import (
 )
 from esper.karn.report.gather import RunData
 from esper.karn.report.learning_figures import INTERVAL, band, final_rounds, look_of
-from esper.karn.report.lives import FATES, Birth, SeedLife
+from esper.karn.report.lives import SEED_OUTCOMES, SeedKey, SeedLife
 
 MOST_LANES = 24
 """Maximum number of slots whose seeds are drawn, one lane per slot."""
@@ -43,11 +43,11 @@ THICKNESS = {
 }
 """A seed's bar is thicker in later stages, so that stages can be told apart without colour."""
 
-FATE_COLOURS = dict(zip(FATES, (GOOD, SERIES[0], BAD, MUTED), strict=True))
-FATE_MARKS = dict(zip(FATES, ("D", "o", "X", "v"), strict=True))
+OUTCOME_COLOURS = dict(zip(SEED_OUTCOMES, (GOOD, SERIES[0], BAD, MUTED), strict=True))
+OUTCOME_MARKS = dict(zip(SEED_OUTCOMES, ("D", "o", "X", "v"), strict=True))
 
-Shown = list[tuple[int, Birth, int]]
-"""(row of the picture, birth, number of such births)."""
+Shown = list[tuple[int, SeedKey, int]]
+"""(row of the picture, key, number of such seeds)."""
 
 NOT_RECORDED = "Lives of seeds are recorded at --telemetry-level normal and above; not in this run."
 NO_SEED = "No seed germinated in a completed round."
@@ -60,7 +60,7 @@ def growth_pictures(runs: list[RunData]) -> list[Picture]:
         return []
     return [
         _counts(with_rounds),
-        *(picture for run in with_rounds for picture in _births(with_rounds, run)),
+        *(picture for run in with_rounds for picture in _germinations(with_rounds, run)),
         *(_lives(with_rounds, run) for run in with_rounds),
     ]
 
@@ -78,50 +78,50 @@ def _counts(runs: list[RunData]) -> Picture:
     return picture(figure, "Seeds per episode", f"Means over environments. {INTERVAL}.")
 
 
-def _births(runs: list[RunData], run: RunData) -> list[Picture]:
+def _germinations(runs: list[RunData], run: RunData) -> list[Picture]:
     """Seeds germinated in the last tenth of the rounds, by blueprint and slot."""
     last = run.rounds[final_rounds(run)]
-    births = sum((run.lives.births.get(int(number), Counter()) for number in last), Counter())
+    seeds = sum((run.lives.seed_counts.get(int(number), Counter()) for number in last), Counter())
     suffix = _title_suffix(runs, run)
     title = f"Blueprints{suffix}"
-    if not births:
+    if not seeds:
         return [missing(title, _why_no_lives(run))]
     kinds: Counter[str] = Counter()
-    for birth, count in births.items():
-        kinds[_kind(run, birth)] += count
+    for key, count in seeds.items():
+        kinds[_kind(run, key)] += count
     rows = [kind for kind, _ in kinds.most_common(MOST_KINDS)][::-1]
     shown = [
-        (rows.index(kind), birth, count)
-        for birth, count in births.items()
-        if (kind := _kind(run, birth)) in rows
+        (rows.index(kind), key, count)
+        for key, count in seeds.items()
+        if (kind := _kind(run, key)) in rows
     ]
     span = f"Rounds {last[0]:.0f} to {last[-1]:.0f}." if len(last) > 1 else f"Round {last[0]:.0f}."
     return [
-        _fates(title, span, shown, rows),
-        _steps(f"Germination step{suffix}", span, run, shown, max(births.values()), rows),
+        _outcomes(title, span, shown, rows),
+        _steps(f"Germination step{suffix}", span, run, shown, max(seeds.values()), rows),
     ]
 
 
-def _fates(title: str, span: str, shown: Shown, rows: list[str]) -> Picture:
+def _outcomes(title: str, span: str, shown: Shown, rows: list[str]) -> Picture:
     figure = new_figure(height=_height(rows), left=_label_width(rows))
     axes = figure.add_subplot(xlabel="seeds", yticks=range(len(rows)), yticklabels=rows)
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     before = np.zeros(len(rows))
-    for fate in FATES:
+    for outcome in SEED_OUTCOMES:
         counts = np.zeros(len(rows))
-        for place, birth, count in shown:
-            counts[place] += count * (birth.fate == fate)
+        for place, key, count in shown:
+            counts[place] += count * (key.outcome == outcome)
         some = np.flatnonzero(counts)
         if len(some):
             axes.barh(
                 some,
                 counts[some],
                 left=before[some],
-                color=FATE_COLOURS[fate],
+                color=OUTCOME_COLOURS[outcome],
                 edgecolor=SURFACE,
                 height=0.62,
-                label=f"{fate} ({counts.sum():.0f})",
+                label=f"{outcome} ({counts.sum():.0f})",
             )
         before += counts
     legend(figure)
@@ -138,22 +138,22 @@ def _steps(
         xlabel="step of the episode", yticks=range(len(rows)), yticklabels=rows
     )
     axes.set(xlim=(0, run.started.episode_length + 1), ylim=(-0.6, len(rows) - 0.4))
-    for fate in FATES:
-        found = [(birth.step, place, count) for place, birth, count in shown if birth.fate == fate]
+    for outcome in SEED_OUTCOMES:
+        found = [(key.step, place, count) for place, key, count in shown if key.outcome == outcome]
         if not found:
             continue
         steps, places, counts = np.array(found, dtype=float).T
         axes.scatter(
             steps,
-            places + 0.15 * (1 - FATES.index(fate)),
+            places + 0.15 * (1 - SEED_OUTCOMES.index(outcome)),
             s=12 + 110 * counts / most,
-            marker=FATE_MARKS[fate],
-            color=FATE_COLOURS[fate],
+            marker=OUTCOME_MARKS[outcome],
+            color=OUTCOME_COLOURS[outcome],
             alpha=0.65,
             linewidths=0,
         )
-        style = {"marker": FATE_MARKS[fate], "color": FATE_COLOURS[fate]}
-        guide(axes.plot([], [], linestyle="none", label=fate, **style)[0])  # type: ignore[arg-type]
+        style = {"marker": OUTCOME_MARKS[outcome], "color": OUTCOME_COLOURS[outcome]}
+        guide(axes.plot([], [], linestyle="none", label=outcome, **style)[0])  # type: ignore[arg-type]
     legend(figure)
     return picture(figure, title, f"Step of germination; larger marks mean more seeds. {span}")
 
@@ -252,16 +252,16 @@ def _bar(axes: Axes, life: SeedLife, lane: int, last: int) -> None:
     if kept:
         axes.plot(kept[-1], lane, "D", color=INK, markersize=3.5)
     elif life.end is not None:
-        axes.plot(life.end, lane, "X" if life.fate == "pruned" else "v", color=BAD, markersize=5)
+        axes.plot(life.end, lane, "X" if life.outcome == "pruned" else "v", color=BAD, markersize=5)
     late = life.born > 0.85 * last
     axes.annotate(life.blueprint, (life.born, lane), (-2 if late else 2, 0), fontsize=7,
                   va="center", ha="right" if late else "left",
                   textcoords="offset points")  # fmt: skip
 
 
-def _kind(run: RunData, birth: Birth) -> str:
+def _kind(run: RunData, key: SeedKey) -> str:
     """Label of a row: blueprint and slot."""
-    return f"{birth.blueprint} {_slot_name(run, birth.task, birth.slot)}"
+    return f"{key.blueprint} {_slot_name(run, key.task, key.slot)}"
 
 
 def _slot(run: RunData, environment: int, slot: int) -> str:

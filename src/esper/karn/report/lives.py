@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from esper.leyline.events import SeedStageChanged
 
-FATES: Final = ("fossilised", "unfinished", "pruned", "rolled back")
+SEED_OUTCOMES: Final = ("fossilised", "unfinished", "pruned", "rolled back")
 """How a seed ends: kept for good; alive when the episode ended; removed by the policy; undone by a
 rollback of the governor."""
 
@@ -24,7 +24,7 @@ class SeedLife:
         blueprint: name of its blueprint.
         stages: (first step, name) of each stage, in order.
         end: step at which it was removed; None while it is alive.
-        fate: one of ``FATES``.
+        outcome: one of ``SEED_OUTCOMES``.
     """
 
     environment: int
@@ -32,7 +32,7 @@ class SeedLife:
     blueprint: str
     stages: list[tuple[int, str]]
     end: int | None = None
-    fate: str = "unfinished"
+    outcome: str = "unfinished"
 
     @property
     def born(self) -> int:
@@ -40,14 +40,14 @@ class SeedLife:
         return self.stages[0][0]
 
 
-class Birth(NamedTuple):
+class SeedKey(NamedTuple):
     """The key by which seeds are counted; ``step`` is the step of germination."""
 
     task: str
     slot: int
     blueprint: str
     step: int
-    fate: str
+    outcome: str
 
 
 @dataclass(slots=True)
@@ -55,11 +55,11 @@ class LifeBook:
     """Counts of seeds per completed round, and the lives of seeds in the last one.
 
     Attributes:
-        births: number of seeds per ``Birth``, by round.
+        seed_counts: number of seeds per ``SeedKey``, by round.
         last: lives of the seeds in the last completed round.
     """
 
-    births: dict[int, Counter[Birth]] = field(default_factory=dict)
+    seed_counts: dict[int, Counter[SeedKey]] = field(default_factory=dict)
     last: list[SeedLife] = field(default_factory=list)
     _lives: list[SeedLife] = field(default_factory=list)
     _living: dict[tuple[int, int], SeedLife] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class LifeBook:
                 self._lives.append(life)
             elif stage in _GONE and place in self._living:
                 life = self._living.pop(place)
-                life.end, life.fate = event.step, _GONE[stage]
+                life.end, life.outcome = event.step, _GONE[stage]
             elif stage not in _AFTERWARDS and place in self._living:
                 self._living[place].stages.append((event.step, stage))
 
@@ -82,9 +82,9 @@ class LifeBook:
         """Count the seeds of a round that has ended; ``tasks`` has the task of each environment."""
         for life in self._living.values():
             if life.stages[-1][1] == "FOSSILISED":
-                life.fate = "fossilised"
-        self.births[round_number] = Counter(
-            Birth(tasks[life.environment], life.slot, life.blueprint, life.born, life.fate)
+                life.outcome = "fossilised"
+        self.seed_counts[round_number] = Counter(
+            SeedKey(tasks[life.environment], life.slot, life.blueprint, life.born, life.outcome)
             for life in self._lives
         )
         self.last = self._lives

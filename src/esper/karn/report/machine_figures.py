@@ -83,5 +83,5 @@ def _undetected(run: RunData) -> Counter[tuple[int, str]]:
             for number in run.updates[~np.isfinite(values)]:
                 found[int(number), f"not finite: {name}"] += 1
     for number in run.updates[run.metrics.get(Metric.REFUSED, np.zeros(len(run.updates))) > 0]:
-        found[int(number), "minibatches refused"] += 1
+        found[int(number), "updates refused"] += 1
     return found

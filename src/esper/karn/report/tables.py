@@ -37,7 +37,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class SummaryRow:
     """A row of the table of final means: label, outcome, number format and scale."""
 
     name: str
@@ -47,23 +47,23 @@ class Figure:
 
 
 FINAL = (
-    Figure("accuracy grown (committed), %", "accuracy", ".1f", 100),
-    Figure("accuracy of the twin, %", "twin_accuracy", ".1f", 100),
-    Figure("gain over the twin, points", "gain", "+.1f", 100),
-    Figure("utility above the twin's", "utility_gain", "+.3f"),
-    Figure("return", "episode_return", "+.3f"),
-    Figure("parameters added", "added_parameters", ".0f"),
-    Figure("seeds germinated", "germinated", ".2f"),
-    Figure("seeds fossilised", "fossilised", ".2f"),
-    Figure("seeds pruned", "pruned", ".2f"),
-    Figure("rollbacks", "rolled_back", ".2f"),
+    SummaryRow("accuracy grown (committed), %", "accuracy", ".1f", 100),
+    SummaryRow("accuracy of the twin, %", "twin_accuracy", ".1f", 100),
+    SummaryRow("gain over the twin, points", "gain", "+.1f", 100),
+    SummaryRow("utility above the twin's", "utility_gain", "+.3f"),
+    SummaryRow("return", "episode_return", "+.3f"),
+    SummaryRow("parameters added", "added_parameters", ".0f"),
+    SummaryRow("seeds germinated", "germinated", ".2f"),
+    SummaryRow("seeds fossilised", "fossilised", ".2f"),
+    SummaryRow("seeds pruned", "pruned", ".2f"),
+    SummaryRow("rollbacks", "rolled_back", ".2f"),
 )
 """Rows of the table of final means, over the last tenth of the rounds."""
 
 
 def tiles(run: RunData) -> list[tuple[str, str, str]]:
     """Return a run's key figures: (label, value, interval)."""
-    length = (run.info.last_sign or 0) - (run.info.started or 0)
+    length = (run.info.last_activity or 0) - (run.info.started or 0)
     steps = len(run.rounds) * run.started.envs * run.started.episode_length
     found = [
         ("status", run.info.status),
@@ -104,7 +104,7 @@ def summary(run: RunData) -> str:
     )
 
 
-def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> str:
+def final_figure(run: RunData, figure: SummaryRow, where: Floats | None = None) -> str:
     """Return the mean over the final rounds with its interval, or a dash.
 
     Environments of a group share initial host and data, so the units are the means of groups
@@ -161,14 +161,14 @@ def task_table(run: RunData, several: bool) -> Table | None:
 
 def seed_table(run: RunData, several: bool) -> Table | None:
     """Return the number of seeds of each blueprint over all rounds, by outcome."""
-    fates: Counter[tuple[str, str]] = Counter()
-    for births in run.lives.births.values():
-        for birth, count in births.items():
-            fates[birth.blueprint, birth.fate] += count
-            fates[birth.blueprint, "germinated"] += count
+    counts: Counter[tuple[str, str]] = Counter()
+    for seeds in run.lives.seed_counts.values():
+        for key, count in seeds.items():
+            counts[key.blueprint, key.outcome] += count
+            counts[key.blueprint, "germinated"] += count
     columns = ("germinated", "fossilised", "unfinished", "pruned", "rolled back")
-    names = sorted({name for name, _ in fates}, key=lambda n: (-fates[n, "germinated"], n))
-    rows = [[name, *(str(fates[name, column]) for column in columns)] for name in names]
+    names = sorted({name for name, _ in counts}, key=lambda n: (-counts[n, "germinated"], n))
+    rows = [[name, *(str(counts[name, column]) for column in columns)] for name in names]
     title = f"Blueprints over all rounds{': ' + run.label if several else ''}"
     text = "Seeds by outcome; unfinished seeds were alive when their episode ended."
     return Table(title, text, ["blueprint", *columns], rows) if rows else None

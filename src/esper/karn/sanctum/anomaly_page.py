@@ -3,7 +3,7 @@
 from rich.text import Text
 from textual.app import ComposeResult
 
-from esper.karn.sanctum.formatting import compact
+from esper.karn.sanctum.formatting import compact, counted
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.table import Column, RowsTable
@@ -46,15 +46,16 @@ def _summary(moment: Moment, palette: Palette) -> Text:
     """One line that counts anomalies, unreadable lines and steps that were not recorded."""
     index = moment.index
     dropped = moment.latest(TelemetryDropped)
-    parts = [f"{len(moment.anomalies)} anomalies"]
+    parts = [counted(len(moment.anomalies), "anomaly", "anomalies")]
     if index.corrupt:
-        parts.append(f"{index.corrupt} corrupt lines skipped")
+        parts.append(f"{counted(index.corrupt, 'corrupt line', 'corrupt lines')} skipped")
     if index.unknown:
-        parts.append(f"{index.unknown} lines of an unknown kind skipped")
+        parts.append(f"{counted(index.unknown, 'line', 'lines')} of an unknown kind skipped")
     if moment.log.cut_off and moment.line is None:
         parts.append("the last line is incomplete")
     if dropped is not None:
-        parts.append(f"{dropped.total} steps not recorded: telemetry could not keep up")
+        steps = counted(dropped.total, "step", "steps")
+        parts.append(f"{steps} not recorded: telemetry could not keep up")
     return Text(" · ".join(parts), style=palette.muted, no_wrap=True, overflow="ellipsis")
 
 

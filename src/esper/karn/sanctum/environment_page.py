@@ -183,7 +183,7 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
     )
     signals = moment.signals(step.round)
     measured = signals[-1] if signals else None
-    worth = moment.worth(step.round)
+    counterfactuals = moment.counterfactuals(step.round)
     stages = step.stage[environment]
     for slot, name in enumerate(moment.slot_names(environment, len(stages))):
         stage = stages[slot]
@@ -200,7 +200,7 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
             continue
         contribution = measured.contribution[environment][slot] if measured else None
         gradient = measured.gradient_norm[environment][slot] if measured else None
-        shapley = worth.shapley[environment][slot] if worth else None
+        shapley = counterfactuals.shapley[environment][slot] if counterfactuals else None
         for value, form, measured_in in (
             (contribution, "+.3f", ACTING),
             (gradient, ".3g", COMPUTING),

@@ -29,7 +29,7 @@ def feed(moment: Moment, lines: int, palette: Palette) -> Text:
     found: list[tuple[float, Text]] = []
     for kind, stage, word in _SEEDS:
         for event in islice(reversed(moment.events(kind)), lines):
-            found += [(event.time, line) for line in _seeds(event, stage, word, palette)]
+            found += [(event.time, line) for line in _seeds(moment, event, stage, word, palette)]
     for rollback in islice(reversed(moment.events(GovernorRollback)), lines):
         names = " ".join(map(str, rollback.environment))
         line = Text(f"{_when(rollback)} env {names} ↩ rolled back", style=palette.bad)
@@ -41,13 +41,16 @@ def feed(moment: Moment, lines: int, palette: Palette) -> Text:
     return Text("\n", no_wrap=True, overflow="ellipsis").join(t for _, t in found[:lines])
 
 
-def _seeds(event: SeedEvent, stage: Stage, word: str, palette: Palette) -> Iterator[Text]:
+def _seeds(
+    moment: Moment, event: SeedEvent, stage: Stage, word: str, palette: Palette
+) -> Iterator[Text]:
     for environment, slot, blueprint in zip(
         event.environment, event.slot, event.blueprint, strict=True
     ):
         line = Text(f"{_when(event)} env {environment:<3} ")
         line.append(f"{GLYPHS[stage]} {word}", style=palette.stage(stage))
-        yield line.append(f" {blueprint} in slot {slot}")
+        name = moment.slot_names(environment, slot + 1, event.round)[slot]
+        yield line.append(f" {blueprint} in {name}")
 
 
 def _when(event: SeedEvent | GovernorRollback) -> str:

@@ -53,6 +53,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """Format a number of things with the singular or the plural of their name."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def duration(seconds: float) -> str:
     """Format a length of time in its two largest units."""
     whole = max(0, round(seconds))

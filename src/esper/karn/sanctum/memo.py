@@ -9,7 +9,7 @@ E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 
 
-class OfEach(Generic[E, T]):
+class PerEventCache(Generic[E, T]):
     """Wraps a function of an event so that it is called once per event.
 
     Sanctum redraws up to ten times per second, and a run may have ten thousand rounds whose

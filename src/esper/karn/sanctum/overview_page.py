@@ -13,7 +13,7 @@ from textual.widgets import Input
 
 from esper.karn.sanctum.feed import feed
 from esper.karn.sanctum.formatting import count, sparkline, written
-from esper.karn.sanctum.memo import OfEach
+from esper.karn.sanctum.memo import PerEventCache
 from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
 from esper.karn.sanctum.plot import Curve, Plot
 from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arranged, rows
@@ -39,7 +39,7 @@ class Overview(View):
         super().__init__()
         self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
         self.rows: list[Row] = []
-        self._means = OfEach(_accuracies)
+        self._means = PerEventCache(_accuracies)
         # Kept as attributes: while Sanctum is closing, a query may not find them.
         self.summary = Lines(id="overview-summary")
         self.table = RowsTable("environments", "no environment matches")

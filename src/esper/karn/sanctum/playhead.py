@@ -18,13 +18,13 @@ class Playhead:
 
     Attributes:
         log: the run's events.
-        place: index of the step or round that is shown; None follows the run.
+        index: position of the step or round that is shown; None follows the run.
         playing: whether a replay is running.
         speed: index in ``SPEEDS``.
     """
 
     log: EventLog
-    place: int | None = None
+    index: int | None = None
     playing: bool = False
     speed: int = 4
     _fraction: float = 0.0
@@ -33,14 +33,14 @@ class Playhead:
         """Return the run as it was at the playhead."""
         index = self.log.index
         marks = _marks(index)
-        if self.place is None or self.place >= len(marks):
+        if self.index is None or self.index >= len(marks):
             return Moment(self.log, index)
-        return Moment(self.log, index, marks[self.place])
+        return Moment(self.log, index, marks[self.index])
 
     @property
     def live(self) -> bool:
         """Whether the end of the run is shown."""
-        return self.place is None
+        return self.index is None
 
     @property
     def steps_per_second(self) -> int:
@@ -49,7 +49,7 @@ class Playhead:
 
     def advance(self, seconds: float) -> bool:
         """Continue a replay for ``seconds``; return whether the moment changed."""
-        if not self.playing or self.place is None:
+        if not self.playing or self.index is None:
             return False
         self._fraction += seconds * self.steps_per_second
         whole, self._fraction = divmod(self._fraction, 1.0)
@@ -62,7 +62,7 @@ class Playhead:
         last = len(_marks(self.log.index)) - 1
         if last < 0:
             return
-        target = (last if self.place is None else self.place) + marks
+        target = (last if self.index is None else self.index) + marks
         self._go(max(0, target), last)
 
     def step(self, by: int) -> None:
@@ -79,7 +79,7 @@ class Playhead:
         if not places:
             self.move(rounds)
             return
-        here = len(places) - 1 if self.place is None else min(self.place, len(places) - 1)
+        here = len(places) - 1 if self.index is None else min(self.index, len(places) - 1)
         now = places[here].round
         begin = bisect_left(places, now, key=attrgetter("round"))
         if rounds < 0 and begin < here:
@@ -97,19 +97,19 @@ class Playhead:
     def replay(self) -> None:
         """Play from the beginning."""
         if _marks(self.log.index):
-            self.place, self.playing, self._fraction = 0, True, 0.0
+            self.index, self.playing, self._fraction = 0, True, 0.0
 
     def toggle(self) -> None:
         """Pause, or continue."""
         marks = len(_marks(self.log.index))
-        if self.place is None and marks:
-            self.place, self.playing = marks - 1, False
-        elif self.place is not None:
+        if self.index is None and marks:
+            self.index, self.playing = marks - 1, False
+        elif self.index is not None:
             self.playing = not self.playing
 
     def follow(self) -> None:
         """Follow the run: show its latest moment."""
-        self.place, self.playing = None, False
+        self.index, self.playing = None, False
 
     def change_speed(self, by: int) -> None:
         """Change the speed by ``by`` places in ``SPEEDS``."""
@@ -119,7 +119,7 @@ class Playhead:
         if target > last:
             self.follow()
         else:
-            self.place = max(0, target)
+            self.index = max(0, target)
 
 
 def _marks(index: Index) -> list[int]:

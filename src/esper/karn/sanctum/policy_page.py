@@ -32,7 +32,7 @@ SCALARS = (
     ("gradient norm", Metric.GRAD_NORM),
     ("return mean", Metric.RETURN_MEAN),
     ("value mean", Metric.VALUE_MEAN),
-    ("refused updates", Metric.REFUSED),
+    ("updates refused", Metric.REFUSED),
     ("KL stop", Metric.STOPPED),
 )
 """Metrics that are shown besides those of the heads, two per line."""

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 
 from esper.karn.sanctum.formatting import count, written
-from esper.karn.sanctum.memo import OfEach
+from esper.karn.sanctum.memo import PerEventCache
 from esper.karn.sanctum.overview_page import gain_text
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
@@ -79,8 +79,8 @@ class Scoreboard(View):
 
     def __init__(self) -> None:
         super().__init__()
-        self._episodes = OfEach(episodes)
-        self._mean = OfEach(mean)
+        self._episodes = PerEventCache(episodes)
+        self._mean = PerEventCache(mean)
         self.best: list[Score] = []
         self.rounds: list[Score] = []
         self.episode_table = RowsTable("best-episodes", "no round is over yet")

@@ -152,13 +152,15 @@ class Moment:
         """Return the outcome of a round; None until it is over."""
         return next((o for o in reversed(self.outcomes) if o.round == round_number), None)
 
-    def worth(self, round_number: int) -> CounterfactualMatrixComputed | None:
+    def counterfactuals(self, round_number: int) -> CounterfactualMatrixComputed | None:
         """Return the Shapley values of seeds at the end of a round; None where not computed."""
         matrices = self.events(CounterfactualMatrixComputed)
         return next((m for m in reversed(matrices) if m.round == round_number), None)
 
-    def task(self, environment: int) -> str | None:
-        """Return the task of an environment in the current round; None while it is unknown.
+    def task(self, environment: int, round_number: int | None = None) -> str | None:
+        """Return the task of an environment in a round, by default the current one.
+
+        None while it is unknown.
 
         With several tasks, each group draws one per round. Before schema 3, a run records the
         draws only when the round is over.
@@ -167,20 +169,29 @@ class Moment:
             return None
         if len(self.started.tasks) == 1:
             return self.started.tasks[0]
-        tasks = self._tasks_of_round
+        tasks = self._tasks if round_number is None else self._tasks_of(round_number)
         return tasks[environment] if environment < len(tasks) else None
 
     @cached_property
-    def _tasks_of_round(self) -> list[str]:
-        begun = self.latest(EpisodeStarted)
-        if begun is not None and begun.round == self.round:
-            return begun.task
-        outcome = self.outcome(self.round)
+    def _tasks(self) -> list[str]:
+        return self._tasks_of(self.round)
+
+    def _tasks_of(self, round_number: int) -> list[str]:
+        begun = reversed(self.events(EpisodeStarted))
+        event = next((e for e in begun if e.round <= round_number), None)
+        if event is not None and event.round == round_number:
+            return event.task
+        outcome = self.outcome(round_number)
         return outcome.task if outcome else []
 
-    def slot_names(self, environment: int, slots: int) -> list[str]:
-        """Return the names of an environment's slots, or numbers while its task is unknown."""
-        task = self.task(environment)
+    def slot_names(
+        self, environment: int, slots: int, round_number: int | None = None
+    ) -> list[str]:
+        """Return the names of an environment's slots in a round, by default the current one.
+
+        A slot has a number instead while the environment's task is unknown.
+        """
+        task = self.task(environment, round_number)
         names: list[str] = []
         if self.started is not None and task in self.started.tasks:
             names = self.started.slots[self.started.tasks.index(task)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from esper.karn.sanctum.formatting import counted
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
 from esper.leyline.events import AnomalyDetected, GovernorRollback
@@ -55,6 +56,7 @@ def summary(moment: Moment, palette: Palette) -> Text:
     if not counts:
         return text
     last = max([*anomalies, *rollbacks], key=lambda event: event.time)
-    text.append(f"▲ {sum(counts.values())} anomalies", style=palette.bad)
+    number = counted(sum(counts.values()), "anomaly", "anomalies")
+    text.append(f"▲ {number}", style=palette.bad)
     text.append(f", the last in round {last.round}: ")
     return text.append(", ".join(f"{kind} {n}x" for kind, n in counts.most_common()))

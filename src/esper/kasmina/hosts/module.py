@@ -103,7 +103,7 @@ class ModuleHost(HostDefaults):
 
     @cached_property
     def layout(self) -> Layout:
-        """See ``Host.layout``. The module itself initialises its parameters; see ``born``."""
+        """See ``Host.layout``; the initial values are the module's own, see ``initial_values``."""
         named = self.template.named_parameters()
         return Layout(tuple(Field(n, tuple(p.shape)) for n, p in named if p.requires_grad))
 
@@ -117,7 +117,7 @@ class ModuleHost(HostDefaults):
         """See ``Host.summary``."""
         return f"module {type(self.template).__name__}"
 
-    def born(self, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def initial_values(self, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Parameters ``[M, P]`` and buffers ``[M, Q]`` of new modules, in float64.
 
         Args:
@@ -252,7 +252,7 @@ class ModuleHost(HostDefaults):
 
     def _try_stacked(self) -> None:
         """Run a forward pass of two stacked hosts in training mode, to report errors early."""
-        parameters, buffers = self.born([0, 1])
+        parameters, buffers = self.initial_values([0, 1])
         height, width, channels = self.image
         images = torch.zeros(2, height, width, 2, channels, dtype=parameters.dtype)
         views = self.layout.views(parameters), self.buffers.views(buffers)

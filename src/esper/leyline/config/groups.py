@@ -108,28 +108,28 @@ class LearnerConfig:
     """How the policy learns (PPO)."""
 
     learning_rate: float = setting(1e-3, POSITIVE, aliases=("lr",), defaults={"gym": 1.5e-3})
-    """Step size of Adam, for the policy and the critic."""
+    """Learning rate of Adam, for the policy and the critic."""
     value_learning_rate: float | None = setting(None, POSITIVE)
-    """Step size of the critic's own layers; by default that of the policy. The schedule of the step
-    size applies to both."""
+    """Learning rate of the critic's own layers; by default that of the policy. The schedule of the
+    learning rate applies to both."""
     lr_warmup_frac: float = setting(0.0, FRACTION)
-    """Length of the linear warmup of the step size, as a fraction of lr_decay_steps."""
+    """Length of the linear warmup of the learning rate, as a fraction of lr_decay_steps."""
     lr_warmup_steps: int = setting(0, Range(0, 10_000_000))
-    """Length of the linear warmup of the step size, in updates; give either this or
+    """Length of the linear warmup of the learning rate, in updates; give either this or
     lr_warmup_frac."""
     lr_decay: Literal["none", "linear", "cosine", "step"] = "none"
-    """Decay of the step size after the warmup. ESPER_DISABLE_LR_SCHEDULE=1 keeps the step size
+    """Decay of the learning rate after the warmup. ESPER_DISABLE_LR_SCHEDULE=1 keeps the rate
     constant."""
     lr_decay_steps: int = setting(30, up_to(10_000_000))
-    """Update at which the step size reaches its final value, counted from the start of the run. It
-    does not depend on --rounds, so a run that is extended later keeps its schedule."""
+    """Update at which the learning rate reaches its final value, counted from the start of the run.
+    It does not depend on --rounds, so a run that is extended later keeps its schedule."""
     lr_end_factor: float = setting(0.1, SHARE)
-    """Final step size as a fraction of the initial one."""
+    """Final learning rate as a fraction of the initial one."""
     lr_step_size: int = setting(10, up_to(10_000_000))
     """Updates between two reductions with --lr-decay step."""
     lr_adaptive_kl: float | None = setting(None, POSITIVE)
-    """Target for the approximate KL divergence of an update, in nats: the step size adapts to meet
-    it. Cannot be combined with --lr-decay."""
+    """Target for the approximate KL divergence of an update, in nats: the learning rate adapts to
+    meet it. Cannot be combined with --lr-decay."""
     ppo_epochs: int = setting(
         4, up_to(1_000), aliases=("recurrent_n_epochs",), defaults={"gym": 10}
     )

@@ -17,7 +17,7 @@ def check(config: TrainConfig) -> None:
     if learner.lr_warmup_steps and learner.lr_warmup_frac:
         raise UsageError("lr_warmup_steps: lr_warmup_frac sets the same length; give one of them")
     if learner.lr_adaptive_kl is not None and learner.lr_decay != "none":
-        raise UsageError("lr_adaptive_kl: it sets the step size itself; leave lr_decay out")
+        raise UsageError("lr_adaptive_kl: it sets the learning rate itself; leave lr_decay out")
     if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:
         raise UsageError(
             "experimental_gpu_preload_gather: needs data on the device; leave out --no-gpu-preload"

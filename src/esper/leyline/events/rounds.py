@@ -139,7 +139,7 @@ class AnalyticsSnapshot(RoundEvent, tag="ANALYTICS_SNAPSHOT"):
     amp_dtype: str | None
     """The type of mixed precision, if used."""
     learning_rate: float | None
-    """Step size of the policy's optimiser."""
+    """Learning rate of the policy's optimiser."""
     environment_steps_per_second: float
     """Steps per second of all environments together, including the time of the update."""
     rollout_seconds: float
@@ -149,7 +149,7 @@ class AnalyticsSnapshot(RoundEvent, tag="ANALYTICS_SNAPSHOT"):
     amp_scale: float | None = None
     """Smallest loss scale of the hosts, if the type requires one."""
     learning_rates: dict[str, float] = msgspec.field(default_factory=dict)
-    """Step size of each parameter group, by name."""
+    """Learning rate of each parameter group, by name."""
     amp_policy: bool = False
     """Whether the policy's encoder and LSTM run in half precision."""
     amp_policy_scale: float | None = None

@@ -25,7 +25,7 @@ from esper.simic.growth.step import GrowthConfig, Step
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends import Backend
 from esper.tolaria.backends.choice import choose_backend
-from esper.tolaria.backends.trial import tried
+from esper.tolaria.backends.trial import precision_after_trial
 from esper.tolaria.bank import DataBank, StackKey
 from esper.tolaria.loss_scales import LossScales, ScaleTable
 from esper.tolaria.precision import Precision
@@ -130,7 +130,7 @@ class GrowthEnv:
         preload = config.preload if device.type == "cuda" else True
         self.precision = precision
         for one in dict.fromkeys(devices):
-            self.precision = tried(self.precision, hosts, config.dtype, one)
+            self.precision = precision_after_trial(self.precision, hosts, config.dtype, one)
         self.banks: dict[tuple[StackKey, torch.device], DataBank] = {}
         self.backends: dict[tuple[StackKey, torch.device], Backend] = {}
         for key, one in product(distinct, dict.fromkeys(devices)):

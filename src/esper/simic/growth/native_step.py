@@ -12,7 +12,7 @@ from esper.native import library as native
 from esper.native.pointers import Pointers, address
 from esper.simic.growth.native_blocks import CALLS, Records, SignalsInBlocks, StateInBlocks
 from esper.simic.growth.native_spec import governor_limits, step_spec
-from esper.simic.growth.step_functions import Acted, Features, Passed, TorchStep
+from esper.simic.growth.step_functions import ActionOutcome, Features, RowsAfterStep, TorchStep
 from esper.tamiyo.policy import features
 from esper.tamiyo.policy.features import CRITIC_FEATURES, HOST_FEATURES, SLOT_FEATURES, Progress
 from esper.tolaria import governor as governor_module
@@ -55,7 +55,7 @@ class NativeStep(TorchStep):
         spec = CALLS.StepSpec
         self._act = native.function("step_act", spec, CALLS.ActCall)
         self._check = native.function("step_check", CALLS.CheckCall)
-        self._pass_time = native.function("step_pass", spec, CALLS.PassCall)
+        self._advance_lifecycle = native.function("step_pass", spec, CALLS.PassCall)
         self._observe = native.function("step_observe", spec, CALLS.ObserveCall)
         self.shape = len(engine.rows), len(engine.slots)
         self.size = self.shape[0] * self.shape[1]
@@ -65,7 +65,7 @@ class NativeStep(TorchStep):
         self.signals: Records[SeedSignals] = Records(SignalsInBlocks, self.shape, count)
         self.watch: tuple[Governor, dict[str, Any]] | None = None
 
-    def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
+    def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> ActionOutcome:
         """See ``TorchStep``."""
         rows, before, after = self.shape[0], self.states.of(state), self.states.empty()
         success = torch.empty(rows, dtype=_BOOL)
@@ -80,7 +80,7 @@ class NativeStep(TorchStep):
         )
         self._act(self.spec, call)
         germinates, fossilises = call.germinated > 0, call.fossilised > 0
-        return Acted(after.record, after.own, success, germinates, fossilises)
+        return ActionOutcome(after.record, after.own, success, germinates, fossilises)
 
     def check(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
@@ -106,15 +106,15 @@ class NativeStep(TorchStep):
         self._check(call)
         return reason
 
-    def pass_time(
+    def advance_lifecycle(
         self,
         acted: SeedState,
-        rolled: Tensor | None,
-        then: Passed,
+        rolled_back: Tensor | None,
+        before: RowsAfterStep,
         accuracy: Tensor,
         epoch: EpochResult,
         measurement: Measurement,
-    ) -> Passed:
+    ) -> RowsAfterStep:
         """See ``TorchStep``."""
         rows, size = self.shape[0], self.size
         tensors = zip(epoch.seed_tensor_norms, self.norms, strict=True)
@@ -123,16 +123,16 @@ class NativeStep(TorchStep):
         numbers = torch.empty(2, *self.shape, dtype=_INT64)
         birth_accuracy = torch.empty(self.shape, dtype=_FLOAT32)
         legal = torch.empty(rows, len(Op), self.shape[1], dtype=_BOOL)
-        parameters, ever = numbers.unbind()
-        before, seeds = self.states.of(then.state), self.states.of(acted)
-        previous = self.signals.of(then.signals)
+        parameters, seed_parameters_max = numbers.unbind()
+        seeds_before, seeds = self.states.of(before.state), self.states.of(acted)
+        previous = self.signals.of(before.signals)
         after, signals = self.states.empty(), self.signals.empty()
         call = CALLS.PassCall(
-            before=before.at,
+            before=seeds_before.at,
             acted=seeds.at,
             previous=previous.at,
-            rolled=None if rolled is None else address(rolled, _BOOL, rows),
-            seed_parameters=address(then.seed_parameters, _INT64, size),
+            rolled_back=None if rolled_back is None else address(rolled_back, _BOOL, rows),
+            seed_parameters=address(before.seed_parameters, _INT64, size),
             accuracy_before=address(accuracy, _FLOAT32, rows),
             accuracy=address(measurement.scores.accuracy, _FLOAT32, rows),
             train_loss=address(epoch.loss, _FLOAT32, rows),
@@ -145,22 +145,22 @@ class NativeStep(TorchStep):
             birth_accuracy=birth_accuracy.data_ptr(),
             legal=legal.data_ptr(),
             parameters=parameters.data_ptr(),
-            ever=ever.data_ptr(),
+            seed_parameters_max=seed_parameters_max.data_ptr(),
         )
-        self._pass_time(self.spec, call)
-        return Passed(
+        self._advance_lifecycle(self.spec, call)
+        return RowsAfterStep(
             after.record,
             after.own,
             signals.record,
             signals.own,
             legal,
             parameters,
-            ever,
+            seed_parameters_max,
             birth_accuracy,
         )
 
     def observe(
-        self, progress: Progress, now: Passed, score: Tensor, twin_score: Tensor
+        self, progress: Progress, now: RowsAfterStep, score: Tensor, twin_score: Tensor
     ) -> Features:
         """See ``TorchStep``."""
         rows, count, slots = self.shape[0], self.count, self.shape[1]

@@ -19,7 +19,7 @@ from esper.leyline.stages import Stage
 from esper.simic.growth.native_step import step_functions
 from esper.simic.growth.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stage_shaping, utility
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
-from esper.simic.growth.step_functions import Acted
+from esper.simic.growth.step_functions import ActionOutcome
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress
 from esper.tolaria.backends import Backend, EpochResult, Scores
@@ -40,14 +40,14 @@ class _Lived:
         epoch: result of training.
         measurement: result of validation, of the restored host where the governor rolled back.
         rollback: ``Reason``, int64 ``[R]``.
-        rolled: rows that were rolled back, bool ``[R]``.
+        rolled_back: rows that were rolled back, bool ``[R]``.
         state: seeds during validation; the ``acted`` state itself if nothing was rolled back.
     """
 
     epoch: EpochResult
     measurement: Measurement
     rollback: Tensor
-    rolled: Tensor
+    rolled_back: Tensor
     state: SeedState
 
     @property
@@ -194,7 +194,7 @@ class Shard:
         lived = self._live(acted.state, t)
         coalitions = self.engine.coalitions(lived.state, t) if last else None
         test = self.engine.committed_scores(lived.state, t, "test") if last else None
-        self._pass_time(acted, lived)
+        self._advance_lifecycle(acted, lived)
         op = torch.where(acted.success, all_actions[:, HEADS.index("op")], Op.WAIT)
         self._note(t + 1, lived, op, acted.success)
 
@@ -218,11 +218,11 @@ class Shard:
             twin_score=twin_score,
             previous_gain=self.gain,
             host_parameters=self.host_parameters,
-            seed_parameters=self._own(self.now.ever),
+            seed_parameters=self._own(self.now.seed_parameters_max),
             added=added,
             rent=self.rent,
         )
-        reward = self._reward(inputs, self._own(lived.rolled))
+        reward = self._reward(inputs, self._own(lived.rolled_back))
         self.gain = utility(score, added, self.host_parameters, self.rent) - twin_score
         report = StepReport(
             before=inputs.before,
@@ -248,7 +248,7 @@ class Shard:
         )
         return Step(self._observe(*scores), reward, last, report)
 
-    def _germinate(self, before: SeedState, acted: Acted, t: int) -> None:
+    def _germinate(self, before: SeedState, acted: ActionOutcome, t: int) -> None:
         """Initialise the weights of new seeds; snapshot the hosts that fossilised a seed."""
         state = acted.state
         if acted.fossilises:
@@ -265,20 +265,20 @@ class Shard:
         epoch = self.engine.train(acted, t)
         measurement = self.engine.measure(acted, t, committed=near_end, variants=variants)
         rollback = self.functions.check(self.governor, epoch, measurement.scores, acted)
-        rolled = rollback != Reason.NONE
+        rolled_back = rollback != Reason.NONE
         state = acted
-        if bool(rolled.any()):
-            state = roll_back(acted, rolled)
-            self._restore(rolled, state, t, epoch, measurement)
+        if bool(rolled_back.any()):
+            state = roll_back(acted, rolled_back)
+            self._restore(rolled_back, state, t, epoch, measurement)
         if (t + 1) % self.governor.every == 0:
             self.governor.snapshot(self.governor.healthy)
-        return _Lived(epoch, measurement, rollback, rolled, state)
+        return _Lived(epoch, measurement, rollback, rolled_back, state)
 
-    def _pass_time(self, acted: Acted, lived: "_Lived") -> None:
+    def _advance_lifecycle(self, acted: ActionOutcome, lived: "_Lived") -> None:
         """Tick the lifecycle and update the signals from the measurements."""
-        self.now = self.functions.pass_time(
+        self.now = self.functions.advance_lifecycle(
             acted.state,
-            None if lived.state is acted.state else lived.rolled,
+            None if lived.state is acted.state else lived.rolled_back,
             self.now,
             self.accuracy,
             lived.epoch,
@@ -296,15 +296,15 @@ class Shard:
 
     def _restore(
         self,
-        rolled: Tensor,
+        rolled_back: Tensor,
         state: SeedState,
         t: int,
         epoch: EpochResult,
         measurement: Measurement,
     ) -> None:
         """Restore rows from snapshots and replace their scores by those of the restored hosts."""
-        self.governor.restore(rolled)
-        rows = rolled.nonzero()[:, 0]
+        self.governor.restore(rolled_back)
+        rows = rolled_back.nonzero()[:, 0]
         committed = measurement.committed is not None
         again = self.engine.measure(state.map(lambda x: x[rows]), t, committed=committed, rows=rows)
         for target, source in (
@@ -314,14 +314,14 @@ class Shard:
             if target is not None and source is not None:
                 target.put(rows, source)
         measurement.contribution[rows] = again.contribution
-        epoch.forget(rolled)
+        epoch.forget(rolled_back)
 
     def _note(self, step: int, lived: "_Lived", op: Tensor, success: Tensor) -> None:
         """Update the progress with the results of a step."""
         progress = self.progress
         progress.step = step
         progress.train_loss, progress.train_accuracy = lived.epoch.loss, lived.epoch.accuracy
-        progress.last_op, progress.success, progress.rolled_back = op, success, lived.rolled
+        progress.last_op, progress.success, progress.rolled_back = op, success, lived.rolled_back
         self._remember(lived.scores)
         if lived.committed is not None:
             self.committed.append(lived.committed.expected)
@@ -348,11 +348,11 @@ class Shard:
         counted = own.stage == Stage.FOSSILISED if last else own.acting
         return torch.where(counted, self._own(self.now.seed_parameters), 0).sum(1)
 
-    def _reward(self, inputs: RewardInputs, rolled: Tensor) -> Tensor:
+    def _reward(self, inputs: RewardInputs, rolled_back: Tensor) -> Tensor:
         reward = REWARDS[self.config.reward](inputs)
         if self.config.stage_shaping:
             reward = reward + self.config.stage_shaping * stage_shaping(inputs)
-        return reward - self.config.rollback_penalty * rolled
+        return reward - self.config.rollback_penalty * rolled_back
 
     def _observe(self, score: Tensor, twin_score: Tensor) -> Observation:
         seen = self.functions.observe(self.progress, self.now, score, twin_score)

@@ -21,7 +21,7 @@ from esper.tolaria.health import updated_signals
 
 
 @dataclass(frozen=True, slots=True)
-class Acted:
+class ActionOutcome:
     """Outcome of the actions.
 
     Attributes:
@@ -40,7 +40,7 @@ class Acted:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class RowsAfterStep:
     """Seeds, signals and legal actions of the rows after a step.
 
     Attributes:
@@ -48,7 +48,8 @@ class Passed:
         own, own_signals: seeds and signals of the environments.
         legal: slots in which each operation is legal, bool ``[R, ops, S]``.
         seed_parameters: parameters of the living seeds, int64 ``[R, S]``.
-        ever: parameters of the seeds that were alive before or after the step, int64 ``[R, S]``.
+        seed_parameters_max: parameters of the seeds that were alive before or after the step,
+            int64 ``[R, S]``.
         birth_accuracy: see ``SeedSignals``; includes seeds whose life ended in this step.
     """
 
@@ -58,7 +59,7 @@ class Passed:
     own_signals: SeedSignals
     legal: Tensor
     seed_parameters: Tensor
-    ever: Tensor
+    seed_parameters_max: Tensor
     birth_accuracy: Tensor
 
 
@@ -87,19 +88,19 @@ class TorchStep:
     def __init__(self, engine: Engine, count: int, rules: Rules, kinds: Tensor):
         self.engine, self.count, self.rules, self.kinds = engine, count, rules, kinds
 
-    def begin(self, state: SeedState, signals: SeedSignals) -> Passed:
+    def begin(self, state: SeedState, signals: SeedSignals) -> RowsAfterStep:
         """Seeds, signals and legal actions before the first step."""
         parameters = self.engine.seed_parameters(state)
-        return self._passed(state, signals, signals, parameters, parameters)
+        return self._rows(state, signals, signals, parameters, parameters)
 
-    def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> Acted:
+    def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> ActionOutcome:
         """See ``lifecycle.apply``."""
         acted, success = apply(state, actions, legal, self.kinds)
         moved = acted.stage != state.stage
         stages = Stage.GERMINATED, Stage.FOSSILISED
         entered = [moved & (acted.stage == stage) for stage in stages]
         germinates, fossilises = torch.stack(entered).any(2).any(1).tolist()
-        return Acted(acted, acted.map(self._own), success, germinates, fossilises)
+        return ActionOutcome(acted, acted.map(self._own), success, germinates, fossilises)
 
     def check(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
@@ -107,46 +108,47 @@ class TorchStep:
         """See ``Governor.check``; ``acted`` is the seeds' state during the epoch."""
         return governor.check(epoch, scores, acted.computing)
 
-    # Native twin: step/pass.h, pass_time.
-    def pass_time(
+    # Native twin: step/pass.h, advance_lifecycle.
+    def advance_lifecycle(
         self,
         acted: SeedState,
-        rolled: Tensor | None,
-        then: Passed,
+        rolled_back: Tensor | None,
+        before: RowsAfterStep,
         accuracy: Tensor,
         epoch: EpochResult,
         measurement: Measurement,
-    ) -> Passed:
+    ) -> RowsAfterStep:
         """Tick the lifecycle, update the signals and find the next legal actions.
 
         Args:
             acted: seeds during the epoch.
-            rolled: rows that the governor rolled back, bool ``[R]``; None if there are none.
-            then: the rows before the actions.
+            rolled_back: rows that the governor rolled back, bool ``[R]``; None if there are none.
+            before: the rows before the actions.
             accuracy: validation accuracy of the previous step, ``[R]``.
             epoch: result of training.
             measurement: result of validation.
         """
         state, lived = tick(acted, self.rules), acted
-        if rolled is not None:
-            state, lived = roll_back(state, rolled), roll_back(acted, rolled)
+        if rolled_back is not None:
+            state, lived = roll_back(state, rolled_back), roll_back(acted, rolled_back)
         parameters = self.engine.seed_parameters(state)
-        ever = torch.maximum(parameters, then.seed_parameters)
+        seed_parameters_max = torch.maximum(parameters, before.seed_parameters)
         measured = updated_signals(
-            then.signals.entered(then.state, acted, accuracy),
+            before.signals.entered(before.state, acted, accuracy),
             lived,
             self.engine.slots,
             epoch,
             measurement.contribution,
             measurement.scores.accuracy,
-            ever,
+            seed_parameters_max,
             self.engine.host.parameter_count,
         )
-        return self._passed(state, measured, measured.forget(~state.living), parameters, ever)
+        kept = measured.forget(~state.living)
+        return self._rows(state, measured, kept, parameters, seed_parameters_max)
 
     # Native twin: step/observe.h, observe.
     def observe(
-        self, progress: Progress, now: Passed, score: Tensor, twin_score: Tensor
+        self, progress: Progress, now: RowsAfterStep, score: Tensor, twin_score: Tensor
     ) -> Features:
         """The features that a policy observes.
 
@@ -168,22 +170,22 @@ class TorchStep:
             critic=critic_features(score, twin_score),
         )
 
-    def _passed(
+    def _rows(
         self,
         state: SeedState,
         measured: SeedSignals,
         signals: SeedSignals,
         parameters: Tensor,
-        ever: Tensor,
-    ) -> Passed:
-        return Passed(
+        seed_parameters_max: Tensor,
+    ) -> RowsAfterStep:
+        return RowsAfterStep(
             state=state,
             own=state.map(self._own),
             signals=signals,
             own_signals=signals.map(self._own),
             legal=legal_slots(state, signals, self.rules),
             seed_parameters=parameters,
-            ever=ever,
+            seed_parameters_max=seed_parameters_max,
             birth_accuracy=measured.birth_accuracy,
         )
 

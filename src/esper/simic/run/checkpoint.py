@@ -31,7 +31,7 @@ _SEAL = "manifest_sha256"
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Damaged(ValueError):
+class CorruptCheckpoint(ValueError):
     """A checkpoint differs from what was written; the message says in one line how."""
 
 
@@ -131,7 +131,7 @@ def load_latest(run: Path) -> Checkpoint:
     for path in reversed(_checkpoints(run)):
         try:
             checkpoint = load_checkpoint(path)
-        except (Damaged, OSError) as error:
+        except (CorruptCheckpoint, OSError) as error:
             damaged.append(f"{path} is corrupt ({getattr(error, 'strerror', None) or error})")
         else:
             for what in damaged:
@@ -172,7 +172,7 @@ def _write(
     sync(folder)
     try:
         _verified(folder)
-    except Damaged as error:
+    except CorruptCheckpoint as error:
         raise OSError(errno.EIO, f"the checkpoint cannot be read back: {error}") from error
 
 
@@ -197,13 +197,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Load the checkpoint in the directory ``path``.
 
     Raises:
-        Damaged: it differs from what was written.
+        CorruptCheckpoint: it differs from what was written.
         OSError: a file is missing or cannot be read.
         UsageError: another version of Esper wrote it.
     """
     manifest, files = _verified(path)
     if manifest.round != int(path.name):
-        raise Damaged(f"its manifest is that of round {manifest.round}")
+        raise CorruptCheckpoint(f"its manifest is that of round {manifest.round}")
     parts = {Path(name).stem: _tensors(name, content) for name, content in files.items()}
     return Checkpoint(path, manifest.round, manifest.events_bytes, manifest.blueprints, parts)
 
@@ -212,7 +212,7 @@ def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
     """The manifest and the content of the files it names, with their checksums verified.
 
     Raises:
-        Damaged: something differs from what was written.
+        CorruptCheckpoint: something differs from what was written.
         OSError: a file is missing or cannot be read.
         UsageError: another version of Esper wrote it.
     """
@@ -220,10 +220,12 @@ def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
     files = {}
     for name, expected in manifest.sha256.items():
         if not (name.endswith(".pt") and name.removesuffix(".pt").isidentifier()):
-            raise Damaged(f"{_MANIFEST} names {shown(name)}, which is not the file of a part")
+            raise CorruptCheckpoint(
+                f"{_MANIFEST} names {shown(name)}, which is not the file of a part"
+            )
         files[name] = (path / name).read_bytes()
         if _sha256(files[name]) != expected:
-            raise Damaged(f"checksum of {name} does not match")
+            raise CorruptCheckpoint(f"checksum of {name} does not match")
     return manifest, files
 
 
@@ -235,9 +237,9 @@ def _read_manifest(path: Path) -> _Manifest:
         # Compare every byte: a checksum of the fields would not detect a missing newline.
         whole = _sealed(fields) == content
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{_MANIFEST} is not a valid manifest") from error
+        raise CorruptCheckpoint(f"{_MANIFEST} is not a valid manifest") from error
     if not whole:
-        raise Damaged(f"checksum of {_MANIFEST} does not match")
+        raise CorruptCheckpoint(f"checksum of {_MANIFEST} does not match")
     if fields.get("schema") != SCHEMA_VERSION:
         raise UsageError(
             f"resume: {path.parent} has schema {shown(fields.get('schema'))}, this version reads "
@@ -246,7 +248,7 @@ def _read_manifest(path: Path) -> _Manifest:
     try:
         return msgspec.convert(fields, _Manifest)
     except msgspec.ValidationError as error:
-        raise Damaged(f"{_MANIFEST}: {shown(str(error))}") from error
+        raise CorruptCheckpoint(f"{_MANIFEST}: {shown(str(error))}") from error
 
 
 def _tensors(name: str, content: bytes) -> dict[str, Any]:
@@ -256,9 +258,9 @@ def _tensors(name: str, content: bytes) -> dict[str, Any]:
     except Exception as error:
         # Which errors a crafted file raises is undocumented, and torch's message advises the user
         # to load the file without weights_only, which would execute it.
-        raise Damaged(f"{name} contains something other than tensors") from error
+        raise CorruptCheckpoint(f"{name} contains something other than tensors") from error
     if not isinstance(part, dict):
-        raise Damaged(f"{name} does not contain a dictionary")
+        raise CorruptCheckpoint(f"{name} does not contain a dictionary")
     return part
 
 

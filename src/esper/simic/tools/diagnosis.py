@@ -30,7 +30,7 @@ STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PolicyResult:
     """Measurements of one policy in one episode of every environment.
 
     Attributes:
@@ -54,7 +54,7 @@ class Diagnosis:
     """Measurements of a task from the episodes of all policies.
 
     Attributes:
-        played: measurements by policy: never, random, heuristic, everything, untrained.
+        results: measurements by policy: never, random, heuristic, everything, untrained.
         by_init, by_actions, by_rest: shares of the variance of the untrained policy's return due to
             the hosts' initial weights and data, to the actions, and to neither; see
             ``variance_shares``. The untrained policy is a learner before its first update. It is
@@ -64,7 +64,7 @@ class Diagnosis:
         return_signal: the same ratio of the difference of their returns.
     """
 
-    played: dict[str, Played]
+    results: dict[str, PolicyResult]
     by_init: float
     by_actions: float
     by_rest: float
@@ -128,25 +128,25 @@ def diagnose(
         "everything": ScheduleActor(Schedule.everything(count, task.host.slots)),
         "untrained": SharedStreams(growth_agent(LearnerConfig(), config.seed, CPU), size),
     }
-    played = {}
+    results = {}
     for name, actor in actors.items():
         on_policy(name)
         # ``everything`` grows in every slot at the same time, which one_at_a_time forbids.
         rules = replace(config, one_at_a_time=config.one_at_a_time and name != "everything")
         env = GrowthEnv([task], torch.arange(count), rules, Precision("cpu"), CPU)
-        played[name] = play(env, actor)
-    returns = played["untrained"].rewards.sum(0).view(groups, size)
-    difference = played["everything"].rewards - played["never"].rewards
+        results[name] = run_policy(env, actor)
+    returns = results["untrained"].rewards.sum(0).view(groups, size)
+    difference = results["everything"].rewards - results["never"].rewards
     steps = signal_to_noise(difference)
     return Diagnosis(
-        played,
+        results,
         *variance_shares(returns),
         step_signal=float(steps.mean()),
         return_signal=float(signal_to_noise(difference.sum(0))),
     )
 
 
-def play(env: GrowthEnv, actor: Actor, episode: int = 0) -> Played:
+def run_policy(env: GrowthEnv, actor: Actor, episode: int = 0) -> PolicyResult:
     """Play one episode of environments of one task and measure it."""
     reached = dict.fromkeys(STAGES, 0.0)
     last: list[Step] = []
@@ -160,7 +160,7 @@ def play(env: GrowthEnv, actor: Actor, episode: int = 0) -> Played:
     report = last[0].report
     assert report.committed is not None
     shares = rollout.observation.masks.ops.double().mean((0, 1)).tolist()
-    return Played(
+    return PolicyResult(
         legal=dict(zip(Op, shares, strict=True)),
         reached=reached,
         utility=env.utility(report.score, report.added).double(),

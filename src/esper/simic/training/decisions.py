@@ -102,7 +102,7 @@ class WatchedActor:
         """See ``Actor.begin``. Copies the weights from which op probabilities are computed."""
         self.actor.begin(environments, episode)
         if isinstance(self.actor, PPOAgent) and isinstance(self.actor.policy, FactoredLSTM):
-            self._ops = self.actor.policy.op_teller()
+            self._ops = self.actor.policy.op_probability_function()
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``Actor.act``."""

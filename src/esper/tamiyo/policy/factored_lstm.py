@@ -167,7 +167,7 @@ class FactoredLSTM(Policy[Observation]):
             inputs = observation, hidden, noise
             return native.act(sizes, parameters, *inputs, self.threads, self._packed)
         features, slots = self.encode(observation)
-        memory, hidden = self.remember(features[None], hidden)
+        memory, hidden = self.run_lstm(features[None], hidden)
         with full_precision(memory.device):
             actions, log_prob, value = self._choose(memory[0], slots, observation, noise)
         return actions, log_prob, value, hidden
@@ -210,7 +210,7 @@ class FactoredLSTM(Policy[Observation]):
         finally:
             self._packed = None
 
-    def op_teller(self) -> Callable[[RecurrentState, ActionMasks], Tensor]:
+    def op_probability_function(self) -> Callable[[RecurrentState, ActionMasks], Tensor]:
         """A function that computes the probability of each op, ``[N, ops]``, in a step.
 
         Its arguments are the recurrent state after the step, which contains the output of the LSTM,
@@ -293,8 +293,8 @@ class FactoredLSTM(Policy[Observation]):
         return features, upcast(slots)
 
     # Native twin: policy/sequence.h, Lstm.
-    def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        """See ``Policy.remember``."""
+    def run_lstm(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        """See ``Policy.run_lstm``."""
         with self.trunk_precision(features.device):
             memory, (h, c) = self.lstm(features, hidden)
         return upcast(memory), (upcast(h), upcast(c))

@@ -111,7 +111,7 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
         """Input of the memory ``[..., width]``, followed by other tensors that the heads need."""
 
     @abstractmethod
-    def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
+    def run_lstm(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """Output of the memory ``[T, N, width]`` for whole sequences, and the state after them."""
 
     @abstractmethod
@@ -155,7 +155,7 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
             hidden: recurrent state before the first step.
         """
         encoded = self.encode(observation)
-        memory, _ = self.remember(encoded[0], hidden)
+        memory, _ = self.run_lstm(encoded[0], hidden)
         return self.evaluate_heads(memory, encoded, observation, actions)
 
     def trunk_precision(self, device: torch.device) -> torch.autocast:

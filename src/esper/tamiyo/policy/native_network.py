@@ -60,7 +60,7 @@ class Library:
         given = (CALLS.PolicySpec, pointers, call, c_int, pointers)
         gradients = (c_void_p, c_void_p, c_void_p, pointers, c_int)
         self.forward = function(f"policy_forward_{suffix}", *given)
-        self.again = function(f"policy_again_{suffix}", c_void_p, call, c_int)
+        self.forward_again = function(f"policy_forward_again_{suffix}", c_void_p, call, c_int)
         self.backward = function(f"policy_backward_{suffix}", c_void_p, *gradients)
         self.free = f"policy_free_{suffix}"
 
@@ -101,7 +101,7 @@ class PackedWeights:
     ) -> None:
         """Compute one step whose ``observation.slots`` has ``shape``."""
         if self._made is not None and self._shape == shape:
-            library.again(self._made[0].address, call, threads)
+            library.forward_again(self._made[0].address, call, threads)
             return
         network, weights = Handle(library.free), addresses(parameters)
         library.forward(_spec(sizes)[0], weights, call, threads, network.address)

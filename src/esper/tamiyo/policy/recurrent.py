@@ -58,7 +58,7 @@ class Trunk(nn.Module):
         self.width = memory or encoder
         self._cell: list[Tensor] | None = None
 
-    def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
+    def run_lstm(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """Output ``[T, N, width]`` for encoded features, and the state after the last step."""
         if self.lstm is None:
             return features, ()
@@ -66,8 +66,8 @@ class Trunk(nn.Module):
             return self._step(self._cell or cell_weights(self.lstm), features[0], hidden)
         return self.lstm(features, hidden)
 
-    def hold(self) -> None:
-        """Cache the LSTM weights in the fastest layout for single steps, until ``let_go``.
+    def cache_weights(self) -> None:
+        """Cache the LSTM weights in the fastest layout for single steps, until ``discard_weights``.
 
         With weights stored column by column, a matrix product with few rows takes a third less
         time and gives the same bits.
@@ -78,8 +78,8 @@ class Trunk(nn.Module):
                 for weight in cell_weights(self.lstm)
             ]
 
-    def let_go(self) -> None:
-        """Discard the weights cached by ``hold``."""
+    def discard_weights(self) -> None:
+        """Discard the weights cached by ``cache_weights``."""
         self._cell = None
 
     def _autocasts(self, features: Tensor) -> bool:
@@ -198,8 +198,8 @@ class RecurrentPolicy(Policy[FlatObservation]):
             encoded = [trunk.encoder(observation.features) for trunk in self._trunks()]
             return (encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1),)
 
-    def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        """See ``Policy.remember``; outputs are concatenated, ``[T, N, trunks * width]``."""
+    def run_lstm(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        """See ``Policy.run_lstm``; outputs are concatenated, ``[T, N, trunks * width]``."""
         trunks = self._trunks()
         outputs: list[Tensor] = []
         after: list[Tensor] = []
@@ -207,7 +207,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
             for i, (trunk, part) in enumerate(
                 zip(trunks, features.chunk(len(trunks), -1), strict=True)
             ):
-                output, state = trunk.remember(part, hidden[2 * i : 2 * i + 2])
+                output, state = trunk.run_lstm(part, hidden[2 * i : 2 * i + 2])
                 outputs.append(output)
                 after += state
         memory = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
@@ -226,13 +226,13 @@ class RecurrentPolicy(Policy[FlatObservation]):
         with torch.no_grad():
             self._options = self._option_weights()
             for trunk in self._trunks():
-                trunk.hold()
+                trunk.cache_weights()
         try:
             yield
         finally:
             self._options = None
             for trunk in self._trunks():
-                trunk.let_go()
+                trunk.discard_weights()
 
     def evaluate_heads(
         self,
@@ -254,7 +254,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
     ) -> tuple[Tensor, Tensor, Tensor, RecurrentState]:
         """See ``Policy.act``."""
         (features,) = self.encode(observation)
-        memory, hidden = self.remember(features[None], hidden)
+        memory, hidden = self.run_lstm(features[None], hidden)
         memory = memory[0]
         with full_precision(memory.device):
             distribution = self._distribution(memory, observation)

@@ -24,7 +24,7 @@ _ALPHAS = (0.0, 0.5)
 _BATCH = 2
 
 
-def tried(
+def precision_after_trial(
     precision: Precision, hosts: Sequence[Host], dtype: torch.dtype, device: torch.device
 ) -> Precision:
     """``precision`` if all ``hosts`` can be trained and scored in it, else float32 and the reason.

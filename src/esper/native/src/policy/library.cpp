@@ -21,8 +21,8 @@ int forward(const PolicySpec* spec, const T* const* parameters, const PolicyCall
 }
 
 template <class T>
-int again(void* network, const PolicyCall<T>* call, int threads) {
-  return guarded([&] { static_cast<PolicyNetwork<T>*>(network)->again(*call, threads); });
+int forward_again(void* network, const PolicyCall<T>* call, int threads) {
+  return guarded([&] { static_cast<PolicyNetwork<T>*>(network)->forward_again(*call, threads); });
 }
 
 template <class T>
@@ -44,9 +44,10 @@ int backward(void* network, const T* d_log_prob, const T* d_entropy, const T* d_
                                     void** network) {                                            \
     return esper::policy::forward(spec, parameters, call, threads, network);                     \
   }                                                                                              \
-  int esper_policy_again_##SUFFIX(void* network, const esper::policy::PolicyCall<T>* call,       \
+  int esper_policy_forward_again_##SUFFIX(void* network,                                         \
+                                          const esper::policy::PolicyCall<T>* call,            \
                                   int threads) {                                                 \
-    return esper::policy::again(network, call, threads);                                         \
+    return esper::policy::forward_again(network, call, threads);                                 \
   }                                                                                              \
   int esper_policy_backward_##SUFFIX(void* network, const T* d_log_prob, const T* d_entropy,     \
                                      const T* d_value, T* const* gradients, int threads) {       \

@@ -40,7 +40,7 @@ class PolicyNetwork {
   }
 
   // Runs forward again with other inputs of the same shape and unchanged parameters.
-  void again(const PolicyCall<T>& call, int threads) {
+  void forward_again(const PolicyCall<T>& call, int threads) {
     if (call.steps != call_.steps || call.environments != call_.environments ||
         call.slots != call_.slots)
       throw std::invalid_argument("a network is made for one shape");
@@ -177,7 +177,7 @@ class PolicyNetwork {
     encode(block);
     lstm_.forward(of(encoded_, block), call_.steps, of(gates_, block), of_states(cell_, block),
                   of(shown_, block), of_states(hidden_, block));
-    remember(block);
+    run_lstm(block);
     decide_op(block);
     decide_slot(block);
     decide_choices(block);
@@ -269,7 +269,7 @@ class PolicyNetwork {
   }
 
   // Copies the output of the LSTM for the heads, and its state after the last step.
-  void remember(int64_t block) {
+  void run_lstm(int64_t block) {
     const Matrix<T> memory = of_states(hidden_, block).from(block_);
     for (ptrdiff_t row = 0; row < rows_; ++row) {
       std::copy_n(memory.row(row), spec_.hidden, of(context_, block).row(row));

@@ -71,7 +71,7 @@ class LayerNorm {
 
 // An LSTM layer with the gate order of torch: input, forget, cell, output. Gate g of a row begins at
 // column g * padded(hidden). Rows are ordered by step, with `block` rows per step.
-// Twin of tamiyo.policy.factored_lstm.FactoredLSTM.remember.
+// Twin of tamiyo.policy.factored_lstm.FactoredLSTM.run_lstm.
 template <class T>
 class Lstm {
  public:

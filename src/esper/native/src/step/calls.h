@@ -128,7 +128,7 @@ struct CheckCall {
 struct PassCall {
   SeedBlocks before, acted;
   SignalBlocks previous;
-  const uint8_t* rolled;                              // [N], null if no row was rolled back
+  const uint8_t* rolled_back;                         // [N], null if no row was rolled back
   const int64_t* seed_parameters;                     // [N, S], before
   const float *accuracy_before, *accuracy;            // [N]
   const float *train_loss, *host_norm, *seed_norm;    // [N], [N], [N, S]
@@ -138,7 +138,7 @@ struct PassCall {
   SignalBlocks signals;
   float* birth_accuracy;                              // [N, S], also of seeds removed in this step
   uint8_t* legal;                                     // [N, ops, S]
-  int64_t *parameters, *ever;                         // [N, S], after; maximum of before and after
+  int64_t *parameters, *seed_parameters_max;          // [N, S], after; maximum of before and after
 };
 
 struct ObserveCall {

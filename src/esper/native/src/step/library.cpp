@@ -21,7 +21,7 @@ int esper_step_check(const esper::step::CheckCall* call) {
 }
 
 int esper_step_pass(const esper::step::StepSpec* spec, const esper::step::PassCall* call) {
-  esper::step::pass_time(*spec, *call);
+  esper::step::advance_lifecycle(*spec, *call);
   return 0;
 }
 

@@ -23,7 +23,7 @@ _SETTLED = 14
 
 
 @dataclass(frozen=True, slots=True)
-class Fitness:
+class TaskTrial:
     """Result of a trial of a task.
 
     Attributes:
@@ -40,7 +40,7 @@ class Fitness:
     seconds: float
 
 
-def examine(task: Task, backend: str = "auto") -> Fitness:
+def try_task(task: Task, backend: str = "auto") -> TaskTrial:
     """Try every blueprint in every slot, then grow the largest one in all slots.
 
     Args:
@@ -56,20 +56,20 @@ def examine(task: Task, backend: str = "auto") -> Fitness:
             raise UsageError("slots: the host has none, so nothing can grow")
         try_host(task.host, Precision("cpu"), torch.float32, CPU)
         forget_peak()
-        few_bytes, _, _ = grown_up(task, FEW, backend)
-        many_bytes, seconds, name = grown_up(task, MANY, backend)
+        few_bytes, _, _ = measure_grown(task, FEW, backend)
+        many_bytes, seconds, name = measure_grown(task, MANY, backend)
     except UsageError as error:
         raise UsageError(f"{task.name}: {error}") from error
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(f"{task.name}: a step fails ({type(error).__name__}: {reason})") from error
     if few_bytes is None or many_bytes is None:
-        return Fitness(data, name, None, seconds)
+        return TaskTrial(data, name, None, seconds)
     per_environment = max(0.0, (many_bytes - few_bytes) / (MANY - FEW))
-    return Fitness(data, name, per_environment, seconds)
+    return TaskTrial(data, name, per_environment, seconds)
 
 
-def grown_up(task: Task, envs: int, backend: str) -> tuple[int | None, float, str]:
+def measure_grown(task: Task, envs: int, backend: str) -> tuple[int | None, float, str]:
     """Grow the largest seed in every slot until all act.
 
     Steps have one minibatch, because further minibatches take more time but not more memory. At the
