@@ -178,6 +178,7 @@ class World:
             last_op=torch.randint(len(Op), (self.rows,), generator=self.random),
             success=self.bools(self.rows),
             rolled_back=self.bools(self.rows),
+            log_rent=self.floats(self.rows),
         )
 
     def step(self, t: int) -> None:

@@ -20,6 +20,7 @@ from esper.tamiyo.policy.features import (
     Progress,
     critic_features,
     host_features,
+    log_price,
     slot_features,
     symlog,
 )
@@ -39,6 +40,7 @@ def progress_of(count: int, **changes) -> Progress:
         "last_op": torch.full((count,), int(Op.ADVANCE)),
         "success": torch.ones(count).bool(),
         "rolled_back": torch.zeros(count).bool(),
+        "log_rent": torch.zeros(count),
     }
     return Progress(**(known | changes))
 
@@ -58,7 +60,12 @@ def state_of(stages: list[Stage], **columns) -> SeedState:
 
 def test_host_features_match_their_names() -> None:
     state = state_of([Stage.TRAINING, Stage.BLENDING, Stage.FOSSILISED, Stage.DORMANT])
-    progress = progress_of(1, rolled_back=torch.tensor([True]), success=torch.tensor([False]))
+    progress = progress_of(
+        1,
+        rolled_back=torch.tensor([True]),
+        success=torch.tensor([False]),
+        log_rent=log_price(torch.tensor([0.1])),
+    )
     parameters = torch.tensor([[100, 50, 50, 0]])
     found = named(host_features(progress, state, 400, parameters, 3)[0], HOST_FEATURES)
     expected = {
@@ -83,9 +90,18 @@ def test_host_features_match_their_names() -> None:
         "log_growth": math.log(1.5),
         "budget_left": 0.0,
         "rolled_back": 1.0,
+        "log_rent": math.log(2.0),
     }
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_the_price_feature_is_finite_and_rises_with_the_rent() -> None:
+    found = log_price(torch.tensor([0.0, 0.01, 0.05, 0.3], dtype=torch.float64))
+    assert found.dtype == torch.float32
+    assert found.isfinite().all()
+    assert found.tolist() == sorted(found.tolist())
+    assert found[2] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_unknown_host_features_are_minus_one() -> None:

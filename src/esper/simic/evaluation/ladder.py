@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from esper.runtime.tasks import SUITES, find_all
 from esper.simic.evaluation.plans import Plan
-from esper.simic.evaluation.play import Floats, Outcome, Population, play_plans
+from esper.simic.evaluation.play import Floats, Outcome, Population, play, play_plans
 from esper.simic.evaluation.rules import RULES, Known
+from esper.simic.evaluation.trials import TRIALS, trial_actor
 from esper.simic.run.disk import replace_synced
 
 TRAINING_HOSTS, FRESH_HOSTS = 0, 1 << 20
@@ -34,7 +35,6 @@ class Ladder:
         plans: names of the plans of the library.
         rungs: utility by control, ``[H]`` each, in the order in which they are shown.
         chosen: for each control that chooses plans, the plan of each host, ``[H]``.
-        validation: validation utility of the same rungs, where it was measured.
     """
 
     suite: str
@@ -51,6 +51,7 @@ class Ladder:
 
 
 NEVER_GROW, EVERYTHING = "never grow", "everything at step 0"
+TRY_AND_KEEP = "try and keep"
 BEST_PER_TASK, CLAIRVOYANT = "best plan per task", "clairvoyant per host"
 
 
@@ -66,53 +67,97 @@ def population(suite: str, hosts: int, fresh: bool, threads: int) -> Population:
     return Population(drawn, FRESH_HOSTS if fresh else TRAINING_HOSTS, threads=threads)
 
 
-def controls(
-    suite: str,
-    training: Outcome,
-    fresh: tuple[Outcome, Outcome],
-    hosts: Population,
-    known: Known,
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Outcomes of the library of plans and of the variants of try-and-keep.
+
+    Attributes:
+        tuning: plans on the training hosts.
+        fresh: plans on the fresh hosts.
+        again: plans on the fresh hosts with another data order.
+        tuning_trials, fresh_trials: try-and-keep on either.
+    """
+
+    tuning: Outcome
+    fresh: Outcome
+    again: Outcome
+    tuning_trials: Outcome
+    fresh_trials: Outcome
+
+
+def play_library(
+    training: Population,
+    fresh: Population,
     plans: tuple[Plan, ...],
-) -> Ladder:
-    """The ladder of all controls.
+    work: Path,
+    on_batch: Callable[[str, int], None] = lambda stage, hosts: None,
+) -> Played:
+    """Play the plans and the variants of try-and-keep.
 
     Args:
-        suite: name of the suite.
-        training: the library on the training hosts.
-        fresh: the library on the fresh hosts, with either data order; the first is scored.
-        hosts: the fresh hosts.
-        known: what the rules are tuned on.
+        training: hosts on which rules are tuned.
+        fresh: hosts on which they are scored.
         plans: the library.
+        work: directory in which finished stages are kept; they are not repeated.
+        on_batch: called with the stage and the number of hosts of every finished batch.
     """
-    first, second = fresh
-    names = [task.family or task.name for task in hosts.tasks]
-    ladder = Ladder(suite, names, [plan.name for plan in plans])
+    scored, again = (replace(fresh, data_seed=order) for order in ORDERS)
+    tuning = replace(training, data_seed=ORDERS[0])
+
+    def stage(name: str, hosts: Population, trials: bool) -> Outcome:
+        def make() -> Outcome:
+            def done(count: int) -> None:
+                on_batch(name, count)
+
+            if trials:
+                return play(hosts, trial_actor, len(TRIALS), on_batch=done)
+            return play_plans(hosts, plans, done)
+
+        return kept_outcome(work / f"{name}-{len(hosts.tasks)}.npz", make)
+
+    return Played(
+        tuning=stage("tuning", tuning, False),
+        fresh=stage("fresh", scored, False),
+        again=stage("again", again, False),
+        tuning_trials=stage("tuning-trials", tuning, True),
+        fresh_trials=stage("fresh-trials", scored, True),
+    )
+
+
+def controls(suite: str, played: Played, hosts: Population, plans: tuple[Plan, ...]) -> Ladder:
+    """The ladder of all controls on the fresh hosts ``hosts``."""
+    names = np.array([task.family or task.name for task in hosts.tasks])
+    ladder = Ladder(suite, names.tolist(), [plan.name for plan in plans])
+    known = known_plans(played.tuning, hosts.tasks[0].episode_length, plans)
 
     def add(name: str, chosen: NDArray[np.int_]) -> None:
         ladder.chosen[name] = chosen
-        ladder.rungs[name] = first.members(chosen)
+        ladder.rungs[name] = played.fresh.members(chosen)
 
-    count = len(names)
-    add(NEVER_GROW, np.zeros(count, dtype=int))
+    add(NEVER_GROW, np.zeros(len(names), dtype=int))
     at_once = [i for i, plan in enumerate(plans) if plan.at_once]
-    best = at_once[int(training.test_utility.mean(0)[at_once].argmax())]
-    add(EVERYTHING, np.full(count, best))
+    largest = at_once[int(played.tuning.test_utility.mean(0)[at_once].argmax())]
+    add(EVERYTHING, np.full(len(names), largest))
     for name, tuned in RULES.items():
-        add(name, tuned(known)(first.features))
+        add(name, tuned(known)(played.fresh.features))
+    variant = int(played.tuning_trials.test_utility.mean(0).argmax())
+    ladder.rungs[TRY_AND_KEEP] = played.fresh_trials.test_utility[:, variant]
     if len(set(names)) > 1:
-        own = {name: _best(second, np.array(names) == name) for name in names}
-        add(BEST_PER_TASK, np.array([own[name] for name in names]))
-    add(CLAIRVOYANT, second.test_utility.argmax(1))
+        utility = played.again.test_utility
+        best = {name: int(utility[names == name].mean(0).argmax()) for name in set(names)}
+        add(BEST_PER_TASK, np.array([best[name] for name in names]))
+    add(CLAIRVOYANT, played.again.test_utility.argmax(1))
     return ladder
 
 
-def _best(outcome: Outcome, where: NDArray[np.bool_]) -> int:
-    return int(outcome.test_utility[where].mean(0).argmax())
+def known_plans(outcome: Outcome, length: int, plans: tuple[Plan, ...]) -> Known:
+    """What rules are tuned on: the outcome of the plans on training hosts.
 
-
-def known_of(outcome: Outcome, hosts: Population, plans: tuple[Plan, ...]) -> Known:
-    """What rules are tuned on: the library's outcome on training hosts."""
-    length = hosts.tasks[0].episode_length
+    Args:
+        outcome: outcome of the plans.
+        length: steps per episode.
+        plans: the library.
+    """
     starts = np.array([min(length, round(plan.start * length)) for plan in plans])
     return Known(outcome.test_utility, outcome.features, starts, tuple(p.kind for p in plans))
 
@@ -121,54 +166,10 @@ def kept_outcome(path: Path, make: Callable[[], Outcome]) -> Outcome:
     """The outcome stored at ``path``; made and stored there if there is none."""
     if not path.exists():
         outcome = make()
+        buffer = io.BytesIO()
+        arrays = {name: getattr(outcome, name).astype(np.float32) for name in Outcome.__slots__}
+        np.savez_compressed(buffer, **arrays)
         path.parent.mkdir(parents=True, exist_ok=True)
-        buffer = _packed(outcome)
-        replace_synced(path, buffer)
+        replace_synced(path, buffer.getvalue())
     with np.load(path) as stored:
         return Outcome(**{name: stored[name].astype(float) for name in Outcome.__slots__})
-
-
-def _packed(outcome: Outcome) -> bytes:
-    buffer = io.BytesIO()
-    arrays = {name: getattr(outcome, name).astype(np.float32) for name in Outcome.__slots__}
-    np.savez_compressed(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def play_controls(
-    suite: str,
-    hosts: int,
-    training_hosts: int,
-    plans: tuple[Plan, ...],
-    threads: int,
-    work: Path,
-    on_batch: Callable[[str, int], None] = lambda stage, hosts: None,
-) -> Ladder:
-    """Play the library on training and fresh hosts and build the ladder of controls.
-
-    Args:
-        suite: name of a suite or family.
-        hosts: number of fresh hosts.
-        training_hosts: number of hosts on which rules are tuned.
-        plans: the library.
-        threads: CPU threads.
-        work: directory in which finished stages are kept; they are not repeated.
-        on_batch: called with the stage and the number of hosts of every finished batch.
-    """
-    training = population(suite, training_hosts, False, threads)
-    fresh = population(suite, hosts, True, threads)
-    orders = [replace(fresh, data_seed=order) for order in ORDERS]
-    stages = {
-        f"training-{training_hosts}": replace(training, data_seed=ORDERS[0]),
-        **{f"fresh-{hosts}-order-{order}": p for order, p in zip(ORDERS, orders, strict=True)},
-    }
-    found = []
-    for stage, hosts_of in stages.items():
-
-        def make(stage: str = stage, hosts_of: Population = hosts_of) -> Outcome:
-            return play_plans(hosts_of, plans, lambda done: on_batch(stage, done))
-
-        found.append(kept_outcome(work / f"{stage}-{len(plans)}-plans.npz", make))
-    tuned, *measured = found
-    known = known_of(tuned, training, plans)
-    return controls(suite, tuned, (measured[0], measured[1]), fresh, known, plans)

@@ -90,7 +90,7 @@ def play_plans(
         chosen = tuple(plans[i] for i in places)
 
         def actor(env: GrowthEnv, chosen: tuple[Plan, ...] = chosen) -> Actor:
-            rows = [schedule(chosen, env.tasks[task]) for task in _task_of_groups(env)]
+            rows = [schedule(chosen, task) for task in tasks_of_groups(env)]
             return ScheduleActor(_stacked(rows))
 
         together = places is at_once
@@ -178,10 +178,10 @@ def _batch(
     )
 
 
-def _task_of_groups(env: GrowthEnv) -> list[int]:
-    """Index of the task of each group, in the order of the groups."""
+def tasks_of_groups(env: GrowthEnv) -> list[Task]:
+    """The task of each group of an environment with assigned tasks."""
     assert env.assigned is not None
-    return env.assigned[:: env.config.group_size].tolist()
+    return [env.tasks[index] for index in env.assigned[:: env.config.group_size].tolist()]
 
 
 def _stacked(rows: Sequence[Schedule]) -> Schedule:

@@ -21,7 +21,7 @@ from esper.simic.growth.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stag
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
 from esper.simic.growth.step_functions import ActionOutcome
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import HISTORY, Observation, Progress
+from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price
 from esper.tolaria.backends import Backend, EpochResult, Scores
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Measurement, Rows
@@ -113,6 +113,7 @@ class Shard:
         self.slots = self.engine.slots
         self.host_parameters = self.engine.host.parameter_count
         self.rent = bank.rents[tasks]
+        self.log_rent = log_price(bank.rents[rows.task])
         self.rules = Rules.for_horizon(
             config.episode_length,
             config.max_seeds or len(self.slots),
@@ -171,6 +172,7 @@ class Shard:
             last_op=torch.zeros(rows, dtype=torch.long, device=self.device),
             success=torch.ones(rows, dtype=torch.bool, device=self.device),
             rolled_back=torch.zeros(rows, dtype=torch.bool, device=self.device),
+            log_rent=self.log_rent,
         )
         scores = self.engine.measure(self.state, 0, committed=False).scores
         self._remember(scores)

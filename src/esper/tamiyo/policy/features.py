@@ -36,6 +36,7 @@ HOST_FEATURES = (
     "log_growth",
     "budget_left",
     "rolled_back",
+    "log_rent",
 )
 """Names of the host features, in order."""
 
@@ -71,6 +72,8 @@ SLOT_FEATURES = (
 
 POINTS = 10.0
 """Factor applied to differences of scores."""
+USUAL_RENT, LEAST_RENT = 0.05, 1e-4
+"""Rent whose feature is 0, and the rent below which the feature no longer falls."""
 INFINITE_NORM = 1e6
 """Replaces an infinite norm."""
 
@@ -123,6 +126,7 @@ class Progress:
         last_op: op that took effect in the last step, WAIT if none did, int64 ``[N]``.
         success: whether the last action took effect, bool ``[N]``.
         rolled_back: whether the governor rolled the host back in the last step, bool ``[N]``.
+        log_rent: price of parameters, see ``log_price``, float32 ``[N]``.
     """
 
     step: int
@@ -134,6 +138,7 @@ class Progress:
     last_op: Tensor
     success: Tensor
     rolled_back: Tensor
+    log_rent: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Progress":
         """A copy with ``function`` applied to every tensor."""
@@ -187,6 +192,7 @@ def host_features(
             (seed_parameters.sum(1, keepdim=True).float() / host_parameters).log1p(),
             1.0 - living.float() / most_seeds(max_seeds, slots),
             flags[:, 1:],
+            progress.log_rent[:, None],
         ],
         1,
     )
@@ -265,6 +271,11 @@ def slot_features(
 def log_size(host_parameters: int) -> float:
     """The host feature ``log_host_parameters``."""
     return log(host_parameters) / 10.0
+
+
+def log_price(rent: Tensor) -> Tensor:
+    """The host feature ``log_rent``: logarithm of the rent relative to 0.05, float32 ``[N]``."""
+    return (rent.float().clamp(min=LEAST_RENT) / USUAL_RENT).log()
 
 
 def most_seeds(max_seeds: int, slots: int) -> int:

@@ -150,6 +150,7 @@ struct ObserveCall {
   const float *train_loss, *train_accuracy;           // [N]
   const int64_t* last_op;                             // [N]
   const uint8_t *success, *rolled_back;               // [N]
+  const float* log_rent;                              // [N]
   const float *score, *twin_score;                    // [environments]
   float *host, *slot, *critic;                        // [environments, F], [.., S, F], [.., F]
   int64_t* blueprints;                                // [environments, S]

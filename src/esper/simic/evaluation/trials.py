@@ -1,0 +1,58 @@
+"""The variants of try-and-keep among which the ladder chooses on training hosts."""
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from esper.simic.evaluation.plans import blueprint_of
+from esper.simic.evaluation.play import tasks_of_groups
+from esper.simic.growth.collect import Actor
+from esper.simic.growth.environment import GrowthEnv
+from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor
+
+REST = 5
+"""Steps before the end at which a trial decides: enough to prune, fossilise and train on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """A variant of try-and-keep.
+
+    Attributes:
+        size: size of the seeds, see ``plans.PlannedSeed``.
+        start: part of the episode after which it plants.
+        keep: most seeds that it keeps.
+    """
+
+    size: float
+    start: float
+    keep: int
+
+
+TRIALS = tuple(TrialPlan(*chosen) for chosen in product((1 / 3, 2 / 3), (0.0, 0.25), (1, 99)))
+
+
+def trial_actor(env: GrowthEnv) -> Actor:
+    """Member m of every group plays ``TRIALS[m]``."""
+    length, members = env.config.episode_length, len(TRIALS)
+    tasks = tasks_of_groups(env)
+    slots = env.slot_count
+    blueprint = torch.zeros(env.count, slots, dtype=torch.long)
+    for group, task in enumerate(tasks):
+        for member, plan in enumerate(TRIALS):
+            for s, slot in enumerate(task.host.slots):
+                blueprint[group * members + member, s] = blueprint_of(plan.size, slot)
+    count = len(tasks)
+
+    def repeated(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values * count)
+
+    return TryAndKeepActor(
+        Trial(
+            blueprint=blueprint,
+            start=repeated([round(plan.start * length) for plan in TRIALS]),
+            decision=repeated([max(1, length - REST)] * members),
+            keep=repeated([plan.keep for plan in TRIALS]),
+        )
+    )

@@ -1,0 +1,120 @@
+"""Try and keep: plant in every slot, judge by contribution, keep what pays its price.
+
+The rule a user would write first. It needs no look at the host before it plants, because the
+contribution of a planted seed is measured.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import ALPHA_SPEED_STEPS, CANONICAL_CHOICE, HEADS, Op, Style
+from esper.leyline.stages import Stage
+from esper.tamiyo.baselines import without_learning
+from esper.tamiyo.policy.features import (
+    HOST_FEATURES,
+    POINTS,
+    SLOT_FEATURES,
+    USUAL_RENT,
+    Observation,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to plant and what to keep, for N environments.
+
+    Attributes:
+        blueprint: blueprint for each slot, int64 ``[N, S]``.
+        start: first step in which a seed may germinate, int64 ``[N]``.
+        decision: step from which seeds are pruned and fossilised, int64 ``[N]``.
+        keep: most seeds that are kept, int64 ``[N]``.
+    """
+
+    blueprint: Tensor
+    start: Tensor
+    decision: Tensor
+    keep: Tensor
+
+
+class TryAndKeepActor:
+    """Plants a seed in every slot and keeps the best that pay their price.
+
+    From the step of the decision on, seeds are ranked by contribution minus rent. Those that do not
+    pay, or are not among the best, are pruned one per step, the worst first; then the others are
+    fossilised. A seed that is not fossilised at the end does not count.
+
+    Args:
+        trial: one row per environment, with as many slots as the observations.
+    """
+
+    def __init__(self, trial: Trial):
+        self.trial = trial
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.growth.collect.Actor.begin``."""
+        device = environments.device
+        self._trial = Trial(*(getattr(self.trial, f.name).to(device) for f in fields(Trial)))
+        self._planted = torch.zeros_like(self._trial.blueprint, dtype=torch.bool)
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.growth.collect.Actor.act``.
+
+        Order of precedence: prune, fossilise, advance, germinate, wait.
+        """
+        legal, trial = observation.masks.slots, self._trial
+        worth = seed_worth(observation)
+        deciding = (trial.decision <= step)[:, None]
+        order = worth.argsort(1, descending=True).argsort(1)
+        kept = (worth > 0.0) & (order < trial.keep[:, None])
+        known = feature(observation, "contribution_known") > 0.0
+        fossilised = feature(observation, f"stage_{Stage.FOSSILISED.name.lower()}") > 0.0
+        rejected = deciding & known & ~fossilised & ~kept & legal[:, Op.PRUNE]
+        due = (trial.start <= step) & (trial.decision > step)
+        wanted = {
+            Op.PRUNE: rejected,
+            Op.FOSSILISE: legal[:, Op.FOSSILISE] & deciding & kept,
+            Op.ADVANCE: legal[:, Op.ADVANCE],
+            Op.GERMINATE: legal[:, Op.GERMINATE] & due[:, None] & ~self._planted,
+        }
+        op = torch.zeros_like(trial.start)
+        slot = torch.zeros_like(op)
+        for choice in reversed(wanted):
+            where, score = wanted[choice].any(1), wanted[choice].float()
+            if choice is Op.PRUNE:
+                score = torch.where(wanted[choice], order.float() + 1.0, 0.0)
+            op = torch.where(where, int(choice), op)
+            slot = torch.where(where, score.argmax(1), slot)
+        germinates = op == Op.GERMINATE
+        places = torch.arange(self._planted.shape[1], device=op.device)
+        self._planted |= germinates[:, None] & (places == slot[:, None])
+        blueprint = trial.blueprint.gather(1, slot[:, None])[:, 0]
+        heads = {
+            "op": op,
+            "slot": slot,
+            "blueprint": torch.where(germinates, blueprint, CANONICAL_CHOICE["blueprint"]),
+            "style": torch.where(germinates, int(Style.LINEAR_ADD), CANONICAL_CHOICE["style"]),
+            "tempo": torch.where(germinates, 0, CANONICAL_CHOICE["tempo"]),
+            "alpha_speed": torch.where(
+                op == Op.PRUNE, ALPHA_SPEED_STEPS.index(0), CANONICAL_CHOICE["alpha_speed"]
+            ),
+        }
+        columns = [heads.get(h, torch.full_like(op, CANONICAL_CHOICE[h])) for h in HEADS]
+        return without_learning(torch.stack(columns, -1))
+
+
+def seed_worth(observation: Observation) -> Tensor:
+    """Contribution of each seed minus the rent of its parameters alone, ``[N, S]``.
+
+    -inf where no contribution is known.
+    """
+    rent = USUAL_RENT * observation.host[:, HOST_FEATURES.index("log_rent")].exp()
+    price = rent[:, None] * feature(observation, "log_seed_share")
+    worth = feature(observation, "contribution") / POINTS - price
+    return torch.where(feature(observation, "contribution_known") > 0.0, worth, -torch.inf)
+
+
+def feature(observation: Observation, name: str) -> Tensor:
+    """A slot feature, ``[N, S]``."""
+    return observation.slots[..., SLOT_FEATURES.index(name)]
