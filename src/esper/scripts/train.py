@@ -53,7 +53,7 @@ class ViewConfig:
 class PPOArguments(TrainConfig):
     """Train a growth policy with PPO: it decides in every epoch what grows in each host, and where.
 
-    With --gym, train a policy for a Gymnasium environment instead.
+    If a Gymnasium environment is named, train a policy for it instead.
     """
 
     source: SourceConfig = field(default_factory=SourceConfig)

@@ -274,7 +274,7 @@ def test_the_kind_of_a_run_comes_from_flags_or_file_and_cannot_change(
     assert train(tmp_path / "more", *flags, "--gym", "CartPole-v1", "--envs", "2") == 0
     capsys.readouterr()
     growth = unflatten({})
-    with pytest.raises(UsageError, match="gym: 'CartPole-v1' is another kind of run"):
+    with pytest.raises(UsageError, match="gym: 'CartPole-v1' would change the kind of run"):
         unflatten({"gym": "CartPole-v1"}, growth)
     assert guarded(esper, ["train", "heuristic", "--gym", "CartPole-v1"]) == 2
     assert "--gym" in capsys.readouterr().err

@@ -135,8 +135,8 @@ class LearnerConfig:
     )
     """Passes over the rollout of each round."""
     minibatches: int = setting(4, up_to(1_000_000))
-    """Minibatches per pass, each a set of whole sequences: episodes, or with --gym the part of each
-    episode within the rollout."""
+    """Minibatches per pass, each a set of whole sequences: episodes, or for a Gymnasium task the
+    part of each episode within the rollout."""
     clip: float = setting(0.2, POSITIVE, aliases=("clip_ratio",))
     """PPO clip range: the importance ratio is clipped to 1 plus or minus this."""
     clip_decay: Literal["none", "linear", "cosine", "step"] = "none"
