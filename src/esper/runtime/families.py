@@ -16,7 +16,7 @@ from esper.runtime.registry import Drift, Family, Pretraining, Task
 from esper.runtime.shifts import KINDS, Shift, shifted_digits
 
 _ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1))
-_CLEAN = Pretraining(digits, steps=40, learning_rate=2e-2)
+_CLEAN = Pretraining(digits, steps=120, learning_rate=2e-2)
 PRICES = 0.02, 0.3
 """Least and greatest rent of a drawn task; its logarithm is uniform."""
 

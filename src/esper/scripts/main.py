@@ -22,6 +22,7 @@ COMMANDS = {
     name: _later(name, summary)
     for name, summary in {
         "train": "Train a growth policy with PPO, or run the heuristic.",
+        "evaluate": "Measure a policy against controls on fresh hosts.",
         "grow": "Grow one network with a policy and export it.",
         "sanctum": "Watch a run on the terminal, live or finished.",
         "report": "Write an HTML report about one or more runs.",

@@ -100,7 +100,10 @@ class TryAndKeepActor:
                 op == Op.PRUNE, ALPHA_SPEED_STEPS.index(0), CANONICAL_CHOICE["alpha_speed"]
             ),
         }
-        columns = [heads.get(h, torch.full_like(op, CANONICAL_CHOICE[h])) for h in HEADS]
+        columns = [
+            heads[head] if head in heads else torch.full_like(op, CANONICAL_CHOICE[head])
+            for head in HEADS
+        ]
         return without_learning(torch.stack(columns, -1))
 
 

@@ -6,65 +6,116 @@ data order, scored with another order, so that it is not paid for luck.
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.leyline.errors import UsageError
+from esper.leyline.evaluation import Evaluation, Rung
 from esper.runtime.tasks import SUITES, find_all
-from esper.simic.evaluation.plans import Plan
-from esper.simic.evaluation.play import Floats, Outcome, Population, play, play_plans
+from esper.simic.evaluation.plans import Plan, library
+from esper.simic.evaluation.play import Outcome, Population, play, play_plans
 from esper.simic.evaluation.rules import RULES, Known
 from esper.simic.evaluation.trials import TRIALS, trial_actor
 from esper.simic.run.disk import replace_synced
+from esper.simic.tools.grow import GrowingPolicy
 
 TRAINING_HOSTS, FRESH_HOSTS = 0, 1 << 20
 """Identities of the first training host and of the first fresh host."""
 ORDERS = 1, 2
 """Seeds of the two data orders."""
+RULE = "rule"
+"""Name of a policy that stands for the controls alone."""
+
+OnBatch = Callable[[str, int, int], None]
+"""Called with a stage, the hosts of a finished batch, and all hosts of the stage."""
 
 
-@dataclass(slots=True)
-class Ladder:
-    """Test utility of every control and policy on H fresh hosts.
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """The hosts of an evaluation.
 
     Attributes:
-        suite: name of the suite.
-        tasks: task or family of each host, ``[H]``.
-        plans: names of the plans of the library.
-        rungs: utility by control, ``[H]`` each, in the order in which they are shown.
-        chosen: for each control that chooses plans, the plan of each host, ``[H]``.
+        training: hosts on which rules are tuned.
+        fresh: hosts on which everything is scored.
     """
 
-    suite: str
-    tasks: list[str]
-    plans: list[str]
-    rungs: dict[str, Floats] = field(default_factory=dict)
-    chosen: dict[str, NDArray[np.int_]] = field(default_factory=dict)
-
-    def shares(self) -> dict[str, float]:
-        """Share of the hosts on which each plan is the clairvoyant's choice, largest first."""
-        counts = np.bincount(self.chosen[CLAIRVOYANT], minlength=len(self.plans))
-        order = counts.argsort(kind="stable")[::-1]
-        return {self.plans[i]: float(counts[i] / counts.sum()) for i in order if counts[i]}
+    training: Population
+    fresh: Population
 
 
-NEVER_GROW, EVERYTHING = "never grow", "everything at step 0"
-TRY_AND_KEEP = "try and keep"
-BEST_PER_TASK, CLAIRVOYANT = "best plan per task", "clairvoyant per host"
-
-
-def population(suite: str, hosts: int, fresh: bool, threads: int) -> Population:
-    """``hosts`` training hosts or fresh hosts of a suite, its tasks in turn.
+def evaluation_hosts(suite: str, training: int, fresh: int, threads: int) -> Hosts:
+    """Training and fresh hosts of a suite, its tasks in turn.
 
     A family's fresh hosts are held-out draws.
+
+    Raises:
+        UsageError: there is no such suite, or its tasks differ in their horizon.
     """
     held_out = f"{suite}_held_out"
-    name = held_out if fresh and held_out in SUITES else suite
-    tasks = find_all([name])
-    drawn = tuple(tasks[i % len(tasks)] for i in range(hosts))
-    return Population(drawn, FRESH_HOSTS if fresh else TRAINING_HOSTS, threads=threads)
+
+    def population(name: str, count: int, first: int) -> Population:
+        tasks = find_all([name])
+        horizons = {(task.episode_length, task.max_batches, task.batch_size) for task in tasks}
+        if len(horizons) > 1:
+            raise UsageError(
+                f"suite: the tasks of {name} differ in episode length or minibatches; name one task"
+            )
+        drawn = tuple(tasks[i % len(tasks)] for i in range(count))
+        return Population(drawn, first, threads=threads)
+
+    return Hosts(
+        population(suite, training, TRAINING_HOSTS),
+        population(held_out if held_out in SUITES else suite, fresh, FRESH_HOSTS),
+    )
+
+
+def evaluate(
+    policy: str,
+    suite: str,
+    hosts: Hosts,
+    random_plans: int,
+    members: int,
+    work: Path,
+    on_batch: OnBatch = lambda stage, done, total: None,
+) -> Evaluation:
+    """Play the controls and a policy on the same hosts.
+
+    Args:
+        policy: a run directory, ``heuristic``, ``never``, or ``RULE`` for the controls alone.
+        suite: name of the suite, for the result.
+        hosts: see ``evaluation_hosts``.
+        random_plans: number of random schedules in the library.
+        members: episodes per host of a policy that samples its actions.
+        work: directory in which finished stages are kept; they are not repeated.
+        on_batch: see ``OnBatch``.
+
+    Raises:
+        UsageError: the policy does not exist or has no usable checkpoint.
+    """
+    grower = None if policy == RULE else GrowingPolicy.named(policy)
+    plans = library(random_plans)
+    scored = replace(hosts.fresh, data_seed=ORDERS[0])
+    played = play_library(hosts, plans, work, on_batch)
+    rungs = controls(played, hosts, plans)
+    if grower is not None:
+        total = len(scored.tasks)
+        ways = ((True, 1), (False, members)) if grower.learned else ((False, 1),)
+        for greedy, count in ways:
+            name = grower.name if not grower.learned else f"{'greedy' if greedy else 'sampled'}"
+            outcome = play(
+                scored,
+                lambda env, greedy=greedy: grower.actor(env, greedy),  # type: ignore[misc]
+                count,
+                on_batch=lambda done, name=name: on_batch(name, done, total),  # type: ignore[misc]
+            )
+            rungs.append(_rung(f"policy, {name}", outcome, policy=True))
+    tasks = [task.family or task.name for task in hosts.fresh.tasks]
+    names = [plan.name for plan in plans]
+    return Evaluation(policy, suite, len(hosts.training.tasks), tasks, names, rungs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,35 +136,23 @@ class Played:
     fresh_trials: Outcome
 
 
-def play_library(
-    training: Population,
-    fresh: Population,
-    plans: tuple[Plan, ...],
-    work: Path,
-    on_batch: Callable[[str, int], None] = lambda stage, hosts: None,
-) -> Played:
-    """Play the plans and the variants of try-and-keep.
+def play_library(hosts: Hosts, plans: tuple[Plan, ...], work: Path, on_batch: OnBatch) -> Played:
+    """Play the plans and the variants of try-and-keep; arguments as for ``evaluate``."""
+    scored, again = (replace(hosts.fresh, data_seed=order) for order in ORDERS)
+    tuning = replace(hosts.training, data_seed=ORDERS[0])
 
-    Args:
-        training: hosts on which rules are tuned.
-        fresh: hosts on which they are scored.
-        plans: the library.
-        work: directory in which finished stages are kept; they are not repeated.
-        on_batch: called with the stage and the number of hosts of every finished batch.
-    """
-    scored, again = (replace(fresh, data_seed=order) for order in ORDERS)
-    tuning = replace(training, data_seed=ORDERS[0])
+    def stage(name: str, chosen: Population, trials: bool) -> Outcome:
+        total = len(chosen.tasks)
 
-    def stage(name: str, hosts: Population, trials: bool) -> Outcome:
+        def done(count: int) -> None:
+            on_batch(name, count, total)
+
         def make() -> Outcome:
-            def done(count: int) -> None:
-                on_batch(name, count)
-
             if trials:
-                return play(hosts, trial_actor, len(TRIALS), on_batch=done)
-            return play_plans(hosts, plans, done)
+                return play(chosen, trial_actor, len(TRIALS), on_batch=done)
+            return play_plans(chosen, plans, done)
 
-        return kept_outcome(work / f"{name}-{len(hosts.tasks)}.npz", make)
+        return kept_outcome(work / f"{name}-{total}-hosts-{len(plans)}-plans.npz", make)
 
     return Played(
         tuning=stage("tuning", tuning, False),
@@ -124,30 +163,50 @@ def play_library(
     )
 
 
-def controls(suite: str, played: Played, hosts: Population, plans: tuple[Plan, ...]) -> Ladder:
-    """The ladder of all controls on the fresh hosts ``hosts``."""
-    names = np.array([task.family or task.name for task in hosts.tasks])
-    ladder = Ladder(suite, names.tolist(), [plan.name for plan in plans])
-    known = known_plans(played.tuning, hosts.tasks[0].episode_length, plans)
+def controls(played: Played, hosts: Hosts, plans: tuple[Plan, ...]) -> list[Rung]:
+    """The rungs of all controls, from the bottom up."""
+    tasks = np.array([task.family or task.name for task in hosts.fresh.tasks])
+    known = known_plans(played.tuning, hosts.training.tasks[0].episode_length, plans)
 
-    def add(name: str, chosen: NDArray[np.int_]) -> None:
-        ladder.chosen[name] = chosen
-        ladder.rungs[name] = played.fresh.members(chosen)
+    def constant(plan: int) -> NDArray[np.int_]:
+        return np.full(len(tasks), plan)
 
-    add(NEVER_GROW, np.zeros(len(names), dtype=int))
     at_once = [i for i, plan in enumerate(plans) if plan.at_once]
-    largest = at_once[int(played.tuning.test_utility.mean(0)[at_once].argmax())]
-    add(EVERYTHING, np.full(len(names), largest))
-    for name, tuned in RULES.items():
-        add(name, tuned(known)(played.fresh.features))
-    variant = int(played.tuning_trials.test_utility.mean(0).argmax())
-    ladder.rungs[TRY_AND_KEEP] = played.fresh_trials.test_utility[:, variant]
-    if len(set(names)) > 1:
+    everything = at_once[int(played.tuning.test_utility.mean(0)[at_once].argmax())]
+    chosen = {"never grow": constant(0), "everything at step 0": constant(everything)}
+    for name, tune in RULES.items():
+        chosen[name] = tune(known)(played.fresh.features)
+    if len(set(tasks)) > 1:
         utility = played.again.test_utility
-        best = {name: int(utility[names == name].mean(0).argmax()) for name in set(names)}
-        add(BEST_PER_TASK, np.array([best[name] for name in names]))
-    add(CLAIRVOYANT, played.again.test_utility.argmax(1))
-    return ladder
+        best = {name: int(utility[tasks == name].mean(0).argmax()) for name in set(tasks)}
+        chosen["best plan per task"] = np.array([best[name] for name in tasks])
+    chosen["clairvoyant per host"] = played.again.test_utility.argmax(1)
+    rungs = [_rung(name, played.fresh, plan) for name, plan in chosen.items()]
+    variant = int(played.tuning_trials.test_utility.mean(0).argmax())
+    trial = _rung("try and keep", played.fresh_trials, constant(variant))
+    # Its choice is not a plan of the library.
+    rungs.insert(2 + len(RULES), msgspec.structs.replace(trial, chosen=None))
+    return rungs
+
+
+def _rung(
+    name: str, outcome: Outcome, chosen: NDArray[np.int_] | None = None, policy: bool = False
+) -> Rung:
+    """One member per host if ``chosen``, int64 ``[H]``, else the mean over the members."""
+    rows = np.arange(len(outcome.added))
+
+    def column(values: NDArray[np.float64]) -> list[float]:
+        found = values.mean(1) if chosen is None else values[rows, chosen]
+        return found.tolist()
+
+    return Rung(
+        name=name,
+        policy=policy,
+        utility=column(outcome.test_utility),
+        validation=column(outcome.validation_utility),
+        added=column(outcome.added),
+        chosen=None if chosen is None else chosen.tolist(),
+    )
 
 
 def known_plans(outcome: Outcome, length: int, plans: tuple[Plan, ...]) -> Known:

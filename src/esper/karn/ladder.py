@@ -1,0 +1,122 @@
+"""The ladder of an evaluation as figures with intervals and as a picture."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.karn.intervals import Floats, interval
+from esper.karn.report.drawing import MUTED, Picture, new_figure, picture
+from esper.leyline.evaluation import Evaluation, Rung
+
+OFTEN = 0.1
+"""Share of the hosts from which on a plan counts as one that is best somewhere."""
+BLIND = "best fixed schedule", "lookup on static features"
+LOOKING = "one look", "trigger", "tree", "forest", "try and keep"
+CLAIRVOYANT = "clairvoyant per host"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A rung in percentage points, each a mean with the ends of its 95 % interval over hosts.
+
+    Attributes:
+        rung: the rung.
+        utility: test utility.
+        gain: test utility above never growing on the same host.
+        validation_gain: the same on the validation split.
+        added: mean number of parameters added.
+    """
+
+    rung: Rung
+    utility: tuple[float, float, float]
+    gain: tuple[float, float, float]
+    validation_gain: tuple[float, float, float]
+    added: float
+
+
+def steps(found: Evaluation, where: NDArray[np.bool_] | None = None) -> list[Step]:
+    """The rungs of an evaluation over all hosts, or over the hosts ``where``, bool ``[H]``."""
+    rows = np.ones(len(found.tasks), dtype=bool) if where is None else where
+    never = found.rungs[0]
+
+    def points(values: Floats) -> tuple[float, float, float]:
+        estimate = interval(100.0 * values[None, rows])
+        return float(estimate.mean[0]), float(estimate.low[0]), float(estimate.high[0])
+
+    return [
+        Step(
+            rung,
+            points(np.array(rung.utility)),
+            points(np.subtract(rung.utility, never.utility)),
+            points(np.subtract(rung.validation, never.validation)),
+            float(np.array(rung.added)[rows].mean()),
+        )
+        for rung in found.rungs
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """What there is to gain by knowing a host.
+
+    Attributes:
+        never: share of the hosts on which never growing is best.
+        plans: number of plans that are best on at least ``OFTEN`` of the hosts.
+        over_blind: clairvoyant above the best blind rule, in points, with its interval.
+        over_looking: clairvoyant above the best rule that looks.
+    """
+
+    never: float
+    plans: int
+    over_blind: tuple[float, float, float]
+    over_looking: tuple[float, float, float]
+
+    @property
+    def passes(self) -> bool:
+        """Whether looking is worth enough: see ``docs/evaluation.md``."""
+        return (
+            0.2 <= self.never <= 0.6
+            and self.plans >= 4
+            and self.over_blind[0] >= 4.0
+            and self.over_blind[1] >= 2.0
+            and self.over_looking[0] >= 2.0
+            and self.over_looking[1] >= 1.0
+        )
+
+
+def headroom(found: Evaluation) -> Headroom:
+    """The headroom of the suite; the opponents are the best of their kind on these hosts."""
+    by_name = {rung.name: rung for rung in found.rungs}
+    clairvoyant = by_name[CLAIRVOYANT]
+    shares = np.bincount(clairvoyant.chosen or [], minlength=len(found.plans)) / len(found.tasks)
+
+    def above(names: tuple[str, ...]) -> tuple[float, float, float]:
+        best = max((by_name[n].utility for n in names if n in by_name), key=np.mean)
+        estimate = interval(100.0 * np.subtract(clairvoyant.utility, best)[None])
+        return float(estimate.mean[0]), float(estimate.low[0]), float(estimate.high[0])
+
+    return Headroom(
+        never=float(shares[0]),
+        plans=int((shares >= OFTEN).sum()),
+        over_blind=above(BLIND),
+        over_looking=above(LOOKING),
+    )
+
+
+def ladder_picture(found: Evaluation) -> Picture:
+    """Utility of every rung with its interval, the policy in colour."""
+    rows = steps(found)
+    figure = new_figure(height=0.6 + 0.27 * len(rows), left=2.3)
+    axes = figure.add_subplot(xlabel="utility on the test split, points")
+    for place, row in enumerate(rows):
+        mean, low, high = row.utility
+        colour = "C0" if row.rung.policy else MUTED
+        axes.plot([low, high], [place, place], color=colour, linewidth=2.0)
+        axes.plot(mean, place, "o", color=colour)
+    axes.set_yticks(range(len(rows)), [row.rung.name for row in rows])
+    text = (
+        f"Mean over {len(found.tasks)} fresh hosts of {found.suite}, with 95 % intervals over "
+        f"hosts. Rules were tuned on {found.training_hosts} other hosts."
+    )
+    return picture(figure, f"{found.policy} on {found.suite}", text)

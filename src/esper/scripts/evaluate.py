@@ -1,0 +1,136 @@
+"""``esper evaluate``: place a policy between the controls, on the same fresh hosts."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from esper.karn.ladder import Headroom, Step, headroom, ladder_picture, steps
+from esper.karn.report.drawing import styled
+from esper.leyline.config.setting import Range, setting
+from esper.leyline.errors import UsageError
+from esper.leyline.evaluation import LADDER_FILE, Evaluation
+from esper.runtime.plugins import load
+from esper.scripts.flags import parse
+from esper.simic.evaluation.ladder import evaluate as evaluated
+from esper.simic.evaluation.ladder import evaluation_hosts
+from esper.simic.run.disk import replace_synced
+
+PROGRAM = "esper evaluate"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateArguments:
+    """Measure a policy against controls on fresh hosts of a suite, on the test split.
+
+    The controls are tuned on other hosts: never growing, growing everything, the best fixed
+    schedule, rules that look at the host, and a clairvoyant that knows each host's best plan.
+    Finished stages are kept, so that an interrupted evaluation continues.
+    """
+
+    policy: str
+    """The policy: a run directory (its latest checkpoint), heuristic, never, or rule for the
+    controls alone."""
+    suite: str = "adaptation"
+    """Suite or family that the hosts are drawn from; a family's fresh hosts are held-out draws."""
+    hosts: int = setting(64, Range(4, 4096))
+    """Number of fresh hosts."""
+    training_hosts: int = setting(128, Range(20, 4096))
+    """Number of hosts on which the rules are tuned."""
+    random_plans: int = setting(0, Range(0, 1000))
+    """Number of random schedules in the library, in addition to the systematic ones."""
+    members: int = setting(4, Range(1, 64))
+    """Episodes per host of a learned policy that samples its actions."""
+    out: Path | None = None
+    """Directory of the result; by default evaluations/SUITE-POLICY."""
+    work: Path | None = None
+    """Directory in which finished stages are kept; by default evaluations/SUITE-stages."""
+    threads: int | None = setting(None, Range(1, 4096))
+    """CPU threads; by default all."""
+    plugin: tuple[str, ...] = ()
+    """Python files that define your own tasks and blueprints."""
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Measure a policy against controls on fresh hosts."""
+    given = parse(EvaluateArguments, PROGRAM, arguments)
+    for path in given.plugin:
+        load(path)
+    name = Path(given.policy).name or given.policy
+    out = given.out or Path("evaluations") / f"{given.suite}-{name}"
+    work = given.work or Path("evaluations") / f"{given.suite}-stages"
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"out: {out} is not a directory; name another")
+    threads = given.threads or os.cpu_count() or 1
+    torch.set_num_threads(1)
+    hosts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads)
+    console = Console()
+    with Progress(console=console, transient=True) as progress:
+        tasks: dict[str, object] = {}
+
+        def on_batch(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.advance(tasks[stage], done)  # type: ignore[arg-type]
+
+        found = evaluated(
+            given.policy, given.suite, hosts, given.random_plans, given.members, work, on_batch
+        )
+    show(console, found)
+    out.mkdir(parents=True, exist_ok=True)
+    replace_synced(out / LADDER_FILE, msgspec.json.encode(found))
+    with styled():
+        drawing = ladder_picture(found).svg
+    if drawing is not None:
+        replace_synced(out / "ladder.svg", drawing.encode())
+    console.print(f"wrote {out / LADDER_FILE} and {out / 'ladder.svg'}", soft_wrap=True)
+    return 0
+
+
+def show(console: Console, found: Evaluation) -> None:
+    """Print the ladder over all hosts, and by task where there are several."""
+    names = list(dict.fromkeys(found.tasks))
+    console.print(_table(found.suite, steps(found)))
+    if len(names) > 1:
+        import numpy as np
+
+        for name in names:
+            console.print(_table(name, steps(found, np.array(found.tasks) == name)))
+    console.print(_summary(headroom(found)), soft_wrap=True)
+
+
+def _table(title: str, rows: list[Step]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for head in ("utility, points", "above never", "on validation", "parameters"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(
+            row.rung.name,
+            _with_interval(row.utility, ".1f"),
+            _with_interval(row.gain, "+.1f"),
+            f"{row.validation_gain[0]:+.1f}",
+            f"{row.added:.0f}",
+            style="bold" if row.rung.policy else None,
+        )
+    return table
+
+
+def _with_interval(value: tuple[float, float, float], form: str) -> str:
+    mean, low, high = value
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def _summary(found: Headroom) -> str:
+    return (
+        f"Never growing is best on {100 * found.never:.0f} % of the hosts; {found.plans} plans are "
+        "best on 10 % or more. The clairvoyant is above the best blind rule by "
+        f"{_with_interval(found.over_blind, '+.1f')} points and above the best rule that looks by "
+        f"{_with_interval(found.over_looking, '+.1f')}: there is "
+        f"{'room' if found.passes else 'too little room'} for a policy that looks."
+    )
