@@ -1,0 +1,99 @@
+"""Is there something to see? The controls on fresh hosts of each family, and the gate.
+
+    python benchmarks/world.py --write      # about 40 minutes on 2 cores; resumable
+
+Every rule is tuned on training draws and scored on held-out draws, on the test split. A family
+passes the gate if knowing a host is worth enough; see ``karn.ladder.Headroom``. Finished stages are
+kept under ``--work``.
+"""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+from reporting import RESULTS, made_on, new_parser, publish, table
+
+from esper.karn.ladder import Headroom, Step, headroom, steps
+from esper.leyline.evaluation import Evaluation
+from esper.runtime.tasks import FAMILIES
+from esper.simic.evaluation.ladder import RULE, evaluate, evaluation_hosts
+
+Figure = tuple[float, float, float]
+
+
+def ladder_table(rows: list[Step]) -> str:
+    """Return the rungs of a family in Markdown."""
+    heads = ("control", "utility, points", "above never growing", "on validation", "parameters")
+    return table(
+        heads,
+        (
+            (
+                row.rung.name,
+                interval_text(row.utility, ".1f"),
+                interval_text(row.gain, "+.1f"),
+                f"{row.validation_gain[0]:+.1f}",
+                f"{row.added:.0f}",
+            )
+            for row in rows
+        ),
+    )
+
+
+def interval_text(value: Figure, form: str) -> str:
+    """Return a mean and its interval."""
+    mean, low, high = value
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def gate_text(found: Headroom) -> str:
+    """Return the gate of a family in words."""
+    return (
+        f"Never growing is the clairvoyant's choice on {100 * found.never:.0f} % of the hosts, and "
+        f"{found.plans} plans are its choice on 10 % or more. It is above the best blind rule by "
+        f"{interval_text(found.over_blind, '+.1f')} points and above the best rule that looks by "
+        f"{interval_text(found.over_looking, '+.1f')}. The gate is "
+        f"{'passed' if found.passes else 'not passed'}."
+    )
+
+
+def progress(suite: str, stage: str, done: int, total: int) -> None:
+    """Print a line per finished batch."""
+    print(f"{suite} {stage}: {done} more of {total} hosts", flush=True)
+
+
+def main() -> int:
+    """Run the benchmark; return its exit status."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES))
+    parser.add_argument("--hosts", type=int, default=200)
+    parser.add_argument("--training-hosts", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--work", type=Path, default=Path("runs/world"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    parts = [
+        f"Rules tuned on {arguments.training_hosts} training draws and scored on "
+        f"{arguments.hosts} held-out draws, one host each, on the test split; 95 % intervals over "
+        "hosts. The clairvoyant's plans are chosen with one data order and scored with another.",
+    ]
+    found: dict[str, Evaluation] = {}
+    for family in arguments.families:
+        hosts = evaluation_hosts(
+            family, arguments.training_hosts, arguments.hosts, arguments.threads
+        )
+        found[family] = evaluate(
+            RULE, family, hosts, 0, 1, arguments.work / family, partial(progress, family)
+        )
+        room = headroom(found[family])
+        parts += [f"## {family}", ladder_table(steps(found[family])), gate_text(room)]
+    parts.append(f"{made_on()}.")
+    publish("world", "Is there something to see?", parts, arguments.write)
+    if arguments.write:
+        (RESULTS / "world.json").write_bytes(msgspec.json.encode(found) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
