@@ -107,7 +107,7 @@ class LiveProgress:
         else:
             scores, twins = step.report.scores, step.report.twin_scores
             self.fields["result"] = (
-                f"val. accuracy [bold]{scores.accuracy.mean().item():.3f}[/bold] "
+                f"val. acc [bold]{scores.accuracy.mean().item():.3f}[/bold] "
                 f"twin {twins.accuracy.mean().item():.3f}"
             )
         self.progress.update(self.bar, advance=1, **self.fields)

@@ -139,12 +139,13 @@ def _title(
     if outcome is not None and outcome.round == step.round:
         gain = outcome.gain[environment] if outcome.gain else None
         text.append("  gain ").append_text(gain_text(gain, palette))
-        text.append("  on validation ")
-        text.append_text(gain_text(outcome.validation_gain[environment], palette))
-        text.append("  points", style=palette.muted)
-    text.append(f"  val. accuracy {written(accuracy)}", style=palette.grown)
+        text.append(" (val. ").append_text(
+            gain_text(outcome.validation_gain[environment], palette)
+        ).append(")")
+    else:
+        text.append("  lead ").append_text(lead_text(accuracy - twin, palette))
+    text.append(f"  val. acc {written(accuracy)}", style=palette.grown)
     text.append(f"  twin {written(twin)}", style=palette.twin)
-    text.append("  lead ").append_text(lead_text(accuracy - twin, palette))
     episode_return = sum(to_floats([s.reward[environment] for s in steps]))
     text.append(f"  return {written(episode_return, '+.3f')}")
     text.append(f"  added {count(step.added_parameters[environment])}")

@@ -197,17 +197,17 @@ def _accuracies(outcome: EpisodeOutcome) -> tuple[float, float]:
 
 
 def _last_gain(outcomes: Sequence[EpisodeOutcome], palette: Palette) -> Text:
-    """Mean gain of the last round, beside that on validation; a sparkline of the rounds."""
+    """Mean gain of the last round, beside that on validation, and a sparkline of the rounds."""
     text = Text()
     if not outcomes or not outcomes[-1].validation_gain:
         return text
     last = outcomes[-1]
     text.append(f"  round {last.round}: gain ", style=palette.muted)
     text.append_text(gain_text(fmean(last.gain) if last.gain else None, palette))
-    gains = [fmean(outcome.gain) if outcome.gain else None for outcome in outcomes]
-    text.append(f" {sparkline(gains, 12)}", style=palette.grown)
     text.append("  on validation ", style=palette.muted)
-    return text.append_text(gain_text(fmean(last.validation_gain), palette))
+    text.append_text(gain_text(fmean(last.validation_gain), palette))
+    gains = [fmean(outcome.gain or outcome.validation_gain) for outcome in outcomes]
+    return text.append(f" {sparkline(gains, 12)}", style=palette.grown)
 
 
 def lead_text(lead: float, palette: Palette) -> Text:

@@ -122,7 +122,7 @@ class Scoreboard(View):
         front: list[Column[Score]] = [
             Column("gain", 6, lambda score: gain_text(score.gain, palette), True),
             Column("on val.", 7, lambda score: gain_text(score.validation_gain, palette), True),
-            Column("round", 6, lambda score: str(score.round), True),
+            Column("round", 5, lambda score: str(score.round), True),
         ]
         self.episode_table.show([*front, *_EPISODE, *_back(".0f")], self.best, palette.cursor)
         self.round_table.show([*front, *_back(".2f")], self.rounds, palette.cursor)
@@ -143,8 +143,8 @@ def _back(form: str) -> tuple[Column[Score], ...]:
     """The last columns of both tables; ``form`` is the number format of fossilised seeds."""
     return (
         Column("val. acc", 8, lambda score: written(score.accuracy), True),
-        Column("twin", 6, lambda score: written(score.twin), True),
-        Column("added", 7, lambda score: count(score.added), True),
-        Column("kept", 5, lambda score: format(score.fossilised, form), True),
+        Column("twin", 5, lambda score: written(score.twin), True),
+        Column("added", 6, lambda score: count(score.added), True),
+        Column("kept", 4, lambda score: format(score.fossilised, form), True),
         Column("return", 8, lambda score: written(score.episode_return, "+.3f"), True),
     )
