@@ -69,7 +69,7 @@ def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Pat
     assert re.search(
         r"grown: r0c\d \(conv_light, LINEAR_ADD, alpha 1\).* \d+ parameters added", text
     )
-    assert len(re.findall(r"(validation|test) accuracy: .* % its never-grow twin .* %", text)) == 2
+    assert len(re.findall(r"(validation|test) accuracy: .* %, its never-grow twin .* %", text)) == 2
     grown = grow_host(GrowingPolicy.named("heuristic"), find("digits_shift"))
     rent = 0.05 * math.log(1.0 + grown.added / 438)
     own, twin = (scores["test"].expected for scores in (grown.scores, grown.twin_scores))

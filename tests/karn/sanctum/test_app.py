@@ -258,7 +258,7 @@ def test_the_gain_is_on_test_with_validation_beside_it_once_an_episode_is_over(
     write(run, [started(), *a_round(1)[:-1], told])
     assert "round 1: gain +37.5  on validation +10.0" in "\n".join(shown(run))
     assert "gain +25.0 (val. +10.0)" in "\n".join(shown(run, "3"))
-    best = [line.split()[:4] for line in shown(run, "5") if line.startswith("   +")]
+    best = [line.split()[:4] for line in shown(run, "5") if re.match(r" +\+", line)]
     assert best == [
         ["+50.0", "+10.0", "1", "1"],
         ["+25.0", "+10.0", "1", "0"],

@@ -34,8 +34,8 @@ def test_test_scores_are_those_of_an_independent_measurement_of_the_final_hosts(
 ) -> None:
     config = unflatten(
         {
-            "envs": ENVS, "group_size": GROUP, "episode_length": LENGTH, "max_batches": 4, "seed": 5,
-            "batch_size": 32, "threads": 1, "backend": "torch", "task": ["digits_shift"],
+            "envs": ENVS, "group_size": GROUP, "episode_length": LENGTH, "max_batches": 4,
+            "batch_size": 32, "seed": 5, "threads": 1, "backend": "torch", "task": ["digits_shift"],
             "telemetry_dir": str(tmp_path),
         }
     )  # fmt: skip

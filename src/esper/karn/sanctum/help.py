@@ -29,7 +29,7 @@ KEYS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "Words": (
         ("lead", "validation accuracy above the twin's, live"),
-        ("gain", "test utility above the twin's, in points, at the end of an episode"),
+        ("gain", "test utility above the twin's, in points"),
         ("on validation", "the same on the validation split"),
     ),
     "Time": (
