@@ -217,7 +217,7 @@ def test_many_tasks_have_their_own_curves_and_rows(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run", [tasks, *rounds]), to=tmp_path)
     assert {"x", "y"} <= set(page.plots["Gain by task"].words)
     assert len(page.plots["Gain by task"].axes) == 2
-    assert re.search(r'<th scope="row">y</th><td>\+2\.0 .*?<td>\+10\.0 .*?<td>37\.0', page.text)
+    assert re.search(r'<th scope="row">y</th><td>\+2\.0<.*?<td>\+10\.0<.*?<td>37\.0', page.text)
 
 
 def test_long_runs_are_drawn_as_means_of_rounds(tmp_path: Path) -> None:
