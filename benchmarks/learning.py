@@ -4,10 +4,10 @@
     python benchmarks/learning.py --seeds 1 --rounds 4
 
 For every seed: PPO for ``--rounds`` rounds, then the random policy, the plateau heuristic and
-never-grow on the same seed. The gain is committed validation accuracy minus that of the never-grow
-twin with the same host and data; see ``runs.Run.gain``. Runs are kept under ``--work``: an
-interrupted run is resumed from its last checkpoint, and a finished one is not repeated. For several
-tasks at once, see ``suite.py``.
+never-grow on the same seed. The gain is test utility minus that of the never-grow twin with the
+same host and data; see ``runs.Run.gain``. Runs are kept under ``--work``: an interrupted run is
+resumed from its last checkpoint, and a finished one is not repeated. For several tasks at once, see
+``suite.py``.
 """
 
 from pathlib import Path
@@ -39,6 +39,8 @@ def measured(settings: Settings, work: Path) -> dict[str, Any]:
         "seconds": run.seconds,
         "first": first,
         "last": last,
+        "validation": run.gain(end, "utility"),
+        "accuracy": run.gain(end, "test_accuracy"),
         **control,
         "heuristic_keeps": float(keeps),
         "fossilised": fossilised,
@@ -67,6 +69,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "seed",
         "first tenth",
         "last tenth",
+        "the same on validation",
+        "test accuracy above the twin's",
         "random",
         "heuristic (environments that keep a seed)",
         "never",
@@ -79,7 +83,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     )
     cells = [
         (
-            *(r["seed"], r["first"], r["last"], r["random"]),
+            *(r["seed"], r["first"], r["last"], r["validation"], r["accuracy"], r["random"]),
             f"{r['heuristic']} ({100 * r['heuristic_keeps']:.0f} %)",
             *(r["never"], f"{r['fossilised']:.2f}", f"{r['added']:.0f}"),
             f"{r['explained']:.2f} ({r['within']:.2f})",
@@ -103,8 +107,8 @@ def main() -> int:
         print(page(rows), flush=True)
     parts = (
         f"{TrainConfig().world.envs} environments, {arguments.rounds} rounds (one episode per "
-        "environment), all other settings at their defaults. Gains are percentage points of "
-        "committed validation accuracy over the never-grow twin, ± one standard error. A run "
+        "environment), all other settings at their defaults. Gains are points of utility on the "
+        "test split over the never-grow twin, ± one standard error. A run "
         "holds if the last tenth is above never, the first tenth and random, the heuristic is "
         "above never (each by more than two standard errors of the difference), at least "
         "half of the heuristic's environments keep a seed, at least 0.5 seeds are fossilised "

@@ -58,7 +58,7 @@ def page(rows: list[dict[str, Any]], amp_dtype: str) -> str:
     heads, medians = ["seed"], ["median"]
     lines = [[str(row["seed"])] for row in rows]
     for name in ("float32", amp_dtype):
-        heads += [f"{name}: first quarter", "final accuracy", "twin", "gain", "rollbacks"]
+        heads += [f"{name}: first quarter", "final accuracy", "twin", "gain (test)", "rollbacks"]
         for line, row in zip(lines, rows, strict=True):
             line += [f"{100 * row[name][key]:.1f} %" for key in ("first", "final", "twin")]
             line += [row[name]["gain"], str(row[name]["rolled_back"])]
@@ -89,7 +89,7 @@ def main() -> int:
         f"PPO, {arguments.envs} environments, {arguments.rounds} rounds (one episode per "
         "environment), `--backend torch`, all other settings at their defaults. Accuracy is "
         "committed validation accuracy, final means over the last quarter of the rounds; gains "
-        "are percentage points over the never-grow twin, ± one standard error. The ratio is "
+        "are points of test utility over the never-grow twin, ± one standard error. The ratio is "
         "final accuracy in mixed precision over that in float32; its median must be at least "
         f"{LEAST_RATIO}: {'it is' if ratio >= LEAST_RATIO else 'IT IS NOT'}.",
         page(rows, amp_dtype),

@@ -30,7 +30,12 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean with its standard error."""
+    """A mean with its standard error, both as fractions; as text, in points.
+
+    Attributes:
+        value: the mean.
+        error: its standard error.
+    """
 
     value: float
     error: float
@@ -89,19 +94,26 @@ class Run:
         values = [update.metrics[name] for update in self.updates]
         return np.array([math.nan if value is None else float(value) for value in values])
 
-    def gain(self, outcomes: Sequence[EpisodeOutcome], measure: str = "accuracy") -> Mean:
-        """Return the mean gain over the never-grow twin, with equal weight per task.
+    def gain(self, outcomes: Sequence[EpisodeOutcome], measure: str = "test_utility") -> Mean:
+        """Return the mean difference from the never-grow twin, with equal weight per task.
+
+        With the default measure this is the gain: test utility above the twin's.
 
         The environments of a group share a twin, so the error is that of (round, group) means
         within each task.
 
         Args:
             outcomes: outcomes of some rounds.
-            measure: ``accuracy`` (committed) or ``utility``.
+            measure: ``test_utility``, ``utility`` (the gain on validation), ``test_accuracy`` or
+                ``accuracy`` (on validation).
+
+        Exits if the run has no test scores, which are recorded from schema 4 on.
         """
         samples = defaultdict(list)
         for outcome in outcomes:
             grown = np.array(to_floats(getattr(outcome, measure)))
+            if len(grown) == 0:
+                raise SystemExit(f"{self.path} has no {measure}; give another --work")
             gain = grown - np.array(to_floats(getattr(outcome, f"twin_{measure}")))
             for begin in range(0, len(gain), self._group_size):
                 samples[outcome.task[begin]].append(gain[begin : begin + self._group_size].mean())

@@ -4,9 +4,10 @@
     python benchmarks/suite.py --rewards paired --seeds 1
 
 For every reward and seed: PPO on the training suite. For every seed: the random policy, the plateau
-heuristic and never-grow. The measure is utility above the never-grow twin's over the last quarter
-of the rounds, with equal weight per task; see ``runs.Run.gain``. Runs are kept under ``--work``: an
-interrupted run is resumed from its last checkpoint, and a finished one is not repeated.
+heuristic and never-grow. The measure is the gain (test utility above the never-grow twin's) over
+the last quarter of the rounds, with equal weight per task; see ``runs.Run.gain``. Runs are kept
+under ``--work``: an interrupted run is resumed from its last checkpoint, and a finished one is not
+repeated.
 """
 
 from pathlib import Path
@@ -34,13 +35,14 @@ def measured(reward: str, settings: Settings, work: Path) -> dict[str, Any]:
     def by_task(field: str) -> dict[str, float]:
         return {task: of_task(end, task, field) for task in SUITES["suite"]}
 
-    worth, twin = by_task("utility"), by_task("twin_utility")
+    worth, twin = by_task("test_utility"), by_task("twin_test_utility")
     return {
         "reward": reward,
         "seed": settings["seed"],
-        "first": run.gain(begin, "utility"),
-        "last": run.gain(end, "utility"),
-        "accuracy": run.gain(end),
+        "first": run.gain(begin),
+        "last": run.gain(end),
+        "validation": run.gain(end, "utility"),
+        "accuracy": run.gain(end, "test_accuracy"),
         "seeds": by_task("germinated"),
         "kept": by_task("fossilised"),
         "gains": {task: worth[task] - twin[task] for task in worth},
@@ -58,21 +60,24 @@ def holds(row: dict[str, Any], control: dict[str, Mean]) -> bool:
 def compared(rows: list[dict[str, Any]], rewards: list[str]) -> str:
     """Compare the rewards, with means over seeds."""
     heads = (
-        *("reward", "utility above never, points", f"difference from {rewards[0]}, same seeds"),
-        *("accuracy", "seeds on digits", "on digits_shift"),
+        *("reward", "gain (test), points", f"difference from {rewards[0]}, same seeds"),
+        *("gain on validation", "test accuracy above the twin's"),
+        *("seeds on digits", "on digits_shift"),
         *("explained variance within a step", "seeds"),
     )
     first = {row["seed"]: row["last"].value for row in rows if row["reward"] == rewards[0]}
     lines = []
     for reward in rewards:
         own = [row for row in rows if row["reward"] == reward]
-        last, accuracy = ([row[k].value for row in own] for k in ("last", "accuracy"))
+        names = ("last", "validation", "accuracy")
+        last, validation, accuracy = ([row[k].value for row in own] for k in names)
         less = [row["last"].value - first[row["seed"]] for row in own]
         seeds = [np.mean([row["seeds"][t] for row in own]) for t in ("digits", "digits_shift")]
         within = np.mean([row["within"] for row in own])
         lines.append(
             (
-                *(reward, *(f"{Mean.of(values):.2f}" for values in (last, less, accuracy))),
+                reward,
+                *(f"{Mean.of(values):.2f}" for values in (last, less, validation, accuracy)),
                 *(f"{value:.2f}" for value in (*seeds, within)),
                 " ".join(str(row["seed"]) for row in own),
             )
@@ -101,7 +106,7 @@ def by_seed(rows: list[dict[str, Any]], control: dict[int, dict[str, Mean]]) -> 
 
 
 def by_task(rows: list[dict[str, Any]]) -> str:
-    """Return a table of the utility gained on each task, one line per run."""
+    """Return a table of the gain on each task, one line per run."""
     tasks = SUITES["suite"]
     lines = []
     for row in rows:
@@ -126,7 +131,7 @@ def main() -> int:
     for seed in arguments.seeds:
         few = {**settings, "seed": seed, "rounds": min(CONTROL_ROUNDS, rounds)}
         played = controls(few, arguments.work)
-        control[seed] = {name: run.gain(run.outcomes, "utility") for name, run in played.items()}
+        control[seed] = {name: run.gain(run.outcomes) for name, run in played.items()}
     rows: list[dict[str, Any]] = []
     for reward in arguments.rewards:
         for seed in arguments.seeds:
@@ -135,8 +140,8 @@ def main() -> int:
     parts = (
         f"{envs} environments in groups of {group_size}, {rounds} rounds of one episode per "
         f"environment, {envs * rounds} episodes of seven tasks. Lambda is 1 for `terminal`, else "
-        "the default. Utility above the never-grow twin's in points, last quarter of the "
-        "rounds, with equal weight per task; ± one standard error over seeds.",
+        "the default. The gain is test utility above the never-grow twin's in points, last "
+        "quarter of the rounds, with equal weight per task; ± one standard error over seeds.",
         compared(rows, arguments.rewards),
         "By run, ± one standard error over hosts; seeds are those germinated per episode. A run "
         "holds if its last quarter is above never and above random by two standard errors of the "
@@ -144,7 +149,7 @@ def main() -> int:
         "`digits_shift`.",
         by_seed(rows, control),
         by_task(rows),
-        "The last table: utility gained on each task (seeds germinated, fossilised per episode).",
+        "The last table: gain on each task, on test (seeds germinated, fossilised per episode).",
         f"{made_on()}. Minutes are those of rollouts and updates.",
     )
     publish("suite", "Learning on the suite, by reward", parts, arguments.write, rows)

@@ -4,8 +4,9 @@
     python benchmarks/tasks.py --check      # is the committed table reproduced?
 
 Every plan is played by real actions in the real environment, on the same hosts and data as every
-other plan. A plan's gain is its utility minus that of never growing on the same hosts. A hundred
-random schedules are drawn once; blueprints are drawn per slot from those that the slot allows.
+other plan. A plan's gain is here its validation utility minus that of never growing on the same
+hosts. A hundred random schedules are drawn once; blueprints are drawn per slot from those that the
+slot allows.
 
 1. Screening: never, everything at step 0 (the largest blueprint in every slot), each blueprint in
    each slot from step 0, and the random schedules, on few hosts.
@@ -170,7 +171,7 @@ def known_plans(task: Task) -> dict[str, Plan]:
 
 
 def gains(task: Task, names: list[str], groups: int, episode: int, lanes: int) -> dict[str, float]:
-    """Return the mean gain in utility of each plan over never growing on the same hosts."""
+    """Return the mean gain (validation utility) of each plan over never growing, same hosts."""
     known = known_plans(task)
     plans = [known[name] for name in ["never", *names]]
     worth = run_plans(task, plans, groups, episode, lanes)[0]
@@ -311,7 +312,7 @@ def chosen_and_played(tasks: dict[str, Task], work: Path, lanes: int) -> dict[st
 def page(finals: dict[str, Rows], suites: list[str]) -> list[str]:
     """Return the paragraphs and tables of the page."""
     parts = [
-        "Utility in points (committed validation accuracy in brackets), ± two standard errors "
+        "Utility on validation in points (validation accuracy in brackets), ± two standard errors "
         f"over {PER_FINAL} hosts and data orders that were not used to choose the plans. The last "
         "column is the difference in utility, on the same hosts, between the task's own best plan "
         "and the best plan for the whole suite. A policy that distinguishes the tasks can gain "

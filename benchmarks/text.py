@@ -67,7 +67,8 @@ def main() -> int:
     torch.set_num_threads(1)
     parts = [
         "The text that comes with Esper. Mean over hosts ± one standard error; utility and "
-        "accuracy in percentage points, at the end of an episode, with only the fossilised seeds.",
+        "accuracy on validation in points, at the end of an episode, with only the fossilised "
+        "seeds.",
     ]
     for name in arguments.tasks:
         task = find(name)

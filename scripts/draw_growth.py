@@ -110,7 +110,8 @@ class Growth:
 def read_growth(run: Path) -> Growth:
     """Read the episode with the median gain of the run's last complete round.
 
-    With an even number of environments this is the lower of the two middle gains. The lower
+    The gain is on the test split; where the run has no test scores, it is on validation. With an
+    even number of environments the episode is that of the lower of the two middle gains. The lower
     environment number breaks ties.
 
     Raises:
@@ -120,7 +121,8 @@ def read_growth(run: Path) -> Growth:
     with Store([run]) as store:
         last = "round = (SELECT max(round) FROM episodes)"
         ranked = store.query(
-            "SELECT round, environment, task, gain, accuracy, twin_accuracy FROM episodes "
+            "SELECT round, environment, task, gain IS NOT NULL AS tested, "
+            "coalesce(gain, validation_gain) AS gain FROM episodes "
             f"WHERE {last} ORDER BY gain, environment"
         ).to_pylist()
         chosen = ranked[(len(ranked) - 1) // 2]
@@ -150,7 +152,8 @@ def read_growth(run: Path) -> Growth:
         names,
         _spans(changes, steps["step"][-1]),
         f"{chosen['task']}, round {chosen['round']}, environment {chosen['environment']} "
-        f"(median gain of {len(ranked)}: {100 * chosen['gain']:+.1f} points)",
+        f"(median gain of {len(ranked)}: {chosen['gain']:+.1f} points"
+        f"{' of test utility' if chosen['tested'] else ' of validation utility'})",
     )
 
 

@@ -33,7 +33,7 @@ def started(rounds: int = 3, envs: int = 4, **changed: Any) -> TrainingStarted:
 
 
 def outcome(number: int, envs: int = 4, **changed: Any) -> EpisodeOutcome:
-    """A round is over; its gain is ``number`` points."""
+    """A round is over; its gain is ``number`` points, ``10 (number - 1)`` on validation."""
     values: dict[str, Any] = {
         "time": 1000.0 + number, "round": number, "task": ["a<b"] * envs,
         "utility": [0.1 * number] * envs, "twin_utility": [0.1] * envs,
@@ -43,6 +43,10 @@ def outcome(number: int, envs: int = 4, **changed: Any) -> EpisodeOutcome:
         "episode_return": [float(e) for e in range(envs)], "added_parameters": [4 * number] * envs,
         "germinated": [1] * envs, "fossilised": [1] * envs, "pruned": [0] * envs,
         "rolled_back": [0] * envs,
+        "test_accuracy": [0.5] * envs, "twin_test_accuracy": [0.25] * envs,
+        "test_expected_accuracy": [0.5] * envs, "twin_test_expected_accuracy": [0.25] * envs,
+        "test_utility": [0.3 + 0.01 * number + 0.02 * e for e in range(envs)],
+        "twin_test_utility": [0.3 + 0.02 * e for e in range(envs)],
     }  # fmt: skip
     return EpisodeOutcome(**values | changed)
 

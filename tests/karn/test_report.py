@@ -45,7 +45,7 @@ def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(
     tmp_path: Path, kind: str
 ) -> None:
     page = report(RECORDED / kind, to=tmp_path)
-    wanted = {"Accuracy", "Gain over the twin", "Seeds per episode", "Accuracy against parameters",
+    wanted = {"Accuracy", "Gain on validation", "Seeds per episode", "Accuracy against parameters",
               "Lives of seeds", "Updates", "Entropy of each head", "Gradient norm of each head",
               "Schedules", "Throughput"}  # fmt: skip
     assert wanted <= page.plots.keys()
@@ -69,7 +69,7 @@ def test_runs_side_by_side_share_axes_and_list_differing_settings(tmp_path: Path
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
     assert ["lr", "1", "2"] in cells
     assert not [row for row in cells if row[0] == "envs"], "a setting in which they agree"
-    gains = next(row for row in cells if row[0] == "gain over the twin, points")
+    gains = next(row for row in cells if row[0] == "gain (test), points")
     assert gains[1:] == ["+2.0 [+2.0, +2.0]", "+1.0 [+1.0, +1.0]"]
 
 
@@ -120,7 +120,7 @@ def test_one_environment_has_a_curve_but_no_interval(tmp_path: Path) -> None:
     page = report(recorded_run(tmp_path / "run", 2, envs=1), to=tmp_path)
     (axes,) = page.plots["Gain over the twin"].axes
     assert [len(curve) for curve in axes.curves] == [2]
-    assert "[" not in re.search(r"gain over the twin, points</th><td>(.*?)</td>", page.text)[1]
+    assert "[" not in re.search(r"gain \(test\), points</th><td>(.*?)</td>", page.text)[1]
 
 
 def test_the_report_of_a_run_in_its_first_round_explains_missing_plots(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_many_tasks_have_their_own_curves_and_rows(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run", [tasks, *rounds]), to=tmp_path)
     assert {"x", "y"} <= set(page.plots["Gain by task"].words)
     assert len(page.plots["Gain by task"].axes) == 2
-    assert re.search(r'<th scope="row">y</th><td>37.0', page.text)
+    assert re.search(r'<th scope="row">y</th><td>\+2\.0<.*?<td>\+10\.0<.*?<td>37\.0', page.text)
 
 
 def test_long_runs_are_drawn_as_means_of_rounds(tmp_path: Path) -> None:

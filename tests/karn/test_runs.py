@@ -108,7 +108,8 @@ def test_gain_and_times_are_those_of_the_last_completed_round(tmp_path: Path) ->
     with (run / "events.jsonl").open("ab") as file:
         file.write(b'{"event_type":"EPOCH_COMPL\xff')
     info = inspect(run)
-    assert info.gain == pytest.approx(0.02)
+    assert info.gain == pytest.approx(2.0)
+    assert info.validation_gain == pytest.approx(10.0)
     assert info.rounds_done == 2
     assert (info.started, info.last_activity) == (1000.0, 1003.0)
 

@@ -31,7 +31,7 @@ def test_the_live_line_shows_all_fields_at_any_width(tmp_path: Path, width: int)
     text = shown(tmp_path, terminal=True, width=width)
     (last,) = [line for line in text.splitlines() if "round 2/2" in line][-1:]
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last)
-    for wanted in ("steps/s", "accuracy", "twin", "entropy", "lr 0.001", "0:00:00"):
+    for wanted in ("steps/s", "val. acc", "twin", "entropy", "lr 0.001", "0:00:00"):
         assert wanted in plain, wanted
     assert "…" not in plain
 
@@ -40,14 +40,17 @@ def test_without_a_terminal_every_round_is_one_line(tmp_path: Path) -> None:
     lines = shown(tmp_path, terminal=False, width=80).splitlines()
     rounds = [line for line in lines if line.startswith("round ")]
     assert [line.split()[1] for line in rounds] == ["1/2", "2/2"]
-    assert all("twin" in line and "entropy" in line and "lr" in line for line in rounds)
+    assert all("gain" in line and "on validation" in line for line in rounds)
+    assert all("entropy" in line and "lr" in line for line in rounds)
 
 
 def test_the_final_table_has_the_key_figures(tmp_path: Path) -> None:
     text = shown(tmp_path, terminal=False, width=80)
     for wanted in (
-        "accuracy grown",
-        "accuracy of the twin",
+        "gain, points (test)",
+        "gain on validation, points",
+        "test accuracy grown",
+        "validation accuracy of the twin",
         "parameters added",
         "seeds germinated",
         "seeds fossilised",

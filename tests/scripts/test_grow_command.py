@@ -1,6 +1,7 @@
 """``esper grow`` and ``esper tasks check``: results and costs, or a usage error in one line."""
 
 import importlib.util
+import math
 import re
 import subprocess
 import sys
@@ -68,8 +69,13 @@ def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Pat
     assert re.search(
         r"grown: r0c\d \(conv_light, LINEAR_ADD, alpha 1\).* \d+ parameters added", text
     )
-    assert len(re.findall(r"(validation|test) accuracy: .* its never-grow twin .* gain", text)) == 2
+    assert len(re.findall(r"(validation|test) accuracy: .* %, its never-grow twin .* %", text)) == 2
     grown = grow_host(GrowingPolicy.named("heuristic"), find("digits_shift"))
+    rent = 0.05 * math.log(1.0 + grown.added / 438)
+    own, twin = (scores["test"].expected for scores in (grown.scores, grown.twin_scores))
+    assert grown.gain == pytest.approx(100.0 * float(own - twin - rent), abs=1e-3)
+    assert f"gain: {grown.gain:+.1f} points of test utility" in text
+    assert f"on validation {grown.validation_gain:+.1f}" in text
     module = torch.export.load(out).module()
     assert grown.difference(module(grown.images)) <= 1e-5
     accuracy = 100 * float(grown.scores["test"].accuracy)
@@ -84,7 +90,8 @@ def test_the_never_policy_leaves_the_host_equal_to_its_twin(short, tmp_path: Pat
     assert grow(["--policy", "never", *short, "--out", str(tmp_path / "m.pt2")]) == 0
     text = capsys.readouterr().out
     assert "grown: nothing, 0 parameters added" in text
-    assert text.count("gain +0.0 points") == 2
+    assert "gain: +0.0 points" in text
+    assert "on validation +0.0" in text
 
 
 def test_a_learned_policy_samples_by_seed_or_acts_greedily(run: Path, short) -> None:

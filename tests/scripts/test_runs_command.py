@@ -49,7 +49,7 @@ def test_the_list_shows_each_run_with_its_status(
     (cut / "checkpoints" / "000001" / "manifest.json").touch()
     code, out, _ = said(capsys, "runs", place)
     assert code == 0
-    assert len(re.findall(r"run-\d +✓ finished +1/1 +\+1\.0 +ppo +a<b", out)) == 3
+    assert len(re.findall(r"run-\d +✓ finished +1/1 +\+1\.0 +\+0\.0 +ppo +a<b", out)) == 3
     assert re.search(r"broken +✗ failed +0/3 +-", out)
     assert re.search(r"cut +‖ interrupted +1/9", out)
     assert f"esper train ppo --resume {cut} --rounds 9" in out
@@ -61,7 +61,8 @@ def test_json_lists_the_runs(place: Path, capsys: pytest.CaptureFixture[str]) ->
     listed = {Path(run["path"]).name: run for run in json.loads(out)}
     assert listed.keys() == names(place)
     assert listed["run-1"]["status"] == "finished"
-    assert listed["run-1"]["gain"] == pytest.approx(0.01)
+    assert listed["run-1"]["gain"] == pytest.approx(1.0)
+    assert listed["run-1"]["validation_gain"] == pytest.approx(0.0)
     assert listed["broken"]["gain"] is None
 
 

@@ -127,7 +127,7 @@ def test_sanctum_shows_a_training_to_its_end_until_it_is_closed(
     (run,) = tmp_path.iterdir()
     assert "round 3/3" in (run / "console.log").read_text()
     shown = one.output[one.output.index(ENTERS_SCREEN) : one.output.rindex(LEAVES_SCREEN)]
-    assert b"round 1/3  accuracy" not in shown
+    assert b"round 1/3  gain" not in shown
 
 
 def test_after_closing_or_killing_sanctum_the_training_shows_progress(

@@ -64,7 +64,7 @@ def test_a_task_is_listed_with_all_its_properties(terminal: bool, width: int) ->
     assert words.count("not measured") == 2
     if width == 80:
         assert "digits shifted by up to 2 pixels, noise 0.1" in words
-        assert "+7.0 points [+6.1, +7.9]: conv_heavy in r0c0 from step 0" in words
+        assert "+7.0 points (val.) [+6.1, +7.9]: conv_heavy in r0c0 from step 0" in words
         assert "drift 10 to 60 % into an episode, never in 33 % of episodes" in words
         assert "40 steps of 8 minibatches of 64" in words
     assert max(map(len, text.splitlines())) <= width

@@ -28,6 +28,7 @@ _RUNS = pyarrow.schema(
         ("rounds_done", pyarrow.int64()),
         ("rounds_total", pyarrow.int64()),
         ("gain", pyarrow.float64()),
+        ("validation_gain", pyarrow.float64()),
         ("envs", pyarrow.int64()),
         ("episode_length", pyarrow.int64()),
         ("device", pyarrow.string()),

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from esper.leyline.errors import UsageError
-from esper.leyline.events import EpisodeOutcome, TrainingFinished, TrainingStarted, to_floats
+from esper.leyline.events import EpisodeOutcome, TrainingFinished, TrainingStarted
 from esper.leyline.events.reader import EventReader
 
 STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
@@ -34,8 +34,9 @@ class RunInfo:
         tasks: names of the tasks it trains on.
         rounds_done: completed rounds.
         rounds_total: number of rounds in the settings; None where unknown.
-        gain: committed accuracy minus the twin's, in [-1, 1], in the last completed round; mean
-            over environments.
+        gain: test utility minus the twin's in the last completed round, in points; mean over
+            environments. None where it is unknown, as in runs before schema 4.
+        validation_gain: the same on the validation split.
         started: seconds since 1970; None where it is unknown.
         last_activity: time of the last event, else of the last checkpoint; seconds since 1970.
         bytes: total size of its files.
@@ -49,6 +50,7 @@ class RunInfo:
     rounds_done: int
     rounds_total: int | None
     gain: float | None
+    validation_gain: float | None
     started: float | None
     last_activity: float | None
     bytes: int
@@ -95,6 +97,7 @@ def inspect(run: Path) -> RunInfo:
         rounds_done=done,
         rounds_total=total,
         gain=tail.gain,
+        validation_gain=tail.validation_gain,
         started=_started(run),
         last_activity=tail.time if tail.time is not None else saved,
         bytes=sum(file.lstat().st_size for file in run.rglob("*") if file.is_file()),
@@ -162,7 +165,7 @@ class _Tail:
         recorded: whether there are any events.
         end: status that the last process wrote at its end; None where it wrote none.
         done: the last completed round.
-        gain: mean gain of that round.
+        gain, validation_gain: mean gains of that round.
         time: time of the last event.
     """
 
@@ -170,6 +173,7 @@ class _Tail:
     end: str | None = None
     done: int = 0
     gain: float | None = None
+    validation_gain: float | None = None
     time: float | None = None
 
 
@@ -184,7 +188,8 @@ def _tail(run: Path) -> _Tail:
             ended = True
             tail.end = event.status if isinstance(event, TrainingFinished) else None
         if isinstance(event, EpisodeOutcome):
-            tail.done, tail.gain = event.round, _gain(event)
+            tail.done = event.round
+            tail.gain, tail.validation_gain = _mean(event.gain), _mean(event.validation_gain)
             break
     return tail
 
@@ -199,9 +204,8 @@ def _status(run: Path, tail: _Tail, done: int, total: int | None) -> str:
     return "finished" if not tail.recorded and done == total else "interrupted"
 
 
-def _gain(event: EpisodeOutcome) -> float | None:
-    pairs = zip(to_floats(event.accuracy), to_floats(event.twin_accuracy), strict=False)
-    return fmean(own - twin for own, twin in pairs) if event.accuracy else None
+def _mean(values: list[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def _first_start(run: Path) -> TrainingStarted | None:

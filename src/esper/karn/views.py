@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from esper.leyline.actions import BLUEPRINTS, CHOICES, HEADS, RELEVANT_HEADS, Op
-from esper.leyline.events import EVENTS, EpisodeOutcome, EpochCompleted, Event
+from esper.leyline.events import EVENTS, POINTS, EpisodeOutcome, EpochCompleted, Event
 from esper.leyline.metrics import METRICS
 from esper.leyline.stages import Stage
 
@@ -212,7 +212,9 @@ LEFT JOIN words w ON w.run = s.run"""
 
 _OUTCOMES = _lists(EpisodeOutcome)
 _EPISODES = f"""
-SELECT *, accuracy - twin_accuracy AS gain, utility - twin_utility AS utility_gain FROM (
+SELECT *, {POINTS} * (test_utility - twin_test_utility) AS gain,
+    {POINTS} * (utility - twin_utility) AS validation_gain
+FROM (
     SELECT run, round, unnest(range(len(task))) AS environment, {_unnested(_OUTCOMES)}, time
     FROM episode_outcome
 )"""

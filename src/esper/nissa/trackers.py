@@ -18,7 +18,7 @@ from esper.leyline.events import (
 
 _OUTCOMES = tuple(
     name for name in EpisodeOutcome.__struct_fields__ if name not in ("time", "round", "task")
-)
+) + ("gain", "validation_gain")
 _SPEEDS = ("environment_steps_per_second", "rollout_seconds", "update_seconds")
 
 
@@ -44,7 +44,8 @@ def scalars(event: Event) -> dict[str, float]:
     if isinstance(event, AnalyticsSnapshot):
         return {f"speed/{name}": getattr(event, name) for name in _SPEEDS}
     if isinstance(event, EpisodeOutcome):
-        return {f"episodes/{name}": fmean(to_floats(getattr(event, name))) for name in _OUTCOMES}
+        lists = {name: to_floats(getattr(event, name)) for name in _OUTCOMES}
+        return {f"episodes/{name}": fmean(values) for name, values in lists.items() if values}
     return {}
 
 

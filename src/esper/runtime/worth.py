@@ -33,7 +33,7 @@ class Worth(msgspec.Struct, frozen=True):
     """The gain of the best fixed schedule of a task over never growing.
 
     Attributes:
-        gain: difference in utility, in percentage points.
+        gain: difference in utility on the validation split, in points.
         low: lower end of the gain's interval.
         high: upper end of the gain's interval.
         schedule: blueprint, slot, start, style and tempo of each seed, in words.

@@ -30,10 +30,12 @@ RECENT = 100
 """Number of latest Gymnasium episodes, of all environments, in the mean return shown."""
 
 _GROWTH_ROWS = (
-    ("accuracy grown (committed)", "accuracy", ".3f"),
-    ("accuracy of the twin", "twin_accuracy", ".3f"),
-    ("gain over the twin", "gain", "+.3f"),
-    ("utility above the twin's", "utility_gain", "+.3f"),
+    ("gain, points (test)", "gain", "+.1f"),
+    ("gain on validation, points", "validation_gain", "+.1f"),
+    ("test accuracy grown", "test_accuracy", ".3f"),
+    ("test accuracy of the twin", "twin_test_accuracy", ".3f"),
+    ("validation accuracy grown", "accuracy", ".3f"),
+    ("validation accuracy of the twin", "twin_accuracy", ".3f"),
     ("return", "episode_return", "+.3f"),
     ("parameters added", "added_parameters", ".0f"),
     ("seeds germinated", "germinated", ".2f"),
@@ -105,7 +107,7 @@ class LiveProgress:
         else:
             scores, twins = step.report.scores, step.report.twin_scores
             self.fields["result"] = (
-                f"accuracy [bold]{scores.accuracy.mean().item():.3f}[/bold] "
+                f"val. acc [bold]{scores.accuracy.mean().item():.3f}[/bold] "
                 f"twin {twins.accuracy.mean().item():.3f}"
             )
         self.progress.update(self.bar, advance=1, **self.fields)
@@ -152,7 +154,7 @@ def _outcome(summary: AnySummary) -> str:
     if isinstance(summary, GymSummary):
         return f"return {summary.episode_return:.2f}  length {summary.episode_length:.1f}"
     return (
-        f"accuracy {summary.accuracy:.3f}  twin {summary.twin_accuracy:.3f}  "
+        f"gain {summary.gain:+.1f} points  on validation {summary.validation_gain:+.1f}  "
         f"fossilised {summary.fossilised:.2f}"
     )
 

@@ -75,19 +75,25 @@ def _check(given: GrowArguments) -> None:
 
 
 def _show(grown: Grown) -> None:
-    """Print the decisions, the fossilised seeds and the accuracies."""
+    """Print the decisions, the fossilised seeds, the gains and the accuracies."""
     for line in grown.decisions:
         print(f"  {line}")
     kept = [f"{slot} ({what})" for slot, what in grown.seeds.items()]
     print(f"grown: {'; '.join(kept) or 'nothing'}, {grown.added} parameters added")
+    print(
+        f"gain: {_rounded(grown.gain)} points of test utility over its never-grow twin; "
+        f"on validation {_rounded(grown.validation_gain)}"
+    )
     for split in SPLITS:
         own, twin = (
             100 * float(scores[split].accuracy) for scores in (grown.scores, grown.twin_scores)
         )
-        print(
-            f"{split} accuracy: {own:.1f} %, its never-grow twin {twin:.1f} %, "
-            f"gain {own - twin:+.1f} points"
-        )
+        print(f"{split} accuracy: {own:.1f} %, its never-grow twin {twin:.1f} %")
+
+
+def _rounded(gain: float) -> str:
+    """Points with one decimal, without a negative zero."""
+    return f"{round(gain, 1) + 0.0:+.1f}"
 
 
 def _write(given: GrowArguments, grown: Grown) -> int:

@@ -136,6 +136,7 @@ def _show(found: list[RunInfo]) -> None:
     table.add_column("status", no_wrap=True)
     table.add_column("rounds", justify="right", no_wrap=True)
     table.add_column("gain", justify="right", no_wrap=True)
+    table.add_column("validation", justify="right", no_wrap=True)
     table.add_column("policy", no_wrap=True)
     table.add_column("task", overflow="fold")
     table.add_column("started", no_wrap=True)
@@ -146,7 +147,8 @@ def _show(found: list[RunInfo]) -> None:
             Text(str(info.path)),
             Text(f"{glyph} {info.status}", style=colour),
             f"{info.rounds_done}/{info.rounds_total or '?'}",
-            NOTHING if info.gain is None else f"{100 * info.gain:+.1f}",
+            _points(info.gain),
+            _points(info.validation_gain),
             info.policy or NOTHING,
             Text(_tasks(info)),
             NOTHING if info.started is None else _moment(info.started),
@@ -161,6 +163,10 @@ def _show_resume(found: list[RunInfo]) -> None:
         print("\nto resume:")
     for command in commands:
         print(f"  {command}")
+
+
+def _points(gain: float | None) -> str:
+    return NOTHING if gain is None else f"{gain:+.1f}"
 
 
 def _tasks(info: RunInfo) -> str:
@@ -183,5 +189,9 @@ def _size(count: int) -> str:
 
 def _plain(info: RunInfo) -> dict[str, Any]:
     """A run as JSON; a gain that is not finite is null."""
-    gain = info.gain if info.gain is not None and math.isfinite(info.gain) else None
-    return asdict(info) | {"path": str(info.path), "gain": gain}
+    gains = {"gain": info.gain, "validation_gain": info.validation_gain}
+    finite = {
+        name: None if gain is None or not math.isfinite(gain) else gain
+        for name, gain in gains.items()
+    }
+    return asdict(info) | {"path": str(info.path)} | finite

@@ -145,4 +145,4 @@ def _worth(task: Task, worth: dict[str, Worth]) -> str:
         return "not measured"
     found = worth[task.name]
     interval = f"[{found.low:+.1f}, {found.high:+.1f}]"
-    return f"{found.gain:+.1f} points {interval}: {found.schedule}"
+    return f"{found.gain:+.1f} points (val.) {interval}: {found.schedule}"

@@ -246,6 +246,32 @@ def test_a_run_of_level_minimal_shows_its_rounds(tmp_path: Path) -> None:
     assert "telemetry level normal" in "\n".join(shown(run, "3"))
 
 
+def test_the_gain_is_on_test_with_validation_beside_it_once_an_episode_is_over(
+    tmp_path: Path,
+) -> None:
+    told = outcome(1)
+    told.test_utility, told.twin_test_utility = [0.5, 0.75], [0.25, 0.25]
+    told.utility, told.twin_utility = [0.5, 0.5], [0.4, 0.4]
+    run = write(tmp_path / "run", [started(), step(1, 1)])
+    assert "gain" not in "\n".join(shown(run)[3:])
+    assert "lead" in "\n".join(shown(run, "3"))
+    write(run, [started(), *a_round(1)[:-1], told])
+    assert "round 1: gain +37.5  on validation +10.0" in "\n".join(shown(run))
+    assert "gain +25.0 (val. +10.0)" in "\n".join(shown(run, "3"))
+    best = [line.split()[:4] for line in shown(run, "5") if re.match(r" +\+", line)]
+    assert best == [
+        ["+50.0", "+10.0", "1", "1"],
+        ["+25.0", "+10.0", "1", "0"],
+        ["+37.5", "+10.0", "1", "0.550"],
+    ]
+
+
+def test_an_older_run_shows_a_dash_for_the_gain() -> None:
+    assert re.search(r"gain -  on validation [+-]\d", "\n".join(shown(RECORDED / "old_schema")))
+    board = "\n".join(shown(RECORDED / "old_schema", "5"))
+    assert re.search(r"^ +- +[+-]\d+\.\d +\d", board, re.MULTILINE)
+
+
 def test_values_that_are_not_finite_or_unknown_do_not_crash_sanctum(tmp_path: Path) -> None:
     bad = step(
         1, 1, validation_accuracy=["NaN", 0.5], train_loss=["Infinity", 1.0], reward=["NaN", 0.0],

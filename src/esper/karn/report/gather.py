@@ -31,10 +31,12 @@ from esper.leyline.events import (
 from esper.leyline.events.reader import EventReader
 
 OUTCOMES = (
+    "gain",
+    "validation_gain",
+    "test_accuracy",
+    "twin_test_accuracy",
     "accuracy",
     "twin_accuracy",
-    "utility",
-    "twin_utility",
     "episode_return",
     "added_parameters",
     "germinated",
@@ -42,7 +44,8 @@ OUTCOMES = (
     "pruned",
     "rolled_back",
 )
-"""Outcomes that are kept per round and environment."""
+"""Outcomes that are kept per round and environment. Those on the test split are NaN where
+the run did not record them (before schema 4)."""
 
 
 @dataclass(slots=True)
@@ -65,8 +68,7 @@ class RunData:
         started: start event of the last training process.
         processes: number of training processes: 1 plus the number of resumes.
         rounds: numbers of the completed rounds, ``[R]``.
-        outcomes: by name in ``OUTCOMES``, ``[R, N]``; also ``gain`` and ``utility_gain``, the
-            differences from the twin.
+        outcomes: by name in ``OUTCOMES``, ``[R, N]``.
         tasks: the task of each environment, ``[R, N]``.
         updates: round of each update, ``[U]``.
         metrics: metrics of the updates by name, ``[U]``; NaN where missing or not a number.
@@ -136,7 +138,7 @@ class _Pass:
             case SeedStageChanged():
                 self.lives.change(event)
             case EpisodeOutcome():
-                self.outcomes[event.round] = _table([getattr(event, name) for name in OUTCOMES])
+                self.outcomes[event.round] = _outcomes(event)
                 self.tasks[event.round] = np.array(event.task, dtype=str)
                 self.lives.end_round(event.round, event.task)
                 self.episode = _episode(self.steps)
@@ -175,8 +177,6 @@ def gather(run: Path) -> RunData:
     nothing = np.empty((0, len(OUTCOMES), found.starts[-1].envs))
     table = np.stack([found.outcomes[number] for number in rounds]) if rounds else nothing
     outcomes = dict(zip(OUTCOMES, table.transpose(1, 0, 2), strict=True))
-    outcomes["gain"] = outcomes["accuracy"] - outcomes["twin_accuracy"]
-    outcomes["utility_gain"] = outcomes["utility"] - outcomes["twin_utility"]
     updates = [found.updates[number] for number in sorted(found.updates)]
     snapshots = [found.snapshots[number] for number in sorted(found.snapshots)]
     names = dict.fromkeys(name for update in updates for name in update.metrics)
@@ -225,6 +225,12 @@ def _episode(steps: dict[int, EpochCompleted]) -> Episode | None:
         _table([s.validation_accuracy for s in ordered]),
         _table([s.twin_validation_accuracy for s in ordered]),
     )
+
+
+def _outcomes(event: EpisodeOutcome) -> Floats:
+    """The values of ``OUTCOMES``, ``[len(OUTCOMES), N]``; NaN where one was not recorded."""
+    unknown = [np.nan] * len(event.task)
+    return _table([getattr(event, name) or unknown for name in OUTCOMES])
 
 
 def _table(rows: Sequence[Sequence[Number]]) -> Floats:

@@ -25,7 +25,7 @@ from esper.karn.report.drawing import (
     picture,
 )
 from esper.karn.report.gather import RunData
-from esper.karn.report.learning_figures import INTERVAL, band, final_rounds, look_of
+from esper.karn.report.learning_figures import INTERVAL, band, final_rounds, gain_of, look_of
 from esper.karn.report.lives import SEED_OUTCOMES, SeedKey, SeedLife
 
 MOST_LANES = 24
@@ -184,7 +184,8 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
         "lane per slot. Later stages have thicker bars. A diamond marks fossilisation, a cross "
         "pruning and a triangle a rollback."
         + (
-            f" Above: accuracy of environment {middle}, which has the median gain, and of its twin."
+            f" Above: validation accuracy of environment {middle}, which has the median gain"
+            f"{'' if gain_of([run]) == 'gain' else ' on validation'}, and of its twin."
             if run.episode
             else ""
         ),
@@ -206,9 +207,12 @@ def _lanes(run: RunData) -> list[tuple[int, int]]:
 
 
 def _median_environment(run: RunData) -> int:
-    """The environment with the median gain among those in which a seed germinated."""
+    """The environment with the median gain among those in which a seed germinated.
+
+    Gain on validation if the run has no test scores.
+    """
     lived = sorted({life.environment for life in run.lives.last})
-    gains = np.nan_to_num(run.outcomes["gain"][-1][lived], nan=-np.inf)
+    gains = np.nan_to_num(run.outcomes[gain_of([run])][-1][lived], nan=-np.inf)
     return lived[int(np.argsort(gains, kind="stable")[len(lived) // 2])]
 
 
@@ -217,7 +221,7 @@ def _median_accuracy(axes: Axes, run: RunData, environment: int) -> None:
     steps, own = run.episode.steps, run.episode.grown[:, environment]
     axes.plot(steps, 100 * own, color=SERIES[0])
     axes.plot(steps, 100 * run.episode.twin[:, environment], ":", color=MUTED)
-    axes.set_ylabel("accuracy, %")
+    axes.set_ylabel("validation acc., %")
     axes.set_title(f"environment {environment}; dotted: its twin")
 
 

@@ -1,4 +1,4 @@
-"""Pictures of learning: accuracy, gain, utility, return, and accuracy against parameters."""
+"""Pictures of learning: accuracy, gain, return, and accuracy against parameters."""
 
 from typing import Any
 
@@ -28,6 +28,10 @@ MOST_DOTS = 800
 
 MOST_TASKS = 12
 
+NO_TEST = (
+    "This run has no test scores, which are recorded from schema 4 on; its gain on the validation "
+    "split is below."
+)
 INTERVAL = "Bands are 95 % intervals over groups of environments"
 NO_ROUND = "No round is complete yet."
 
@@ -39,21 +43,14 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
         return [missing("Accuracy", NO_ROUND)]
     pictures = [
         _accuracy(whole),
+        _gain(whole),
         _curve(
             whole,
-            "Gain over the twin",
-            "Committed accuracy minus that of the never-grow twin, in percentage points.",
+            "Gain on validation",
+            "Validation utility minus that of the never-grow twin, in points. The policy is "
+            "trained on this split.",
             "points",
-            "gain",
-            scale=100,
-            zero=True,
-        ),
-        _curve(
-            whole,
-            "Utility above the twin's",
-            "Utility (score minus rent) minus that of the twin: the objective of training.",
-            "utility",
-            "utility_gain",
+            "validation_gain",
             zero=True,
         ),
         _curve(whole, "Return", "Sum of the rewards of an episode.", "return", "episode_return"),
@@ -104,7 +101,7 @@ def look_of(runs: list[RunData], run: RunData) -> dict[str, Any]:
 
 def _accuracy(runs: list[RunData]) -> Picture:
     figure = new_figure(height=3.0)
-    axes = figure.add_subplot(xlabel="round", ylabel="accuracy, %")
+    axes = figure.add_subplot(xlabel="round", ylabel="validation accuracy, %")
     for run in runs:
         colour, twin_colour, label, twin_label = _pair(runs, run)
         grown, never = (100 * run.outcomes[name] for name in ("accuracy", "twin_accuracy"))
@@ -128,7 +125,6 @@ def _curve(
     text: str,
     unit: str,
     outcome: str,
-    scale: float = 1,
     zero: bool = False,
 ) -> Picture:
     figure = new_figure(height=3.0)
@@ -136,20 +132,37 @@ def _curve(
     if zero:
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
     for run in runs:
-        values = scale * run.outcomes[outcome]
+        values = run.outcomes[outcome]
         band(axes, run.rounds, values, run.started.group_size, **look_of(runs, run))
     legend(figure)
     return picture(figure, title, f"{text} {INTERVAL}." + _left_out(runs, outcome))
 
 
+def gain_of(runs: list[RunData]) -> str:
+    """Return the outcome that compares environments: the gain, else that on validation."""
+    tested = any(np.isfinite(run.outcomes["gain"]).any() for run in runs)
+    return "gain" if tested else "validation_gain"
+
+
+def _gain(runs: list[RunData]) -> Picture:
+    title = "Gain over the twin"
+    if gain_of(runs) != "gain":
+        return missing(title, NO_TEST)
+    text = (
+        "Test utility (expected test accuracy minus rent) minus that of the never-grow twin, in "
+        "points. The test split is measured once, after the last step of an episode."
+    )
+    return _curve(runs, title, text, "points", "gain", zero=True)
+
+
 def _gain_by_task(runs: list[RunData]) -> Picture:
-    tasks = _tasks(runs)[:MOST_TASKS]
+    tasks, measured = _tasks(runs)[:MOST_TASKS], gain_of(runs)
     figure, grid = panels(len(tasks), 4, 2.0, sharey=True)
     for axes, task in zip(grid, tasks, strict=True):
         axes.set_title(task)
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
         for run in runs:
-            gain = np.where(run.tasks == task, 100 * run.outcomes["gain"], np.nan)
+            gain = np.where(run.tasks == task, run.outcomes[measured], np.nan)
             trained = np.isfinite(gain).any(1)
             band(
                 axes,
@@ -165,13 +178,14 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
     return picture(
         figure,
         "Gain by task",
-        f"Accuracy minus the twin's in environments that trained on the task. {INTERVAL}.{note}",
+        f"{'Test' if measured == 'gain' else 'Validation'} utility minus the twin's, in points, in "
+        f"environments that trained on the task. {INTERVAL}.{note}",
     )
 
 
 def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
     figure = new_figure(WIDE, 3.2)
-    axes = figure.add_subplot(xlabel="parameters of the network", ylabel="accuracy, %")
+    axes = figure.add_subplot(xlabel="parameters of the network", ylabel="validation accuracy, %")
     for run in runs:
         last = final_rounds(run)
         host = _host_parameters(run)[last]
@@ -208,8 +222,8 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
     return picture(
         figure,
         "Accuracy against parameters",
-        "Each dot is a network at the end of an episode in the last tenth of the rounds, with only "
-        "its fossilised seeds; each diamond is a twin.",
+        "Validation accuracy. Each dot is a network at the end of an episode in the last tenth of "
+        "the rounds, with only its fossilised seeds; each diamond is a twin.",
     )
 
 

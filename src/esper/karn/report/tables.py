@@ -46,15 +46,25 @@ class SummaryRow:
     scale: float = 1.0
 
 
+GAIN = SummaryRow("gain (test), points", "gain", "+.1f")
+VALIDATION_GAIN = SummaryRow("gain on validation, points", "validation_gain", "+.1f")
+ADDED = SummaryRow("parameters added", "added_parameters", ".0f")
+GERMINATED = SummaryRow("seeds germinated", "germinated", ".2f")
+FOSSILISED = SummaryRow("seeds fossilised", "fossilised", ".2f")
+ACCURACIES = (
+    SummaryRow("test accuracy grown, %", "test_accuracy", ".1f", 100),
+    SummaryRow("test accuracy of the twin, %", "twin_test_accuracy", ".1f", 100),
+    SummaryRow("validation accuracy grown, %", "accuracy", ".1f", 100),
+    SummaryRow("validation accuracy of the twin, %", "twin_accuracy", ".1f", 100),
+)
 FINAL = (
-    SummaryRow("accuracy grown (committed), %", "accuracy", ".1f", 100),
-    SummaryRow("accuracy of the twin, %", "twin_accuracy", ".1f", 100),
-    SummaryRow("gain over the twin, points", "gain", "+.1f", 100),
-    SummaryRow("utility above the twin's", "utility_gain", "+.3f"),
+    GAIN,
+    VALIDATION_GAIN,
+    *ACCURACIES,
     SummaryRow("return", "episode_return", "+.3f"),
-    SummaryRow("parameters added", "added_parameters", ".0f"),
-    SummaryRow("seeds germinated", "germinated", ".2f"),
-    SummaryRow("seeds fossilised", "fossilised", ".2f"),
+    ADDED,
+    GERMINATED,
+    FOSSILISED,
     SummaryRow("seeds pruned", "pruned", ".2f"),
     SummaryRow("rollbacks", "rolled_back", ".2f"),
 )
@@ -74,9 +84,8 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
     if np.isfinite(run.speed).any():
         found.append(("steps per second", f"{np.nanmean(run.speed):,.0f}"))
     if len(run.rounds):
-        gain, added = FINAL[2], FINAL[5]
-        found.insert(0, ("gain over the twin, points", final_figure(run, gain)))
-        found.append((added.name, final_figure(run, added)))
+        shown = [(figure.name, final_figure(run, figure)) for figure in (GAIN, VALIDATION_GAIN)]
+        found = [*shown, *found, (ADDED.name, final_figure(run, ADDED))]
     return [(name, *_split_interval(value)) for name, value in found]
 
 
@@ -136,7 +145,9 @@ def final_table(runs: list[RunData]) -> Table:
     return Table(
         "Final figures",
         "Means per episode over the last tenth of the rounds, with 95 % intervals. "
-        "Environments of a group share initial host and data, so the units are groups of a round.",
+        "Environments of a group share initial host and data, so the units are groups of a round. "
+        "Gain is utility minus that of the never-grow twin. The test split is measured once, after "
+        "the last step of an episode; runs before schema 4 have no test scores.",
         ["", *(run.label for run in with_rounds)],
         rows,
     )
@@ -146,7 +157,7 @@ def task_table(run: RunData, several: bool) -> Table | None:
     """Return the final figures per task; None where there is only one task."""
     if len(run.task_names) < 2 or not len(run.rounds):
         return None
-    shown = FINAL[:3] + FINAL[5:8]
+    shown = (GAIN, VALIDATION_GAIN, *ACCURACIES, ADDED, GERMINATED, FOSSILISED)
     rows = [
         [task, *(final_figure(run, figure, run.tasks == task) for figure in shown)]
         for task in run.task_names

@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical
 
 from esper.karn.sanctum.decision_log import Decision, columns, decisions, in_full, in_one_line
 from esper.karn.sanctum.formatting import count, gauge, written
+from esper.karn.sanctum.overview_page import gain_text, lead_text
 from esper.karn.sanctum.palette import GLYPHS, Palette, op_name, stage_name
 from esper.karn.sanctum.plot import TICK_WIDTH, Curve, Frame, Plot
 from esper.karn.sanctum.snapshot import Moment
@@ -134,10 +135,17 @@ def _title(
     twin = float(step.twin_validation_accuracy[environment])
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"environment {environment}", style="bold")
-    text.append(f"  accuracy {written(accuracy)}", style=palette.grown)
+    outcome = moment.outcomes[-1] if moment.outcomes else None
+    if outcome is not None and outcome.round == step.round:
+        gain = outcome.gain[environment] if outcome.gain else None
+        text.append("  gain ").append_text(gain_text(gain, palette))
+        text.append(" (val. ").append_text(
+            gain_text(outcome.validation_gain[environment], palette)
+        ).append(")")
+    else:
+        text.append("  lead ").append_text(lead_text(accuracy - twin, palette))
+    text.append(f"  val. acc {written(accuracy)}", style=palette.grown)
     text.append(f"  twin {written(twin)}", style=palette.twin)
-    gain = accuracy - twin
-    text.append(f"  gain {written(gain, '+.3f')}", style=palette.bad if gain < 0 else palette.good)
     episode_return = sum(to_floats([s.reward[environment] for s in steps]))
     text.append(f"  return {written(episode_return, '+.3f')}")
     text.append(f"  added {count(step.added_parameters[environment])}")

@@ -27,6 +27,11 @@ KEYS: dict[str, tuple[tuple[str, str], ...]] = {
         ("f  /  Escape", "overview: next filter; search; show all again"),
         ("←  →  w", "environment: previous, next; show or hide waits"),
     ),
+    "Words": (
+        ("lead", "validation accuracy above the twin's, live"),
+        ("gain", "test utility above the twin's, in points"),
+        ("on validation", "the same on the validation split"),
+    ),
     "Time": (
         ("Space", "pause; continue"),
         ("r", "replay from the beginning"),
@@ -36,7 +41,7 @@ KEYS: dict[str, tuple[tuple[str, str], ...]] = {
         ("l", "return to the latest data"),
     ),
 }
-"""All keys with their meanings, by subject."""
+"""All keys and two terms with their meanings, by subject."""
 
 
 class Help(ModalScreen[None]):

@@ -1,4 +1,4 @@
-"""The first page: a table of all environments, accuracy over rounds, and recent events."""
+"""The first page: a table of all environments, accuracy and gain over rounds, and recent events."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Overview(View):
         self.summary = Lines(id="overview-summary")
         self.table = RowsTable("environments", "no environment matches")
         self.side = Vertical(id="overview-side", classes="wide-only")
-        self.plot = Plot("accuracy of each round", id="overview-accuracy")
+        self.plot = Plot("validation accuracy of each round", id="overview-accuracy")
         self.feed = Lines(id="overview-feed")
         self.search = Input(placeholder="words: growing, conv_heavy, a number", id="search")
 
@@ -62,9 +62,9 @@ class Overview(View):
         """Draw all environments at a moment."""
         every = rows(moment)
         self.rows = arranged(every, self.sort, self.reversed, self.keep, self.words)
-        gains = [grown - twin for grown, twin in map(self._means, moment.outcomes[-12:])]
-        summary = _totals(every, gains, palette, words=self.app.screen.size.width >= WIDE)
+        summary = _totals(every, palette, words=self.app.screen.size.width >= WIDE)
         summary.append("\n").append_text(self._arrangement(len(every), palette))
+        summary.append_text(_last_gain(moment.outcomes[-12:], palette))
         self.summary.show(summary)
         self._show_table(moment, palette)
         if self.side.display:
@@ -84,8 +84,8 @@ class Overview(View):
         several = moment.started is not None and len(moment.started.tasks) > 1
         columns: list[Column[Row]] = [
             Column("env", 4, lambda row: str(row.environment), right=True),
-            Column("accuracy", 8, lambda row: written(row.accuracy), right=True),
-            Column("gain", 7, lambda row: gain_text(row.gain, palette), right=True),
+            Column("val. acc", 8, lambda row: written(row.accuracy), right=True),
+            Column("lead", 7, lambda row: lead_text(row.lead, palette), right=True),
             Column(
                 "slots",
                 max(5, min(2 * slots - 1, 39)),
@@ -170,18 +170,17 @@ class Overview(View):
         self.post_message(self.Chosen(None, self.rows[event.row].environment))
 
 
-def _totals(every: list[Row], gains: list[float], palette: Palette, words: bool) -> Text:
+def _totals(every: list[Row], palette: Palette, words: bool) -> Text:
     """Means over environments, and the number of slots in each stage."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if not every:
         return text.append("no environment step yet", style=palette.muted)
-    text.append("accuracy ", style=palette.muted)
+    text.append("validation accuracy ", style=palette.muted)
     text.append(written(fmean(row.accuracy for row in every)), style=f"bold {palette.grown}")
     text.append("  twin ", style=palette.muted)
     text.append(written(fmean(row.twin for row in every)), style=palette.twin)
-    text.append("  gain ", style=palette.muted)
-    text.append_text(gain_text(fmean(row.gain for row in every), palette))
-    text.append(f" {sparkline(gains, 12)}", style=palette.grown)
+    text.append("  lead ", style=palette.muted)
+    text.append_text(lead_text(fmean(row.lead for row in every), palette))
     stages = Counter(stage for row in every for stage in row.stages)
     for stage in GLYPHS:
         if stages[stage] and stage:
@@ -193,13 +192,34 @@ def _totals(every: list[Row], gains: list[float], palette: Palette, words: bool)
 
 
 def _accuracies(outcome: EpisodeOutcome) -> tuple[float, float]:
-    """Mean committed accuracy of a round: hosts, twins."""
+    """Mean committed validation accuracy of a round: hosts, twins."""
     return fmean(to_floats(outcome.accuracy)), fmean(to_floats(outcome.twin_accuracy))
 
 
-def gain_text(gain: float, palette: Palette) -> Text:
-    """Return a gain (accuracy above the twin's) in its colour."""
-    return Text(written(gain, "+.3f"), style=palette.good if gain >= 0 else palette.bad)
+def _last_gain(outcomes: Sequence[EpisodeOutcome], palette: Palette) -> Text:
+    """Mean gain of the last round, beside that on validation, and a sparkline of the rounds."""
+    text = Text()
+    if not outcomes or not outcomes[-1].validation_gain:
+        return text
+    last = outcomes[-1]
+    text.append(f"  round {last.round}: gain ", style=palette.muted)
+    text.append_text(gain_text(fmean(last.gain) if last.gain else None, palette))
+    text.append("  on validation ", style=palette.muted)
+    text.append_text(gain_text(fmean(last.validation_gain), palette))
+    gains = [fmean(outcome.gain or outcome.validation_gain) for outcome in outcomes]
+    return text.append(f" {sparkline(gains, 12)}", style=palette.grown)
+
+
+def lead_text(lead: float, palette: Palette) -> Text:
+    """Return a lead (validation accuracy above the twin's) in its colour."""
+    return Text(written(lead, "+.3f"), style=palette.good if lead >= 0 else palette.bad)
+
+
+def gain_text(gain: float | None, palette: Palette) -> Text:
+    """Return a gain (utility above the twin's, in points) in its colour; a dash for None."""
+    if gain is None:
+        return Text("-", style=palette.muted)
+    return Text(written(gain, "+.1f"), style=palette.good if gain >= 0 else palette.bad)
 
 
 def slot_glyphs(stages: list[int], palette: Palette) -> Text:

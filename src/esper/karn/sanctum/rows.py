@@ -11,7 +11,7 @@ from esper.leyline.events import EpisodeOutcome, EpochCompleted
 from esper.leyline.stages import Stage
 
 BEHIND = -0.02
-"""Gain below which an environment counts as behind its twin."""
+"""Lead below which an environment counts as behind its twin."""
 
 _DEVELOPING = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
 
@@ -62,8 +62,8 @@ class Row:
     rolled_back: bool
 
     @property
-    def gain(self) -> float:
-        """Accuracy above the twin's."""
+    def lead(self) -> float:
+        """Validation accuracy above the twin's; the gain is known only when an episode is over."""
         return self.accuracy - self.twin
 
     @property
@@ -73,7 +73,7 @@ class Row:
             return Status.NOT_FINITE
         if self.rolled_back:
             return Status.ROLLED_BACK
-        if self.gain < BEHIND:
+        if self.lead < BEHIND:
             return Status.BEHIND
         if any(stage in _DEVELOPING for stage in self.stages):
             return Status.GROWING
@@ -142,8 +142,8 @@ def _of_outcome(outcome: EpisodeOutcome) -> list[Row]:
 
 SORTS: dict[str, tuple[Callable[[Row], float | str], bool]] = {
     "env": (lambda row: row.environment, False),
-    "accuracy": (lambda row: row.accuracy, True),
-    "gain": (lambda row: row.gain, True),
+    "val. acc": (lambda row: row.accuracy, True),
+    "lead": (lambda row: row.lead, True),
     "reward": (lambda row: row.reward, True),
     "added": (lambda row: row.added, True),
     "last op": (lambda row: row.op, False),

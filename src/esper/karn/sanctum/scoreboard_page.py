@@ -23,11 +23,25 @@ SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Outcome of one environment's episode, or its mean over the environments of a round."""
+    """Outcome of one environment's episode, or its mean over the environments of a round.
+
+    Attributes:
+        round: number of the round.
+        environment: number of the environment; None for a mean.
+        task: the task, or the tasks.
+        gain: test utility above the twin's, in points; None if the run has no test scores.
+        validation_gain: the same on the validation split.
+        accuracy, twin: committed validation accuracy of host and twin.
+        episode_return: sum of the rewards.
+        added: parameters added.
+        fossilised: seeds fossilised.
+    """
 
     round: int
     environment: int | None
     task: str
+    gain: float | None
+    validation_gain: float
     accuracy: float
     twin: float
     episode_return: float
@@ -35,18 +49,21 @@ class Score:
     fossilised: float
 
     @property
-    def gain(self) -> float:
-        """Committed accuracy above the twin's."""
-        return self.accuracy - self.twin
+    def rank(self) -> float:
+        """What scores are sorted by: the gain, else the gain on validation."""
+        return self.validation_gain if self.gain is None else self.gain
 
 
 def episodes(outcome: EpisodeOutcome) -> list[Score]:
     """Return the best episodes of a round; those whose gain is not finite are left out."""
+    gains, validation_gains = outcome.gain, outcome.validation_gain
     scores = [
         Score(
             outcome.round,
             i,
             outcome.task[i],
+            gains[i] if gains else None,
+            validation_gains[i],
             float(outcome.accuracy[i]),
             float(outcome.twin_accuracy[i]),
             float(outcome.episode_return[i]),
@@ -55,7 +72,7 @@ def episodes(outcome: EpisodeOutcome) -> list[Score]:
         )
         for i in range(len(outcome.accuracy))
     ]
-    return nlargest(SHOWN, (s for s in scores if isfinite(s.gain)), key=lambda s: s.gain)
+    return nlargest(SHOWN, (s for s in scores if isfinite(s.rank)), key=lambda s: s.rank)
 
 
 def mean(outcome: EpisodeOutcome) -> Score:
@@ -64,6 +81,8 @@ def mean(outcome: EpisodeOutcome) -> Score:
         outcome.round,
         None,
         " ".join(dict.fromkeys(outcome.task)),
+        fmean(outcome.gain) if outcome.gain else None,
+        fmean(outcome.validation_gain),
         fmean(to_floats(outcome.accuracy)),
         fmean(to_floats(outcome.twin_accuracy)),
         fmean(to_floats(outcome.episode_return)),
@@ -95,14 +114,15 @@ class Scoreboard(View):
     def draw(self, moment: Moment, palette: Palette) -> None:
         """Draw the best episodes and rounds up to a moment."""
         every = (score for outcome in moment.outcomes for score in self._episodes(outcome))
-        self.best = nlargest(SHOWN, every, key=lambda s: s.gain)
+        self.best = nlargest(SHOWN, every, key=lambda s: s.rank)
         means = [
-            score for outcome in moment.outcomes if isfinite((score := self._mean(outcome)).gain)
+            score for outcome in moment.outcomes if isfinite((score := self._mean(outcome)).rank)
         ]
-        self.rounds = nlargest(SHOWN, means, key=lambda s: s.gain)
+        self.rounds = nlargest(SHOWN, means, key=lambda s: s.rank)
         front: list[Column[Score]] = [
-            Column("gain", 7, lambda score: gain_text(score.gain, palette), True),
-            Column("round", 6, lambda score: str(score.round), True),
+            Column("gain", 6, lambda score: gain_text(score.gain, palette), True),
+            Column("on val.", 7, lambda score: gain_text(score.validation_gain, palette), True),
+            Column("round", 5, lambda score: str(score.round), True),
         ]
         self.episode_table.show([*front, *_EPISODE, *_back(".0f")], self.best, palette.cursor)
         self.round_table.show([*front, *_back(".2f")], self.rounds, palette.cursor)
@@ -122,9 +142,9 @@ _EPISODE: tuple[Column[Score], ...] = (
 def _back(form: str) -> tuple[Column[Score], ...]:
     """The last columns of both tables; ``form`` is the number format of fossilised seeds."""
     return (
-        Column("accuracy", 8, lambda score: written(score.accuracy), True),
-        Column("twin", 6, lambda score: written(score.twin), True),
-        Column("added", 7, lambda score: count(score.added), True),
-        Column("kept", 5, lambda score: format(score.fossilised, form), True),
+        Column("val. acc", 8, lambda score: written(score.accuracy), True),
+        Column("twin", 5, lambda score: written(score.twin), True),
+        Column("added", 6, lambda score: count(score.added), True),
+        Column("kept", 4, lambda score: format(score.fossilised, form), True),
         Column("return", 8, lambda score: written(score.episode_return, "+.3f"), True),
     )

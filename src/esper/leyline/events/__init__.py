@@ -20,6 +20,7 @@ from esper.leyline.events.event import (
     to_floats,
 )
 from esper.leyline.events.rounds import (
+    POINTS,
     AnalyticsSnapshot,
     AnomalyDetected,
     CheckpointSaved,
@@ -48,6 +49,7 @@ from esper.leyline.events.steps import (
 __all__ = [
     "EVENTS",
     "LEVELS",
+    "POINTS",
     "SCHEMA_VERSION",
     "AnalyticsSnapshot",
     "AnomalyDetected",
@@ -83,9 +85,10 @@ __all__ = [
     "to_floats",
 ]
 
-SCHEMA_VERSION = 3
-"""Schema 3 added EPISODE_STARTED, DECISIONS_MADE, ANOMALY_DETECTED, TELEMETRY_DROPPED, GYM_EPISODES
-and UPDATE_REFUSED, and all fields that have a default."""
+SCHEMA_VERSION = 4
+"""Schema 4 added the test scores of EPISODE_OUTCOME. Schema 3 added EPISODE_STARTED,
+DECISIONS_MADE, ANOMALY_DETECTED, TELEMETRY_DROPPED, GYM_EPISODES and UPDATE_REFUSED, and all other
+fields that have a default."""
 
 _LEVELS = ("off", "minimal", "normal", "debug")
 _LEAST: dict[type[Event], str] = {

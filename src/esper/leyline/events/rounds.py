@@ -2,7 +2,10 @@
 
 import msgspec
 
-from esper.leyline.events.event import Event, Number, RoundEvent
+from esper.leyline.events.event import Event, Number, RoundEvent, to_floats
+
+POINTS = 100.0
+"""Points per unit of utility or accuracy: gains are in points."""
 
 
 class TrainingStarted(Event, tag="TRAINING_STARTED"):
@@ -55,23 +58,26 @@ class EpisodeStarted(RoundEvent, tag="EPISODE_STARTED"):
 class EpisodeOutcome(RoundEvent, tag="EPISODE_OUTCOME"):
     """Outcome of the episodes of a round. All lists have one value per environment.
 
-    Accuracy is committed accuracy: validation accuracy with only the fossilised seeds.
+    All scores are committed: with only the fossilised seeds. Fields whose names begin with `test_`
+    or `twin_test_` are on the test split, which is measured once, after the last step; the other
+    scores are on the validation split, from which observations and rewards are computed. The gain
+    of an episode is `100 (test_utility - twin_test_utility)` points.
     """
 
     task: list[str]
     """Task that the environment trained on."""
     utility: list[Number]
-    """Utility at the last step."""
+    """Utility on the validation split at the last step."""
     twin_utility: list[Number]
-    """Utility of the never-grow twin."""
+    """Validation utility of the never-grow twin."""
     accuracy: list[Number]
-    """Committed validation accuracy, in [0, 1]."""
+    """Validation accuracy, in [0, 1]."""
     twin_accuracy: list[Number]
-    """Accuracy of the twin."""
+    """Validation accuracy of the twin."""
     expected_accuracy: list[Number]
-    """Mean probability of the true class."""
+    """Mean probability of the true class on the validation split."""
     twin_expected_accuracy: list[Number]
-    """Expected accuracy of the twin."""
+    """Expected validation accuracy of the twin."""
     episode_return: list[Number]
     """Sum of the rewards of the episode."""
     added_parameters: list[int]
@@ -84,6 +90,33 @@ class EpisodeOutcome(RoundEvent, tag="EPISODE_OUTCOME"):
     """Number of seeds that were pruned."""
     rolled_back: list[int]
     """Number of times the governor rolled the host back."""
+    test_accuracy: list[Number] = msgspec.field(default_factory=list)
+    """Test accuracy, in [0, 1]. Like all test scores, empty before schema 4."""
+    twin_test_accuracy: list[Number] = msgspec.field(default_factory=list)
+    """Test accuracy of the twin."""
+    test_expected_accuracy: list[Number] = msgspec.field(default_factory=list)
+    """Mean probability of the true class on the test split."""
+    twin_test_expected_accuracy: list[Number] = msgspec.field(default_factory=list)
+    """Expected test accuracy of the twin."""
+    test_utility: list[Number] = msgspec.field(default_factory=list)
+    """Utility on the test split: expected test accuracy minus rent."""
+    twin_test_utility: list[Number] = msgspec.field(default_factory=list)
+    """Test utility of the twin, which pays no rent: its expected test accuracy."""
+
+    @property
+    def gain(self) -> list[float]:
+        """Test utility minus the twin's, in points; empty before schema 4."""
+        return _points(self.test_utility, self.twin_test_utility)
+
+    @property
+    def validation_gain(self) -> list[float]:
+        """Validation utility minus the twin's, in points."""
+        return _points(self.utility, self.twin_utility)
+
+
+def _points(own: list[Number], twin: list[Number]) -> list[float]:
+    pairs = zip(to_floats(own), to_floats(twin), strict=False)
+    return [POINTS * (grown - never) for grown, never in pairs]
 
 
 class CounterfactualMatrixComputed(RoundEvent, tag="COUNTERFACTUAL_MATRIX_COMPUTED"):

@@ -18,13 +18,14 @@ from esper.leyline.actions import (
 )
 from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
+from esper.leyline.events import POINTS
 from esper.leyline.stages import Stage
 from esper.runtime import plugins
 from esper.runtime.tasks import Task
 from esper.simic.growth.collect import Actor, collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.shard import Shard
-from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.growth.step import GrowthConfig, Step, StepReport
 from esper.simic.run.checkpoint import load_latest, restore_agent
 from esper.simic.run.run_directory import stored_config
 from esper.simic.training.setup import build_agent, control
@@ -36,7 +37,7 @@ from esper.tolaria.precision import Precision
 
 CPU = torch.device("cpu")
 CONTROLS = ("heuristic", "never")
-SPLITS = ("validation", "test")
+SPLITS = ("test", "validation")
 TOLERANCE = 1e-5
 """Largest permitted difference of a logit between an exported file and its host, relative to the
 largest logit if that is above 1."""
@@ -124,6 +125,8 @@ class Grown:
         decisions: the actions and rollbacks of the episode, one line each.
         scores: scores of the committed host, by split of ``SPLITS``.
         twin_scores: scores of its never-grow twin, by split.
+        gain: test utility minus that of the twin, in points.
+        validation_gain: validation utility minus that of the twin, in points.
         added: parameters of the fossilised seeds.
         images: at most 64 images of the test split, ``[B, C, H, W]``.
         logits: the engine's logits for them, ``[B, classes]``.
@@ -135,6 +138,8 @@ class Grown:
     decisions: list[str]
     scores: dict[str, Scores]
     twin_scores: dict[str, Scores]
+    gain: float
+    validation_gain: float
     added: int
     images: Tensor
     logits: Tensor
@@ -172,10 +177,21 @@ def grow(policy: GrowingPolicy, task: Task, seed: int = 42, greedy: bool = False
     log = _DecisionLog(task)
     collect(environment, policy.actor(environment, greedy), 0, log.add)
     (shard,) = environment.shards
-    return _grown(task, shard, log.lines)
+    assert log.last is not None
+    gains = _gains(environment, log.last.report)
+    return _grown(task, shard, log.lines, gains)
 
 
-def _grown(task: Task, shard: Shard, decisions: list[str]) -> Grown:
+def _gains(environment: GrowthEnv, report: StepReport) -> tuple[float, float]:
+    """The gain of the only environment at its last step, and its gain on validation."""
+    assert report.test is not None
+    assert report.twin_test is not None
+    tested = environment.utility(report.test.expected, report.added) - report.twin_test.expected
+    validated = environment.utility(report.score, report.added) - report.twin_score
+    return POINTS * float(tested[0]), POINTS * float(validated[0])
+
+
+def _grown(task: Task, shard: Shard, decisions: list[str], gains: tuple[float, float]) -> Grown:
     engine, state, last = shard.engine, shard.state, task.episode_length - 1
     measured = {s: engine.measure(state, last, committed=True, split=s).committed for s in SPLITS}
     scores = {split: found for split, found in measured.items() if found is not None}
@@ -194,6 +210,8 @@ def _grown(task: Task, shard: Shard, decisions: list[str]) -> Grown:
         decisions=decisions,
         scores={split: found.map(lambda x: x[0]) for split, found in scores.items()},
         twin_scores={split: found.map(lambda x: x[1]) for split, found in scores.items()},
+        gain=gains[0],
+        validation_gain=gains[1],
         added=int(torch.where(fossilised.computed, engine.seed_parameters(state), 0)[0].sum()),
         images=images.permute(0, 3, 1, 2).contiguous(),
         logits=logits,
@@ -202,13 +220,15 @@ def _grown(task: Task, shard: Shard, decisions: list[str]) -> Grown:
 
 @dataclass(slots=True)
 class _DecisionLog:
-    """Collects one line for each action or rollback that changed a host."""
+    """Collects one line for each action or rollback that changed a host, and the last step."""
 
     task: Task
     lines: list[str] = field(default_factory=list)
+    last: Step | None = None
 
     def add(self, t: int, actions: Tensor, step: Step) -> None:
         """Add the lines of step ``t`` of the only environment."""
+        self.last = step
         report = step.report
         action = dict(zip(HEADS, actions[0].tolist(), strict=True))
         if bool(report.success[0]) and action["op"] != Op.WAIT:

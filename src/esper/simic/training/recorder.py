@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -36,9 +37,11 @@ class RoundSummary:
 
     Attributes:
         round: number of the round, from 1.
-        accuracy: committed validation accuracy of the grown hosts.
-        twin_accuracy: committed validation accuracy of their never-grow twins.
-        utility_gain: utility minus the twin's score, see ``simic.growth.rewards.utility``.
+        gain: test utility minus that of the never-grow twin, in points.
+        validation_gain: validation utility minus that of the twin, in points.
+        test_accuracy, twin_test_accuracy: committed test accuracy of the grown hosts and of their
+            twins, in [0, 1].
+        accuracy, twin_accuracy: the same on the validation split.
         episode_return: sum of rewards.
         added_parameters: parameters of fossilised seeds.
         germinated, fossilised, pruned: seeds per episode.
@@ -48,9 +51,12 @@ class RoundSummary:
     """
 
     round: int
+    gain: float
+    validation_gain: float
+    test_accuracy: float
+    twin_test_accuracy: float
     accuracy: float
     twin_accuracy: float
-    utility_gain: float
     episode_return: float
     added_parameters: float
     germinated: float
@@ -59,11 +65,6 @@ class RoundSummary:
     rolled_back: float
     steps_per_second: float
     metrics: dict[str, float | None]
-
-    @property
-    def gain(self) -> float:
-        """Committed accuracy minus the twin's."""
-        return self.accuracy - self.twin_accuracy
 
 
 class Recorder:
@@ -161,15 +162,19 @@ class Recorder:
         assert self.last is not None, "no step was recorded"
         report = self.last.report
         committed, twins = report.committed, report.twin_committed
+        test, twin_test = report.test, report.twin_test
         assert committed is not None
         assert twins is not None
+        assert test is not None
+        assert twin_test is not None
         names = [task.name for task in self.environment.tasks]
         tasks = self.environment.task_of.tolist()
-        worth = self.environment.utility(report.score, report.added)
         ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
         stages = [torch.stack(parts) for parts in zip(*self._stages, strict=True)]
         germinated, fossilised, pruned = (seeds_entering(stage, *stages).sum(0) for stage in ends)
         shared = {
+            "test_accuracy": test.accuracy,
+            "twin_test_accuracy": twin_test.accuracy,
             "accuracy": committed.accuracy,
             "twin_accuracy": twins.accuracy,
             "episode_return": torch.stack(self._rewards).sum(0),
@@ -179,20 +184,23 @@ class Recorder:
             "pruned": pruned,
             "rolled_back": (torch.stack(self._rollbacks) > 0).sum(0),
         }
-        outcome = shared | {
-            "utility": worth,
+        measured = shared | {
+            "utility": self.environment.utility(report.score, report.added),
             "twin_utility": report.twin_score,
             "expected_accuracy": committed.expected,
             "twin_expected_accuracy": twins.expected,
+            "test_utility": self.environment.utility(test.expected, report.added),
+            "twin_test_utility": twin_test.expected,
+            "test_expected_accuracy": test.expected,
+            "twin_test_expected_accuracy": twin_test.expected,
         }
-        self.hub.emit(
-            EpisodeOutcome(
-                time=time.time(),
-                round=self.round,
-                task=[names[task] for task in tasks],
-                **{name: _listed(values) for name, values in outcome.items()},
-            )
+        outcome = EpisodeOutcome(
+            time=time.time(),
+            round=self.round,
+            task=[names[task] for task in tasks],
+            **{name: _listed(values) for name, values in measured.items()},
         )
+        self.hub.emit(outcome)
         if report.shapley is not None and report.interactions is not None:
             self.hub.emit(
                 CounterfactualMatrixComputed(
@@ -202,10 +210,14 @@ class Recorder:
                     interactions=[nested_numbers(rows) for rows in report.interactions.tolist()],
                 )
             )
-        summarised = shared | {"utility_gain": worth - report.twin_score}
-        means = {name: values.double().mean().item() for name, values in summarised.items()}
+        means = {name: values.double().mean().item() for name, values in shared.items()}
         return RoundSummary(
-            round=self.round, steps_per_second=steps_per_second, metrics=metrics, **means
+            round=self.round,
+            gain=fmean(outcome.gain),
+            validation_gain=fmean(outcome.validation_gain),
+            steps_per_second=steps_per_second,
+            metrics=metrics,
+            **means,
         )
 
 
