@@ -58,7 +58,8 @@ def learning() -> list[str]:
     holds = sum(run["passed"] for run in runs)
     return [
         f"after {int(envs) * int(rounds)} episodes, grown networks are {ends('last')} percentage "
-        f"points more accurate than their never-grow twins, on {holds} seeds of {len(runs)}.",
+        f"points more accurate than their never-grow twins, on {holds} random seeds of "
+        f"{len(runs)}.",
         f"A random policy gains {ends('random')} points, the heuristic {ends('heuristic')}.",
         f"A run takes up to {minutes:.1f} minutes on one thread",
     ]
@@ -75,8 +76,8 @@ def suite() -> list[str]:
     assert all(run["last"]["value"] > 2 * run["last"]["error"] for run in runs)
     return [
         f"On a suite of {len(SUITES['suite'])} tasks, utility is {points(min(gains))} to "
-        f"{points(max(gains))} points above never growing, on {len(runs)} seeds of {len(runs)}. "
-        f"On {sum(spared)} of them the policy leaves `digits`",
+        f"{points(max(gains))} points above never growing, on {len(runs)} random seeds of "
+        f"{len(runs)}. On {sum(spared)} of them the policy leaves `digits`",
     ]
 
 

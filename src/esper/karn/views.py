@@ -24,8 +24,8 @@ VIEWS: Final = (
     "episodes",
     "anomalies",
 )
-"""Views that join events and show names instead of numbers. Each kind of event also has a table
-(``epoch_completed`` and so on), with one row per event."""
+"""Views that join events and show ops, stages and blueprints by name. Each kind of event also has a
+table (``epoch_completed`` and so on), with one row per event."""
 
 
 def structure(kind: type[Event]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ _MOVES: dict[tuple[int, int], Stage] = {
 
 _STAGES = range(STAGE_COUNT)
 MOVED = Table([[_MOVES.get((op, stage), stage) for stage in _STAGES] for op in Op])
-"""The stage after a legal operation, by ``Op`` and stage."""
+"""The stage after a legal operation, by ``Op`` and stage; ``_done`` makes two exceptions."""
 FIRST_CURVE = Table(
     [Curve.SIGMOID if style == Style.SIGMOID_ADD else Curve.LINEAR for style in Style]
 )

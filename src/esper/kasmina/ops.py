@@ -254,7 +254,7 @@ def embedded(indices: Tensor, weight: Tensor) -> Tensor:
 
 
 def causal_attention(joint: Tensor, heads: int) -> Tensor:
-    """Scaled dot-product attention of each pixel to itself and the earlier pixels of its row.
+    """Scaled dot-product attention of each pixel to itself and to all earlier pixels.
 
     Source: Vaswani et al., "Attention is all you need", 2017. Environments are part of the batch.
 

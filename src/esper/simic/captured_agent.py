@@ -65,6 +65,6 @@ class CapturedAgent(PPOAgent[ObservationT]):
 
 
 def agent_class(device: torch.device, compile_mode: str) -> type[PPOAgent[Any]]:
-    """``CapturedAgent`` on CUDA, unless compilation is off or ``torch.compile`` captures graphs."""
+    """``CapturedAgent`` on CUDA, except with the modes ``off`` and ``reduce-overhead``."""
     captures = device.type == "cuda" and compile_mode in ("default", "max-autotune")
     return CapturedAgent if captures else PPOAgent

@@ -144,7 +144,7 @@ class PPOAgent(Generic[ObservationT]):
     # --- learning -----------------------------------------------------------------------------
 
     def update(self, rollout: Rollout[ObservationT]) -> dict[str, float | None]:
-        """Update policy and critic from one rollout, with a single device-to-host transfer.
+        """Update policy and critic from one rollout, with a single transfer from the device.
 
         If the rollout, the loss, a gradient or the optimizer state contains a number that is not
         finite, that optimizer step and the remaining ones are skipped (see ``refusal``). The same

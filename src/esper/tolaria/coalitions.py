@@ -46,7 +46,7 @@ def coalition_variants(state: SeedState, members: Tensor) -> tuple[list[Variant]
     variants: list[Variant] = []
     columns: list[int] = []
     for column, coalition in enumerate(members):
-        # Removing seeds that do not act from a coalition changes nothing: measure the smaller one.
+        # A seed that does not act makes no difference, so measure only coalitions of acting seeds.
         distinct = (~coalition | acts).all(1, keepdim=True)
         found = grouped_by_first_change(state, acts & ~coalition & distinct)
         variants += found

@@ -32,7 +32,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Thresholds for a rollback, and the age limit of snapshots.
+    """Thresholds for a rollback, and the interval between snapshots.
 
     Attributes:
         snapshot_every: steps between snapshots of a healthy host.

@@ -121,7 +121,7 @@ class BlockHost(Host, Protocol):
 
 
 class HostDefaults(ABC):
-    """Members that follow from ``all_slots`` and ``layout``, and one label per image."""
+    """Members that follow from ``all_slots`` and ``layout``, and the labels: one per image."""
 
     slot_names: tuple[str, ...]
 

@@ -33,8 +33,8 @@ from esper.tolaria.precision import Precision
 _T = TypeVar("_T")
 
 MOST_ROWS = 300
-"""Most environments per shard of the torch backend on a CPU: with more, the activations no longer
-fit into the cache and the time per environment grows by half."""
+"""Maximum number of environments per shard of the torch backend on a CPU: with more, the
+activations no longer fit into the cache and the time per environment grows by half."""
 
 
 @dataclass(frozen=True, slots=True)

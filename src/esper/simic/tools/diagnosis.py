@@ -108,7 +108,7 @@ def diagnose(
         on_policy: called with the name of each policy before it plays.
 
     Raises:
-        ValueError: there are fewer than two groups, or two environments per group.
+        ValueError: there are fewer than two groups or fewer than two environments per group.
     """
     size = config.group_size
     if groups < 2 or size < 2:

@@ -75,8 +75,8 @@ INFINITE_NORM = 1e6
 """Replaces an infinite norm."""
 
 CRITIC_FEATURES = ("twin_score", "gain", "known")
-"""Names of the critic's additional features: the never-grow twin's score, the difference of the own
-score from it (without rent, times ``POINTS``), and whether there is a twin."""
+"""Names of the critic's additional features: the never-grow twin's score, the host's score
+minus the twin's (without rent, times ``POINTS``), and whether there is a twin."""
 
 
 @dataclass(frozen=True, slots=True)

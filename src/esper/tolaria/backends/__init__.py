@@ -50,7 +50,7 @@ class HeldBack:
     def by_row(self) -> tuple[Tensor, Tensor]:
         """Images ``[V, H, W, R, C]`` and labels ``[R, V, *label_shape]``.
 
-        With a single data set R is 1, shared by all rows.
+        With a single data set the axis R has length 1, and all rows share it.
         """
         if len(self.images) == 1:
             return self.images[0][:, :, :, None], self.labels
