@@ -209,8 +209,8 @@ class MachineConfig:
     """Train the hosts in mixed precision, on CUDA or on a CPU with --backend torch.
     ESPER_DISABLE_AMP=1 disables it."""
     amp_dtype: Literal["auto", "bfloat16", "float16"] = "auto"
-    """Dtype of --use-amp and --amp-policy: bfloat16, float16 (with loss scaling), or auto (bfloat16;
-    for the hosts only where the device supports it)."""
+    """Dtype of --use-amp and --amp-policy: bfloat16, float16 (with loss scaling), or auto
+    (bfloat16; for the hosts only where the device supports it)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
