@@ -44,7 +44,7 @@ def _of_info(info: msgspec.inspect.Type) -> Any:
         case msgspec.inspect.DictType():
             return f"MAP(VARCHAR, {_of_info(info.value_type)})"
         case msgspec.inspect.UnionType():
-            # `Number` is a float or a text; an optional field is a value or null.
+            # `Number` is a float or a string; an optional field is a value or null.
             parts = [_of_info(part) for part in info.types]
             return next(part for part in ("DOUBLE", "BIGINT", "VARCHAR") if part in parts)
     names = {"Int": "BIGINT", "Float": "DOUBLE", "Bool": "BOOLEAN", "Str": "VARCHAR"}

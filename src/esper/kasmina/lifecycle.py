@@ -180,7 +180,7 @@ def roll_back(state: SeedState, where: Tensor) -> SeedState:
 
 # Native twin: step/lifecycle.h, tick.
 def tick(state: SeedState, rules: Rules) -> SeedState:
-    """The seeds one environment step later: advances alpha ramps, ages and embargoes."""
+    """The seeds one environment step later: alpha ramps, ages and embargoes advance."""
     blending, pruned, embargoed, resetting = _TIMED.of(state.stage)
     ramping = blending & (state.ramp_mode != AlphaMode.HOLD)
     ramp_done = state.ramp_done + ramping

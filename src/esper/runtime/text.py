@@ -73,7 +73,7 @@ def text(path: Path | str, context: int) -> Dataset:
 
 
 def reading(task: Task, path: str) -> Task:
-    """``task`` with the text at ``path`` as its data; unchanged if its host is no transformer.
+    """``task`` with the text at ``path`` as its data; unchanged if its host is not a transformer.
 
     Raises:
         UsageError: the file cannot be read (for any task), or does not fit; see ``text``.

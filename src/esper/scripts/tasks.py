@@ -43,8 +43,8 @@ class TasksArguments:
     """Python files that define your own tasks."""
     describe: tuple[str, ...] = ()
     """Tasks or suites on which to try policies that do not learn, a minute or two per task. Shows
-    which ops are legal, which stages seeds reach, how much of the return is due to the host and how
-    much to the actions, and the signal-to-noise ratio of the reward."""
+    which ops are legal, which stages seeds reach, how much of the variance of the return is due to
+    the host and how much to the actions, and the signal-to-noise ratio of the reward."""
     data_dir: str = "./data"
     """Directory with the data files of tasks that need any, for --describe."""
     reward: Reward = "paired"

@@ -147,8 +147,9 @@ class PPOAgent(Generic[ObservationT]):
         """Update policy and critic from one rollout, with a single transfer from the device.
 
         If the rollout, the loss, a gradient or the optimizer state contains a number that is not
-        finite, that optimizer step and the remaining ones are skipped (see ``refusal``). The same
-        applies if the approximate KL divergence of a minibatch is above 1.5 ``target_kl``.
+        finite, the current optimizer step and the remaining ones are skipped (see ``refusal``).
+        They are also skipped if the approximate KL divergence of a minibatch is above 1.5
+        ``target_kl``.
 
         Returns:
             metrics by name; a gradient norm is None if a gradient is missing.

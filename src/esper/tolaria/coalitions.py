@@ -142,5 +142,5 @@ class Coalitions:
 
 
 def _share(size: int, slots: int) -> float:
-    """Probability that in a random order exactly a given coalition of ``size`` precedes a seed."""
+    """Probability that exactly ``size`` given seeds precede another seed in a random order."""
     return factorial(size) * factorial(slots - size - 1) / factorial(slots)

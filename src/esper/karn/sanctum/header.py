@@ -135,7 +135,7 @@ def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
 
 
 def quiet_after(moment: Moment) -> float:
-    """Return the seconds of silence after which to report it: those of several steps or updates."""
+    """Return after how many seconds silence is reported: the time of several steps or updates."""
     if not moment.snapshots or moment.started is None:
         return QUIET_SECONDS
     last = moment.snapshots[-1]

@@ -210,7 +210,7 @@ class MachineConfig:
     ESPER_DISABLE_AMP=1 disables it."""
     amp_dtype: Literal["auto", "bfloat16", "float16"] = "auto"
     """Dtype of --use-amp and --amp-policy: bfloat16, float16 (with loss scaling), or auto
-    (bfloat16; for the hosts only where the device supports it)."""
+    (bfloat16; float16 for hosts on a device without bfloat16)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

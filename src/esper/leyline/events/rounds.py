@@ -181,7 +181,7 @@ class AnomalyDetected(RoundEvent, tag="ANOMALY_DETECTED"):
 
 
 class TelemetryDropped(RoundEvent, tag="TELEMETRY_DROPPED"):
-    """Steps whose events were dropped because the sinks could not keep up."""
+    """Steps whose events were dropped because the sinks could not keep up or making them failed."""
 
     steps: int
     """Number of steps dropped since the previous event of this type."""

@@ -68,7 +68,7 @@ class _Part:
     Attributes:
         place: index of its device.
         rows: indices of its environments among all N, int64 ``[n]``.
-        twins: indices in ``twin_groups`` of its groups that no earlier part has.
+        twins: its groups that no earlier part has, as indices in ``twin_groups``.
     """
 
     shard: Shard

@@ -52,7 +52,7 @@ class _Lived:
 
     @property
     def scores(self) -> Scores:
-        """Validation scores of the hosts with all computing seeds."""
+        """Validation scores of the hosts with all acting seeds."""
         return self.measurement.scores
 
     @property

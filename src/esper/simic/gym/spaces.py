@@ -39,7 +39,7 @@ class Features:
         return not self.categories
 
     def write(self, observation: Any, row: Floats) -> None:
-        """Write the features of ``observation``, its values or one-hot, to ``row [width]``."""
+        """Write ``observation``, as its values or one-hot encoded, to ``row [width]``."""
         if self.measured:
             row[:] = np.asarray(observation).reshape(-1)
             return

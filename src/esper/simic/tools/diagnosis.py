@@ -60,8 +60,8 @@ class Diagnosis:
             the hosts' initial weights and data, to the actions, and to neither; see
             ``variance_shares``. The untrained policy is a learner before its first update. It is
             used because the random policy prunes nearly all seeds before they have an effect.
-        step_signal: signal-to-noise ratio of the reward of everything minus that of never, mean
-            over the steps, see ``signal_to_noise``.
+        step_signal: signal-to-noise ratio of the reward of ``everything`` minus that of ``never``,
+            mean over the steps, see ``signal_to_noise``.
         return_signal: the same ratio of the difference of their returns.
     """
 

@@ -192,7 +192,7 @@ class GymTrainee:
 
 
 def arguments_of(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Parse ``NAME=VALUE`` texts to keyword arguments; a value that is not JSON is a string.
+    """Parse ``NAME=VALUE`` texts into keyword arguments; a value that is not JSON is a string.
 
     Raises:
         UsageError: a text has no name, or a name occurs twice.

@@ -149,7 +149,7 @@ class Backend(Protocol):
     """Trains and validates N hosts. Results of one environment never depend on another's values.
 
     Attributes:
-        name: name of the backend in the settings.
+        name: name of the backend in messages and in the fingerprint of a run.
         threaded: whether a call uses all threads itself; otherwise the caller distributes
             environments over threads.
     """
