@@ -19,8 +19,8 @@ from esper.leyline.events.reader import EventReader
 STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
 """``running``: a live process holds the run's lock. ``finished``: the run completed all its rounds.
 ``interrupted``: it ended earlier, by a signal or without a final event, and its completed rounds
-are kept. ``failed``: its final event reports a failure, or it ended without one before it completed
-a round. ``unknown``: too little was recorded (``--telemetry-level off``)."""
+are kept. ``failed``: its final event reports a failure, or it has no final event and completed no
+round. ``unknown``: too little was recorded (``--telemetry-level off``)."""
 
 
 @dataclass(frozen=True, slots=True)

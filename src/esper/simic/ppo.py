@@ -217,7 +217,7 @@ class PPOAgent(Generic[ObservationT]):
         return LearningBatch(sequences, values, estimate(1.0)[1], targets, weight)
 
     def _refuse_inputs(self, rollout: Rollout[ObservationT]) -> Tensor:
-        """Scalar 1 if rollout or optimizer contain a number that is not finite, else 0."""
+        """Scalar 1 if rollout or optimizer contains a number that is not finite, else 0."""
         finite = all_finite(rollout.tensors().values()) & self.optimizer.finite()
         return (~finite).float()
 

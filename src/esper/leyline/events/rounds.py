@@ -181,7 +181,8 @@ class AnomalyDetected(RoundEvent, tag="ANOMALY_DETECTED"):
 
 
 class TelemetryDropped(RoundEvent, tag="TELEMETRY_DROPPED"):
-    """Steps whose events were dropped because the sinks could not keep up or making them failed."""
+    """Steps whose events were dropped because the sinks could not keep up or the events could not
+    be made."""
 
     steps: int
     """Number of steps dropped since the previous event of this type."""

@@ -183,7 +183,9 @@ class GymTrainee:
             raise
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             reason = str(error).splitlines()[0]
-            raise UsageError(f"resume: the checkpoint is of another task ({reason})") from error
+            raise UsageError(
+                f"resume: the checkpoint belongs to another task ({reason})"
+            ) from error
         self._boundary = self._own_parts()
 
     def close(self) -> None:

@@ -197,7 +197,7 @@ def host_features(
 def _one_hot(values: tuple[int, ...]) -> Table:
     """One-hot rows for the integers from 0 to the largest of ``values``, one column per value.
 
-    torch's one_hot reads the largest index first, which makes the CPU wait for the device.
+    torch's one_hot without a number of classes makes the CPU wait for the largest index.
     """
     return Table([[float(i == v) for v in values] for i in range(max(values) + 1)])
 
