@@ -1,5 +1,5 @@
-# Two commands are all one needs: `make demo` and `make test`. Both set up .venv first.
-# While one works: `make quick`.
+# Two commands are all you need: `make demo` and `make test`. Both set up .venv first.
+# While you work: `make quick`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,7 +50,7 @@ test-all: test
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
 
-# With the compiled library in it, for this kind of processor: who installs it needs no compiler.
+# With the compiled library in it, for this kind of processor: installing it needs no compiler.
 wheel: $(READY)
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m build --wheel --no-isolation
 

@@ -58,7 +58,8 @@ def learning() -> list[str]:
     holds = sum(run["passed"] for run in runs)
     return [
         f"after {int(envs) * int(rounds)} episodes, grown networks are {ends('last')} percentage "
-        f"points more accurate than their never-grow twins, on {holds} seeds of {len(runs)}.",
+        f"points more accurate than their never-grow twins, on {holds} of {len(runs)} random "
+        "seeds.",
         f"A random policy gains {ends('random')} points, the heuristic {ends('heuristic')}.",
         f"A run takes up to {minutes:.1f} minutes on one thread",
     ]
@@ -75,8 +76,8 @@ def suite() -> list[str]:
     assert all(run["last"]["value"] > 2 * run["last"]["error"] for run in runs)
     return [
         f"On a suite of {len(SUITES['suite'])} tasks, utility is {points(min(gains))} to "
-        f"{points(max(gains))} points above never growing, on {len(runs)} seeds of {len(runs)}. "
-        f"On {sum(spared)} of them the policy leaves `digits`",
+        f"{points(max(gains))} points above never growing, on {len(runs)} of {len(runs)} "
+        f"random seeds. On {sum(spared)} of them the policy grows almost nothing on `digits`",
     ]
 
 
@@ -85,9 +86,9 @@ def speed() -> list[str]:
     assert (native["backend"], torch["backend"]) == ("NativeBackend", "TorchBackend")
     assert native["threads"] == torch["threads"] == 2
     return [
-        f"loop of {native['envs']} growing networks on two cores runs {native['ratio']:.1f} times "
-        "as fast as the same loop over ordinary modules with the native backend, and "
-        f"{torch['ratio']:.1f} times with torch",
+        f"With the native backend, the whole training loop of {native['envs']} growing networks on "
+        f"two cores runs {native['ratio']:.1f} times as fast as the same loop over ordinary "
+        f"modules; with torch, {torch['ratio']:.1f} times as fast",
         f"they run on PyTorch, about {native['eps'] / torch['eps']:.0f} times slower",
     ]
 

@@ -67,7 +67,7 @@ def test_a_failed_recording_warns_once_and_runs_eagerly(caplog) -> None:
 def test_only_cuda_devices_capture_graphs() -> None:
     assert agent_class(CPU, "default") is PPOAgent
     assert agent_class(torch.device("cuda"), "default") is CapturedAgent
-    for mode in ("off", "reduce-overhead"):
+    for mode in ("off", "reduce-overhead", "max-autotune"):
         assert agent_class(torch.device("cuda"), mode) is PPOAgent
 
 

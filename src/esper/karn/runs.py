@@ -19,8 +19,8 @@ from esper.leyline.events.reader import EventReader
 STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
 """``running``: a live process holds the run's lock. ``finished``: the run completed all its rounds.
 ``interrupted``: it ended earlier, by a signal or without a final event, and its completed rounds
-are kept. ``failed``: its final event reports a failure, or it ended before it completed a round.
-``unknown``: too little was recorded (``--telemetry-level off``)."""
+are kept. ``failed``: its final event reports a failure, or it has no final event and completed no
+round. ``unknown``: too little was recorded (``--telemetry-level off``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def remove(run: Path) -> None:
     if not (run / "lock").exists():
         (run / "lock").touch()
     with locked(run):
-        # config.json is deleted last: `is_run` requires it to find the rest after an interruption.
+        # config.json is deleted last: without it, `is_run` is false for the rest of the directory.
         for child in sorted(run.iterdir(), key=lambda child: child.name == "config.json"):
             if child.is_dir() and not child.is_symlink():
                 shutil.rmtree(child)
@@ -209,7 +209,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _first_start(run: Path) -> TrainingStarted | None:
-    """The run's first event, or None where it does not describe a training."""
+    """The run's first event; None if there is none, or if it is not ``TrainingStarted``."""
     try:
         _, event = next(iter(EventReader(run)))
     except (UsageError, StopIteration):

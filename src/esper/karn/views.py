@@ -24,8 +24,8 @@ VIEWS: Final = (
     "episodes",
     "anomalies",
 )
-"""Views that join events and show names instead of numbers. Each kind of event also has a table
-(``epoch_completed`` and so on), with one row per event."""
+"""Views that join events and show ops, stages and blueprints by name. Each kind of event also has a
+table (``epoch_completed`` and so on), with one row per event."""
 
 
 def structure(kind: type[Event]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _of_info(info: msgspec.inspect.Type) -> Any:
         case msgspec.inspect.DictType():
             return f"MAP(VARCHAR, {_of_info(info.value_type)})"
         case msgspec.inspect.UnionType():
-            # `Number` is a float or a text; an optional field is a value or null.
+            # `Number` is a float or a string; an optional field is a value or null.
             parts = [_of_info(part) for part in info.types]
             return next(part for part in ("DOUBLE", "BIGINT", "VARCHAR") if part in parts)
     names = {"Int": "BIGINT", "Float": "DOUBLE", "Bool": "BOOLEAN", "Str": "VARCHAR"}

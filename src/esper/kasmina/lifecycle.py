@@ -40,7 +40,7 @@ _MOVES: dict[tuple[int, int], Stage] = {
 
 _STAGES = range(STAGE_COUNT)
 MOVED = Table([[_MOVES.get((op, stage), stage) for stage in _STAGES] for op in Op])
-"""The stage after a legal operation, by ``Op`` and stage."""
+"""The stage after a legal operation, by ``Op`` and stage; ``_done`` makes two exceptions."""
 FIRST_CURVE = Table(
     [Curve.SIGMOID if style == Style.SIGMOID_ADD else Curve.LINEAR for style in Style]
 )
@@ -180,7 +180,7 @@ def roll_back(state: SeedState, where: Tensor) -> SeedState:
 
 # Native twin: step/lifecycle.h, tick.
 def tick(state: SeedState, rules: Rules) -> SeedState:
-    """The seeds one environment step later: advances alpha ramps, ages and embargoes."""
+    """The seeds one environment step later: alpha ramps, ages and embargoes advance."""
     blending, pruned, embargoed, resetting = _TIMED.of(state.stage)
     ramping = blending & (state.ramp_mode != AlphaMode.HOLD)
     ramp_done = state.ramp_done + ramping

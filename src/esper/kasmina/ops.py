@@ -78,8 +78,8 @@ def _padded_to_even(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """``x`` and ``weight`` padded with zeros to even numbers of input and output channels.
 
     oneDNN's grouped bfloat16 convolution processes channels in pairs. With an odd number, the last
-    channel is paired with the first of the next environment, times a zero weight; if that channel
-    is NaN, so is the product.
+    channel is paired with the first channel of the next environment, which is multiplied by a zero
+    weight; if that channel is NaN, so is the product.
     """
     more_out, more_in = weight.shape[1] % 2, weight.shape[2] % 2
     return F.pad(x, (0, more_in)), F.pad(weight, (0, 0, 0, 0, 0, more_in, 0, more_out))
@@ -254,7 +254,7 @@ def embedded(indices: Tensor, weight: Tensor) -> Tensor:
 
 
 def causal_attention(joint: Tensor, heads: int) -> Tensor:
-    """Scaled dot-product attention of each pixel to itself and the earlier pixels of its row.
+    """Scaled dot-product attention of each pixel to itself and to all earlier pixels.
 
     Source: Vaswani et al., "Attention is all you need", 2017. Environments are part of the batch.
 

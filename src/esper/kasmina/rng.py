@@ -114,7 +114,7 @@ def integers(
     ``high`` is a number, or a broadcastable int64 tensor, whose values are not checked.
 
     Raises:
-        ValueError: ``high`` is not in [1, 2^31), for which the product fits into 64 bits.
+        ValueError: ``high`` is not in [1, 2^31), where the product fits into 64 bits.
     """
     if isinstance(high, int) and not 1 <= high < 2**31:
         raise ValueError(f"high must lie in [1, 2^31), got {high}")

@@ -17,7 +17,7 @@ class SlotSpec:
     """A place where a seed can grow.
 
     Attributes:
-        name: name that the user gives, such as ``r0c1``.
+        name: name by which the user selects the slot, such as ``r0c1``.
         channels: channels of the activation at the slot.
         size: height and width of the activation.
         depth: position of the slot between input and output, in (0, 1].

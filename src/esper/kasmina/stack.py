@@ -105,9 +105,9 @@ class AdamState:
 class Stack:
     """Parameters, buffers and optimiser state of N hosts and their seeds.
 
-    ``host [N, P]``, ``buffers [N, Q]`` (BatchNorm's running statistics), ``seeds[S] [N, P_s]``
-    and the optimiser state of hosts and seeds. The layout of a row of ``seeds[s]`` is that of the
-    blueprint in slot s of the environment; in an empty slot the row is unused.
+    The parameters are ``host [N, P]`` and, for each slot s, ``seeds[s] [N, P_s]``; the buffers are
+    ``buffers [N, Q]``, such as BatchNorm's running statistics. The layout of a row of ``seeds[s]``
+    is that of the blueprint in slot s of the environment; in an empty slot the row is unused.
     """
 
     host: Tensor

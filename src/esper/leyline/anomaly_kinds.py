@@ -33,8 +33,9 @@ class Thresholds:
     entropy_collapse: float = 0.02
     """entropy_collapse: entropy in nats per decision in which the head had a choice."""
     entropy_choice: float = 0.005
-    """entropy_collapse: minimum fraction of decisions in which the head had a choice. If the
-    fraction is not reported, an entropy of exactly 0 counts as having had no choice."""
+    """entropy_collapse, gradient_vanishing: minimum fraction of decisions in which the head had a
+    choice. If the fraction is not reported, entropy_collapse takes an entropy of exactly 0 to mean
+    that the head had no choice, and gradient_vanishing leaves the head out."""
     gradient_drift: float = 8.0
     """gradient_drift: ratio, in either direction, of the fast to the slow mean of the norm; both
     means are geometric."""

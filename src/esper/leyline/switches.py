@@ -1,4 +1,4 @@
-"""Environment variables that switch a feature on."""
+"""Environment variables that switch a feature off."""
 
 import os
 

@@ -127,7 +127,7 @@ class Handle:
         self.free()
 
     def free(self) -> None:
-        """Free the object now instead of with the last reference."""
+        """Free the object now, without waiting until the last reference is gone."""
         if self.address:
             self._free(self.address)
             self.address = c_void_p()

@@ -88,7 +88,7 @@ def _read_binary(path: Path) -> Rows:
     if len(content) % RECORD:
         raise UsageError(
             f"data_dir: {path} has {len(content)} bytes, which is not a multiple of the record "
-            f"size {RECORD}; it is truncated or has another format, download it again"
+            f"size {RECORD}; it is truncated or has another format, so download it again"
         )
     records = content.reshape(-1, RECORD)
     return records[:, 1:], records[:, 0].astype(np.int64)
@@ -132,7 +132,7 @@ def _checked(path: Path, pixels: np.ndarray, labels: np.ndarray) -> Rows:
     if len(wrong):
         raise UsageError(
             f"data_dir: {path} has the label {labels[wrong[0]]} in row {wrong[0]}, but labels must "
-            "lie in [0, 9]; it is damaged or has another format, download it again"
+            "lie in [0, 9]; it is damaged or has another format, so download it again"
         )
     return pixels, labels
 

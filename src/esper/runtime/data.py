@@ -22,7 +22,8 @@ class Dataset:
     evaluation uses ``test_*``.
 
     Raises:
-        UsageError: a split is empty, lacks one label per image, or has a label out of range.
+        UsageError: a split is empty, does not have one label per image, or has a label out of
+            range.
     """
 
     train_images: Tensor

@@ -1,7 +1,7 @@
 """Reads a pickled dictionary of plain values and byte arrays without running code from the pickle.
 
 A pickle names functions to call. The few names that such a file needs are mapped to substitutes
-that only store their arguments; every other name is refused.
+that only store or encode their arguments; every other name is refused.
 """
 
 import io

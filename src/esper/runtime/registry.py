@@ -326,7 +326,7 @@ def _agreed(tasks: Sequence[Task], field: str, given: int | None) -> int:
     if len(owners) > 1:
         parts = " but ".join(f"{value} in {', '.join(names)}" for value, names in owners.items())
         raise UsageError(
-            f"{field}: tasks that train together must agree, but it is {parts}; "
+            f"{field}: tasks that train together must agree (it is {parts}); "
             f"give --{field.replace('_', '-')}"
         )
     (value,) = owners

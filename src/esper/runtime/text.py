@@ -25,7 +25,7 @@ BITS_PER_NAT = 1 / log(2)
 
 PIECES = 20
 """Number of pieces into which a text is cut. Of every ten pieces, the fifth is for validation and
-the tenth for test, so that both cover the whole text."""
+the tenth for test, so that each comes from both halves of the text."""
 
 HELD_BACK_WINDOWS = 128
 """Largest number of windows in the validation split, and in the test split."""
@@ -73,10 +73,11 @@ def text(path: Path | str, context: int) -> Dataset:
 
 
 def reading(task: Task, path: str) -> Task:
-    """``task`` with the text at ``path`` as its data; a task with another host is unchanged.
+    """``task`` with the text at ``path`` as its data; unchanged if its host is not a transformer.
 
     Raises:
-        UsageError: the file cannot be read (for any task), or does not fit; see ``text``.
+        UsageError: the file cannot be read, even if its text is not used, or does not fit; see
+            ``text``.
     """
     if not isinstance(task.host, TransformerHost):
         _content(path, 1)

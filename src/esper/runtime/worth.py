@@ -46,7 +46,7 @@ class Worth(msgspec.Struct, frozen=True):
 
 
 def read_worth(table: Path = TABLE) -> dict[str, Worth]:
-    """Read the gain from growing of each task; tasks that were not measured are absent.
+    """Read the gain from growing on each task; tasks that were not measured are absent.
 
     The file holds utilities, accuracies and intervals of gains as fractions. If there is no file,
     the result is empty.

@@ -74,7 +74,7 @@ def _lines(task: Task, found: TaskTrial) -> str:
             "time",
             f"{1000 * found.seconds:.2f} ms per environment step on one thread, "
             f"{_duration(steps * found.seconds)} for {world.rounds} rounds of {world.envs} "
-            "(without the policy)",
+            "environments (without the policy)",
         ),
     ]
     return "\n".join([f"{task.name} fits", *(f"  {name:<9}{value}" for name, value in lines)])

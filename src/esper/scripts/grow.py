@@ -116,7 +116,8 @@ def _write(given: GrowArguments, grown: Grown) -> int:
         try:
             replace_synced(path, text)
         except OSError as error:
-            raise UsageError(f"out: cannot write {path} ({error.strerror})") from error
+            name = "out" if path == given.out else "onnx"
+            raise UsageError(f"{name}: cannot write {path} ({error.strerror})") from error
         print(f"wrote {path} ({len(text) / 1000:.0f} kB)")
     taken, returned = (", ".join(map(str, x.shape[1:])) for x in (grown.images, grown.logits))
     print(

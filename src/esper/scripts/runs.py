@@ -86,11 +86,12 @@ def prune(arguments: list[str]) -> int:
         print("nothing to remove")
         return 0
     _show(chosen)
-    total = f"{len(chosen)} runs, {_size(sum(info.bytes for info in chosen))}"
+    number = "1 run" if len(chosen) == 1 else f"{len(chosen)} runs"
+    total = f"{number} ({_size(sum(info.bytes for info in chosen))})"
     if not given.yes:
         if not sys.stdin.isatty():
             raise UsageError(f"{program}: would remove {total}; add --yes to skip the question")
-        if input(f"Remove these {total}? [y/N] ").strip().lower() not in ("y", "yes"):
+        if input(f"Remove {total}? [y/N] ").strip().lower() not in ("y", "yes"):
             print("nothing was removed")
             return 1
     return max([_removed(info) for info in chosen])

@@ -20,7 +20,7 @@ ROOMY = 120
 """Minimum columns of a terminal for tables; narrower terminals and files get lines."""
 
 COMPARED = Range(2, 1024)
-"""At least two, because the diagnosis compares them."""
+"""Range of --groups and --group-size: the diagnosis compares groups and members of a group."""
 
 TITLES = {
     "suite": "the training suite",
@@ -42,9 +42,9 @@ class TasksArguments:
     plugin: tuple[str, ...] = ()
     """Python files that define your own tasks."""
     describe: tuple[str, ...] = ()
-    """Tasks or suites to play with policies that do not learn, a minute or two per task. Shows
-    which ops are legal, which stages seeds reach, how much of the return is due to the host and how
-    much to the actions, and the signal-to-noise ratio of the reward."""
+    """Tasks or suites on which to try policies that do not learn, a minute or two per task. Shows
+    which ops are legal, which stages seeds reach, how much of the variance of the return is due to
+    the host and how much to the actions, and the signal-to-noise ratio of the reward."""
     data_dir: str = "./data"
     """Directory with the data files of tasks that need any, for --describe."""
     reward: Reward = "paired"

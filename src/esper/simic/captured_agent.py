@@ -65,6 +65,10 @@ class CapturedAgent(PPOAgent[ObservationT]):
 
 
 def agent_class(device: torch.device, compile_mode: str) -> type[PPOAgent[Any]]:
-    """``CapturedAgent`` on CUDA, unless compilation is off or ``torch.compile`` captures graphs."""
-    captures = device.type == "cuda" and compile_mode in ("default", "max-autotune")
+    """``CapturedAgent`` on CUDA with the mode ``default``.
+
+    The modes ``reduce-overhead`` and ``max-autotune`` of ``torch.compile`` capture graphs
+    themselves, and a capture cannot contain another.
+    """
+    captures = device.type == "cuda" and compile_mode == "default"
     return CapturedAgent if captures else PPOAgent

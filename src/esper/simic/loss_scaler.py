@@ -10,7 +10,7 @@ class LossScaler:
     Micikevicius et al., "Mixed precision training" (2018): a step whose gradient overflows is
     skipped and halves the factor; ``GROWTH_INTERVAL`` steps without overflow double it. Everything
     stays on the device. ``torch.amp.GradScaler`` scales in the same way, but it cannot skip a step
-    for another reason and, if the optimizer is not fused, makes the host wait for the device.
+    for another reason and, if the optimizer is not fused, makes the CPU wait for the device.
 
     Args:
         device: device of the factor.

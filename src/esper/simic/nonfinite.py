@@ -1,4 +1,4 @@
-"""Detection of numbers that are not finite: flags on the device, tensor names on the host."""
+"""Detection of numbers that are not finite: flags on the device, tensor names on the CPU."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

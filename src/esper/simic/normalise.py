@@ -18,7 +18,7 @@ class RunningMoments:
         device: device of the moments.
 
     Attributes:
-        deviation: square root of every column's variance plus 1e-4; 1 before the first update.
+        deviation: ``sqrt(variance + 1e-4)`` of every column; 1 before the first update.
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device):

@@ -11,11 +11,11 @@ GROUPS = ("policy", "value")
 
 
 class PolicyOptimizer:
-    """Adam (Kingma and Ba, 2015) with steps that the device can skip without the host's help.
+    """Adam (Kingma and Ba, 2015) with steps that the device can skip without the CPU's help.
 
     Learning rates are tensors on the device, so a captured or compiled step follows a schedule. If
     ``found_inf`` is set, as a GradScaler sets it, the fused kernel leaves parameters, moments and
-    step count unchanged, without a transfer to the host. The foreach kernels have no such flag, so
+    step count unchanged, without a transfer to the CPU. The foreach kernels have no such flag, so
     a skipped step is undone by copying the tensors back.
 
     Args:

@@ -144,11 +144,12 @@ class PPOAgent(Generic[ObservationT]):
     # --- learning -----------------------------------------------------------------------------
 
     def update(self, rollout: Rollout[ObservationT]) -> dict[str, float | None]:
-        """Update policy and critic from one rollout, with a single device-to-host transfer.
+        """Update policy and critic from one rollout, with a single transfer from the device.
 
         If the rollout, the loss, a gradient or the optimizer state contains a number that is not
-        finite, that optimizer step and the remaining ones are skipped (see ``refusal``). The same
-        applies if the approximate KL divergence of a minibatch is above 1.5 ``target_kl``.
+        finite, the current optimizer step and the remaining ones are skipped (see ``refusal``).
+        They are also skipped if the approximate KL divergence of a minibatch is above 1.5
+        ``target_kl``.
 
         Returns:
             metrics by name; a gradient norm is None if a gradient is missing.
@@ -216,7 +217,7 @@ class PPOAgent(Generic[ObservationT]):
         return LearningBatch(sequences, values, estimate(1.0)[1], targets, weight)
 
     def _refuse_inputs(self, rollout: Rollout[ObservationT]) -> Tensor:
-        """Scalar 1 if rollout or optimizer contain a number that is not finite, else 0."""
+        """Scalar 1 if rollout or optimizer contains a number that is not finite, else 0."""
         finite = all_finite(rollout.tensors().values()) & self.optimizer.finite()
         return (~finite).float()
 

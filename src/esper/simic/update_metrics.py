@@ -1,4 +1,4 @@
-"""The metrics of an update: gathered on the device and copied to the host in one transfer."""
+"""The metrics of an update: gathered on the device and copied to the CPU in one transfer."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Metrics = dict[str, Any]
 def summarise(
     minibatches: list[Metrics], update: dict[str, Tensor], heads: tuple[str, ...]
 ) -> tuple[dict[str, float | None], int | None]:
-    """Metrics of an update by name; one host transfer.
+    """Metrics of an update by name; one transfer from the device.
 
     Args:
         minibatches: metrics of each optimizer step.

@@ -41,7 +41,7 @@ class StackKey:
         if len(sizes) > 1:
             raise UsageError(
                 f"drift: the task {task.name!r} has validation and test sets of sizes "
-                f"{sorted(sizes)}; make them the same before and after"
+                f"{sorted(sizes)}; make them the same before and after it"
             )
         return cls(
             task.host,

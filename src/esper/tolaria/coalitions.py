@@ -46,7 +46,7 @@ def coalition_variants(state: SeedState, members: Tensor) -> tuple[list[Variant]
     variants: list[Variant] = []
     columns: list[int] = []
     for column, coalition in enumerate(members):
-        # Removing seeds that do not act from a coalition changes nothing: measure the smaller one.
+        # A seed that does not act makes no difference, so measure only coalitions of acting seeds.
         distinct = (~coalition | acts).all(1, keepdim=True)
         found = grouped_by_first_change(state, acts & ~coalition & distinct)
         variants += found
@@ -142,5 +142,5 @@ class Coalitions:
 
 
 def _share(size: int, slots: int) -> float:
-    """Probability that in a random order exactly a given coalition of ``size`` precedes a seed."""
+    """Probability that exactly ``size`` given seeds precede another seed in a random order."""
     return factorial(size) * factorial(slots - size - 1) / factorial(slots)

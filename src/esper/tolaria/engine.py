@@ -245,7 +245,7 @@ class Engine:
 
     # Native twin: step/pass.h, seed_parameters.
     def seed_parameters(self, state: SeedState) -> Tensor:
-        """Parameters of the living seeds, int64 ``[N, S]``."""
+        """Parameter count of each living seed, int64 ``[N, S]``; 0 in other slots."""
         slot = torch.arange(len(self.slots), device=self.device)
         counts = self.parameter_table[slot, state.blueprint, state.style]
         return torch.where(state.living, counts, 0)

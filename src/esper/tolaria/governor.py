@@ -32,14 +32,14 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Thresholds for a rollback, and the age limit of snapshots.
+    """Thresholds for a rollback, and the interval between snapshots.
 
     Attributes:
         snapshot_every: steps between snapshots of a healthy host.
         collapse_mean: a host has learned once its mean loss is below this fraction of
             ``ln(classes)``; only such a host can collapse.
-        collapse_band: the loss of a collapsed host is within this fraction of ``ln(classes)``
-            around ``ln(classes)``, the loss of a host that guesses.
+        collapse_band: the loss of a collapsed host differs by less than this fraction from
+            ``ln(classes)``, the loss of a host that guesses.
         collapse_expected: the expected accuracy of a collapsed host is at most this multiple of
             chance. A host whose data drifted can meet the other two conditions without collapse.
         runaway_loss, runaway_deviations, runaway_factor: a loss is a runaway when it exceeds all

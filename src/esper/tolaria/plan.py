@@ -86,8 +86,8 @@ class Group:
         form: how they are combined with the activation.
         isolated: whether alpha is 0, in TRAINING and until the first tick of BLENDING. An isolated
             seed does not change the output. Its branch gets the output's gradient as if it had been
-            added; the host gets no gradient through it. Seeds with alpha above 0 pass it a
-            gradient.
+            added; the host gets no gradient through it. Seeds with alpha above 0 pass a
+            gradient to the host.
         rows: their environments, int64 ``[m]``, at most ``CHUNK``.
         alpha: weight of each branch in the output, ``[m]``.
     """

@@ -227,7 +227,7 @@ def _is_drawn(artist: Artist) -> bool:
 def _svg(figure: Figure, title: str, description: str) -> str:
     """The figure's SVG element, with a title, a description and ids that are unique on the page.
 
-    Artists that hold data are groups whose id begins with ``data``.
+    Artists that hold data are groups whose id contains ``--data-``.
     """
     for index, artist in enumerate(a for axes in figure.axes for a in _drawn(axes)):
         artist.set_gid(f"{artist.get_gid() or 'data'}-{index}")

@@ -49,7 +49,7 @@ OUTCOME_MARKS = dict(zip(SEED_OUTCOMES, ("D", "o", "X", "v"), strict=True))
 Shown = list[tuple[int, SeedKey, int]]
 """(row of the picture, key, number of such seeds)."""
 
-NOT_RECORDED = "Lives of seeds are recorded at --telemetry-level normal and above; not in this run."
+NOT_RECORDED = "Lives of seeds are recorded at --telemetry-level normal and above, not at minimal."
 NO_SEED = "No seed germinated in a completed round."
 
 
@@ -181,8 +181,8 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
         figure,
         title,
         f"Round {run.rounds[-1]:.0f}: {environments} of {run.tasks.shape[1]} environments, one "
-        "lane per slot. Later stages have thicker bars. A diamond marks fossilisation, a cross "
-        "pruning and a triangle a rollback."
+        "lane per slot. Later stages have thicker bars. A diamond marks fossilisation and a cross "
+        "pruning, by the policy or by a rollback."
         + (
             f" Above: validation accuracy of environment {middle}, which has the median gain"
             f"{'' if gain_of([run]) == 'gain' else ' on validation'}, and of its twin."

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from esper.leyline.events import SeedStageChanged
 
 SEED_OUTCOMES: Final = ("fossilised", "unfinished", "pruned", "rolled back")
-"""How a seed ends: kept for good; alive when the episode ended; removed by the policy; undone by a
-rollback of the governor."""
+"""How a seed ends: kept for good; alive when the episode ended; pruned, by the policy or by a
+rollback; gone without having been pruned."""
 
 _GONE: Final = {"PRUNED": "pruned", "DORMANT": "rolled back"}
 _AFTERWARDS: Final = ("EMBARGOED", "RESETTING")

@@ -11,7 +11,7 @@ from esper.karn.report.learning_figures import dot, look_of, whole_rounds
 from esper.leyline.metrics import Metric
 
 MAY_BE_UNDEFINED = Metric.EXPLAINED_VARIANCE
-"""Its value is NaN where returns do not vary, which is not an anomaly."""
+"""Its value is not finite where returns do not vary, which is not an anomaly."""
 
 NO_TIME = "No round was timed."
 

@@ -38,7 +38,7 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
     if not learned:
         return [missing("Updates", NO_UPDATE)]
     return [
-        _metrics(learned, "Updates", "One value per update.", LEARNER),
+        _metrics(learned, "Updates", "Metrics of the updates.", LEARNER),
         _metrics(
             learned,
             "Entropy of each head",
@@ -55,9 +55,7 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
             _heads(learned, Metric.HEAD_GRAD_NORMS),
             logarithmic=True,
         ),
-        _metrics(
-            learned, "Schedules", "Scheduled value per update.", _scheduled(learned), bottom=0.0
-        ),
+        _metrics(learned, "Schedules", "Values of the schedules.", _scheduled(learned), bottom=0.0),
     ]
 
 

@@ -90,7 +90,7 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
 
 
 def _split_interval(value: str) -> tuple[str, str]:
-    """Split text such as ``+1.0 [0.5, 1.5]`` into the mean and its interval, or an empty text."""
+    """Split text such as ``+1.0 [0.5, 1.5]`` into the mean and its interval, or an empty string."""
     figure, bracket, interval = value.partition(" [")
     return figure, bracket.strip() + interval
 

@@ -14,7 +14,7 @@ from esper.karn.sanctum.view import WIDE, Lines
 from esper.leyline.metrics import Metric
 
 QUIET_SECONDS = 10.0
-"""Seconds without new data after which Sanctum reports it; more for a slow run."""
+"""Seconds without new data after which Sanctum reports the silence; more for a slow run."""
 _QUIET_STEPS = 5.0
 _RECENT = 5
 
@@ -135,7 +135,7 @@ def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
 
 
 def quiet_after(moment: Moment) -> float:
-    """Return the seconds without new data after which to report it: several steps or updates."""
+    """Return after how many seconds silence is reported: the time of several steps or updates."""
     if not moment.snapshots or moment.started is None:
         return QUIET_SECONDS
     last = moment.snapshots[-1]

@@ -79,7 +79,7 @@ def help_text(palette: Palette) -> Text:
     text.append("\nA head  ", style=palette.accent)
     text.append("  ".join(state.value for state in State))
     text.append(
-        "\n  missing: the head received no gradient. NaN: the gradient was not a number."
+        "\n  missing: the head had no gradient. not finite: a value was NaN or infinite."
         "\n  no choice: the head never had more than one option.\n"
     )
     text.append("Gain", style=palette.accent)

@@ -2,7 +2,7 @@
 
 Events of rounds are kept decoded. Of the large events of steps, which hold one value per
 environment, only the position in the file is kept, and a view reads them again when it needs them:
-the event file of a million environment steps has about 400 MiB.
+the event file of a million environment steps is about 400 MiB.
 """
 
 from bisect import bisect_right

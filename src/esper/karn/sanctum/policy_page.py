@@ -17,7 +17,7 @@ from esper.leyline.events import Number, PPOUpdateCompleted
 from esper.leyline.metrics import Metric, parts_of
 
 RECENT = 200
-"""Number of latest updates that sparklines cover."""
+"""Number of latest updates that the tables read; more than the longest sparkline shows."""
 
 SCALARS = (
     ("policy loss", Metric.POLICY_LOSS),

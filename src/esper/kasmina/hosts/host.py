@@ -121,7 +121,7 @@ class BlockHost(Host, Protocol):
 
 
 class HostDefaults(ABC):
-    """Members that follow from ``all_slots`` and ``layout``, and one label per image."""
+    """Members that follow from ``all_slots`` and ``layout``, and the labels: one per image."""
 
     slot_names: tuple[str, ...]
 
@@ -209,7 +209,7 @@ class NormedHost(HostDefaults):
 
 
 def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Translate ``early``, ``mid`` and ``late``, and check that the host has all slots.
+    """Translate ``early``, ``mid`` and ``late``, and check that the host has every named slot.
 
     The three relative names refer to the slots in use; other names may be any slot of the host.
 

@@ -73,7 +73,7 @@ class ModuleHost(HostDefaults):
 
     @cached_property
     def template(self) -> nn.Module:
-        """The module whose forward pass is used, without its own parameters."""
+        """The module whose forward pass is used, with given parameters in place of its own."""
         return self._built(0)
 
     @cached_property

@@ -200,8 +200,8 @@ class MachineConfig:
     """Mode of torch.compile for the policy's layers around the LSTM. auto compiles on CUDA, where
     steps are also captured as CUDA graphs, but not on a CPU, where compiling was slower."""
     threads: int | None = setting(None, up_to(os.cpu_count() or 1), on_resume=True)
-    """Number of CPU threads, across which the environments are distributed; by default torch
-    decides."""
+    """Number of CPU threads, across which the hosts are distributed; by default torch decides, and
+    a Gymnasium task has one."""
     backend: Literal["auto", "torch", "native"] = setting("auto", only="growth", on_resume=True)
     """Backend that computes the hosts: native (C++, CPU only, compiled on first use), torch (any
     device), or auto (native where available)."""
@@ -209,8 +209,8 @@ class MachineConfig:
     """Train the hosts in mixed precision, on CUDA or on a CPU with --backend torch.
     ESPER_DISABLE_AMP=1 disables it."""
     amp_dtype: Literal["auto", "bfloat16", "float16"] = "auto"
-    """Type of --use-amp: bfloat16, float16 (with loss scaling), or auto (bfloat16 where the device
-    supports it)."""
+    """Dtype of --use-amp and --amp-policy: bfloat16, float16 (with loss scaling), or auto
+    (bfloat16; float16 for hosts on a device without bfloat16)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

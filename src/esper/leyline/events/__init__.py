@@ -113,8 +113,7 @@ _LEAST: dict[type[Event], str] = {
     CheckpointSaved: "minimal",
     TrainingFinished: "minimal",
 }
-"""The lowest telemetry level that writes each kind of event, in the order in which a round emits
-them."""
+"""The lowest telemetry level that writes each kind of event, in the order of docs/events.md."""
 
 LEVELS: dict[str, tuple[type[Event], ...]] = {
     level: tuple(kind for kind, least in _LEAST.items() if least in _LEVELS[: place + 1])
@@ -129,7 +128,7 @@ def event_type(kind: type[Event]) -> str:
 
 
 EVENTS: dict[str, type[Event]] = {event_type(kind): kind for kind in _LEAST}
-"""The kinds of events by name, in the order in which a round emits them."""
+"""The kinds of events by name, in the order of docs/events.md."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Union[tuple(EVENTS.values())])  # noqa: UP007

@@ -32,7 +32,7 @@ class TrainingStarted(Event, tag="TRAINING_STARTED"):
     host_parameters: list[int]
     """Parameters of the host without seeds, one value per task."""
     device: str
-    """The device, such as cpu or cuda:0."""
+    """The devices, separated by spaces, such as cpu or cuda:0 cuda:1."""
     amp_enabled: bool
     """Whether hosts run in mixed precision."""
     amp_dtype: str | None = None
@@ -214,7 +214,8 @@ class AnomalyDetected(RoundEvent, tag="ANOMALY_DETECTED"):
 
 
 class TelemetryDropped(RoundEvent, tag="TELEMETRY_DROPPED"):
-    """Steps whose events were dropped because the sinks could not keep up."""
+    """Steps whose events were dropped because the sinks could not keep up or the events could not
+    be made."""
 
     steps: int
     """Number of steps dropped since the previous event of this type."""
@@ -235,4 +236,4 @@ class TrainingFinished(RoundEvent, tag="TRAINING_FINISHED"):
     status: str
     """Outcome: finished, interrupted or failed."""
     message: str | None = None
-    """Reason, if the process failed."""
+    """The exception, if one ended the process."""

@@ -34,8 +34,8 @@ from esper.tolaria.pretraining import trained_hosts
 _T = TypeVar("_T")
 
 MOST_ROWS = 300
-"""Most environments per shard of the torch backend on a CPU: with more, the activations no longer
-fit into the cache and the time per environment grows by half."""
+"""Maximum number of environments per shard of the torch backend on a CPU: with more, the
+activations no longer fit into the cache and the time per environment grows by half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Part:
     Attributes:
         place: index of its device.
         rows: indices of its environments among all N, int64 ``[n]``.
-        twins: indices in ``twin_groups`` of its groups that no earlier part has.
+        twins: its groups that no earlier part has, as indices in ``twin_groups``.
     """
 
     shard: Shard

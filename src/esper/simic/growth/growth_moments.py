@@ -32,7 +32,7 @@ class GrowthMoments:
         """See ``ObservationMoments.update``; slots that do not exist are ignored."""
         assert valid is None, "growth episodes fill their rollout"
         self.host.update(observation.host)
-        # The moments ignore rows of NaN; indexing would make the host wait for the device.
+        # Moments ignore rows of NaN; boolean indexing would make the CPU wait for the device.
         exists = observation.masks.exists[..., None]
         self.slots.update(torch.where(exists, observation.slots, float("nan")))
 

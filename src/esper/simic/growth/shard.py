@@ -2,7 +2,7 @@
 
 One step applies the actions, trains an epoch, validates and ablates, runs the governor's checks,
 ticks alphas and stages, and returns reward, observation and masks. Each group of environments has a
-never-grow twin, a host of the same initial weights that trains on the same data: a host's gain is
+never-grow twin, a host with the same initial weights that trains on the same data: a host's gain is
 its utility minus the score of its twin. The twins are the rows after the environments and take no
 actions.
 """
@@ -52,7 +52,7 @@ class _Lived:
 
     @property
     def scores(self) -> Scores:
-        """Validation scores of the hosts with all computing seeds."""
+        """Validation scores of the hosts with all acting seeds."""
         return self.measurement.scores
 
     @property

@@ -36,7 +36,7 @@ class _Outcomes:
         self.terminated, self.truncated, self.valid = np.zeros((3, length, count), dtype=np.bool_)
 
     def write(self, t: int, environments: GymEnvironments, over: NDArray[np.bool_]) -> None:
-        """Store the outcome of step ``t``, which only reset the environments ``over [N]``."""
+        """Store the outcome of step ``t``; the environments ``over [N]`` were only reset."""
         self.rewards[t] = environments.reward
         self.terminated[t] = environments.terminated
         self.truncated[t] = environments.truncated & ~environments.terminated

@@ -39,7 +39,7 @@ class Features:
         return not self.categories
 
     def write(self, observation: Any, row: Floats) -> None:
-        """Write the features of ``observation``, its values or one-hot, to ``row [width]``."""
+        """Write ``observation``, as its values or one-hot encoded, to ``row [width]``."""
         if self.measured:
             row[:] = np.asarray(observation).reshape(-1)
             return
@@ -168,12 +168,12 @@ def _bounded(env: Env[Any, Any], features: Features) -> Features:
 
 
 def _refused(env: Env[Any, Any], what: str, space: Any) -> UsageError:
-    taken = "Discrete or MultiDiscrete"
+    taken = f"Discrete or MultiDiscrete with at most {MOST_OPTIONS} options"
     if what == "observations":
-        taken = f"Box, {taken}"
+        taken = "Box, Discrete or MultiDiscrete"
     text = " ".join(str(space).split())
     return UsageError(
-        f"gym: {what} of {_name(env)} are {text[:120]}; Esper takes {taken}, wrap the environment"
+        f"gym: {what} of {_name(env)} are {text[:120]}; Esper takes {taken}; wrap the environment"
     )
 
 

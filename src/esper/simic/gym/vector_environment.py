@@ -178,8 +178,8 @@ class GymEnvironments:
 
 def _changed(i: int) -> UsageError:
     return UsageError(
-        f"resume: environment {i} did not reproduce its saved observation; seed and actions do not "
-        "determine the episodes of this task, start a new run"
+        f"resume: environment {i} did not reproduce its saved observation, because seed and "
+        "actions do not determine the episodes of this task; start a new run"
     )
 
 

@@ -242,7 +242,7 @@ def _read_manifest(path: Path) -> _Manifest:
         raise CorruptCheckpoint(f"checksum of {_MANIFEST} does not match")
     if fields.get("schema") != SCHEMA_VERSION:
         raise UsageError(
-            f"resume: {path.parent} has schema {shown(fields.get('schema'))}, this version reads "
+            f"resume: {path.parent} has schema {shown(fields.get('schema'))}; this version reads "
             f"{SCHEMA_VERSION}; resume with the version that wrote it"
         )
     try:

@@ -59,8 +59,8 @@ class Diagnosis:
             the hosts' initial weights and data, to the actions, and to neither; see
             ``variance_shares``. The untrained policy is a learner before its first update. It is
             used because the random policy prunes nearly all seeds before they have an effect.
-        step_signal: signal-to-noise ratio of the reward of everything minus that of never, mean
-            over the steps, see ``signal_to_noise``.
+        step_signal: signal-to-noise ratio of the reward of ``everything`` minus that of ``never``,
+            mean over the steps, see ``signal_to_noise``.
         return_signal: the same ratio of the difference of their returns.
     """
 
@@ -107,7 +107,7 @@ def diagnose(
         on_policy: called with the name of each policy before it plays.
 
     Raises:
-        ValueError: there are fewer than two groups, or two environments per group.
+        ValueError: there are fewer than two groups or fewer than two environments per group.
     """
     size = config.group_size
     if groups < 2 or size < 2:

@@ -91,8 +91,8 @@ class AnomalyDetector:
         bounds, loss = self.thresholds, known.get(Metric.VALUE_LOSS, 0.0)
         if loss > bounds.value_collapse:
             message = (
-                f"value loss {loss:.3g} for {bounds.patience} updates; "
-                "predicting the mean gives 0.5"
+                f"value loss is {loss:.3g}, above {bounds.value_collapse:g} for {bounds.patience} "
+                "updates; predicting the mean gives 0.5"
             )
             yield _Finding(
                 "value_collapse", Metric.VALUE_LOSS, loss, bounds.value_collapse, message,
@@ -128,7 +128,8 @@ class AnomalyDetector:
         for metric in watched:
             norm = known.get(metric, math.inf)
             if norm < bounds.gradient_vanishing:
-                message = f"{metric} is {norm:.2g} for {bounds.patience} updates"
+                least = f"{bounds.gradient_vanishing:g} for {bounds.patience} updates"
+                message = f"{metric} is {norm:.2g}, below {least}"
                 yield _Finding(
                     "gradient_vanishing", metric, norm, bounds.gradient_vanishing, message,
                     bounds.patience,
@@ -176,7 +177,10 @@ def _missing(metrics: dict[str, Number | None]) -> Iterator[_Finding]:
 
 
 def _not_finite(known: dict[str, float]) -> Iterator[_Finding]:
-    """Metrics that are not finite, except explained variance: NaN if all returns are equal."""
+    """Metrics that are not finite.
+
+    Explained variance is exempt: if all returns are equal, it is NaN or minus infinity.
+    """
     for metric, value in known.items():
         if not math.isfinite(value) and not metric.startswith(Metric.EXPLAINED_VARIANCE):
             yield _Finding("not_finite", metric, value, None, f"{metric} is {number(value)}")

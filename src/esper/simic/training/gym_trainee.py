@@ -183,7 +183,9 @@ class GymTrainee:
             raise
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             reason = str(error).splitlines()[0]
-            raise UsageError(f"resume: the checkpoint is of another task ({reason})") from error
+            raise UsageError(
+                f"resume: the checkpoint belongs to another task ({reason})"
+            ) from error
         self._boundary = self._own_parts()
 
     def close(self) -> None:
@@ -192,7 +194,7 @@ class GymTrainee:
 
 
 def arguments_of(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Parse ``NAME=VALUE`` texts to keyword arguments; a value that is not JSON is a string.
+    """Parse ``NAME=VALUE`` texts into keyword arguments; a value that is not JSON is a string.
 
     Raises:
         UsageError: a text has no name, or a name occurs twice.

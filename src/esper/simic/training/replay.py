@@ -24,7 +24,7 @@ class Replayed:
     """Result of replaying a refused update.
 
     Attributes:
-        round: round of the run that was refused.
+        round: number of the round whose update was refused.
         recorded: name of the first tensor that was not finite in the run.
         found: name of the first tensor that is not finite in the replay, None if all are finite.
     """
@@ -41,7 +41,7 @@ def write_refusal(
 
     Args:
         run: the run directory.
-        round_number: the round that was refused.
+        round_number: the round whose update was refused.
         agent: an agent whose last update was refused.
         settings: flat settings of the run.
     """

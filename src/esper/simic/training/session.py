@@ -41,7 +41,7 @@ class _Refused(Exception):
 
     def __str__(self) -> str:
         return (
-            f"{MOST_REFUSALS} updates in a row met numbers that are not finite; the run stops, "
+            f"{MOST_REFUSALS} updates in a row met numbers that are not finite, so the run stops; "
             "its checkpoint and the files under refused/ are kept"
         )
 
@@ -214,7 +214,7 @@ class Session:
             )
         )
         print(
-            f"warning: the update of round {index} was refused, {tensor} is not finite; "
+            f"warning: the update of round {index} was refused: {tensor} is not finite; "
             f"esper replay {path} repeats it",
             file=sys.stderr,
         )

@@ -43,7 +43,7 @@ def resolve_device(name: str, setting: str = "device") -> torch.device:
         raise UsageError(f"{setting}: {name!r} is not supported; use cpu or cuda:0")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise UsageError(f"{setting}: {name} is not available, this machine has no CUDA; use cpu")
+        raise UsageError(f"{setting}: {name} is not available (this machine has no CUDA); use cpu")
     if (device.index or 0) >= count:
         raise UsageError(
             f"{setting}: {name} is not available; this machine has {count} CUDA devices"
@@ -94,7 +94,7 @@ def build_environment(config: TrainConfig, devices: Sequence[torch.device]) -> G
     If mixed precision was requested but is not available, a line on stderr gives the reason.
 
     Raises:
-        UsageError: there is no such task or slot, or they do not fit into memory.
+        UsageError: there is no such task or slot, or the environments do not fit into memory.
     """
     tasks, world = resolve_tasks(config), config.world
     episode_length, max_batches, batch_size = agree(

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first ends a run after saving it, the second ends it at once."""
+"""SIGINT and SIGTERM: the first signal ends a run after saving it, a second ends it at once."""
 
 import signal
 import threading

@@ -59,7 +59,7 @@ class Trainee(Protocol):
         ...
 
     def started(self, time: float, done: int) -> TrainingStarted:
-        """The event that training begins; earlier processes completed ``done`` rounds."""
+        """The event ``TrainingStarted``; earlier processes completed ``done`` rounds."""
         ...
 
     def amp_scale(self) -> float | None:

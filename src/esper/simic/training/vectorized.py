@@ -187,5 +187,5 @@ def _open(
         directory.abandon()
         raise
     for difference in fingerprint_differences(then, fingerprint):
-        print(f"warning: results may differ in the last bits, {difference}", file=sys.stderr)
+        print(f"warning: results may differ in the last bits ({difference})", file=sys.stderr)
     return directory, checkpoint.round

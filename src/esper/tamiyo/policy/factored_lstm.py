@@ -45,9 +45,10 @@ growing only costs, and stops growing. With ADVANCE 2 and FOSSILISE 0 an untrain
 2.6 % of its germinated seeds in 40-step episodes, too few to learn from; with these biases 32 %."""
 
 FULL_ALPHA_BIAS = 2.0
-"""Initial bias of alpha target 1. A seed with a lower target pays rent but can never be fossilised.
-With uniform targets this happened to two seeds in three; growing then costs more than it gains, and
-the policy stops growing before it has learned which seeds pay."""
+"""Initial bias of alpha target 1. A seed with a lower target pays rent but cannot be fossilised
+unless SET_ALPHA_TARGET raises it to 1. With uniform targets two seeds in three had a lower one;
+growing then costs more than it gains, and the policy stops growing before it has learned which
+seeds pay."""
 
 MOST_HEAD_WIDTH = 128
 """Maximum hidden units of a head; heads as wide as a large LSTM would add half its cost."""

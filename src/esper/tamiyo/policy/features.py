@@ -78,8 +78,8 @@ INFINITE_NORM = 1e6
 """Replaces an infinite norm."""
 
 CRITIC_FEATURES = ("twin_score", "gain", "known")
-"""Names of the critic's additional features: the never-grow twin's score, the difference of the own
-score from it (without rent, times ``POINTS``), and whether there is a twin."""
+"""Names of the critic's additional features: the never-grow twin's score, the host's score
+minus the twin's (without rent, times ``POINTS``), and whether there is a twin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def host_features(
 def _one_hot(values: tuple[int, ...]) -> Table:
     """One-hot rows for the integers from 0 to the largest of ``values``, one column per value.
 
-    torch's one_hot reads the largest index first, which makes the CPU wait for the device.
+    torch's one_hot without a number of classes makes the CPU wait for the largest index.
     """
     return Table([[float(i == v) for v in values] for i in range(max(values) + 1)])
 

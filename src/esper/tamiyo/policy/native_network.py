@@ -49,7 +49,7 @@ def available(dtype: torch.dtype) -> bool:
 
 
 class Library:
-    """The library's functions of the policy for one dtype.
+    """The native library's policy functions for one dtype.
 
     Raises:
         Unavailable: see ``esper.native.library``.

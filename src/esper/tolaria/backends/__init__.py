@@ -50,7 +50,7 @@ class HeldBack:
     def by_row(self) -> tuple[Tensor, Tensor]:
         """Images ``[V, H, W, R, C]`` and labels ``[R, V, *label_shape]``.
 
-        With a single data set R is 1, shared by all rows.
+        With a single data set the axis R has length 1, and all rows share it.
         """
         if len(self.images) == 1:
             return self.images[0][:, :, :, None], self.labels
@@ -149,7 +149,7 @@ class Backend(Protocol):
     """Trains and validates N hosts. Results of one environment never depend on another's values.
 
     Attributes:
-        name: name of the backend in the settings.
+        name: name of the backend in messages and in the fingerprint of a run.
         threaded: whether a call uses all threads itself; otherwise the caller distributes
             environments over threads.
     """

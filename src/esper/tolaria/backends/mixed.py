@@ -17,8 +17,8 @@ from esper.tolaria.plan import Seeds
 class MixedBackend:
     """Implements ``Backend`` for hosts that accept blueprints written only in Python.
 
-    Torch computes an environment in the calls in which such a seed takes part, and the library does
-    in all others. The choice does not depend on other environments.
+    Torch computes an environment in the calls in which a seed of such a blueprint takes part, and
+    the library computes it in all others. The choice does not depend on other environments.
     """
 
     name = "native"

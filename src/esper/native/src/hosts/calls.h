@@ -41,7 +41,7 @@ struct TrainCall {
   T *host, *host_first, *host_second, *host_step;              // [N, P] and [N]
   T* buffers;                                                  // [N, Q]
   T *const *seed, *const *seed_first, *const *seed_second, *const *seed_step;  // S of [N, P_s], [N]
-  const int32_t *kind, *form;                                  // [N, S], kind -1: no seed computes
+  const int32_t *kind, *form;                                  // [N, S], kind -1: none to compute
   const T* alpha;                                              // [N, S]
   const uint8_t* frozen;                                       // [N, S]
   const T* images;                                             // [samples, height, width, channels]

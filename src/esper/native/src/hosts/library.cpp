@@ -48,8 +48,9 @@ int evaluate(void* network, const EvaluateCall<T>* call) {
       call->rows, [&](Worker<T>& worker, int64_t r) { worker.evaluate(*call, r); });
 }
 
-// Sizes with which Python checks that both sides use the same layout: numbers of parameters and of
-// running statistics of the host, or, for a slot, of parameters and of tensors of a blueprint.
+// Sizes with which Python checks that both sides use the same layout: the host's numbers of
+// parameters and running statistics or, for a slot, a blueprint's numbers of parameters and of
+// tensors.
 template <class T>
 int sizes(void* network, int slot, int kind, int32_t* result) {
   return guarded([&] {

@@ -9,7 +9,7 @@
 namespace esper::policy {
 
 // `logits` are `step` elements apart; `normalise` replaces them by log-probabilities. An illegal option
-// has probability 0 and the logit kMasked, which is finite: with -infinity arithmetic could give NaN.
+// has probability 0 and the logit kMasked, which is finite: -infinity could lead to NaN.
 template <class T>
 struct Categorical {
   static constexpr T kMasked = T(std::numeric_limits<float>::lowest());
