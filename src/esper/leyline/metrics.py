@@ -56,7 +56,9 @@ class Metric:
     REFUSED: Final = _metric(
         "refused", "1 if the update was refused because a number was not finite"
     )
-    STOPPED: Final = _metric("stopped", "1 if the update stopped early because of target_kl")
+    STOPPED: Final = _metric(
+        "stopped", "1 if the update stopped early, because of target_kl or a refusal"
+    )
     FIRST_KL: Final = _metric("first_kl", "approx_kl of the first minibatch; 0 up to rounding")
     FIRST_RATIO_MAX: Final = _metric(
         "first_ratio_max", "ratio_max of the first minibatch; 1 up to rounding"

@@ -107,8 +107,8 @@ def digits(
     each image once, at a shift and rotation drawn with ``seed``.
 
     The split is 1,197 / 300 / 300 images and depends only on ``seed``: no image appears in two
-    splits at any shift or rotation, whatever the other arguments. ``classes`` keeps only the first
-    digits in all splits; ``label_fraction`` keeps that fraction of the training images of each
+    splits at any shift or rotation, whatever the other arguments. All splits keep only the digits
+    below ``classes``; ``label_fraction`` keeps that fraction of the training images of each
     class (at least one). The images that remain are bitwise the same as without these arguments.
 
     Raises:

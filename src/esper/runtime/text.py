@@ -76,8 +76,8 @@ def reading(task: Task, path: str) -> Task:
     """``task`` with the text at ``path`` as its data; unchanged if its host is not a transformer.
 
     Raises:
-        UsageError: the file cannot be read, even if its text is not used, or does not fit; see
-            ``text``.
+        UsageError: the file cannot be read, or is too short or too long; see ``text``. The file is
+            checked even if the host is not a transformer.
     """
     if not isinstance(task.host, TransformerHost):
         _content(path, 1)

@@ -181,8 +181,8 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
         figure,
         title,
         f"Round {run.rounds[-1]:.0f}: {environments} of {run.tasks.shape[1]} environments, one "
-        "lane per slot. Later stages have thicker bars. A diamond marks fossilisation and a cross "
-        "pruning, by the policy or by a rollback."
+        "lane per slot. Later stages have thicker bars. A diamond marks fossilisation; a cross "
+        "marks pruning, by the policy or by a rollback."
         + (
             f" Above: validation accuracy of environment {middle}, which has the median gain"
             f"{'' if gain_of([run]) == 'gain' else ' on validation'}, and of its twin."

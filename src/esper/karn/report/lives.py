@@ -8,7 +8,7 @@ from esper.leyline.events import SeedStageChanged
 
 SEED_OUTCOMES: Final = ("fossilised", "unfinished", "pruned", "rolled back")
 """How a seed ends: kept for good; alive when the episode ended; pruned, by the policy or by a
-rollback; gone without having been pruned."""
+rollback; removed, but never recorded as PRUNED."""
 
 _GONE: Final = {"PRUNED": "pruned", "DORMANT": "rolled back"}
 _AFTERWARDS: Final = ("EMBARGOED", "RESETTING")

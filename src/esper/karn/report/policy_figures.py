@@ -50,7 +50,7 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
             learned,
             "Gradient norm of each head",
             "Gradient norm of the head's own parameters, on a logarithmic scale. At the bottom, a "
-            "cross marks an update in which the gradient was missing, and a ring one in which it "
+            "cross marks an update in which the gradient was missing; a ring marks one in which it "
             "was exactly 0, as for a head that never had a choice.",
             _heads(learned, Metric.HEAD_GRAD_NORMS),
             logarithmic=True,

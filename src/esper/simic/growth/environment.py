@@ -1,9 +1,9 @@
 """The growth environment: N hosts in training as one vectorised environment.
 
 Each group of environments draws its task for an episode. Environments are distributed over devices;
-on each device those whose hosts have the same shape share a stack (``simic.growth.shard``). Shards
-on a CPU run on several threads. Their results are merged on the first device in the order of the
-environments. All N environments run in lockstep and end together.
+on each device those whose tasks have the same ``StackKey`` share a stack (``simic.growth.shard``).
+Shards on a CPU run on several threads. Their results are merged on the first device in the order of
+the environments. All N environments run in lockstep and end together.
 """
 
 from collections.abc import Callable, Sequence

@@ -44,7 +44,7 @@ inline bool may_fossilise(const StepSpec& spec, const Seed& seed, const Signals&
          (!spec.rules.strict || signals.contribution >= spec.least_contribution);
 }
 
-// `legal` points to the element of the slot and the first op in the array [ops, S] of its row.
+// `legal` points to the slot's element for the first op, in the array [ops, S] of its row.
 // Twin of kasmina.gates.legal_slots.
 inline void mark_legal(const StepSpec& spec, const Seed& seed, const Signals& signals,
                        bool germinates, uint8_t* legal) {
