@@ -136,8 +136,9 @@ class Recorder:
             EpisodeStarted(
                 time=time.time(),
                 round=self.round,
-                task=[task.name for task in tasks],
+                task=[task.label for task in tasks],
                 host_parameters=[task.host.parameter_count for task in tasks],
+                draw=[task.name for task in tasks] if any(task.family for task in tasks) else [],
             )
         )
 
@@ -163,7 +164,7 @@ class Recorder:
         committed, twins = report.committed, report.twin_committed
         assert committed is not None
         assert twins is not None
-        names = [task.name for task in self.environment.tasks]
+        names = [task.label for task in self.environment.tasks]
         tasks = self.environment.task_of.tolist()
         worth = self.environment.utility(report.score, report.added)
         ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
