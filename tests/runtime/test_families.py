@@ -74,9 +74,7 @@ def test_an_unknown_family_is_refused_in_one_line(name: str):
 
 
 def test_a_family_is_no_task():
-    with pytest.raises(
-        UsageError, match=r"'adaptation' is a suite; name one of adaptation:0, .*\."
-    ):
+    with pytest.raises(UsageError, match="is a suite; name one of adaptation:0, "):
         find("adaptation")
     with pytest.raises(UsageError, match="'adaptation:3' is given twice"):
         find_all(["adaptation", "adaptation:3"])

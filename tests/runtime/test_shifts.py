@@ -31,7 +31,8 @@ def labels(data: Dataset, split: str = "train") -> np.ndarray:
 
 def new_labels(shift: Shift, split: str) -> dict[int, int]:
     """The new label of each class; fails if a class has two."""
-    pairs = {*zip(labels(CLEAN, split).tolist(), labels(shift.apply(CLEAN), split).tolist())}
+    both = labels(CLEAN, split), labels(shift.apply(CLEAN), split)
+    pairs = {(int(old), int(new)) for old, new in np.stack(both, 1)}
     assert len(pairs) == CLASSES
     return dict(pairs)
 
@@ -197,7 +198,9 @@ def test_invalid_shift_is_refused(kind: str, strength: float, says: str):
 
 def test_few_digits_are_a_part_of_the_training_images_alone():
     few = few_digits(100, 7)
-    whole = {pixels.tobytes(): int(y) for pixels, y in zip(images(CLEAN), labels(CLEAN))}
+    whole = {
+        pixels.tobytes(): int(y) for pixels, y in zip(images(CLEAN), labels(CLEAN), strict=True)
+    }
     kept = [pixels.tobytes() for pixels in images(few)]
     assert len(set(kept)) == len(kept) == 100
     assert [whole[pixels] for pixels in kept] == labels(few).tolist()

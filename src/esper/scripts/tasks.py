@@ -29,9 +29,7 @@ TITLES = {
     "cifar": "the CIFAR-10 tasks; esper tasks fetch cifar10 downloads their data",
 }
 
-FAMILIES_TITLE = (
-    "families: populations of tasks; FAMILY_held_out is the suite of the held-out draws"
-)
+FAMILIES_TITLE = "families: populations of tasks; FAMILY_held_out names the held-out draws"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
