@@ -170,6 +170,6 @@ def test_a_learned_policy_stands_with_its_blind_twin_and_yoked_copy(tmp_path: Pa
     ]
     assert [total for _, _, total in calls] == [6] * 3 + [12] * 3
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UsageError, match="^policy: "):
+    with pytest.raises(UsageError, match=r"^policy: "):
         evaluated(str(run), tmp_path / "work")
     assert not (tmp_path / "work").exists()
