@@ -12,7 +12,7 @@ os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 import torch
 
-from esper.runtime.tasks import SUITES, TASKS
+from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 from scripts.pseudo_terminal import OnTerminal
 
 torch.set_num_threads(1)
@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 @pytest.fixture
 def scratch_register() -> Iterator[None]:
     """What a test registers is gone after it."""
-    before = [(register, dict(register)) for register in (TASKS, SUITES)]
+    before = [(register, dict(register)) for register in (TASKS, SUITES, FAMILIES)]
     yield
     for register, content in before:
         register.clear()

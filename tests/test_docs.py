@@ -25,6 +25,7 @@ from esper.leyline.config.setting import spellings
 from esper.leyline.metrics import METRICS, PER_HEAD
 from esper.runtime.tasks import SUITES, TASKS
 from esper.scripts.check import CheckArguments
+from esper.scripts.evaluate import EvaluateArguments
 from esper.scripts.fetch import FetchArguments
 from esper.scripts.flags import read_flags
 from esper.scripts.grow import GrowArguments
@@ -48,6 +49,7 @@ RECORDED = ROOT / "tests" / "recorded" / "healthy"
 ARGUMENTS: dict[str, type] = {
     "train ppo": PPOArguments,
     "train heuristic": HeuristicArguments,
+    "evaluate": EvaluateArguments,
     "grow": GrowArguments,
     "sanctum": SanctumArguments,
     "report": ReportArguments,

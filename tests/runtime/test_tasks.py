@@ -7,7 +7,18 @@ import torch
 
 from esper.leyline.errors import UsageError
 from esper.runtime import data
-from esper.runtime.tasks import SUITES, TASKS, Drift, Task, agree, find, find_all, task
+from esper.runtime.tasks import (
+    FAMILIES,
+    SUITES,
+    TASKS,
+    Drift,
+    Pretraining,
+    Task,
+    agree,
+    find,
+    find_all,
+    task,
+)
 
 REGISTERED = sorted(set(TASKS) - set(SUITES["cifar"]))
 """Tasks whose data are shipped with Esper."""
@@ -28,7 +39,9 @@ def test_task_is_found_by_its_name_and_fits_its_data(name: str):
 def test_suites_are_disjoint_and_contain_only_known_tasks():
     members = [name for suite in SUITES.values() for name in suite]
     assert len(set(members)) == len(members)
-    assert set(members) <= set(TASKS)
+    draws = {name for name in members if name.partition(":")[0] in FAMILIES}
+    assert set(members) - draws <= set(TASKS)
+    assert draws == {n for f in FAMILIES.values() for held in (0, 1) for n in f.names(bool(held))}
     assert SUITES["suite"][0] == "digits_shift"
     assert len(SUITES["held_out"]) >= 8
 
@@ -217,6 +230,36 @@ def test_data_that_do_not_fit_the_host_are_refused_before_and_after_a_drift(afte
 def test_invalid_budget_is_refused(budget: dict):
     with pytest.raises(UsageError, match=f"^{next(iter(budget))}: .*'mine'"):
         Task("mine", "mine", find("digits").host, data.digits, **budget)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"rent": -0.1}, "rent: must be 0 or more, got -0.1 in the task 'mine'"),
+        ({"rent": float("nan")}, "rent: must be 0 or more, got nan"),
+    ],
+)
+def test_invalid_price_is_refused(settings: dict, says: str):
+    with pytest.raises(UsageError, match=f"^{says}"):
+        Task("mine", "mine", find("digits").host, data.digits, **settings)
+    assert Task("mine", "mine", find("digits").host, data.digits, rent=0.0).rent == 0.0
+
+
+@pytest.mark.parametrize("settings", [{"steps": 0}, {"hosts": 0}, {"learning_rate": 0.0}])
+def test_invalid_pretraining_is_refused(settings: dict):
+    with pytest.raises(UsageError, match=f"^pretraining: {next(iter(settings))} must be"):
+        Pretraining(data.digits, **settings)
+
+
+def test_directory_of_the_data_applies_to_drift_and_pretraining_too(tmp_path):
+    read = data.FromDirectory(lambda folder: data.digits())
+    drift, before = Drift(read, 0.1, 0.2, 0.0), Pretraining(read)
+    made = Task("mine", "mine", find("digits").host, read, drift=drift, pretraining=before)
+    moved = made.in_directory(tmp_path)
+    assert moved.drift is not None
+    assert moved.pretraining is not None
+    places = [moved.data, moved.drift.data, moved.pretraining.data]
+    assert [place.directory for place in places] == [tmp_path] * 3  # type: ignore[attr-defined]
 
 
 def named(function: str, name: str):

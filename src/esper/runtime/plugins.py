@@ -11,7 +11,7 @@ from typing import Any
 from esper.kasmina.blueprints import BUILDERS
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS
 from esper.leyline.errors import UsageError
-from esper.runtime.tasks import SUITES, TASKS
+from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 
 _loaded: set[Path] = set()
 """Files that this process has run."""
@@ -59,7 +59,7 @@ def digest(path: str) -> str:
         return "missing"
 
 
-_REGISTERS: tuple[dict[str, Any], ...] = (TASKS, SUITES, BUILDERS, HEAD_WIDTHS)
+_REGISTERS: tuple[dict[str, Any], ...] = (TASKS, SUITES, FAMILIES, BUILDERS, HEAD_WIDTHS)
 
 
 def _registered() -> tuple[list[str], list[dict[str, Any]]]:

@@ -55,6 +55,9 @@ class Pretraining:
         learning_rate: initial learning rate.
         hosts: number of hosts; each group draws one of them per episode.
         seed: seed of the hosts' initial weights and minibatches.
+
+    Raises:
+        UsageError: a number is out of range.
     """
 
     data: Callable[[], Dataset]
@@ -62,6 +65,17 @@ class Pretraining:
     learning_rate: float = 1e-2
     hosts: int = 8
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("steps", "hosts"):
+            if getattr(self, field) < 1:
+                raise UsageError(
+                    f"pretraining: {field} must be at least 1, got {getattr(self, field)}"
+                )
+        if not self.learning_rate > 0.0:
+            raise UsageError(
+                f"pretraining: learning_rate must be above 0, got {self.learning_rate}"
+            )
 
 
 DECAYS = ("constant", "cosine")
@@ -140,6 +154,13 @@ class Task:
                 f"host_learning_rate: must be 0 or more, got {self.host_learning_rate} "
                 f"in the task {self.name!r}"
             )
+        if not self.rent >= 0.0:
+            raise UsageError(f"rent: must be 0 or more, got {self.rent} in the task {self.name!r}")
+
+    @property
+    def label(self) -> str:
+        """Name under which telemetry and evaluations group the task: its family, if any."""
+        return self.family or self.name
 
     def in_directory(self, directory: Path) -> "Task":
         """A copy of the task that reads its files, if any, from ``directory``."""
@@ -148,7 +169,8 @@ class Task:
             return replace(data, directory=directory) if isinstance(data, FromDirectory) else data
 
         drift = self.drift and replace(self.drift, data=moved(self.drift.data))
-        return replace(self, data=moved(self.data), drift=drift)
+        before = self.pretraining and replace(self.pretraining, data=moved(self.pretraining.data))
+        return replace(self, data=moved(self.data), drift=drift, pretraining=before)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """The initial data set and, if the task has a drift, the second one.
@@ -193,6 +215,8 @@ class Task:
 class Family:
     """A population of tasks with one host, from which circumstances are drawn.
 
+    The task of a draw is called ``NAME:NUMBER`` and has the family's name as its ``family``.
+
     Attributes:
         name: name of the suite of its training draws; the suite of the others is called
             ``NAME_held_out``.
@@ -200,6 +224,9 @@ class Family:
         draw: makes the task of a number; it depends on nothing else.
         training: number of training draws, numbered from 0.
         held_out: number of held-out draws, numbered from ``HELD_OUT_DRAWS``.
+
+    Raises:
+        UsageError: there are no draws of one kind, or too many training draws.
     """
 
     name: str
@@ -207,6 +234,14 @@ class Family:
     draw: Callable[[int], Task]
     training: int = 128
     held_out: int = 128
+
+    def __post_init__(self) -> None:
+        for field in ("training", "held_out"):
+            if not 1 <= getattr(self, field) <= HELD_OUT_DRAWS:
+                raise UsageError(
+                    f"{field}: must lie between 1 and {HELD_OUT_DRAWS}, got "
+                    f"{getattr(self, field)} in the family {self.name!r}"
+                )
 
     def names(self, held_out: bool) -> tuple[str, ...]:
         """Names of the training draws, or of the held-out draws."""
@@ -229,10 +264,28 @@ FAMILIES: dict[str, Family] = {}
 
 
 def add_family(family: Family) -> None:
-    """Register a family, and its training and held-out draws as suites."""
+    """Register a family, and its training and held-out draws as suites.
+
+    Raises:
+        UsageError: a name is taken, or the task of a draw has another name or family.
+    """
+    suites = {
+        family.name: family.names(held_out=False),
+        f"{family.name}_held_out": family.names(held_out=True),
+    }
+    for name in suites:
+        if name in TASKS or name in SUITES:
+            raise UsageError(
+                f"family: {name!r} is the name of a task or suite; give the family another name"
+            )
+    drawn = family.draw(0)
+    if (drawn.name, drawn.family) != (f"{family.name}:0", family.name):
+        raise UsageError(
+            f"family: draw 0 of {family.name!r} is called {drawn.name!r} and has the family "
+            f"{drawn.family!r}; give it the name '{family.name}:0' and the family {family.name!r}"
+        )
     FAMILIES[family.name] = family
-    SUITES[family.name] = family.names(held_out=False)
-    SUITES[f"{family.name}_held_out"] = family.names(held_out=True)
+    SUITES.update(suites)
 
 
 def task(factory: Callable[[], Task]) -> Callable[[], Task]:
@@ -266,6 +319,11 @@ def find(name: str) -> Task:
     family, _, number = name.partition(":")
     if family in FAMILIES and number.isdecimal() and len(number) < 10:
         return FAMILIES[family].draw(int(number))
+    if family in FAMILIES and ":" in name:
+        raise UsageError(
+            f"task: {name!r} is no draw of the family {family!r}; give a number of at most nine "
+            f"digits, such as {family}:17"
+        )
     if name in SUITES:
         names = SUITES[name] if len(SUITES[name]) <= 20 else (*SUITES[name][:3], "...")
         raise UsageError(f"task: {name!r} is a suite; name one of {', '.join(names)}")

@@ -19,9 +19,11 @@ from esper.runtime.cifar import cifar10
 from esper.runtime.data import Dataset, FromDirectory, digits
 from esper.runtime.families import ADAPTATION
 from esper.runtime.registry import (
+    FAMILIES,
     SUITES,
     TASKS,
     Drift,
+    Family,
     Pretraining,
     Task,
     add_family,
@@ -32,7 +34,8 @@ from esper.runtime.registry import (
 )
 from esper.runtime.text import SHIPPED, text
 
-__all__ = ["SUITES", "TASKS", "Drift", "Pretraining", "Task", "agree", "find", "find_all", "task"]
+__all__ = ["FAMILIES", "SUITES", "TASKS", "Drift", "Family", "Pretraining", "Task"]
+__all__ += ["add_family", "agree", "find", "find_all", "task"]
 
 SUITES["suite"] = (
     "digits_shift",

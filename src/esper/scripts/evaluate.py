@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from esper.karn.ladder import Headroom, Step, headroom, ladder_picture, steps
@@ -64,32 +65,46 @@ def evaluate(arguments: list[str]) -> int:
     name = Path(given.policy).name or given.policy
     out = given.out or Path("evaluations") / f"{given.suite}-{name}"
     work = given.work or Path("evaluations") / f"{given.suite}-stages"
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"out: {out} is not a directory; name another")
+    for field, path in (("out", out), ("work", work)):
+        _check_directory(field, path)
     threads = given.threads or os.cpu_count() or 1
     torch.set_num_threads(1)
     hosts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads)
     console = Console()
     with Progress(console=console, transient=True) as progress:
-        tasks: dict[str, object] = {}
+        tasks: dict[str, TaskID] = {}
 
         def on_batch(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = progress.add_task(stage, total=total)
-            progress.advance(tasks[stage], done)  # type: ignore[arg-type]
+            progress.advance(tasks[stage], done)
 
         found = evaluated(
             given.policy, given.suite, hosts, given.random_plans, given.members, work, on_batch
         )
     show(console, found)
-    out.mkdir(parents=True, exist_ok=True)
-    replace_synced(out / LADDER_FILE, msgspec.json.encode(found))
     with styled():
         drawing = ladder_picture(found).svg
+    files = {LADDER_FILE: msgspec.json.encode(found)}
     if drawing is not None:
-        replace_synced(out / "ladder.svg", drawing.encode())
-    console.print(f"wrote {out / LADDER_FILE} and {out / 'ladder.svg'}", soft_wrap=True)
+        files["ladder.svg"] = drawing.encode()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            replace_synced(out / name, content)
+    except OSError as error:
+        raise UsageError(f"out: cannot write to {out} ({error.strerror}); name another") from error
+    console.print(f"wrote {' and '.join(str(out / name) for name in files)}", soft_wrap=True)
     return 0
+
+
+def _check_directory(field: str, path: Path) -> None:
+    """Refuse a directory that could not be written, before hours of work are lost."""
+    present = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not present.is_dir():
+        raise UsageError(f"{field}: {present} is not a directory; name another")
+    if not os.access(present, os.W_OK):
+        raise UsageError(f"{field}: {present} cannot be written; name another")
 
 
 def show(console: Console, found: Evaluation) -> None:
@@ -97,8 +112,6 @@ def show(console: Console, found: Evaluation) -> None:
     names = list(dict.fromkeys(found.tasks))
     console.print(_table(found.suite, steps(found)))
     if len(names) > 1:
-        import numpy as np
-
         for name in names:
             console.print(_table(name, steps(found, np.array(found.tasks) == name)))
     console.print(_summary(headroom(found)), soft_wrap=True)

@@ -1,5 +1,6 @@
 """``esper tasks``: list the tasks with the measured gain from growing on each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.text import Text
 from esper.leyline.config.groups import Reward
 from esper.leyline.config.setting import Range, setting
 from esper.runtime.plugins import load
-from esper.runtime.tasks import SUITES, TASKS, Task, find_all
+from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, find_all
 from esper.runtime.worth import Worth, read_worth
 from esper.scripts.check import check
 from esper.scripts.describe import describe
@@ -27,6 +28,8 @@ TITLES = {
     "held_out": "the held-out suite",
     "cifar": "the CIFAR-10 tasks; esper tasks fetch cifar10 downloads their data",
 }
+
+FAMILIES_TITLE = "families: populations of tasks; FAMILY_held_out names the held-out draws"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,12 +69,21 @@ def tasks(arguments: list[str]) -> int:
         load(path)
     if given.describe:
         return describe(Console(), given)
-    show(Console(), find_all(given.names or tuple(TASKS)), read_worth())
+    names = given.names or (*TASKS, *FAMILIES)
+    suites = {suite: family for family in FAMILIES for suite in (family, f"{family}_held_out")}
+    families = [FAMILIES[name] for name in dict.fromkeys(suites[n] for n in names if n in suites)]
+    chosen = [name for name in names if name not in suites]
+    show(Console(), find_all(chosen) if chosen else (), read_worth(), families)
     return 0
 
 
-def show(console: Console, chosen: tuple[Task, ...], worth: dict[str, Worth]) -> None:
-    """Print the tasks by suite, those without a suite at the end."""
+def show(
+    console: Console,
+    chosen: tuple[Task, ...],
+    worth: dict[str, Worth],
+    families: Sequence[Family] = (),
+) -> None:
+    """Print the tasks by suite, those without a suite after them, and families at the end."""
     in_suites = {name for members in SUITES.values() for name in members}
     sections = {
         f"{suite}: {TITLES[suite]}" if suite in TITLES else suite: [
@@ -87,6 +99,23 @@ def show(console: Console, chosen: tuple[Task, ...], worth: dict[str, Worth]) ->
         elif members:
             text = "\n".join([title, *(_lines(task, worth) for task in members)])
             console.print(Text(text), soft_wrap=True)
+    if families:
+        text = "\n".join([FAMILIES_TITLE, *map(_family_lines, families)])
+        console.print(Text(text), soft_wrap=True)
+
+
+def _family_lines(family: Family) -> str:
+    task = family.draw(0)
+    first = family.names(held_out=True)[0]
+    lines = [
+        ("host", _host(task)),
+        ("slots", _slots(task)),
+        ("data", family.summary),
+        ("draws", f"{family.training} for training, {family.name}:0 and so on"),
+        ("", f"{family.held_out} held out, {first} and so on"),
+        ("horizon", _horizon(task)),
+    ]
+    return _entry(family.name, lines)
 
 
 def _table(title: str, tasks: list[Task], worth: dict[str, Worth]) -> Table:
@@ -113,17 +142,27 @@ def _table(title: str, tasks: list[Task], worth: dict[str, Worth]) -> Table:
 
 
 def _lines(task: Task, worth: dict[str, Worth]) -> str:
-    host = f"{task.host.summary}, {task.host.parameter_count} parameters"
-    horizon = f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}"
     lines = [
-        ("host", host),
+        ("host", _host(task)),
         ("slots", _slots(task)),
         ("data", task.summary),
         *(("drift", when) for when in _drift(task)),
-        ("horizon", horizon),
+        ("horizon", _horizon(task)),
         ("growing", _worth(task, worth)),
     ]
-    return "\n".join([f"  {task.name}", *(f"    {name:<9}{value}" for name, value in lines)])
+    return _entry(task.name, lines)
+
+
+def _entry(name: str, lines: list[tuple[str, str]]) -> str:
+    return "\n".join([f"  {name}", *(f"    {key:<9}{value}" for key, value in lines)])
+
+
+def _host(task: Task) -> str:
+    return f"{task.host.summary}, {task.host.parameter_count} parameters"
+
+
+def _horizon(task: Task) -> str:
+    return f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}"
 
 
 def _slots(task: Task) -> str:

@@ -18,7 +18,7 @@ class TrainingStarted(Event, tag="TRAINING_STARTED"):
     rounds: int
     """Total number of rounds."""
     tasks: list[str]
-    """Names of the tasks that are trained."""
+    """Names of the tasks that are trained; a family counts as one task."""
     policy: str
     """The policy: ppo, heuristic, random or never."""
     envs: int
@@ -50,9 +50,11 @@ class EpisodeStarted(RoundEvent, tag="EPISODE_STARTED"):
     """A round started with new hosts. All lists have one value per environment."""
 
     task: list[str]
-    """Task that the environment trains on in this round."""
+    """Task or family that the environment trains on in this round."""
     host_parameters: list[int]
     """Parameters of its host without seeds."""
+    draw: list[str] = msgspec.field(default_factory=list)
+    """Name of the drawn task, such as adaptation:17; empty if no task belongs to a family."""
 
 
 class EpisodeOutcome(RoundEvent, tag="EPISODE_OUTCOME"):
@@ -65,7 +67,7 @@ class EpisodeOutcome(RoundEvent, tag="EPISODE_OUTCOME"):
     """
 
     task: list[str]
-    """Task that the environment trained on."""
+    """Task or family that the environment trained on."""
     utility: list[Number]
     """Utility on the validation split at the last step."""
     twin_utility: list[Number]

@@ -4,10 +4,13 @@ Rules are tuned on training hosts. The clairvoyant is the plan that is best for 
 data order, scored with another order, so that it is not paid for luck.
 """
 
+import hashlib
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
@@ -17,9 +20,12 @@ from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation, Rung
 from esper.runtime.tasks import SUITES, find_all
 from esper.simic.evaluation.plans import Plan, library
-from esper.simic.evaluation.play import Outcome, Population, play, play_plans
+from esper.simic.evaluation.play import Outcome, Population, Rules, play, play_plans
 from esper.simic.evaluation.rules import RULES, Known
-from esper.simic.evaluation.trials import TRIALS, trial_actor
+from esper.simic.evaluation.trials import TRIALS, TrialPlan, trial_actor
+from esper.simic.evaluation.without_looking import blind_twin, yoked
+from esper.simic.growth.collect import Actor
+from esper.simic.growth.environment import GrowthEnv
 from esper.simic.run.disk import replace_synced
 from esper.simic.tools.grow import GrowingPolicy
 
@@ -31,7 +37,7 @@ RULE = "rule"
 """Name of a policy that stands for the controls alone."""
 
 OnBatch = Callable[[str, int, int], None]
-"""Called with a stage, the hosts of a finished batch, and all hosts of the stage."""
+"""Called with a stage, the episodes of a finished batch, and all episodes of the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +100,54 @@ def evaluate(
         on_batch: see ``OnBatch``.
 
     Raises:
-        UsageError: the policy does not exist or has no usable checkpoint.
+        UsageError: the policy does not exist or has no usable checkpoint, or a finished stage
+            cannot be read.
     """
     grower = None if policy == RULE else GrowingPolicy.named(policy)
+    if grower is not None and grower.learned:
+        grower.agent(hosts.fresh.seed)  # its errors should come before the controls are played
     plans = library(random_plans)
     scored = replace(hosts.fresh, data_seed=ORDERS[0])
     played = play_library(hosts, plans, work, on_batch)
     rungs = controls(played, hosts, plans)
     if grower is not None:
-        total = len(scored.tasks)
-        ways = ((True, 1), (False, members)) if grower.learned else ((False, 1),)
-        for greedy, count in ways:
-            name = grower.name if not grower.learned else f"{'greedy' if greedy else 'sampled'}"
-            outcome = play(
-                scored,
-                lambda env, greedy=greedy: grower.actor(env, greedy),  # type: ignore[misc]
-                count,
-                on_batch=lambda done, name=name: on_batch(name, done, total),  # type: ignore[misc]
-            )
-            rungs.append(_rung(f"policy, {name}", outcome, policy=True))
-    tasks = [task.family or task.name for task in hosts.fresh.tasks]
+        rungs += policy_rungs(grower, scored, members, on_batch)
+    tasks = [task.label for task in hosts.fresh.tasks]
     names = [plan.name for plan in plans]
     return Evaluation(policy, suite, len(hosts.training.tasks), tasks, names, rungs)
+
+
+def policy_rungs(
+    grower: GrowingPolicy, scored: Population, members: int, on_batch: OnBatch
+) -> list[Rung]:
+    """The rungs of a policy; those of a learned one with its blind twin and its yoked copy.
+
+    A learned policy follows the rules of growth of its run. It is played greedily and, ``members``
+    times per host, with sampled actions.
+    """
+    world = grower.settings.world
+    rules = Rules(world.one_at_a_time, world.strict_gates, world.max_seeds)
+    ways = {"greedy": 1, "sampled": members} if grower.learned else {grower.name: 1}
+    rungs = []
+    for way, count in ways.items():
+
+        def actor(env: GrowthEnv, greedy: bool = way == "greedy") -> Actor:
+            return grower.actor(env, greedy)
+
+        variants: dict[str, Callable[[GrowthEnv], Actor]] = {f"policy, {way}": actor}
+        if grower.learned:
+            variants[f"blind twin, {way}"] = blind_twin(actor)
+            variants[f"yoked copy, {way}"] = yoked(actor)
+        for name, made in variants.items():
+            total = len(scored.tasks) * count
+            done = partial(_done, on_batch, name, total)
+            outcome = play(scored, made, count, rules, done)
+            rungs.append(_rung(name, outcome, policy=made is actor))
+    return rungs
+
+
+def _done(on_batch: OnBatch, stage: str, total: int, episodes: int) -> None:
+    on_batch(stage, episodes, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +174,16 @@ def play_library(hosts: Hosts, plans: tuple[Plan, ...], work: Path, on_batch: On
     tuning = replace(hosts.training, data_seed=ORDERS[0])
 
     def stage(name: str, chosen: Population, trials: bool) -> Outcome:
-        total = len(chosen.tasks)
-
-        def done(count: int) -> None:
-            on_batch(name, count, total)
+        hosts = len(chosen.tasks)
+        done = partial(_done, on_batch, name, hosts * (len(TRIALS) if trials else len(plans)))
 
         def make() -> Outcome:
             if trials:
                 return play(chosen, trial_actor, len(TRIALS), on_batch=done)
             return play_plans(chosen, plans, done)
 
-        return kept_outcome(work / f"{name}-{total}-hosts-{len(plans)}-plans.npz", make)
+        identity = _digest(chosen, TRIALS if trials else plans)
+        return kept_outcome(work / f"{name}-{hosts}-hosts-{identity}.npz", make)
 
     return Played(
         tuning=stage("tuning", tuning, False),
@@ -165,7 +196,7 @@ def play_library(hosts: Hosts, plans: tuple[Plan, ...], work: Path, on_batch: On
 
 def controls(played: Played, hosts: Hosts, plans: tuple[Plan, ...]) -> list[Rung]:
     """The rungs of all controls, from the bottom up."""
-    tasks = np.array([task.family or task.name for task in hosts.fresh.tasks])
+    tasks = np.array([task.label for task in hosts.fresh.tasks])
     known = known_plans(played.tuning, hosts.training.tasks[0].episode_length, plans)
 
     def constant(plan: int) -> NDArray[np.int_]:
@@ -222,7 +253,11 @@ def known_plans(outcome: Outcome, length: int, plans: tuple[Plan, ...]) -> Known
 
 
 def kept_outcome(path: Path, make: Callable[[], Outcome]) -> Outcome:
-    """The outcome stored at ``path``; made and stored there if there is none."""
+    """The outcome stored at ``path``; made and stored there if there is none.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     if not path.exists():
         outcome = make()
         buffer = io.BytesIO()
@@ -230,5 +265,19 @@ def kept_outcome(path: Path, make: Callable[[], Outcome]) -> Outcome:
         np.savez_compressed(buffer, **arrays)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_synced(path, buffer.getvalue())
-    with np.load(path) as stored:
-        return Outcome(**{name: stored[name].astype(float) for name in Outcome.__slots__})
+    try:
+        with np.load(path) as stored:
+            return Outcome(**{name: stored[name].astype(float) for name in Outcome.__slots__})
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise UsageError(f"work: cannot read {path} ({error}); remove the file") from error
+
+
+def _digest(population: Population, members: tuple[Plan, ...] | tuple[TrialPlan, ...]) -> str:
+    """Identity of a stage: another one of the same size must not be taken for it."""
+    tasks = [
+        (task.name, task.summary, task.host.summary, task.rent, task.learning_rate)
+        + (task.decay, task.host_learning_rate, task.episode_length, task.max_batches)
+        for task in population.tasks
+    ]
+    place = (population.first, population.seed, population.data_seed)
+    return hashlib.sha256(repr((tasks, place, members)).encode()).hexdigest()[:12]

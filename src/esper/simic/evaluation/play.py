@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -38,6 +39,21 @@ class Population:
     seed: int = 1
     data_seed: int | None = None
     threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Rules of growth, see ``GrowthConfig``.
+
+    Attributes:
+        one_at_a_time: whether a seed may germinate only while no other seed develops.
+        strict_gates: whether seeds must also show an improvement to advance.
+        max_seeds: limit of living seeds per environment; the number of its slots if None.
+    """
+
+    one_at_a_time: bool = True
+    strict_gates: bool = False
+    max_seeds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +94,15 @@ class Outcome:
 def play_plans(
     population: Population,
     plans: tuple[Plan, ...],
-    on_batch: Callable[[int], None] = lambda hosts: None,
+    on_batch: Callable[[int], None] = lambda episodes: None,
 ) -> Outcome:
-    """Play every plan on every host; member m is plan m, and the first plan must be ``NEVER``."""
+    """Play every plan on every host; member m is plan m, and the first plan must be ``NEVER``.
+
+    Arguments as for ``play``.
+
+    Raises:
+        ValueError: the first plan is another.
+    """
     if plans[0] is not NEVER:
         raise ValueError("the first plan must be NEVER, whose features are recorded")
     in_turn = [i for i, plan in enumerate(plans) if not plan.at_once]
@@ -93,8 +115,8 @@ def play_plans(
             rows = [schedule(chosen, task) for task in tasks_of_groups(env)]
             return ScheduleActor(_stacked(rows))
 
-        together = places is at_once
-        parts.append(play(population, actor, len(chosen), together, on_batch))
+        rules = Rules(one_at_a_time=places is in_turn)
+        parts.append(play(population, actor, len(chosen), rules, on_batch))
     joined = Outcome.join(parts, axis=1)
     order = np.argsort([*in_turn, *at_once])
     return Outcome(
@@ -109,24 +131,28 @@ def play(
     population: Population,
     actor: Callable[[GrowthEnv], Actor],
     members: int,
-    at_once: bool = False,
-    on_batch: Callable[[int], None] = lambda hosts: None,
+    rules: Rules = Rules(),
+    on_batch: Callable[[int], None] = lambda episodes: None,
 ) -> Outcome:
     """Play a policy on every host.
+
+    Hosts are played in batches of at most ``ROWS`` environments and of nearly equal size.
 
     Args:
         population: the hosts.
         actor: makes the actor of an environment of consecutive hosts.
         members: environments per host; they differ in seeds' weights and the policy's draws.
-        at_once: whether seeds may germinate while others develop.
-        on_batch: called with the number of hosts of every finished batch.
+        rules: rules of growth.
+        on_batch: called with the number of episodes of every finished batch.
     """
     found = []
-    size = max(1, ROWS // members)
-    for begin in range(0, len(population.tasks), size):
-        tasks = population.tasks[begin : begin + size]
-        found.append(_batch(population, begin, tasks, actor, members, at_once))
-        on_batch(len(tasks))
+    hosts = len(population.tasks)
+    batches = -(-hosts // max(1, ROWS // members))
+    ends = [hosts * batch // batches for batch in range(batches + 1)]
+    for begin, end in pairwise(ends):
+        tasks = population.tasks[begin:end]
+        found.append(_batch(population, begin, tasks, actor, members, rules))
+        on_batch(len(tasks) * members)
     return Outcome.join(found, axis=0)
 
 
@@ -136,7 +162,7 @@ def _batch(
     tasks: tuple[Task, ...],
     actor: Callable[[GrowthEnv], Actor],
     members: int,
-    at_once: bool,
+    rules: Rules,
 ) -> Outcome:
     different = tuple(dict.fromkeys(tasks))
     config = GrowthConfig(
@@ -146,7 +172,9 @@ def _batch(
         episode_length=tasks[0].episode_length,
         max_batches=tasks[0].max_batches,
         batch_size=tasks[0].batch_size,
-        one_at_a_time=not at_once,
+        max_seeds=rules.max_seeds,
+        strict_gates=rules.strict_gates,
+        one_at_a_time=rules.one_at_a_time,
         threads=population.threads,
     )
     first = (population.first + begin) * members

@@ -35,7 +35,7 @@ class Known:
     Attributes:
         utility: test utility of each plan on each host, ``[H, P]``.
         features: observations of each host while nothing grows, ``[H, T, F]``.
-        starts: first step in which each plan acts; T for never, ``[P]``.
+        starts: first step in which each plan acts; T for the plan that never does, ``[P]``.
         kinds: what each plan grows; plans of one kind differ in their start alone, ``[P]``.
     """
 
@@ -43,6 +43,11 @@ class Known:
     features: Floats
     starts: Choices
     kinds: tuple[str, ...]
+
+    @property
+    def never(self) -> int:
+        """The plan that never grows."""
+        return int(self.starts.argmax())
 
     @property
     def looks(self) -> list[int]:
@@ -113,47 +118,41 @@ def trigger(known: Known) -> Rule:
     """Look again and again: the first time a feature passes a threshold, begin a plan.
 
     One feature, one threshold and one kind of plan for all looks; tuned over all of them. The plan
-    of a look is the one that begins there; without a trigger the rule does what is best then.
+    of a look is the one that begins there; a host without a trigger never grows.
     """
-    looks, plans = known.looks, _by_start(known)
+    looks, plans = _by_start(known)
     best, rule = -np.inf, best_fixed(known)
+    if len(plans) == 0:
+        return rule
+    never = known.never
+    worths = known.utility[:, np.insert(plans, len(looks), never, axis=1)]
     for feature in range(known.features.shape[2]):
         values = known.features[:, looks, feature]
         for sign in (1.0, -1.0):
             for threshold in np.unique(np.quantile(sign * values, np.linspace(0.05, 0.95, 10))):
                 fired = sign * values > threshold
                 first = np.where(fired.any(1), fired.argmax(1), len(looks))
-                worth = np.take_along_axis(
-                    np.concatenate([known.utility[:, plans], _never(known, plans)], 2),
-                    first[:, None, None],
-                    2,
-                )[:, :, 0].mean(0)
+                worth = np.take_along_axis(worths, first[:, None, None], 2)[:, :, 0].mean(0)
                 if worth.max() > best:
                     best = float(worth.max())
-                    kind = int(worth.argmax())
-                    rule = _triggered(
-                        looks, feature, sign, float(threshold), [*map(int, plans[kind]), 0]
-                    )
+                    chosen = [*map(int, plans[int(worth.argmax())]), never]
+                    rule = _triggered(looks, feature, sign, float(threshold), chosen)
     return rule
 
 
-def _by_start(known: Known) -> Choices:
-    """Plans that differ in their start alone, ``[kinds, looks]``."""
-    at = {
-        (kind, int(start)): i
-        for i, (kind, start) in enumerate(zip(known.kinds, known.starts, strict=True))
-    }
-    complete = [
-        [at[kind, look] for look in known.looks]
-        for kind in dict.fromkeys(known.kinds)
-        if all((kind, look) in at for look in known.looks)
-    ]
-    return np.array(complete)
+def _by_start(known: Known) -> tuple[list[int], Choices]:
+    """Looks, and plans that differ in their start alone, ``[kinds, looks]``.
 
-
-def _never(known: Known, plans: Choices) -> Floats:
-    never = known.utility[:, np.flatnonzero(known.starts >= known.features.shape[1])[:1]]
-    return np.broadcast_to(never[:, :, None], (len(never), len(plans), 1))
+    The looks are the starts of the kind with the most of them; the kinds that lack one are left
+    out. Without a kind that has two starts there are no plans.
+    """
+    kinds: dict[str, dict[int, int]] = {}
+    for plan, (kind, start) in enumerate(zip(known.kinds, known.starts, strict=True)):
+        if plan != known.never:
+            kinds.setdefault(kind, {}).setdefault(int(start), plan)
+    looks = sorted(max(kinds.values(), key=len, default={}))
+    complete = [[at[look] for look in looks] for at in kinds.values() if {*looks} <= at.keys()]
+    return looks, np.array(complete if len(looks) > 1 else [], dtype=int)
 
 
 def _triggered(

@@ -196,7 +196,7 @@ def _label(config: TrainConfig) -> str:
     if config.gymnasium.gym is not None:
         return re.sub(r"[^\w.-]", "-", config.gymnasium.gym)[:60]
     suites = (name for name, members in SUITES.items() if members == tasks)
-    return next(suites, "-".join(tasks)[:60])
+    return next(suites, "-".join(tasks)[:60].replace(":", "-"))
 
 
 def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str) -> dict[str, Any]:

@@ -26,9 +26,11 @@ from esper.simic.growth.collect import Actor, collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
+from esper.simic.ppo import PPOAgent
 from esper.simic.run.checkpoint import load_latest, restore_agent
 from esper.simic.run.run_directory import stored_config
 from esper.simic.training.setup import build_agent, control
+from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends import Scores
 from esper.tolaria.backends.choice import torch_backend
 from esper.tolaria.export import committed, grown_network
@@ -98,13 +100,21 @@ class GrowingPolicy:
         """
         if not self.learned:
             return control(self.name, environment)
+        agent = self.agent(environment.config.seed)
+        agent.greedy = greedy
+        return agent
+
+    def agent(self, seed: int) -> PPOAgent[Observation]:
+        """The agent of a learned policy, restored from the latest intact checkpoint.
+
+        Raises:
+            UsageError: see ``actor``.
+        """
         try:
-            seeded = unflatten({"seed": environment.config.seed}, self.settings)
-            agent = build_agent(seeded, CPU)
+            agent = build_agent(unflatten({"seed": seed}, self.settings), CPU)
             restore_agent(agent, load_latest(Path(self.name)).parts)
         except UsageError as error:
             raise _about_policy(error) from error
-        agent.greedy = greedy
         return agent
 
 

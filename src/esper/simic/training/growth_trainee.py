@@ -11,6 +11,7 @@ from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import TrainConfig
 from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
+from esper.runtime.tasks import Task
 from esper.simic.growth.collect import Actor, collect
 from esper.simic.growth.step import Step
 from esper.simic.rollout import Rollout
@@ -50,19 +51,22 @@ class GrowthTrainee:
 
     def started(self, time: float, done: int) -> TrainingStarted:
         """See ``Trainee.started``."""
-        world, tasks = self.config.world, self.environment.tasks
+        world = self.config.world
+        tasks: dict[str, Task] = {}
+        for task in self.environment.tasks:
+            tasks.setdefault(task.label, task)
         return TrainingStarted(
             time=time,
             schema=SCHEMA_VERSION,
             round=done,
             rounds=world.rounds,
-            tasks=[task.name for task in tasks],
+            tasks=list(tasks),
             policy=self.policy,
             envs=world.envs,
             group_size=world.group_size,
             episode_length=self.steps,
-            slots=[[slot.name for slot in task.host.slots] for task in tasks],
-            host_parameters=[task.host.parameter_count for task in tasks],
+            slots=[[slot.name for slot in task.host.slots] for task in tasks.values()],
+            host_parameters=[task.host.parameter_count for task in tasks.values()],
             device=" ".join(self.config.machine.devices),
             amp_enabled=self.precision.enabled,
             amp_dtype=self.precision.dtype_name,

@@ -137,8 +137,9 @@ class Recorder:
             EpisodeStarted(
                 time=time.time(),
                 round=self.round,
-                task=[task.name for task in tasks],
+                task=[task.label for task in tasks],
                 host_parameters=[task.host.parameter_count for task in tasks],
+                draw=[task.name for task in tasks] if any(task.family for task in tasks) else [],
             )
         )
 
@@ -167,7 +168,7 @@ class Recorder:
         assert twins is not None
         assert test is not None
         assert twin_test is not None
-        names = [task.name for task in self.environment.tasks]
+        names = [task.label for task in self.environment.tasks]
         tasks = self.environment.task_of.tolist()
         ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
         stages = [torch.stack(parts) for parts in zip(*self._stages, strict=True)]

@@ -1,0 +1,160 @@
+"""Copies of a policy that cannot look at their host: a blind twin and a yoked copy.
+
+A policy that looks at its host must be better than both. A policy that does not look is not. The
+yoked copy is the control of operant conditioning (Church, "Systematic effect of random error in the
+yoked control design", 1964): it acts exactly as often and as late as the policy.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.environment import GrowthEnv
+from esper.tamiyo.baselines import without_learning
+from esper.tamiyo.policy.features import HISTORY, HOST_FEATURES, SLOT_FEATURES, Observation
+
+SCORES = (
+    "validation_loss",
+    "expected_accuracy",
+    *(f"{name}_history_{i}" for name in ("loss", "accuracy") for i in range(HISTORY)),
+    "train_loss",
+    "train_accuracy",
+    "rolled_back",
+)
+"""Host features that show how a host learns."""
+SIGNALS = (
+    "contribution",
+    "contribution_velocity",
+    "contribution_known",
+    "gradient_norm",
+    "gradient_health",
+    "previous_health",
+    "exploding",
+    "log_gradient_ratio",
+    "improvement",
+)
+"""Slot features that show how a seed learns."""
+_SCORES = [HOST_FEATURES.index(name) for name in SCORES]
+_SIGNALS = [SLOT_FEATURES.index(name) for name in SIGNALS]
+
+
+class BlindTwin:
+    """A policy that sees the scores and seed signals of another host instead of its own.
+
+    It sees its own size, price, time, stages and legal actions. With strict gates the legal actions
+    tell how a seed learns.
+
+    Args:
+        actor: the policy.
+        donors: environment whose scores and signals each environment sees, int64 ``[N]``.
+    """
+
+    def __init__(self, actor: Actor, donors: Tensor):
+        self.actor, self.donors = actor, donors
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.growth.collect.Actor.begin``."""
+        self.actor.begin(environments, episode)
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.growth.collect.Actor.act``."""
+        host, slots = observation.host.clone(), observation.slots.clone()
+        host[:, _SCORES] = host[self.donors][:, _SCORES]
+        slots[..., _SIGNALS] = slots[self.donors][..., _SIGNALS]
+        critic = observation.critic[self.donors]
+        return self.actor.act(replace(observation, host=host, slots=slots, critic=critic), step)
+
+
+class Recording:
+    """A policy whose actions are kept.
+
+    Args:
+        actor: the policy.
+
+    Attributes:
+        actions: actions of the latest episode by step, each int64 ``[N, heads]``.
+    """
+
+    def __init__(self, actor: Actor):
+        self.actor = actor
+        self.actions: list[Tensor] = []
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.growth.collect.Actor.begin``."""
+        self.actions = []
+        self.actor.begin(environments, episode)
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.growth.collect.Actor.act``."""
+        chosen = self.actor.act(observation, step)
+        self.actions.append(chosen[0].clone())
+        return chosen
+
+
+class Yoked:
+    """Repeats on each host what a policy did on another; an action may be illegal there.
+
+    Args:
+        actions: actions of the policy by step, each int64 ``[N, heads]``.
+        donors: environment whose actions each environment repeats, int64 ``[N]``.
+    """
+
+    def __init__(self, actions: list[Tensor], donors: Tensor):
+        self.actions, self.donors = actions, donors
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.growth.collect.Actor.begin``."""
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.growth.collect.Actor.act``."""
+        return without_learning(self.actions[step][self.donors])
+
+
+def blind_twin(actor: Callable[[GrowthEnv], Actor]) -> Callable[[GrowthEnv], Actor]:
+    """The blind twin of the policy that ``actor`` makes, see ``donors_of``."""
+    return lambda env: BlindTwin(actor(env), donors_of(env))
+
+
+def yoked(actor: Callable[[GrowthEnv], Actor]) -> Callable[[GrowthEnv], Actor]:
+    """The yoked copy of the policy that ``actor`` makes, which first plays the same hosts."""
+
+    def made(env: GrowthEnv) -> Actor:
+        same = GrowthEnv(
+            env.tasks,
+            env.environments,
+            env.config,
+            env.precision,
+            *env.devices,
+            assigned=env.assigned,
+        )
+        recording = Recording(actor(same))
+        collect(same, recording, 0)
+        return Yoked(recording.actions, donors_of(env))
+
+    return made
+
+
+def donors_of(env: GrowthEnv) -> Tensor:
+    """For each environment one of another host, and if possible of another task, int64 ``[N]``.
+
+    The hosts are those of the same batch, shifted cyclically; members keep their place in a group.
+
+    Args:
+        env: environments with assigned tasks, in whole groups.
+
+    Raises:
+        ValueError: there is a single host.
+    """
+    assert env.assigned is not None
+    members = env.config.group_size
+    tasks = env.assigned[::members]
+    hosts = len(tasks)
+    if hosts < 2:
+        raise ValueError("a blind or yoked policy needs at least two hosts per batch")
+    others = [int((tasks != tasks.roll(-shift)).sum()) for shift in range(1, hosts)]
+    shift = 1 + others.index(max(others))
+    rows = torch.arange(len(env.assigned), device=env.assigned.device)
+    return rows.roll(-shift * members)

@@ -1,0 +1,131 @@
+"""Figures of a ladder against numpy, and the gate on its headroom."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from scipy import stats
+
+from esper.karn.ladder import Headroom, headroom, ladder_picture, steps
+from esper.karn.report.drawing import styled
+from esper.leyline.errors import UsageError
+from esper.leyline.evaluation import Evaluation, Rung, read_evaluation
+
+HOSTS = 10
+DRAWS = np.random.default_rng(0)
+NAMES = [
+    "never grow",
+    "best fixed schedule",
+    "one look",
+    "forest",
+    "clairvoyant per host",
+    "policy",
+]
+CHOSEN = [0, 0, 0, 1, 1, 2, 2, 3, 4, 4]
+"""What the clairvoyant grows: never on 30 %, five plans on 10 % or more."""
+
+
+def rung(name: str, mean: float) -> Rung:
+    values = (mean + 0.01 * DRAWS.normal(size=HOSTS)).tolist()
+    added = DRAWS.integers(100, size=HOSTS).astype(float).tolist()
+    chosen = CHOSEN if name.startswith("clair") else None
+    return Rung(name, name == "policy", values, [v + 0.03 for v in values], added, chosen)
+
+
+FOUND = Evaluation(
+    "runs/mine",
+    "tiny",
+    128,
+    ["a", "b"] * (HOSTS // 2),
+    [f"plan {i}" for i in range(6)],
+    [rung(name, 0.4 + 0.05 * i) for i, name in enumerate(NAMES)],
+)
+
+
+def interval_of(values: np.ndarray) -> tuple[float, float, float]:
+    """Student's t."""
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    return values.mean(), values.mean() - half, values.mean() + half
+
+
+@pytest.mark.parametrize("task", [None, "a"])
+def test_steps_are_points_with_intervals_over_hosts(task: str | None):
+    rows = np.ones(HOSTS, dtype=bool) if task is None else np.array(FOUND.tasks) == task
+    found = steps(FOUND, None if task is None else rows)
+    assert [step.rung for step in found] == FOUND.rungs
+    never = FOUND.rungs[0]
+    for step in found:
+        utility, validation = np.array(step.rung.utility), np.array(step.rung.validation)
+        gain = 100 * (utility - never.utility)[rows]
+        above = 100 * (validation - never.validation)[rows]
+        assert step.utility == pytest.approx(interval_of(100 * utility[rows]))
+        assert step.gain == pytest.approx(interval_of(gain))
+        assert step.validation_gain == pytest.approx(interval_of(above))
+        assert step.added == pytest.approx(np.array(step.rung.added)[rows].mean())
+    assert found[0].gain == (0.0, 0.0, 0.0)
+
+
+def test_headroom_compares_the_clairvoyant_with_the_best_of_each_kind():
+    found = headroom(FOUND)
+    clairvoyant = np.array(FOUND.rungs[4].utility)
+    assert found.never == pytest.approx(0.3)
+    assert found.plans == 5
+    for over, opponent in ((found.over_blind, 1), (found.over_looking, 3)):
+        expected = interval_of(100 * (clairvoyant - FOUND.rungs[opponent].utility))
+        assert over == pytest.approx(expected)
+    assert found.passes
+
+
+ENOUGH = Headroom(0.4, 4, (4.0, 2.0, 6.0), (2.0, 1.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"never": 0.19},
+        {"never": 0.61},
+        {"plans": 3},
+        {"over_blind": (3.9, 2.0, 6.0)},
+        {"over_blind": (4.0, 1.9, 6.0)},
+        {"over_looking": (1.9, 1.0, 3.0)},
+        {"over_looking": (2.0, 0.9, 3.0)},
+    ],
+)
+def test_every_condition_of_the_gate_counts(change: dict):
+    assert ENOUGH.passes
+    assert not replace(ENOUGH, **change).passes
+
+
+def test_the_picture_names_every_rung_and_marks_the_policy():
+    with styled():
+        drawing = ladder_picture(FOUND)
+    assert drawing.svg is not None
+    assert "xmlns" in drawing.svg[:300]
+    for name in NAMES:
+        assert name in drawing.svg
+    assert "10 fresh hosts of tiny" in drawing.text
+    assert "128 other hosts" in drawing.text
+
+
+def test_the_file_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "ladder.json"
+    path.write_bytes(msgspec.json.encode(FOUND))
+    assert read_evaluation(path) == FOUND
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot read"),
+        (b"{", "cannot read"),
+        (b'{"policy": "x"}', "cannot read"),
+        (msgspec.json.encode(msgspec.structs.replace(FOUND, schema=9)), "has schema 9, not 1"),
+    ],
+)
+def test_an_unreadable_file_is_refused_in_one_line(tmp_path, content: bytes | None, says: str):
+    path = tmp_path / "ladder.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=f"^evaluation: [^\n]*{says}[^\n]*; evaluate again$"):
+        read_evaluation(path)

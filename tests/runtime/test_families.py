@@ -1,0 +1,184 @@
+"""Families: draws by number, their circumstances, and suites of training and held-out draws."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.karn.runs import inspect
+from esper.leyline.config import unflatten
+from esper.leyline.errors import UsageError
+from esper.runtime.data import digits
+from esper.runtime.families import ADAPTATION, PRICES, adaptation
+from esper.runtime.registry import HELD_OUT_DRAWS
+from esper.runtime.shifts import KINDS, Shift
+from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, add_family, find, find_all
+from esper.simic.training.vectorized import run_training
+from esper.tolaria.bank import StackKey
+from small_runs import SMALL
+
+DRAWS = [adaptation(number) for number in range(400)]
+
+
+def shift_of(task: Task) -> Shift | None:
+    return None if task.drift is None else task.drift.data.args[0]  # type: ignore[attr-defined]
+
+
+def circumstances(task: Task) -> tuple:
+    window = task.drift and (task.drift.earliest, task.drift.latest, task.drift.never)
+    sample = task.data.args  # type: ignore[attr-defined]
+    return (task.name, task.rent, shift_of(task), sample, window)
+
+
+def test_a_draw_depends_on_its_number_alone():
+    np.random.seed(1)
+    first = [circumstances(adaptation(number)) for number in (17, 3, HELD_OUT_DRAWS)]
+    np.random.seed(2)
+    again = [circumstances(adaptation(number)) for number in (HELD_OUT_DRAWS, 3, 17)]
+    assert first == again[::-1]
+    assert len({circumstances(task)[1:] for task in DRAWS}) == len(DRAWS)
+
+
+def test_a_draw_is_found_by_its_number():
+    found = find("adaptation:17")
+    assert circumstances(found) == circumstances(adaptation(17))
+    assert (found.name, found.family, found.label) == ("adaptation:17",) + 2 * ("adaptation",)
+    assert find("digits").label == "digits"
+
+
+def test_the_suites_are_the_training_and_the_held_out_draws():
+    training, held_out = (find_all([name]) for name in ("adaptation", "adaptation_held_out"))
+    assert len(training) == len(held_out) == 128
+    assert [task.name for task in training] == list(SUITES["adaptation"])
+    assert [task.name for task in held_out] == list(SUITES["adaptation_held_out"])
+    assert not {task.name for task in training} & {task.name for task in held_out}
+    assert not {circumstances(t)[1:] for t in training} & {circumstances(t)[1:] for t in held_out}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["adaptation:", "adaptation:x", "adaptation:-1", "adaptation:1.5", "adaptation:" + "9" * 12],
+)
+def test_what_is_no_number_is_refused_in_one_line(name: str):
+    with pytest.raises(UsageError, match=f"^task: '{name}' is no draw .* adaptation:17$"):
+        find(name)
+
+
+@pytest.mark.parametrize("name", ["adaptatoin", "adaptation_heldout", "adaption:3", "unknown:3"])
+def test_an_unknown_family_is_refused_in_one_line(name: str):
+    with pytest.raises(UsageError, match=f"^task: there is no task '{name}'; [^\n]*$"):
+        find(name)
+
+
+def test_a_family_is_no_task():
+    with pytest.raises(UsageError, match="is a suite; name one of adaptation:0, "):
+        find("adaptation")
+    with pytest.raises(UsageError, match="'adaptation:3' is given twice"):
+        find_all(["adaptation", "adaptation:3"])
+
+
+def test_the_shares_of_the_circumstances_are_those_of_the_description():
+    shifts = [shift_of(task) for task in DRAWS]
+    count = len(DRAWS)
+    assert sum(shift is not None for shift in shifts) / count == pytest.approx(0.7, abs=0.07)
+    kinds = Counter(shift.kind for shift in shifts if shift is not None)
+    assert set(kinds) == set(KINDS)
+    assert min(kinds.values()) > 0.5 * max(kinds.values())
+    strengths = np.array([shift.strength for shift in shifts if shift is not None])
+    np.testing.assert_allclose(
+        np.quantile(strengths, [0.25, 0.5, 0.75]), [0.25, 0.5, 0.75], atol=0.08
+    )
+    times = np.array([task.drift.earliest for task in DRAWS if task.drift is not None])
+    assert 0.0 <= times.min() < 0.05
+    assert 0.55 < times.max() <= 0.6
+    prices = np.log([task.rent for task in DRAWS])
+    low, high = np.log(PRICES)
+    assert low <= prices.min()
+    assert prices.max() <= high
+    assert np.median(prices) == pytest.approx((low + high) / 2, abs=0.2)
+    labelled = np.array([len(task.datasets()[0].train_labels) for task in DRAWS[:40]])
+    assert (labelled >= 80).all()
+    assert (labelled < 200).all()
+    assert np.ptp(labelled) > 80
+
+
+def test_a_host_meets_clean_digits_and_the_shift_only_later():
+    for task in DRAWS[:40]:
+        before, *after = task.datasets()
+        assert (before.test_images == digits().test_images).all()
+        assert (before.test_labels == digits().test_labels).all()
+        shift = shift_of(task)
+        assert (shift is not None) == bool(after)
+        if shift is not None:
+            assert (after[0].test_images == shift.apply(before).test_images).all()
+            assert task.drift is not None
+            assert task.drift.earliest == task.drift.latest
+            assert task.drift.never == 0.0
+
+
+def test_the_hosts_of_a_family_share_a_stack_and_their_pretraining():
+    assert len({StackKey.of(task, task.datasets()) for task in DRAWS[:20]}) == 1
+    assert len({task.pretraining for task in DRAWS}) == 1
+    assert {task.host_learning_rate for task in DRAWS} == {0.0}
+
+
+def drawn(number: int) -> Task:
+    return replace(find("digits"), name=f"mine:{number}", family="mine")
+
+
+@pytest.mark.usefixtures("scratch_register")
+def test_a_users_own_family_is_registered():
+    add_family(Family("mine", "digits", drawn, training=3, held_out=2))
+    assert SUITES["mine"] == ("mine:0", "mine:1", "mine:2")
+    assert SUITES["mine_held_out"] == ("mine:1000000", "mine:1000001")
+    assert find("mine:1").label == "mine"
+
+
+@pytest.mark.usefixtures("scratch_register")
+@pytest.mark.parametrize(
+    ("name", "draw", "says"),
+    [
+        ("digits", drawn, "'digits' is the name of a task or suite"),
+        ("suite", drawn, "'suite' is the name of a task or suite"),
+        ("adaptation", adaptation, "'adaptation' is the name of a task or suite"),
+        ("yours", drawn, "draw 0 of 'yours' is called 'mine:0'"),
+        ("mine", lambda n: replace(drawn(n), family=None), "has the family None"),
+    ],
+)
+def test_a_family_with_a_taken_or_wrong_name_is_refused(name: str, draw, says: str):
+    before = dict(TASKS), dict(SUITES), dict(FAMILIES)
+    with pytest.raises(UsageError, match=f"^family: .*{says}"):
+        add_family(Family(name, "mine", draw))
+    assert before == (TASKS, SUITES, FAMILIES)
+
+
+@pytest.mark.parametrize("counts", [{"training": 0}, {"held_out": 0}, {"training": 2_000_000}])
+def test_an_invalid_number_of_draws_is_refused(counts: dict):
+    with pytest.raises(UsageError, match=f"^{next(iter(counts))}: must lie between 1 and"):
+        replace(ADAPTATION, **counts)
+
+
+def test_a_run_on_a_family_tells_of_one_task(tmp_path: Path):
+    settings = SMALL | {
+        "task": "adaptation",
+        "rounds": 2,
+        "envs": 8,
+        "telemetry_dir": str(tmp_path),
+    }
+    summary = run_training(unflatten(settings), "ppo")
+    assert (summary.exit_code, len(summary.rounds)) == (0, 2)
+    (run,) = tmp_path.glob("*/events.jsonl")
+    events = [json.loads(line) for line in run.read_text().splitlines()]
+    started, *_ = (e for e in events if e["event_type"] == "TRAINING_STARTED")
+    assert (started["tasks"], started["host_parameters"]) == (["adaptation"], [1860])
+    assert started["slots"] == [["r0c0", "r0c1", "r0c2"]]
+    for kind in ("EPISODE_STARTED", "EPISODE_OUTCOME"):
+        assert [e["task"] for e in events if e["event_type"] == kind] == [["adaptation"] * 8] * 2
+    draws = [e["draw"] for e in events if e["event_type"] == "EPISODE_STARTED"]
+    assert all(name in SUITES["adaptation"] for episode in draws for name in episode)
+    assert [len(set(episode)) for episode in draws] == [4, 4]  # groups of two
+    assert draws[0] != draws[1]
+    assert inspect(run.parent).tasks == ["adaptation"]

@@ -1,0 +1,175 @@
+"""The ladder: its rungs on a tiny population, and stages that are kept."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.leyline.errors import UsageError
+from esper.leyline.evaluation import Evaluation
+from esper.runtime.tasks import find_all
+from esper.simic.evaluation import ladder, rules
+from esper.simic.evaluation.ladder import (
+    FRESH_HOSTS,
+    Hosts,
+    evaluate,
+    evaluation_hosts,
+    kept_outcome,
+    policy_rungs,
+)
+from esper.simic.evaluation.plans import NEVER, library
+from esper.simic.evaluation.play import Outcome
+from esper.simic.tools.grow import GrowingPolicy
+from esper.simic.training.vectorized import train_ppo_vectorized
+from tiny_population import LARGE, hosts
+
+PLANS = NEVER, next(plan for plan in library() if plan.at_once), LARGE
+HOSTS = Hosts(hosts(20), hosts(6, first=FRESH_HOSTS))
+Calls = list[tuple[str, int, int]]
+
+
+@pytest.fixture(autouse=True)
+def small_library(monkeypatch) -> None:
+    monkeypatch.setattr(ladder, "library", lambda random: PLANS)
+    monkeypatch.setattr(rules, "TREES", 10)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("work") / "stages"
+
+
+def evaluated(policy: str, work: Path, calls: Calls | None = None) -> Evaluation:
+    told: Calls = [] if calls is None else calls
+    return evaluate(policy, "tiny", HOSTS, 0, 2, work, lambda *batch: told.append(batch))
+
+
+def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
+    calls: Calls = []
+    found = evaluated("never", work, calls)
+    assert [rung.name for rung in found.rungs] == [
+        "never grow",
+        "everything at step 0",
+        *rules.RULES,
+        "try and keep",
+        "clairvoyant per host",
+        "policy, never",
+    ]
+    rungs = {rung.name: rung for rung in found.rungs}
+    never, policy = rungs["never grow"], rungs["policy, never"]
+    assert policy.utility == pytest.approx(never.utility, abs=1e-6)
+    assert policy.validation == pytest.approx(never.validation, abs=1e-6)
+    assert [rung.name for rung in found.rungs if rung.policy] == ["policy, never"]
+    assert never.added == [0.0] * 6
+    assert rungs["everything at step 0"].chosen == [1] * 6
+    assert rungs["clairvoyant per host"].chosen == [0, 2] * 3
+    assert np.mean(rungs["clairvoyant per host"].utility) > np.mean(never.utility) + 0.1
+    assert rungs["try and keep"].chosen is None
+    assert found.tasks == ["tiny"] * 6
+    assert (found.training_hosts, found.plans[0]) == (20, "never")
+    for stage in dict.fromkeys(stage for stage, _, _ in calls):
+        assert {total for s, _, total in calls if s == stage} == {
+            sum(done for s, done, _ in calls if s == stage)
+        }
+
+
+def test_finished_stages_are_not_repeated(work: Path):
+    first, calls = evaluated("rule", work), []
+    again = evaluated("rule", work, calls)
+    assert calls == []
+    assert again == first
+    assert not [rung for rung in again.rungs if rung.policy]
+
+
+def test_another_suite_does_not_take_the_stages_of_this_one(work: Path):
+    evaluated("rule", work)
+    before = {path.name for path in work.iterdir()}
+    other = Hosts(hosts(20), hosts(6, first=7))
+    evaluate("rule", "tiny", other, 0, 2, work)
+    assert before < {path.name for path in work.iterdir()}
+
+
+def test_interrupted_work_continues(work: Path, tmp_path: Path):
+    whole = evaluated("heuristic", work)
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if stage == "again":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate("heuristic", "tiny", HOSTS, 0, 2, tmp_path, interrupt)
+    assert len(list(tmp_path.iterdir())) == 2
+    calls: Calls = []
+    assert evaluated("heuristic", tmp_path, calls) == whole
+    assert {stage for stage, _, _ in calls} & {"tuning", "fresh"} == set()
+
+
+def outcome() -> Outcome:
+    draws = np.random.default_rng(0)
+    tables = [draws.normal(size=(2, 3)) for _ in range(6)]
+    return Outcome(*tables, features=draws.normal(size=(2, 4, 5)))
+
+
+def test_a_kept_outcome_is_made_once_and_read_as_it_was(tmp_path: Path):
+    made = []
+
+    def make() -> Outcome:
+        made.append(1)
+        return outcome()
+
+    first, again = (kept_outcome(tmp_path / "deep" / "stage.npz", make) for _ in range(2))
+    assert made == [1]
+    for name in Outcome.__slots__:
+        np.testing.assert_array_equal(getattr(first, name), getattr(again, name))
+        np.testing.assert_allclose(getattr(first, name), getattr(outcome(), name), atol=1e-6)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
+def test_a_broken_stage_is_a_usage_error(tmp_path: Path, content: bytes):
+    path = tmp_path / "stage.npz"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"^work: cannot read .*stage.npz .*; remove the file$"):
+        kept_outcome(path, outcome)
+
+
+def test_a_family_is_scored_on_held_out_draws_and_a_suite_on_other_identities():
+    family = evaluation_hosts("adaptation", 20, 130, 1)
+    assert [task.name for task in family.training.tasks] == [f"adaptation:{i}" for i in range(20)]
+    held_out = [task.name for task in find_all(["adaptation_held_out"])]
+    assert [task.name for task in family.fresh.tasks] == [*held_out, *held_out[:2]]
+    one = evaluation_hosts("digits", 20, 4, 1)
+    assert {task.name for task in one.fresh.tasks} == {"digits"}
+    assert one.fresh.first >= one.training.first + 20
+
+
+def test_tasks_of_different_horizons_are_refused():
+    with pytest.raises(UsageError, match=r"^suite: the tasks of held_out differ"):
+        evaluation_hosts("held_out", 20, 4, 1)
+
+
+def test_a_learned_policy_stands_with_its_blind_twin_and_yoked_copy(tmp_path: Path):
+    run = train_ppo_vectorized(
+        rounds=1,
+        envs=4,
+        group_size=2,
+        episode_length=4,
+        max_batches=1,
+        lstm_hidden=8,
+        minibatches=2,
+        strict_gates=True,
+        telemetry_dir=str(tmp_path),
+    ).path
+    calls: Calls = []
+    grower = GrowingPolicy.named(str(run))
+    rungs = policy_rungs(grower, HOSTS.fresh, 2, lambda *batch: calls.append(batch))
+    assert [(rung.name, rung.policy) for rung in rungs] == [
+        (f"{kind}, {way}", kind == "policy")
+        for way in ("greedy", "sampled")
+        for kind in ("policy", "blind twin", "yoked copy")
+    ]
+    assert [total for _, _, total in calls] == [6] * 3 + [12] * 3
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UsageError, match=r"^policy: "):
+        evaluated(str(run), tmp_path / "work")
+    assert not (tmp_path / "work").exists()

@@ -1,0 +1,75 @@
+"""A tiny population: trained and frozen hosts, half of which meet permuted labels."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.runtime.data import digits
+from esper.runtime.shifts import Shift, shifted_digits
+from esper.runtime.tasks import Pretraining, Task
+from esper.simic.evaluation.plans import library, schedule
+from esper.simic.evaluation.play import Population, tasks_of_groups
+from esper.simic.growth.environment import GrowthEnv
+from esper.tamiyo.fixed_schedule import NEVER, Schedule, ScheduleActor
+from esper.tamiyo.policy.features import HOST_FEATURES, Observation
+
+CLEAN = Pretraining(digits, steps=60, learning_rate=5e-2, hosts=2)
+LARGE = next(plan for plan in library() if plan.name == "size 1.00 in the last slot from 0.00")
+
+
+def tiny(number: int) -> Task:
+    """Odd numbers have permuted labels, so that growing pays; on the others it costs its rent."""
+    shift = Shift("permuted", 1.0, 3) if number % 2 else None
+    return Task(
+        name=f"tiny:{number}",
+        summary="tiny",
+        host=CnnHost((6, 8), classes=10, image=(8, 8, 1)),
+        data=partial(shifted_digits, shift, 200, 0),
+        episode_length=12,
+        max_batches=4,
+        batch_size=32,
+        learning_rate=3e-2,
+        host_learning_rate=0.0,
+        pretraining=CLEAN,
+        rent=0.1,
+        family="tiny",
+    )
+
+
+TASKS = tiny(0), tiny(1)
+
+
+def hosts(count: int, **settings: int) -> Population:
+    """``count`` hosts, with and without permuted labels in turn."""
+    return Population(tuple(TASKS[i % 2] for i in range(count)), **settings)
+
+
+class Looking(ScheduleActor):
+    """Grows a large seed where the accuracy at step 1 is low."""
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        if step == 1:
+            accuracy = observation.host[:, HOST_FEATURES.index("expected_accuracy")]
+            self._plan.start[accuracy > 0.4] = NEVER
+        return super().act(observation, step)
+
+
+def planned(env: GrowthEnv) -> Schedule:
+    """A large seed in every host."""
+    rows = [schedule((LARGE,), task) for task in tasks_of_groups(env)]
+    one = Schedule(*(torch.cat([getattr(r, n) for r in rows]) for n in Schedule.__slots__))
+    return one.take(torch.arange(env.count) // env.config.group_size)
+
+
+def looking(env: GrowthEnv) -> Looking:
+    """See ``Looking``."""
+    made = planned(env)
+    made.start[made.start < NEVER] = 1
+    return Looking(made)
+
+
+def growing(env: GrowthEnv) -> ScheduleActor:
+    """Grows a large seed in every host, without a look."""
+    return ScheduleActor(planned(env))
