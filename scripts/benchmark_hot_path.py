@@ -67,7 +67,7 @@ def prepare(loop: Loop) -> str:
         engine.stack,
         Seeds.training(state),
         engine.minibatches(0),
-        engine.optimisation,
+        engine.optimisation(0),
         loop.workload.threads,
     )
 

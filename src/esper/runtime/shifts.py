@@ -7,8 +7,9 @@ the labels.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,16 +61,17 @@ class Shift:
         """The data with all splits shifted in the same way; noise is drawn for each image."""
         generator = np.random.default_rng(self.seed)
         change = generator.integers(1 << 32)
-        splits: list[Tensor] = []
+        splits: dict[str, Any] = {}
         for name in ("train", "validation", "test"):
             images, labels = getattr(data, f"{name}_images"), getattr(data, f"{name}_labels")
             noise = generator.standard_normal(images.shape)
             same = np.random.default_rng(change)
             if self.kind in LABEL_KINDS:
-                splits += [images, torch.from_numpy(self._classes(same))[labels]]
+                labels = torch.from_numpy(self._classes(same))[labels]
             else:
-                splits += [self._images(images, noise, same), labels]
-        return Dataset(*splits, classes=data.classes)
+                images = self._images(images, noise, same)
+            splits |= {f"{name}_images": images, f"{name}_labels": labels}
+        return replace(data, **splits)
 
     def _images(self, images: Tensor, noise: np.ndarray, draws: np.random.Generator) -> Tensor:
         """Images ``[n, H, W, 1]`` after the shift."""

@@ -60,8 +60,8 @@ class EvaluateArguments:
 def evaluate(arguments: list[str]) -> int:
     """Measure a policy against controls on fresh hosts."""
     given = parse(EvaluateArguments, PROGRAM, arguments)
-    for path in given.plugin:
-        load(path)
+    for plugin in given.plugin:
+        load(plugin)
     name = Path(given.policy).name or given.policy
     out = given.out or Path("evaluations") / f"{given.suite}-{name}"
     work = given.work or Path("evaluations") / f"{given.suite}-stages"

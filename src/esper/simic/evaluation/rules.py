@@ -150,7 +150,8 @@ def _by_start(known: Known) -> tuple[list[int], Choices]:
     for plan, (kind, start) in enumerate(zip(known.kinds, known.starts, strict=True)):
         if plan != known.never:
             kinds.setdefault(kind, {}).setdefault(int(start), plan)
-    looks = sorted(max(kinds.values(), key=len, default={}))
+    longest = max(map(len, kinds.values()), default=0)
+    looks = next((sorted(at) for at in kinds.values() if len(at) == longest), [])
     complete = [[at[look] for look in looks] for at in kinds.values() if {*looks} <= at.keys()]
     return looks, np.array(complete if len(looks) > 1 else [], dtype=int)
 
