@@ -136,6 +136,7 @@ def test_the_learner_is_less_than_two_thousand_lines() -> None:
 
 SHARED_NAMES = {
     "agent": "makes the learner, of growth and of Gymnasium",
+    "evaluation": "the evaluation of a policy, of growth (its file) and of Gymnasium",
     "ladder": "the ladder of an evaluation: how it is played, and its figures",
     "collect": "collects a rollout, of growth and of Gymnasium",
     "mlp": "the fully connected family: its host and its blueprints",
