@@ -15,12 +15,10 @@ import msgspec
 import torch
 from reporting import RESULTS, made_on, new_parser, publish, table
 
-from esper.karn.ladder import Headroom, Step, headroom, steps
+from esper.karn.ladder import Headroom, Step, headroom, points_text, steps
 from esper.leyline.evaluation import Evaluation
 from esper.runtime.tasks import FAMILIES
 from esper.simic.evaluation.ladder import RULE, evaluate, evaluation_hosts
-
-Figure = tuple[float, float, float]
 
 
 def ladder_table(rows: list[Step]) -> str:
@@ -31,8 +29,8 @@ def ladder_table(rows: list[Step]) -> str:
         (
             (
                 row.rung.name,
-                interval_text(row.utility, ".1f"),
-                interval_text(row.gain, "+.1f"),
+                points_text(row.utility, ".1f"),
+                points_text(row.gain, "+.1f"),
                 f"{row.validation_gain[0]:+.1f}",
                 f"{row.added:.0f}",
             )
@@ -41,19 +39,13 @@ def ladder_table(rows: list[Step]) -> str:
     )
 
 
-def interval_text(value: Figure, form: str) -> str:
-    """Return a mean and its interval."""
-    mean, low, high = value
-    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
-
-
 def gate_text(found: Headroom) -> str:
     """Return the gate of a family in words."""
     return (
         f"Never growing is the clairvoyant's choice on {100 * found.never:.0f} % of the hosts, and "
         f"{found.plans} plans are its choice on 10 % or more. It is above the best blind rule by "
-        f"{interval_text(found.over_blind, '+.1f')} points and above the best rule that looks by "
-        f"{interval_text(found.over_looking, '+.1f')}. The gate is "
+        f"{points_text(found.over_blind, '+.1f')} points and above the best rule that looks by "
+        f"{points_text(found.over_looking, '+.1f')}. The gate is "
         f"{'passed' if found.passes else 'not passed'}."
     )
 

@@ -50,7 +50,6 @@ DOCUMENTED = {
     "simic/training/recorder.py:_listed": "telemetry: the outcome of a round",
     "simic/training/recorder.py:mean": "telemetry: the summary of a round",
     "simic/update_metrics.py:summarise": "the one transfer of an update: what happened in it",
-    "simic/growth/environment.py:utility": "telemetry: the outcome of a round",
     "simic/growth/environment.py:reset": "whether the tasks were dealt anew; once an episode",
 }
 """Places that may wait, and why; see docs/performance.md."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from esper.karn.intervals import Floats, interval
+from esper.karn.intervals import interval
 from esper.karn.report.drawing import MUTED, Picture, new_figure, picture
 from esper.leyline.evaluation import Evaluation, Rung
 
@@ -14,6 +14,21 @@ OFTEN = 0.1
 BLIND = "best fixed schedule", "lookup on static features"
 LOOKING = "one look", "trigger", "tree", "forest", "try and keep"
 CLAIRVOYANT = "clairvoyant per host"
+
+Points = tuple[float, float, float]
+"""A mean in percentage points and the ends of its 95 % interval over hosts."""
+
+
+def points(values: ArrayLike) -> Points:
+    """Return the mean of ``values``, fractions per host ``[H]``, in points."""
+    estimate = interval(100.0 * np.asarray(values)[None])
+    return float(estimate.mean[0]), float(estimate.low[0]), float(estimate.high[0])
+
+
+def points_text(value: Points, form: str) -> str:
+    """Return a mean and its interval as text; ``form`` formats each number."""
+    mean, low, high = value
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +44,9 @@ class Step:
     """
 
     rung: Rung
-    utility: tuple[float, float, float]
-    gain: tuple[float, float, float]
-    validation_gain: tuple[float, float, float]
+    utility: Points
+    gain: Points
+    validation_gain: Points
     added: float
 
 
@@ -40,16 +55,12 @@ def steps(found: Evaluation, where: NDArray[np.bool_] | None = None) -> list[Ste
     rows = np.ones(len(found.tasks), dtype=bool) if where is None else where
     never = found.rungs[0]
 
-    def points(values: Floats) -> tuple[float, float, float]:
-        estimate = interval(100.0 * values[None, rows])
-        return float(estimate.mean[0]), float(estimate.low[0]), float(estimate.high[0])
-
     return [
         Step(
             rung,
-            points(np.array(rung.utility)),
-            points(np.subtract(rung.utility, never.utility)),
-            points(np.subtract(rung.validation, never.validation)),
+            points(np.array(rung.utility)[rows]),
+            points(np.subtract(rung.utility, never.utility)[rows]),
+            points(np.subtract(rung.validation, never.validation)[rows]),
             float(np.array(rung.added)[rows].mean()),
         )
         for rung in found.rungs
@@ -69,8 +80,8 @@ class Headroom:
 
     never: float
     plans: int
-    over_blind: tuple[float, float, float]
-    over_looking: tuple[float, float, float]
+    over_blind: Points
+    over_looking: Points
 
     @property
     def passes(self) -> bool:
@@ -91,10 +102,9 @@ def headroom(found: Evaluation) -> Headroom:
     clairvoyant = by_name[CLAIRVOYANT]
     shares = np.bincount(clairvoyant.chosen or [], minlength=len(found.plans)) / len(found.tasks)
 
-    def above(names: tuple[str, ...]) -> tuple[float, float, float]:
+    def above(names: tuple[str, ...]) -> Points:
         best = max((by_name[n].utility for n in names if n in by_name), key=np.mean)
-        estimate = interval(100.0 * np.subtract(clairvoyant.utility, best)[None])
-        return float(estimate.mean[0]), float(estimate.low[0]), float(estimate.high[0])
+        return points(np.subtract(clairvoyant.utility, best))
 
     return Headroom(
         never=float(shares[0]),

@@ -11,7 +11,14 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from esper.karn.ladder import Headroom, Step, headroom, ladder_picture, steps
+from esper.karn.ladder import (
+    Headroom,
+    Step,
+    headroom,
+    ladder_picture,
+    points_text,
+    steps,
+)
 from esper.karn.report.drawing import styled
 from esper.leyline.config.setting import Range, setting
 from esper.leyline.errors import UsageError
@@ -125,8 +132,8 @@ def _table(title: str, rows: list[Step]) -> Table:
     for row in rows:
         table.add_row(
             row.rung.name,
-            _with_interval(row.utility, ".1f"),
-            _with_interval(row.gain, "+.1f"),
+            points_text(row.utility, ".1f"),
+            points_text(row.gain, "+.1f"),
             f"{row.validation_gain[0]:+.1f}",
             f"{row.added:.0f}",
             style="bold" if row.rung.policy else None,
@@ -134,16 +141,11 @@ def _table(title: str, rows: list[Step]) -> Table:
     return table
 
 
-def _with_interval(value: tuple[float, float, float], form: str) -> str:
-    mean, low, high = value
-    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
-
-
 def _summary(found: Headroom) -> str:
     return (
         f"Never growing is best on {100 * found.never:.0f} % of the hosts; {found.plans} plans are "
         "best on 10 % or more. The clairvoyant is above the best blind rule by "
-        f"{_with_interval(found.over_blind, '+.1f')} points and above the best rule that looks by "
-        f"{_with_interval(found.over_looking, '+.1f')}: there is "
+        f"{points_text(found.over_blind, '+.1f')} points and above the best rule that looks by "
+        f"{points_text(found.over_looking, '+.1f')}: there is "
         f"{'room' if found.passes else 'too little room'} for a policy that looks."
     )

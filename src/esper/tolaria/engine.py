@@ -253,10 +253,15 @@ class Engine:
     def _initial_hosts(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters ``[G, P]`` and buffers ``[G, Q]`` of the hosts at the start of an episode."""
         parameters, buffers = self._untrained_hosts(groups)
-        for task, hosts in self.bank.trained_hosts.items():
-            bits = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)
+        trained = self.bank.trained_hosts
+        if not trained:
+            return parameters, buffers
+        bits = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)
+        # The tasks of a family share their hosts.
+        for hosts in {id(hosts): hosts for hosts in trained.values()}.values():
             drawn = to_integers(bits, len(hosts.parameters))[:, 0]
-            mine = (self.rows.group_task == task)[:, None]
+            tasks = torch.tensor([task for task in trained if trained[task] is hosts])
+            mine = torch.isin(self.rows.group_task, tasks.to(self.device))[:, None]
             parameters = torch.where(mine, hosts.parameters[drawn], parameters)
             buffers = torch.where(mine, hosts.buffers[drawn], buffers)
         return parameters, buffers

@@ -9,7 +9,6 @@ import torch
 from esper.simic.evaluation.play import Outcome, play
 from esper.simic.evaluation.without_looking import (
     SCORES,
-    SIGNALS,
     BlindTwin,
     Recording,
     Yoked,
@@ -19,7 +18,7 @@ from esper.simic.evaluation.without_looking import (
 )
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import RandomActor
-from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
+from esper.tamiyo.policy.features import HOST_FEATURES, SEED_SIGNALS, SLOT_FEATURES, Observation
 from synthetic import random_observation
 from tiny_population import TASKS, growing, hosts, looking
 
@@ -73,7 +72,7 @@ def test_a_blind_twin_sees_scores_and_signals_of_the_donor_and_the_rest_of_its_o
         source = before.host[donors] if name in SCORES else before.host
         assert torch.equal(watching.seen.host[:, i], source[:, i]), name
     for i, name in enumerate(SLOT_FEATURES):
-        source = before.slots[donors] if name in SIGNALS else before.slots
+        source = before.slots[donors] if name in SEED_SIGNALS else before.slots
         assert torch.equal(watching.seen.slots[..., i], source[..., i]), name
     assert torch.equal(watching.seen.critic, own.critic[donors])
     assert torch.equal(watching.seen.masks.slots, own.masks.slots)

@@ -14,7 +14,13 @@ from torch import Tensor
 from esper.simic.growth.collect import Actor, collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import without_learning
-from esper.tamiyo.policy.features import HISTORY, HOST_FEATURES, SLOT_FEATURES, Observation
+from esper.tamiyo.policy.features import (
+    HISTORY,
+    HOST_FEATURES,
+    SEED_SIGNALS,
+    SLOT_FEATURES,
+    Observation,
+)
 
 SCORES = (
     "validation_loss",
@@ -25,20 +31,8 @@ SCORES = (
     "rolled_back",
 )
 """Host features that show how a host learns."""
-SIGNALS = (
-    "contribution",
-    "contribution_velocity",
-    "contribution_known",
-    "gradient_norm",
-    "gradient_health",
-    "previous_health",
-    "exploding",
-    "log_gradient_ratio",
-    "improvement",
-)
-"""Slot features that show how a seed learns."""
 _SCORES = [HOST_FEATURES.index(name) for name in SCORES]
-_SIGNALS = [SLOT_FEATURES.index(name) for name in SIGNALS]
+_SIGNALS = [SLOT_FEATURES.index(name) for name in SEED_SIGNALS]
 
 
 class BlindTwin:

@@ -123,6 +123,10 @@ class GrowthEnv:
         self.count: int = len(environments)
         self.groups = self.environments // config.group_size
         self.assigned = None if assigned is None else assigned.to(device)
+        counts = [task.host.parameter_count for task in self.tasks]
+        rents = [task.rent for task in self.tasks]
+        self._host_parameters = torch.tensor(counts, device=device)
+        self._rents = torch.tensor(rents, dtype=torch.float64, device=device)
         data = [(task, task.datasets()) for task in self.tasks]
         keys = [StackKey.of(*pair) for pair in data]
         distinct = list(dict.fromkeys(keys))
@@ -232,10 +236,8 @@ class GrowthEnv:
 
     def utility(self, score: Tensor, added: Tensor) -> Tensor:
         """Utility of each environment's host in this episode, ``[N]``; see ``rewards.utility``."""
-        tasks = [self.tasks[index] for index in self.task_of.tolist()]
-        hosts = torch.tensor([task.host.parameter_count for task in tasks], device=score.device)
-        rents = torch.tensor([task.rent for task in tasks], dtype=score.dtype, device=score.device)
-        return utility(score, added, hosts, rents)
+        hosts, rents = self._host_parameters[self.task_of], self._rents[self.task_of]
+        return utility(score, added, hosts, rents.to(score.dtype))
 
     def _draw(self, episode: int) -> Tensor:
         """Draw the task of each environment, int64 ``[N]``.

@@ -203,8 +203,7 @@ def _gains(environment: GrowthEnv, report: StepReport) -> tuple[float, float]:
 
 def _grown(task: Task, shard: Shard, decisions: list[str], gains: tuple[float, float]) -> Grown:
     engine, state, last = shard.engine, shard.state, task.episode_length - 1
-    measured = {s: engine.measure(state, last, committed=True, split=s).committed for s in SPLITS}
-    scores = {split: found for split, found in measured.items() if found is not None}
+    scores = {split: engine.committed_scores(state, last, split) for split in SPLITS}
     fossilised = committed(state)
     images = engine.bank.held_back("test", engine.datasets(last)[:1]).by_row()[0][:64, :, :, 0]
     logits = torch_backend(task.host, Precision("cpu")).logits(engine.stack, fossilised, images)[0]

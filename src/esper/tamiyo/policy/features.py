@@ -40,6 +40,19 @@ HOST_FEATURES = (
 )
 """Names of the host features, in order."""
 
+SEED_SIGNALS = (
+    "contribution",
+    "contribution_velocity",
+    "contribution_known",
+    "gradient_norm",
+    "gradient_health",
+    "previous_health",
+    "exploding",
+    "log_gradient_ratio",
+    "improvement",
+)
+"""Names of the slot features that show how a seed learns."""
+
 SLOT_FEATURES = (
     "occupied",
     *(f"stage_{stage.name.lower()}" for stage in Stage),
@@ -53,15 +66,7 @@ SLOT_FEATURES = (
     "ramp_done",
     "tempo",
     *(f"style_{style.name.lower()}" for style in Style),
-    "contribution",
-    "contribution_velocity",
-    "contribution_known",
-    "gradient_norm",
-    "gradient_health",
-    "previous_health",
-    "exploding",
-    "log_gradient_ratio",
-    "improvement",
+    *SEED_SIGNALS,
     "age",
     "stage_age",
     "log_seed_share",
