@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -163,6 +163,22 @@ def digits(
         test_labels=torch.from_numpy(labels[test][kept_test]).long(),
         classes=classes,
     )
+
+
+@cache
+def mislabelled(data: Callable[[], Dataset], share: float, seed: int = 0) -> Dataset:
+    """The data with ``share`` of the training labels replaced by labels drawn uniformly.
+
+    Raises:
+        ValueError: ``share`` is not in [0, 1].
+    """
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"share must lie in [0, 1], got {share}")
+    made = data()
+    draws = np.random.default_rng(seed)
+    wrong = torch.from_numpy(draws.random(made.train_labels.shape) < share)
+    drawn = torch.from_numpy(draws.integers(made.classes, size=tuple(made.train_labels.shape)))
+    return replace(made, train_labels=torch.where(wrong, drawn, made.train_labels))
 
 
 def _part_of_each_class(labels: np.ndarray, fraction: float) -> np.ndarray:

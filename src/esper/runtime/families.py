@@ -6,12 +6,17 @@ suite have different numbers, as the levels of Procgen do (Cobbe et al., "Levera
 generation to benchmark reinforcement learning", 2020).
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.runtime.data import digits
+from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.mlp import MlpHost
+from esper.runtime.data import Dataset, digits, mislabelled
+from esper.runtime.mnist1d import mnist1d
 from esper.runtime.registry import Drift, Family, Pretraining, Task
 from esper.runtime.shifts import KINDS, Shift, shifted_digits
 
@@ -51,6 +56,90 @@ def adaptation(number: int) -> Task:
     )
 
 
+def from_scratch(number: int) -> Task:
+    """Hosts of four layouts learn digits of five kinds from initial weights.
+
+    Layouts and data are crossed, so that no static feature tells what is worth growing. Drawn
+    besides: the labelled share of the data, wrong labels, a change to data of another kind (in half
+    of the draws), the learning rate and the price of parameters.
+    """
+    draws = np.random.default_rng([2, number])
+    host = _DIGIT_HOSTS[draws.integers(len(_DIGIT_HOSTS))]
+    kinds = draws.integers(len(_DIGIT_KINDS), size=2)
+    share = float((0.1, 0.3, 1.0)[draws.integers(3)])
+    makers = [partial(digits, label_fraction=share, **_DIGIT_KINDS[kind]) for kind in kinds]
+    return _initial(draws, "from_scratch", number, host, makers)
+
+
+def sequences(number: int) -> Task:
+    """Hosts of three layouts learn MNIST-1D of five kinds from initial weights.
+
+    Drawn as for ``from_scratch``. Needs the package mnist1d.
+    """
+    draws = np.random.default_rng([3, number])
+    host = _SEQUENCE_HOSTS[draws.integers(len(_SEQUENCE_HOSTS))]
+    kinds = draws.integers(len(_SEQUENCE_KINDS), size=2)
+    labels = (300, 1000, 3500)[draws.integers(3)]
+    makers = [partial(mnist1d, labels=labels, **_SEQUENCE_KINDS[kind]) for kind in kinds]
+    return _initial(draws, "sequences", number, host, makers)
+
+
+def _initial(
+    draws: np.random.Generator,
+    family: str,
+    number: int,
+    host: Host,
+    makers: list[Callable[[], Dataset]],
+) -> Task:
+    """A task that starts from initial weights; ``makers`` are of the data before and after."""
+    wrong = float((0.0, 0.3)[int(draws.random() < 0.3)])
+    before, after = (partial(mislabelled, maker, wrong) if wrong else maker for maker in makers)
+    comes, time = draws.random() < 0.5, float(0.6 * draws.random())
+    rate = _log_uniform(draws, 5e-3, 4e-2)
+    return Task(
+        name=f"{family}:{number}",
+        summary=f"rate {rate:.3f}, {100 * wrong:.0f} % wrong labels"
+        + (f", other data from {time:.2f}" if comes else ""),
+        host=host,
+        data=before,
+        episode_length=24,
+        batch_size=32,
+        learning_rate=rate,
+        decay="cosine",
+        drift=Drift(after, time, time, 0.0) if comes else None,
+        rent=_log_uniform(draws, *PRICES),
+        family=family,
+    )
+
+
+_PIXELS, _SAMPLES = (8, 8, 1), (40, 1, 1)
+_DIGIT_HOSTS: tuple[Host, ...] = (
+    CnnHost((4, 8), 10, _PIXELS),
+    CnnHost((8, 16), 10, _PIXELS, pools=2, slot_names=("r0c1", "r1c1")),
+    CnnHost((4, 8, 8), 10, _PIXELS),
+    MlpHost((16, 16), 10, _PIXELS),
+)
+_DIGIT_KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"shift": 1, "noise": 0.1},
+    {"shift": 2, "noise": 0.1},
+    {"rotation": 3, "noise": 0.1},
+    {"noise": 0.3},
+)
+_SEQUENCE_HOSTS: tuple[Host, ...] = (
+    CnnHost((8, 8), 10, _SAMPLES),
+    CnnHost((4, 8, 8), 10, _SAMPLES),
+    MlpHost((16, 16), 10, _SAMPLES),
+)
+_SEQUENCE_KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"translation": 12},
+    {"correlated_noise": 0.5},
+    {"shear": 1.5},
+    {"shuffled": True},
+)
+
+
 def _log_uniform(draws: np.random.Generator, low: float, high: float) -> float:
     return float(low * (high / low) ** draws.random())
 
@@ -59,4 +148,14 @@ ADAPTATION = Family(
     "adaptation",
     "a trained host of 1,860 parameters meets a shift of the digits, or none",
     adaptation,
+)
+FROM_SCRATCH = Family(
+    "from_scratch",
+    "layouts crossed with kinds of digits; the hosts start from initial weights",
+    from_scratch,
+)
+SEQUENCES = Family(
+    "sequences",
+    "layouts crossed with kinds of MNIST-1D; the hosts start from initial weights",
+    sequences,
 )
