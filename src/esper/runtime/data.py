@@ -90,6 +90,23 @@ class FromDirectory:
         return self.read(Path(place))
 
 
+@dataclass(frozen=True)
+class DrawnSplit:
+    """Makes data whose split is drawn with a seed, for use as ``Task.data``.
+
+    Attributes:
+        make: makes the data set; takes the keyword argument ``seed`` that determines which
+            images are for training, validation and test.
+        seed: seed of the split.
+    """
+
+    make: Callable[..., Dataset]
+    seed: int = 0
+
+    def __call__(self) -> Dataset:
+        return self.make(seed=self.seed)
+
+
 @cache
 def digits(
     shift: int = 0,

@@ -11,12 +11,12 @@ from functools import partial
 import numpy as np
 
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.runtime.data import digits
+from esper.runtime.data import DrawnSplit, digits
 from esper.runtime.registry import Drift, Family, Pretraining, Task
 from esper.runtime.shifts import KINDS, Shift, shifted_digits
 
 _ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1))
-_CLEAN = Pretraining(digits, steps=120, learning_rate=2e-2)
+_CLEAN = Pretraining(DrawnSplit(digits), steps=120, learning_rate=2e-2)
 PRICES = 0.02, 0.3
 """Least and greatest rent of a drawn task; its logarithm is uniform."""
 
@@ -33,8 +33,8 @@ def adaptation(number: int) -> Task:
     shift = Shift(kind, float(draws.random()), int(draws.integers(1 << 31)))
     comes, time = draws.random() < 0.7, float(0.6 * draws.random())
     labels, sample = int(draws.integers(80, 200)), int(draws.integers(1 << 31))
-    before = partial(shifted_digits, None, labels, sample)
-    after = partial(shifted_digits, shift, labels, sample)
+    before = DrawnSplit(partial(shifted_digits, None, labels, sample))
+    after = DrawnSplit(partial(shifted_digits, shift, labels, sample))
     return Task(
         name=f"adaptation:{number}",
         summary=f"{kind} {shift.strength:.2f}, {labels} labels" if comes else f"{labels} labels",
