@@ -24,12 +24,12 @@ DRAWS = [adaptation(number) for number in range(400)]
 
 
 def shift_of(task: Task) -> Shift | None:
-    return None if task.drift is None else task.drift.data.args[0]  # type: ignore[attr-defined]
+    return None if task.drift is None else task.drift.data.make.args[0]  # type: ignore[attr-defined]
 
 
 def circumstances(task: Task) -> tuple:
     window = task.drift and (task.drift.earliest, task.drift.latest, task.drift.never)
-    sample = task.data.args  # type: ignore[attr-defined]
+    sample = task.data.make.args  # type: ignore[attr-defined]
     return (task.name, task.rent, shift_of(task), sample, window)
 
 

@@ -6,12 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import LADDER_FILE, read_evaluation
 from esper.runtime.tasks import Family, add_family
+from esper.scripts import evaluate as command
 from esper.scripts.entry import guarded
 from esper.scripts.evaluate import evaluate
 from esper.simic.evaluation import ladder, rules
 from esper.simic.evaluation.plans import NEVER, library
+from esper.simic.training.vectorized import train_ppo_vectorized
 from tiny_population import LARGE, tiny
 
 PLANS = NEVER, next(plan for plan in library() if plan.at_once), LARGE
@@ -47,6 +50,24 @@ def test_the_ladder_is_printed_and_written_and_kept(capsys, tmp_path: Path, monk
     monkeypatch.setattr(ladder, "play_plans", None)
     assert evaluate(["--policy", "rule", "--suite", "tiny", *SMALL, "--out", "other"]) == 0
     assert read_evaluation(tmp_path / "other" / LADDER_FILE).rungs == found.rungs[:-1]
+
+
+def test_the_split_seed_is_that_of_the_command_or_of_the_run(monkeypatch, tmp_path: Path) -> None:
+    seeds: list[int] = []
+
+    def hosts(*arguments: int) -> None:
+        seeds.append(arguments[-1])
+        raise UsageError("enough")
+
+    monkeypatch.setattr(command, "evaluation_hosts", hosts)
+    sizes = {"envs": 2, "group_size": 1, "episode_length": 2, "max_batches": 1, "minibatches": 1}
+    run = train_ppo_vectorized(
+        rounds=1, split_seed=5, telemetry_dir=str(tmp_path), lstm_hidden=8, **sizes
+    ).path
+    for policy, more in (("rule", []), (run, []), (run, ["--split-seed", "6"])):
+        with pytest.raises(UsageError, match="enough"):
+            evaluate(["--policy", str(policy), "--suite", "digits", *more])
+    assert seeds == [0, 5, 6]
 
 
 @pytest.mark.parametrize(

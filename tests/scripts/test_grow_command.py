@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from esper.kasmina.hosts.host import resolve_slots
-from esper.runtime.tasks import TASKS, find
+from esper.leyline.errors import UsageError
+from esper.runtime.tasks import TASKS, Task, find
+from esper.scripts import check, describe
+from esper.scripts import grow as grow_command
 from esper.scripts.entry import guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
@@ -47,7 +50,13 @@ def run(tmp_path_factory) -> Path:
     """A run that has learned almost nothing."""
     folder = tmp_path_factory.mktemp("runs")
     return train_ppo_vectorized(
-        rounds=1, envs=8, episode_length=6, max_batches=1, lstm_hidden=16, telemetry_dir=str(folder)
+        rounds=1,
+        envs=8,
+        episode_length=6,
+        max_batches=1,
+        lstm_hidden=16,
+        split_seed=5,
+        telemetry_dir=str(folder),
     ).path
 
 
@@ -104,6 +113,33 @@ def test_a_learned_policy_samples_by_seed_or_acts_greedily(run: Path, short) -> 
     greedy = [grow_host(policy, task, seed=s, greedy=True).decisions for s in seeds]
     assert greedy == [grow_host(policy, task, seed=s, greedy=True).decisions for s in seeds]
     assert greedy != drawn
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [([], [0, 0, 5]), (["--split-seed", "6"], [6, 6, 6])]
+)
+def test_commands_split_the_data_with_the_seed(
+    flags: list[str], expected: list[int], run: Path, short, tmp_path: Path, monkeypatch
+) -> None:
+    """By default ``esper grow`` takes the seed of the policy's run."""
+    split: list[int | None] = []
+
+    def stop(*arguments: object) -> None:
+        split.extend(a.split_seed for a in arguments if isinstance(a, Task))
+        raise UsageError("enough")
+
+    for module, name in ((check, "try_task"), (describe, "diagnose"), (grow_command, "grow_host")):
+        monkeypatch.setattr(module, name, stop)
+    out = ["--out", str(tmp_path / "m.pt2")]
+    calls = [
+        (tasks, ["check", short[1]]),
+        (tasks, ["--describe", "digits"]),
+        (grow, ["--policy", str(run), *short, *out]),
+    ]
+    for command, arguments in calls:
+        with pytest.raises(UsageError, match="enough"):
+            command([*arguments, *flags])
+    assert split == expected
 
 
 def test_a_policy_trained_on_digits_grows_a_users_own_model(

@@ -40,6 +40,7 @@ class Evaluation(msgspec.Struct, frozen=True):
         tasks: task or family of each host, ``[H]``.
         plans: names of the plans that the rules choose from.
         rungs: the controls from the bottom up, then the policy; the first never grows.
+        split_seed: seed of the data's splits; None if none of them is drawn.
     """
 
     policy: str
@@ -49,6 +50,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     plans: list[str]
     rungs: list[Rung]
     schema: int = SCHEMA
+    split_seed: int | None = None
 
 
 def read_evaluation(path: Path) -> Evaluation:

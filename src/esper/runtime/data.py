@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,6 +91,23 @@ class FromDirectory:
         return self.read(Path(place))
 
 
+@dataclass(frozen=True)
+class DrawnSplit:
+    """Makes data whose split is drawn with a seed, for use as ``Task.data``.
+
+    Attributes:
+        make: makes the data set; takes the keyword argument ``seed`` that determines which
+            images are for training, validation and test.
+        seed: seed of the split.
+    """
+
+    make: Callable[..., Dataset]
+    seed: int = 0
+
+    def __call__(self) -> Dataset:
+        return self.make(seed=self.seed)
+
+
 @cache
 def digits(
     shift: int = 0,
@@ -166,15 +184,19 @@ def digits(
 
 
 @cache
-def mislabelled(data: Callable[[], Dataset], share: float, seed: int = 0) -> Dataset:
-    """The data with ``share`` of the training labels replaced by labels drawn uniformly.
+def mislabelled(
+    data: Callable[..., Dataset], share: float, seed: int = 0, **settings: Any
+) -> Dataset:
+    """``data(seed=seed, **settings)`` with wrong training labels.
+
+    ``share`` of the training labels are replaced by labels drawn uniformly, always the same ones.
 
     Raises:
         ValueError: ``share`` is not in [0, 1].
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"share must lie in [0, 1], got {share}")
-    made = data()
+    made = data(seed=seed, **settings)
     draws = np.random.default_rng(seed)
     wrong = torch.from_numpy(draws.random(made.train_labels.shape) < share)
     drawn = torch.from_numpy(draws.integers(made.classes, size=tuple(made.train_labels.shape)))

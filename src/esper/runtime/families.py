@@ -15,13 +15,13 @@ import numpy as np
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
-from esper.runtime.data import Dataset, digits, mislabelled
+from esper.runtime.data import Dataset, DrawnSplit, digits, mislabelled
 from esper.runtime.mnist1d import mnist1d
 from esper.runtime.registry import Drift, Family, Pretraining, Task
 from esper.runtime.shifts import KINDS, Shift, shifted_digits
 
 _ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1))
-_CLEAN = Pretraining(digits, steps=120, learning_rate=2e-2)
+_CLEAN = Pretraining(DrawnSplit(digits), steps=120, learning_rate=2e-2)
 PRICES = 0.02, 0.3
 """Least and greatest rent of a drawn task; its logarithm is uniform."""
 
@@ -38,8 +38,8 @@ def adaptation(number: int) -> Task:
     shift = Shift(kind, float(draws.random()), int(draws.integers(1 << 31)))
     comes, time = draws.random() < 0.7, float(0.6 * draws.random())
     labels, sample = int(draws.integers(80, 200)), int(draws.integers(1 << 31))
-    before = partial(shifted_digits, None, labels, sample)
-    after = partial(shifted_digits, shift, labels, sample)
+    before = DrawnSplit(partial(shifted_digits, None, labels, sample))
+    after = DrawnSplit(partial(shifted_digits, shift, labels, sample))
     return Task(
         name=f"adaptation:{number}",
         summary=f"{kind} {shift.strength:.2f}, {labels} labels" if comes else f"{labels} labels",
@@ -67,8 +67,8 @@ def from_scratch(number: int) -> Task:
     host = _DIGIT_HOSTS[draws.integers(len(_DIGIT_HOSTS))]
     kinds = draws.integers(len(_DIGIT_KINDS), size=2)
     share = float((0.1, 0.3, 1.0)[draws.integers(3)])
-    makers = [partial(digits, label_fraction=share, **_DIGIT_KINDS[kind]) for kind in kinds]
-    return _initial(draws, "from_scratch", number, host, makers)
+    settings = [{"label_fraction": share, **_DIGIT_KINDS[kind]} for kind in kinds]
+    return _initial(draws, "from_scratch", number, host, digits, settings)
 
 
 def sequences(number: int) -> Task:
@@ -80,8 +80,8 @@ def sequences(number: int) -> Task:
     host = _SEQUENCE_HOSTS[draws.integers(len(_SEQUENCE_HOSTS))]
     kinds = draws.integers(len(_SEQUENCE_KINDS), size=2)
     labels = (300, 1000, 3500)[draws.integers(3)]
-    makers = [partial(mnist1d, labels=labels, **_SEQUENCE_KINDS[kind]) for kind in kinds]
-    return _initial(draws, "sequences", number, host, makers)
+    settings = [{"labels": labels, **_SEQUENCE_KINDS[kind]} for kind in kinds]
+    return _initial(draws, "sequences", number, host, mnist1d, settings)
 
 
 def _initial(
@@ -89,11 +89,12 @@ def _initial(
     family: str,
     number: int,
     host: Host,
-    makers: list[Callable[[], Dataset]],
+    data: Callable[..., Dataset],
+    settings: list[dict[str, Any]],
 ) -> Task:
-    """A task that starts from initial weights; ``makers`` are of the data before and after."""
+    """A task that starts from initial weights; ``settings`` are of the data before and after."""
     wrong = float((0.0, 0.3)[int(draws.random() < 0.3)])
-    before, after = (partial(mislabelled, maker, wrong) if wrong else maker for maker in makers)
+    before, after = (DrawnSplit(partial(mislabelled, data, wrong, **kind)) for kind in settings)
     comes, time = draws.random() < 0.5, float(0.6 * draws.random())
     rate = _log_uniform(draws, 5e-3, 4e-2)
     return Task(

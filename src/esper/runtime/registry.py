@@ -10,7 +10,10 @@ from pathlib import Path
 from esper.kasmina.hosts.host import Host
 from esper.leyline.errors import UsageError, suggestion
 from esper.runtime.augmentation import Augmentation
-from esper.runtime.data import Dataset, FromDirectory
+from esper.runtime.data import Dataset, DrawnSplit, FromDirectory
+
+Maker = Callable[[], Dataset]
+"""Makes a data set; ``FromDirectory`` and ``DrawnSplit`` are makers that settings change."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Drift:
         UsageError: a fraction or the probability is out of range, or the order is wrong.
     """
 
-    data: Callable[[], Dataset]
+    data: Maker
     earliest: float
     latest: float
     never: float
@@ -60,7 +63,7 @@ class Pretraining:
         UsageError: a number is out of range.
     """
 
-    data: Callable[[], Dataset]
+    data: Maker
     steps: int = 20
     learning_rate: float = 1e-2
     hosts: int = 8
@@ -91,7 +94,8 @@ class Task:
         name: name by which the user selects the task.
         summary: the data in a few words, for ``esper tasks``.
         host: the initial network.
-        data: makes the data set; called once when an environment is built.
+        data: makes the data set; called once when an environment is built. A ``FromDirectory``
+            reads files, a ``DrawnSplit`` draws its split.
         episode_length: environment steps per episode.
         max_batches: minibatches per environment step.
         batch_size: images per minibatch.
@@ -110,13 +114,14 @@ class Task:
         family: name of the family that the task was drawn from, if any.
 
     Raises:
-        UsageError: a budget is too small, or a number of the recipe is out of range.
+        UsageError: a budget is too small, a number of the recipe is out of range, or data are split
+            with different seeds.
     """
 
     name: str
     summary: str
     host: Host
-    data: Callable[[], Dataset]
+    data: Maker
     episode_length: int = 40
     max_batches: int = 8
     batch_size: int = 64
@@ -156,6 +161,12 @@ class Task:
             )
         if not self.rent >= 0.0:
             raise UsageError(f"rent: must be 0 or more, got {self.rent} in the task {self.name!r}")
+        if len(set(self._split_seeds())) > 1:
+            raise UsageError(
+                f"data: the task {self.name!r} splits its data with the seeds "
+                f"{', '.join(map(str, self._split_seeds()))}, so it would train on images of its "
+                "test split; use one seed"
+            )
 
     @property
     def label(self) -> str:
@@ -165,12 +176,38 @@ class Task:
     def in_directory(self, directory: Path) -> "Task":
         """A copy of the task that reads its files, if any, from ``directory``."""
 
-        def moved(data: Callable[[], Dataset]) -> Callable[[], Dataset]:
+        def moved(data: Maker) -> Maker:
             return replace(data, directory=directory) if isinstance(data, FromDirectory) else data
 
-        drift = self.drift and replace(self.drift, data=moved(self.drift.data))
-        before = self.pretraining and replace(self.pretraining, data=moved(self.pretraining.data))
-        return replace(self, data=moved(self.data), drift=drift, pretraining=before)
+        return self._with_data(moved)
+
+    def with_split(self, seed: int) -> "Task":
+        """A copy of the task whose data are split with ``seed``, wherever the split is drawn.
+
+        That holds for the data before and after a drift and for those of pretraining, so hosts are
+        never trained on images of their task's test split. Data that are no ``DrawnSplit`` have a
+        fixed split and stay as they are.
+        """
+
+        def split(data: Maker) -> Maker:
+            return replace(data, seed=seed) if isinstance(data, DrawnSplit) else data
+
+        return self._with_data(split)
+
+    @property
+    def split_seed(self) -> int | None:
+        """Seed of the drawn splits of the task's data; None if no split is drawn."""
+        return next(iter(self._split_seeds()), None)
+
+    def _split_seeds(self) -> list[int]:
+        parts = (self, self.drift, self.pretraining)
+        makers = [part.data for part in parts if part is not None]
+        return [data.seed for data in makers if isinstance(data, DrawnSplit)]
+
+    def _with_data(self, change: Callable[[Maker], Maker]) -> "Task":
+        drift = self.drift and replace(self.drift, data=change(self.drift.data))
+        before = self.pretraining and replace(self.pretraining, data=change(self.pretraining.data))
+        return replace(self, data=change(self.data), drift=drift, pretraining=before)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """The initial data set and, if the task has a drift, the second one.
@@ -198,7 +235,7 @@ class Task:
                     )
         return sets
 
-    def _made(self, place: str, maker: Callable[[], Dataset]) -> Dataset:
+    def _made(self, place: str, maker: Maker) -> Dataset:
         """The data set of ``maker``; errors in the user's code become a UsageError."""
         if isinstance(maker, FromDirectory):
             return maker()  # its errors already name the file and the fix

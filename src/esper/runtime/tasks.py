@@ -16,7 +16,7 @@ from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.runtime.augmentation import Augmentation
 from esper.runtime.cifar import cifar10
-from esper.runtime.data import Dataset, FromDirectory, digits
+from esper.runtime.data import Dataset, DrawnSplit, FromDirectory, digits
 from esper.runtime.families import ADAPTATION, FROM_SCRATCH, SEQUENCES
 from esper.runtime.registry import (
     FAMILIES,
@@ -70,41 +70,45 @@ def _host(*channels: int, classes: int = 10) -> CnnHost:
     return CnnHost(channels, classes, image=(8, 8, 1))
 
 
+def _digits(**settings: Any) -> DrawnSplit:
+    return DrawnSplit(partial(digits, **settings))
+
+
 _SMALL = _host(4, 8)
-_SHIFTED = partial(digits, shift=2, noise=0.1)
+_SHIFTED = _digits(shift=2, noise=0.1)
 
 # The host is too small for digits at any of these shifts, so growing pays.
 _add("digits_shift", "digits shifted by up to 2 pixels, noise 0.1", _SMALL, _SHIFTED)
 # The host is large enough and learns fast, so no seed is worth its rent.
 _AMPLE = replace(_host(8, 16), pools=2, slot_names=("r0c1", "r1c1"))
-_add("digits", "digits as they are", _AMPLE, digits, learning_rate=2e-2)
+_add("digits", "digits as they are", _AMPLE, _digits(), learning_rate=2e-2)
 # Smaller shifts than digits_shift.
 _add(
     "digits_shift_small",
     "digits shifted by up to 1 pixel, noise 0.1",
     _SMALL,
-    partial(digits, shift=1, noise=0.1),
+    _digits(shift=1, noise=0.1),
 )
 # Twice the noise of digits_shift.
 _add(
     "digits_noisy",
     "digits shifted by up to 2 pixels, noise 0.2",
     _SMALL,
-    partial(digits, shift=2, noise=0.2),
+    _digits(shift=2, noise=0.2),
 )
 # Few enough training images that a grown host can memorise them.
 _add(
     "digits_few_labels",
     "as digits_shift with 30 % of the training images",
     _SMALL,
-    partial(_SHIFTED, label_fraction=0.3),
+    _digits(shift=2, noise=0.1, label_fraction=0.3),
 )
 # Shifts start later or never, so it is not known at the start whether growing will pay.
 _add(
     "digits_drift",
     "digits with noise 0.1, later shifted by up to 2 pixels",
     _SMALL,
-    partial(digits, noise=0.1),
+    _digits(noise=0.1),
     drift=Drift(_SHIFTED, earliest=0.1, latest=0.6, never=1 / 3),
 )
 # A host without convolutions.
@@ -112,7 +116,7 @@ _add(
     "digits_mlp",
     "digits shifted by up to 1 pixel, noise 0.1",
     MlpHost(widths=(16, 16), classes=10, image=(8, 8, 1)),
-    partial(digits, shift=1, noise=0.1),
+    _digits(shift=1, noise=0.1),
 )
 
 # Held out: larger shifts than any training task.
@@ -120,42 +124,42 @@ _add(
     "digits_shift_far",
     "digits shifted by up to 3 pixels, noise 0.1",
     _SMALL,
-    partial(digits, shift=3, noise=0.1),
+    _digits(shift=3, noise=0.1),
 )
 # Held out: a combination of shift and noise that no training task has.
 _add(
     "digits_shift_near",
     "digits shifted by up to 1 pixel, noise 0.2",
     _SMALL,
-    partial(digits, shift=1, noise=0.2),
+    _digits(shift=1, noise=0.2),
 )
 # Held out: more noise than any training task.
 _add(
     "digits_noisier",
     "digits shifted by up to 2 pixels, noise 0.3",
     _SMALL,
-    partial(digits, shift=2, noise=0.3),
+    _digits(shift=2, noise=0.3),
 )
 # Held out: less noise than any training task with shifts.
 _add(
     "digits_clear",
     "digits shifted by up to 2 pixels, noise 0.05",
     _SMALL,
-    partial(digits, shift=2, noise=0.05),
+    _digits(shift=2, noise=0.05),
 )
 # Held out: fewer classes, so chance is 20 % instead of 10 %.
 _add(
     "digits_five",
     "digits 0 to 4 shifted by up to 2 pixels, noise 0.1",
     _host(4, 8, classes=5),
-    partial(_SHIFTED, classes=5),
+    _digits(shift=2, noise=0.1, classes=5),
 )
 # Held out: a transformation that no training task has.
 _add(
     "digits_turned",
     "digits turned by 0 to 3 quarter turns, noise 0.1",
     _SMALL,
-    partial(digits, noise=0.1, rotation=3),
+    _digits(noise=0.1, rotation=3),
 )
 # Held out: a host of half the width.
 _add("digits_narrow", "as digits_shift", _host(2, 4), _SHIFTED)

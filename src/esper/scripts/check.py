@@ -8,7 +8,7 @@ from rich.text import Text
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import WorldConfig
-from esper.leyline.config.setting import setting
+from esper.leyline.config.setting import SEEDS, setting
 from esper.leyline.errors import UsageError
 from esper.runtime.plugins import load
 from esper.runtime.tasks import TASKS, Task, find_all
@@ -26,6 +26,8 @@ class CheckArguments:
 
     file: str = setting(positional=True)
     """The Python file that defines the tasks."""
+    split_seed: int = setting(0, SEEDS)
+    """Seed of the split into training, validation and test images, for tasks that draw it."""
 
 
 def check(arguments: list[str]) -> int:
@@ -43,7 +45,7 @@ def check(arguments: list[str]) -> int:
     console = Console()
     for task in find_all(names):
         with console.status(f"trying {task.name}"):
-            found = try_task(task)
+            found = try_task(task.with_split(given.split_seed))
         console.print(Text(_lines(task, found)), soft_wrap=True)
     return 0
 

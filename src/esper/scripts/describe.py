@@ -36,7 +36,7 @@ def describe(console: Console, wanted: "TasksArguments") -> int:
         )
     config = GrowthConfig(seed=SEED, group_size=wanted.group_size, reward=wanted.reward)
     for task in find_all(wanted.describe):
-        task = task.in_directory(Path(wanted.data_dir))
+        task = task.in_directory(Path(wanted.data_dir)).with_split(wanted.split_seed)
         with console.status("") as status:
             found = diagnose(
                 task,

@@ -20,14 +20,16 @@ from esper.karn.ladder import (
     steps,
 )
 from esper.karn.report.drawing import styled
-from esper.leyline.config.setting import Range, setting
+from esper.leyline.config import WorldConfig
+from esper.leyline.config.setting import SEEDS, Range, setting
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import LADDER_FILE, Evaluation
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
+from esper.simic.evaluation.ladder import RULE, evaluation_hosts
 from esper.simic.evaluation.ladder import evaluate as evaluated
-from esper.simic.evaluation.ladder import evaluation_hosts
 from esper.simic.run.disk import replace_synced
+from esper.simic.tools.grow import GrowingPolicy
 
 PROGRAM = "esper evaluate"
 
@@ -54,6 +56,9 @@ class EvaluateArguments:
     """Number of random schedules in the library, in addition to the systematic ones."""
     members: int = setting(4, Range(1, 64))
     """Episodes per host of a learned policy that samples its actions."""
+    split_seed: int | None = setting(None, SEEDS)
+    """Seed of the split into training, validation and test images, for tasks that draw it; by
+    default that of the policy's run, 0 for a control."""
     out: Path | None = None
     """Directory of the result; by default evaluations/SUITE-POLICY."""
     work: Path | None = None
@@ -76,7 +81,9 @@ def evaluate(arguments: list[str]) -> int:
         _check_directory(field, path)
     threads = given.threads or os.cpu_count() or 1
     torch.set_num_threads(1)
-    hosts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads)
+    hosts = evaluation_hosts(
+        given.suite, given.training_hosts, given.hosts, threads, _split_seed(given)
+    )
     console = Console()
     with Progress(console=console, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
@@ -103,6 +110,14 @@ def evaluate(arguments: list[str]) -> int:
         raise UsageError(f"out: cannot write to {out} ({error.strerror}); name another") from error
     console.print(f"wrote {' and '.join(str(out / name) for name in files)}", soft_wrap=True)
     return 0
+
+
+def _split_seed(given: EvaluateArguments) -> int:
+    if given.split_seed is not None:
+        return given.split_seed
+    if given.policy == RULE:
+        return WorldConfig().split_seed
+    return GrowingPolicy.named(given.policy).settings.world.split_seed
 
 
 def _check_directory(field: str, path: Path) -> None:

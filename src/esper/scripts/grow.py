@@ -33,6 +33,9 @@ class GrowArguments:
     """An ONNX file to write as well; needs pip install 'esper-growth[onnx]'."""
     seed: int = setting(42, SEEDS)
     """Seed of all random numbers, in [0, 2^32)."""
+    split_seed: int | None = setting(None, SEEDS)
+    """Seed of the split into training, validation and test images, for tasks that draw it; by
+    default that of the policy's run, 0 for a control."""
     greedy: bool = False
     """Whether the policy takes its most probable action instead of sampling one."""
     plugin: tuple[str, ...] = ()
@@ -46,7 +49,8 @@ def grow(arguments: list[str]) -> int:
     policy = GrowingPolicy.named(given.policy)
     for path in given.plugin:
         load(path)
-    task = find(given.task)
+    split = policy.settings.world.split_seed if given.split_seed is None else given.split_seed
+    task = find(given.task).with_split(split)
     print(f"{task.name}: {task.host.summary}, {task.host.parameter_count} parameters")
     grown = grow_host(policy, task, given.seed, given.greedy)
     _show(grown)

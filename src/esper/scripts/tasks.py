@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.leyline.config.groups import Reward
-from esper.leyline.config.setting import Range, setting
+from esper.leyline.config.setting import SEEDS, Range, setting
 from esper.runtime.plugins import load
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, find_all
 from esper.runtime.worth import Worth, read_worth
@@ -50,6 +50,9 @@ class TasksArguments:
     the host and how much to the actions, and the signal-to-noise ratio of the reward."""
     data_dir: str = "./data"
     """Directory with the data files of tasks that need any, for --describe."""
+    split_seed: int = setting(0, SEEDS)
+    """Seed of the split into training, validation and test images, for tasks that draw it, for
+    --describe."""
     reward: Reward = "paired"
     """Reward that --describe measures."""
     groups: int = setting(8, COMPARED)

@@ -8,7 +8,7 @@ import pytest
 
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation
-from esper.runtime.tasks import find_all
+from esper.runtime.tasks import find, find_all
 from esper.simic.evaluation import ladder, rules
 from esper.simic.evaluation.ladder import (
     FRESH_HOSTS,
@@ -19,7 +19,7 @@ from esper.simic.evaluation.ladder import (
     policy_rungs,
 )
 from esper.simic.evaluation.plans import NEVER, library
-from esper.simic.evaluation.play import Outcome
+from esper.simic.evaluation.play import Outcome, Population
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
 from tiny_population import LARGE, hosts
@@ -141,6 +141,18 @@ def test_a_family_is_scored_on_held_out_draws_and_a_suite_on_other_identities():
     one = evaluation_hosts("digits", 20, 4, 1)
     assert {task.name for task in one.fresh.tasks} == {"digits"}
     assert one.fresh.first >= one.training.first + 20
+
+
+def test_the_hosts_of_an_evaluation_are_split_with_its_seed(work: Path):
+    hosts = evaluation_hosts("adaptation", 20, 4, 1, split_seed=5)
+    tasks = [*hosts.training.tasks, *hosts.fresh.tasks]
+    assert {task.split_seed for task in tasks} == {5}
+    assert {task.split_seed for task in evaluation_hosts("digits", 20, 4, 1).fresh.tasks} == {0}
+    splits = [find("digits").with_split(seed) for seed in (0, 5)]
+    stages = {ladder._digest(Population((task,)), PLANS) for task in splits}
+    assert len(stages) == 2
+    # The tiny population has a fixed split.
+    assert evaluated("rule", work).split_seed is None
 
 
 def test_tasks_of_different_horizons_are_refused():

@@ -127,6 +127,19 @@ def test_a_run_resumed_after_two_of_four_rounds_ends_in_the_same_bits(tmp_path: 
     assert timeless(straight) == timeless(parted)
 
 
+def test_the_split_seed_is_recorded_and_kept_when_the_run_is_resumed(tmp_path: Path) -> None:
+    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=2, split_seed=5)).path
+    parted = train_ppo_vectorized(tiny(tmp_path / "parted", rounds=1, split_seed=5)).path
+    resume_ppo(parted, {"rounds": 2})
+    assert timeless(straight) == timeless(parted)
+    assert json.loads((parted / "config.json").read_text())["settings"]["split_seed"] == 5
+    assert [event.split_seed for event in read_events(parted, TrainingStarted)] == [5, 5]
+    other = train_ppo_vectorized(tiny(tmp_path / "other", rounds=2)).path
+    assert timeless(other) != timeless(straight)
+    with pytest.raises(UsageError, match=r"^split_seed:"):
+        resume_ppo(parted, {"rounds": 3, "split_seed": 6})
+
+
 def test_events_of_an_unsaved_round_are_not_duplicated(tmp_path: Path) -> None:
     """A process that dies between the end of a round and its checkpoint leaves events behind."""
     straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path

@@ -36,6 +36,9 @@ class WorldConfig:
     text_file: str | None = setting(None, only="growth")
     """Text file whose bytes the text tasks learn to predict; by default Esper's licence and
     documentation."""
+    split_seed: int = setting(0, SEEDS, only="growth")
+    """Seed of the split into training, validation and test images, in [0, 2^32), for tasks that
+    draw it; data in files and texts have a fixed split and ignore it."""
     slots: tuple[str, ...] = setting((), only="growth")
     """Slots in which seeds may grow: names such as r0c0, or early, mid, late; by default all
     slots."""

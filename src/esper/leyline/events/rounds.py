@@ -44,6 +44,8 @@ class TrainingStarted(Event, tag="TRAINING_STARTED"):
     and episodes may end within a round."""
     level: str | None = None
     """Telemetry level, which determines the events that are written."""
+    split_seed: int | None = None
+    """Seed of the splits that are drawn; null for a Gymnasium task and in older runs."""
 
 
 class EpisodeStarted(RoundEvent, tag="EPISODE_STARTED"):

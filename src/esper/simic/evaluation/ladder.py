@@ -53,10 +53,13 @@ class Hosts:
     fresh: Population
 
 
-def evaluation_hosts(suite: str, training: int, fresh: int, threads: int) -> Hosts:
+def evaluation_hosts(
+    suite: str, training: int, fresh: int, threads: int, split_seed: int = 0
+) -> Hosts:
     """Training and fresh hosts of a suite, its tasks in turn.
 
-    A family's fresh hosts are held-out draws.
+    A family's fresh hosts are held-out draws. Their data are split with ``split_seed``, see
+    ``Task.with_split``.
 
     Raises:
         UsageError: there is no such suite, or its tasks differ in their horizon.
@@ -64,7 +67,7 @@ def evaluation_hosts(suite: str, training: int, fresh: int, threads: int) -> Hos
     held_out = f"{suite}_held_out"
 
     def population(name: str, count: int, first: int) -> Population:
-        tasks = find_all([name])
+        tasks = [task.with_split(split_seed) for task in find_all([name])]
         horizons = {(task.episode_length, task.max_batches, task.batch_size) for task in tasks}
         if len(horizons) > 1:
             raise UsageError(
@@ -114,7 +117,16 @@ def evaluate(
         rungs += policy_rungs(grower, scored, members, on_batch)
     tasks = [task.label for task in hosts.fresh.tasks]
     names = [plan.name for plan in plans]
-    return Evaluation(policy, suite, len(hosts.training.tasks), tasks, names, rungs)
+    splits = [task.split_seed for task in hosts.fresh.tasks if task.split_seed is not None]
+    return Evaluation(
+        policy=policy,
+        suite=suite,
+        training_hosts=len(hosts.training.tasks),
+        tasks=tasks,
+        plans=names,
+        rungs=rungs,
+        split_seed=splits[0] if splits else None,
+    )
 
 
 def policy_rungs(
@@ -275,8 +287,9 @@ def kept_outcome(path: Path, make: Callable[[], Outcome]) -> Outcome:
 def _digest(population: Population, members: tuple[Plan, ...] | tuple[TrialPlan, ...]) -> str:
     """Identity of a stage: another one of the same size must not be taken for it."""
     tasks = [
-        (task.name, task.summary, task.host.summary, task.rent, task.learning_rate)
-        + (task.decay, task.host_learning_rate, task.episode_length, task.max_batches)
+        (task.name, task.summary, task.host.summary, task.rent, task.learning_rate, task.decay)
+        + (task.max_gradient_norm, task.weight_decay, task.host_learning_rate)
+        + (task.episode_length, task.max_batches, task.split_seed)
         for task in population.tasks
     ]
     place = (population.first, population.seed, population.data_seed)

@@ -72,6 +72,7 @@ class GrowthTrainee:
             amp_dtype=self.precision.dtype_name,
             blueprints=list(BLUEPRINTS),
             level=self.config.output.telemetry_level,
+            split_seed=world.split_seed,
         )
 
     def amp_scale(self) -> float | None:

@@ -68,7 +68,7 @@ def resolve_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
 
 
 def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
-    """The tasks of the settings, with their data directory, text file and slots.
+    """The tasks of the settings, with their data directory, text file, split and slots.
 
     Raises:
         UsageError: there is no such task or slot.
@@ -77,7 +77,7 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
         plugins.load(path)
 
     def configured(task: Task) -> Task:
-        task = task.in_directory(Path(config.world.data_dir))
+        task = task.in_directory(Path(config.world.data_dir)).with_split(config.world.split_seed)
         if config.world.text_file is not None:
             task = reading(task, config.world.text_file)
         if not config.world.slots:
