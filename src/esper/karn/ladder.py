@@ -12,7 +12,7 @@ from esper.leyline.evaluation import Evaluation, Rung
 OFTEN = 0.1
 """Share of the hosts from which on a plan counts as one that is best somewhere."""
 BLIND = "best fixed schedule", "lookup on static features"
-LOOKING = "one look", "trigger", "tree", "forest", "try and keep"
+LOOKING = "one look", "trigger", "tree", "forest", "optimal stopping", "try and keep"
 CLAIRVOYANT = "clairvoyant per host"
 
 Points = tuple[float, float, float]

@@ -18,38 +18,43 @@ from esper.kasmina.hosts.mlp import MlpHost
 from esper.runtime.data import Dataset, DrawnSplit, digits, mislabelled
 from esper.runtime.mnist1d import mnist1d
 from esper.runtime.registry import Drift, Family, Pretraining, Task
-from esper.runtime.shifts import KINDS, Shift, shifted_digits
+from esper.runtime.shifts import IMAGE_KINDS, LABEL_KINDS, Shift, shifted_digits
 
 _ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1))
 _CLEAN = Pretraining(DrawnSplit(digits), steps=120, learning_rate=2e-2)
-PRICES = 0.02, 0.3
+PRICES = 0.03, 0.5
 """Least and greatest rent of a drawn task; its logarithm is uniform."""
 
 
 def adaptation(number: int) -> Task:
     """A trained and frozen host meets a shift of its data, early, late or never.
 
-    Drawn: whether there is a shift (in 70 % of the draws), its kind, strength and time in the first
-    60 % of the episode, the number of labelled images, and the price of parameters. Before the
-    shift nothing tells whether one will come, or which block it will concern.
+    Drawn: whether the images shift, the labels, both or neither (in 30 % of the draws); kinds and
+    strengths; the time, in the first 60 % of the episode; the number of labelled images; and the
+    price of parameters. Before the shift nothing tells whether one will come, or which block it
+    will concern.
     """
     draws = np.random.default_rng([1, number])
-    kind = KINDS[draws.integers(len(KINDS))]
-    shift = Shift(kind, float(draws.random()), int(draws.integers(1 << 31)))
-    comes, time = draws.random() < 0.7, float(0.6 * draws.random())
+    chance = draws.random()
+    kinds = [str(draws.choice(IMAGE_KINDS))] if chance < 0.48 else []
+    kinds += [str(draws.choice(LABEL_KINDS))] if 0.3 <= chance < 0.7 else []
+    shifts = tuple(Shift(k, float(draws.random()), int(draws.integers(1 << 31))) for k in kinds)
+    time = float(0.6 * draws.random())
     labels, sample = int(draws.integers(80, 200)), int(draws.integers(1 << 31))
-    before = DrawnSplit(partial(shifted_digits, None, labels, sample))
-    after = DrawnSplit(partial(shifted_digits, shift, labels, sample))
+    before, after = (
+        DrawnSplit(partial(shifted_digits, made, labels, sample)) for made in ((), shifts)
+    )
+    summary = [f"{shift.kind} {shift.strength:.2f}" for shift in shifts]
     return Task(
         name=f"adaptation:{number}",
-        summary=f"{kind} {shift.strength:.2f}, {labels} labels" if comes else f"{labels} labels",
+        summary=", ".join([*summary, f"{labels} labels"]),
         host=_ADAPTATION_HOST,
         data=before,
         episode_length=24,
         batch_size=32,
         learning_rate=1e-2,
         host_learning_rate=0.0,
-        drift=Drift(after, time, time, 0.0) if comes else None,
+        drift=Drift(after, time, time, 0.0) if shifts else None,
         pretraining=_CLEAN,
         rent=_log_uniform(draws, *PRICES),
         family="adaptation",

@@ -155,7 +155,9 @@ def few_digits(labels: int, sample: int, seed: int = 0) -> Dataset:
     )
 
 
-def shifted_digits(shift: Shift | None, labels: int, sample: int, seed: int = 0) -> Dataset:
-    """``few_digits`` after a shift, or unchanged for None."""
+def shifted_digits(shifts: tuple[Shift, ...], labels: int, sample: int, seed: int = 0) -> Dataset:
+    """``few_digits`` after the shifts, in their order."""
     data = few_digits(labels, sample, seed)
-    return data if shift is None else shift.apply(data)
+    for shift in shifts:
+        data = shift.apply(data)
+    return data

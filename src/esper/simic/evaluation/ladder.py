@@ -214,7 +214,7 @@ def controls(played: Played, hosts: Hosts, plans: tuple[Plan, ...]) -> list[Rung
     def constant(plan: int) -> NDArray[np.int_]:
         return np.full(len(tasks), plan)
 
-    at_once = [i for i, plan in enumerate(plans) if plan.at_once]
+    at_once = [i for i, plan in enumerate(plans) if plan.at_once and plan.start == 0.0]
     everything = at_once[int(played.tuning.test_utility.mean(0)[at_once].argmax())]
     chosen = {"never grow": constant(0), "everything at step 0": constant(everything)}
     for name, tune in RULES.items():

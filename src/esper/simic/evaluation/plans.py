@@ -13,10 +13,12 @@ from esper.leyline.actions import HEAD_WIDTHS, Style
 from esper.runtime.tasks import Task
 from esper.tamiyo.fixed_schedule import Schedule
 
-STARTS = 0.0, 0.2, 0.4, 0.6
+STARTS = 0.0, 0.3, 0.6
 """Parts of the episode after which the systematic plans begin to grow."""
-SIZES = 1 / 3, 2 / 3, 1.0
+SIZES = 1 / 3, 2 / 3
 """Sizes of seeds in the systematic plans, see ``PlannedSeed``."""
+PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0}
+"""Slots of the systematic plans."""
 _LATEST = 0.7
 
 
@@ -70,18 +72,16 @@ NEVER = Plan("never")
 def library(random: int = 0) -> tuple[Plan, ...]:
     """The systematic plans, the first of which is ``NEVER``, and ``random`` drawn ones."""
     plans = [NEVER]
-    for size in SIZES:
-        everywhere = tuple(PlannedSeed(position, size, 0.0) for position in (0.0, 0.5, 1.0))
-        plans.append(Plan(f"size {size:.2f} in every slot at once", everywhere, at_once=True))
     for start in STARTS:
         for size in SIZES:
-            for name, position in (("first", 0.0), ("middle", 0.5), ("last", 1.0)):
+            for name, position in PLACES.items():
                 seed = PlannedSeed(position, size, start)
                 plans.append(Plan(f"size {size:.2f} in the {name} slot from {start:.2f}", (seed,)))
     for start in STARTS[:2]:
-        for size in SIZES[:2]:
-            seeds = tuple(PlannedSeed(position, size, start) for position in (0.0, 0.5, 1.0))
-            plans.append(Plan(f"size {size:.2f} in every slot in turn from {start:.2f}", seeds))
+        for size in SIZES:
+            seeds = tuple(PlannedSeed(position, size, start) for position in PLACES.values())
+            name = f"size {size:.2f} in every slot at once from {start:.2f}"
+            plans.append(Plan(name, seeds, at_once=True))
     return (*plans, *(_drawn(number) for number in range(random)))
 
 

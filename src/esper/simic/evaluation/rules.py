@@ -176,10 +176,7 @@ def tree(known: Known) -> Rule:
 
 def forest(known: Known) -> Rule:
     """A random forest (Breiman, 2001) over the observations up to one look."""
-    return _learned(
-        known,
-        lambda: RandomForestRegressor(TREES, min_samples_leaf=3, max_features=0.3, random_state=0),
-    )
+    return _learned(known, _forest)
 
 
 def _learned(known: Known, model: Callable[[], RandomForestRegressor]) -> Rule:
@@ -196,6 +193,46 @@ def _learned(known: Known, model: Callable[[], RandomForestRegressor]) -> Rule:
         return float(np.concatenate(worth).mean())
 
     return _at(known, max(known.looks, key=validated), model)
+
+
+def stopping(known: Known) -> Rule:
+    """Look at every step at which plans begin, and begin one once that beats waiting.
+
+    Forests predict the utility of the plans that begin at a look, and the value of waiting for the
+    next one, backwards in time (Longstaff and Schwartz, "Valuing American options by simulation: a
+    simple least-squares approach", Review of Financial Studies, 2001). The value of waiting is
+    computed from predictions out of bag, so that it is not that of a decision with hindsight.
+    """
+    value = known.utility[:, known.never]
+    hosts = np.arange(len(value))
+    stages: list[tuple[int, Choices, RandomForestRegressor, RandomForestRegressor]] = []
+    for step in reversed(known.looks):
+        seen, plans = _history(known.features, step), np.flatnonzero(known.starts == step)
+        begin, wait = _forest(oob_score=True), _forest(oob_score=True)
+        begin.fit(seen, known.utility[:, plans])
+        wait.fit(seen, value)
+        predicted = begin.oob_prediction_.reshape(len(value), -1)
+        chosen = known.utility[hosts, plans[_best(predicted)]]
+        value = np.where(predicted.max(1) > wait.oob_prediction_, chosen, value)
+        stages.insert(0, (step, plans, begin, wait))
+
+    def rule(features: Floats) -> Choices:
+        chosen = np.full(len(features), known.never)
+        for step, plans, begin, wait in reversed(stages):
+            seen = _history(features, step)
+            predicted = begin.predict(seen).reshape(len(features), -1)
+            chosen = np.where(
+                predicted.max(1) > wait.predict(seen), plans[_best(predicted)], chosen
+            )
+        return chosen
+
+    return rule
+
+
+def _forest(oob_score: bool = False) -> RandomForestRegressor:
+    return RandomForestRegressor(
+        TREES, min_samples_leaf=3, max_features=0.3, random_state=0, oob_score=oob_score
+    )
 
 
 def _at(known: Known, step: int, model: Callable[[], RandomForestRegressor]) -> Rule:
@@ -221,5 +258,6 @@ RULES: dict[str, Callable[[Known], Rule]] = {
     "trigger": trigger,
     "tree": tree,
     "forest": forest,
+    "optimal stopping": stopping,
 }
-"""The rules of the ladder: (d), (e), (f), a repeated look, and both of (g)."""
+"""The rules of the ladder, from those that do not look to those that look at every step."""
