@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import chi2_contingency
 
 from esper.karn.runs import inspect
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
-from esper.runtime.data import digits
-from esper.runtime.families import ADAPTATION, PRICES, adaptation
+from esper.runtime.data import digits, mislabelled
+from esper.runtime.families import ADAPTATION, FROM_SCRATCH, PRICES, SEQUENCES, adaptation
 from esper.runtime.registry import HELD_OUT_DRAWS
-from esper.runtime.shifts import KINDS, Shift
+from esper.runtime.shifts import IMAGE_KINDS, LABEL_KINDS, Shift
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, add_family, find, find_all
 from esper.simic.training.vectorized import run_training
 from esper.tolaria.bank import StackKey
@@ -23,14 +24,14 @@ from small_runs import SMALL
 DRAWS = [adaptation(number) for number in range(400)]
 
 
-def shift_of(task: Task) -> Shift | None:
-    return None if task.drift is None else task.drift.data.make.args[0]  # type: ignore[attr-defined]
+def shifts_of(task: Task) -> tuple[Shift, ...]:
+    return () if task.drift is None else task.drift.data.make.args[0]  # type: ignore[attr-defined]
 
 
 def circumstances(task: Task) -> tuple:
     window = task.drift and (task.drift.earliest, task.drift.latest, task.drift.never)
     sample = task.data.make.args  # type: ignore[attr-defined]
-    return (task.name, task.rent, shift_of(task), sample, window)
+    return (task.name, task.rent, shifts_of(task), sample, window)
 
 
 def test_a_draw_depends_on_its_number_alone():
@@ -81,13 +82,20 @@ def test_a_family_is_no_task():
 
 
 def test_the_shares_of_the_circumstances_are_those_of_the_description():
-    shifts = [shift_of(task) for task in DRAWS]
-    count = len(DRAWS)
-    assert sum(shift is not None for shift in shifts) / count == pytest.approx(0.7, abs=0.07)
-    kinds = Counter(shift.kind for shift in shifts if shift is not None)
-    assert set(kinds) == set(KINDS)
-    assert min(kinds.values()) > 0.5 * max(kinds.values())
-    strengths = np.array([shift.strength for shift in shifts if shift is not None])
+    shifts = [shifts_of(task) for task in DRAWS]
+    images = np.array([any(shift.kind in IMAGE_KINDS for shift in drawn) for drawn in shifts])
+    labels = np.array([any(shift.kind in LABEL_KINDS for shift in drawn) for drawn in shifts])
+    for found, share in (
+        (~images & ~labels, 0.3),
+        (images & ~labels, 0.3),
+        (images & labels, 0.18),
+        (~images & labels, 0.22),
+    ):
+        assert found.mean() == pytest.approx(share, abs=0.06)
+    counts = Counter(shift.kind for drawn in shifts for shift in drawn)
+    for kinds in (IMAGE_KINDS, LABEL_KINDS):
+        assert min(counts[kind] for kind in kinds) > 0.5 * max(counts[kind] for kind in kinds)
+    strengths = np.array([shift.strength for drawn in shifts for shift in drawn])
     np.testing.assert_allclose(
         np.quantile(strengths, [0.25, 0.5, 0.75]), [0.25, 0.5, 0.75], atol=0.08
     )
@@ -110,10 +118,13 @@ def test_a_host_meets_clean_digits_and_the_shift_only_later():
         before, *after = task.datasets()
         assert (before.test_images == digits().test_images).all()
         assert (before.test_labels == digits().test_labels).all()
-        shift = shift_of(task)
-        assert (shift is not None) == bool(after)
-        if shift is not None:
-            assert (after[0].test_images == shift.apply(before).test_images).all()
+        assert bool(shifts_of(task)) == bool(after)
+        if after:
+            expected = before
+            for shift in shifts_of(task):
+                expected = shift.apply(expected)
+            assert (after[0].test_images == expected.test_images).all()
+            assert (after[0].test_labels == expected.test_labels).all()
             assert task.drift is not None
             assert task.drift.earliest == task.drift.latest
             assert task.drift.never == 0.0
@@ -123,6 +134,40 @@ def test_the_hosts_of_a_family_share_a_stack_and_their_pretraining():
     assert len({StackKey.of(task, task.datasets()) for task in DRAWS[:20]}) == 1
     assert len({task.pretraining for task in DRAWS}) == 1
     assert {task.host_learning_rate for task in DRAWS} == {0.0}
+
+
+@pytest.mark.parametrize("family", [FROM_SCRATCH, SEQUENCES], ids=lambda family: family.name)
+def test_layouts_and_data_are_crossed(family: Family):
+    """No static feature tells the data, the rate, or whether the data will change."""
+    tasks = [family.draw(number) for number in range(1500)]
+    hosts = Counter(task.host for task in tasks)
+    assert min(hosts.values()) > 0.7 * max(hosts.values())
+    for told in (
+        lambda task: task.data.make.keywords.get("shift"),
+        lambda task: task.data.make.keywords.get("translation"),
+        lambda task: task.data.make.args[1] > 0.0,
+        lambda task: task.drift is None,
+        lambda task: task.learning_rate > 1.4e-2,
+    ):
+        table = Counter((task.host, told(task)) for task in tasks)
+        counts = np.array([[table[h, k] for h in hosts] for k in {k for _, k in table}])
+        assert len(counts) == 1 or chi2_contingency(counts).pvalue > 1e-3
+    assert {task.decay for task in tasks} == {"cosine"}
+    rates = np.log([task.learning_rate for task in tasks])
+    assert np.median(rates) == pytest.approx((np.log(5e-3) + np.log(4e-2)) / 2, abs=0.1)
+
+
+def test_wrong_labels_are_those_of_the_training_split_alone():
+    clean, wrong = digits(seed=0), mislabelled(digits, 0.3)
+    assert (wrong.train_labels != clean.train_labels).float().mean() == pytest.approx(
+        0.27, abs=0.04
+    )
+    assert wrong.train_images is clean.train_images
+    assert wrong.validation_labels is clean.validation_labels
+    assert wrong.test_labels is clean.test_labels
+    assert mislabelled(digits, 0.3) is wrong
+    with pytest.raises(ValueError, match=r"share must lie in \[0, 1\], got 1.5"):
+        mislabelled(digits, 1.5)
 
 
 def drawn(number: int) -> Task:

@@ -217,8 +217,11 @@ def test_a_number_of_labels_out_of_range_is_refused(count: int):
         few_digits(count, 0)
 
 
-def test_shifted_digits_are_few_digits_after_the_shift():
-    shift = Shift("rotation", 0.5, 1)
-    assert shifted_digits(None, 90, 2) is few_digits(90, 2, 0)
-    expected = shift.apply(few_digits(90, 2))
-    assert torch.equal(shifted_digits(shift, 90, 2).train_images, expected.train_images)
+def test_shifted_digits_are_few_digits_after_the_shifts_in_order():
+    turned, exchanged = Shift("rotation", 0.5, 1), Shift("swapped", 0.5, 2)
+    assert shifted_digits((), 90, 2) is few_digits(90, 2, 0)
+    found = shifted_digits((turned, exchanged), 90, 2)
+    expected = exchanged.apply(turned.apply(few_digits(90, 2)))
+    assert torch.equal(found.train_images, expected.train_images)
+    assert torch.equal(found.train_labels, expected.train_labels)
+    assert not torch.equal(found.train_labels, few_digits(90, 2).train_labels)

@@ -66,7 +66,7 @@ def test_the_hosts_of_a_family_share_their_pretraining_on_every_split():
 
 
 def test_labels_of_a_family_are_drawn_from_the_training_images_of_the_split():
-    few = shifted_digits(None, 90, 3, seed=SPLIT)
+    few = shifted_digits((), 90, 3, seed=SPLIT)
     assert rows_of(few.train_images) <= rows_of(digits(seed=SPLIT).train_images)
     assert rows_of(few.test_images) == rows_of(digits(seed=SPLIT).test_images)
 

@@ -250,7 +250,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Family:
-    """A population of tasks with one host, from which circumstances are drawn.
+    """A population of tasks, whose hosts and circumstances are drawn.
 
     The task of a draw is called ``NAME:NUMBER`` and has the family's name as its ``family``.
 

@@ -21,7 +21,7 @@ PLANTED = 3
 
 @pytest.fixture(autouse=True)
 def small_forest(monkeypatch) -> None:
-    monkeypatch.setattr(rules, "TREES", 15)
+    monkeypatch.setattr(rules, "TREES", 30)
 
 
 def population(seed: int, hosts: int = HOSTS) -> Known:
@@ -103,6 +103,31 @@ def test_the_trigger_finds_an_event_whenever_it_comes():
     # The thresholds that are tried are ten quantiles, so the best one misses a few events.
     assert (rule(fresh.features) == right).mean() > 0.85
     assert worth(rule, fresh) > worth(RULES["one look"](event(population(0))), fresh) + 0.03
+
+
+def two_sided_event(known: Known) -> Known:
+    """As ``event``, but the side of the planted feature tells which kind of plan gains."""
+    draws = np.random.default_rng(len(known.utility))
+    when = draws.integers(len(LOOKS) + 1, size=len(known.utility))
+    side = draws.random(len(when)) < 0.5
+    known.features[:, :, PLANTED] = 0.1 * draws.normal(size=(len(when), LENGTH))
+    for host, look in enumerate(when):
+        if look < len(LOOKS):
+            known.features[host, LOOKS[look] :, PLANTED] += 5.0 if side[host] else -5.0
+        for plan, kind in enumerate(KINDS):
+            if kind != "never":
+                comes = look < len(LOOKS) and LOOKS[look] == STARTS[plan]
+                known.utility[host, plan] += 0.3 if comes and (kind == "b") == side[host] else -0.3
+    return known
+
+
+def test_optimal_stopping_waits_for_an_event_and_then_chooses():
+    rule = RULES["optimal stopping"](two_sided_event(population(0)))
+    fresh = two_sided_event(population(1))
+    assert (rule(fresh.features) == fresh.utility.argmax(1)).mean() > 0.95
+    for other in ("one look", "trigger", "forest"):
+        lesser = RULES[other](two_sided_event(population(0)))
+        assert worth(rule, fresh) > worth(lesser, fresh) + 0.05
 
 
 @pytest.mark.parametrize("name", ["tree", "forest"])

@@ -198,17 +198,17 @@ def _learned(known: Known, model: Callable[[], RandomForestRegressor]) -> Rule:
 def stopping(known: Known) -> Rule:
     """Look at every step at which plans begin, and begin one once that beats waiting.
 
-    Forests predict the utility of the plans that begin at a look, and the value of waiting for the
-    next one, backwards in time (Longstaff and Schwartz, "Valuing American options by simulation: a
-    simple least-squares approach", Review of Financial Studies, 2001). The value of waiting is
-    computed from predictions out of bag, so that it is not that of a decision with hindsight.
+    Bagged trees predict the utility of the plans that begin at a look, and the value of waiting for
+    the next one, backwards in time (Longstaff and Schwartz, "Valuing American options by
+    simulation: a simple least-squares approach", Review of Financial Studies, 2001). The value of
+    waiting is computed from predictions out of bag, so that it is not one with hindsight.
     """
     value = known.utility[:, known.never]
     hosts = np.arange(len(value))
     stages: list[tuple[int, Choices, RandomForestRegressor, RandomForestRegressor]] = []
     for step in reversed(known.looks):
         seen, plans = _history(known.features, step), np.flatnonzero(known.starts == step)
-        begin, wait = _forest(oob_score=True), _forest(oob_score=True)
+        begin, wait = _bagged_trees(), _bagged_trees()
         begin.fit(seen, known.utility[:, plans])
         wait.fit(seen, value)
         predicted = begin.oob_prediction_.reshape(len(value), -1)
@@ -229,9 +229,14 @@ def stopping(known: Known) -> Rule:
     return rule
 
 
-def _forest(oob_score: bool = False) -> RandomForestRegressor:
+def _forest() -> RandomForestRegressor:
+    return RandomForestRegressor(TREES, min_samples_leaf=3, max_features=0.3, random_state=0)
+
+
+def _bagged_trees() -> RandomForestRegressor:
+    """Every feature is open to every split: predictions are less drawn to the mean."""
     return RandomForestRegressor(
-        TREES, min_samples_leaf=3, max_features=0.3, random_state=0, oob_score=oob_score
+        TREES, min_samples_leaf=5, max_features=1.0, random_state=0, oob_score=True
     )
 
 
