@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=24, help="fresh hosts of each task")
     parser.add_argument("--training-hosts", type=int, default=24)
     parser.add_argument("--splits", type=int, default=SPLITS, help="0: the tasks as they are")
-    parser.add_argument("--random-plans", type=int, default=56)
+    parser.add_argument("--random-plans", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, default=Path("runs/tasks"))
     arguments = parser.parse_args()

@@ -140,8 +140,36 @@ def backends(results: Path) -> str:
     )
 
 
+def picture(results: Path) -> str:
+    """What the picture of growth shows."""
+    drawn = (results.parents[1] / "docs" / "images" / "growth.svg").read_text()
+    said = found(r"<desc>(.*)</desc>", drawn)[0]
+    envs, gain = found(r"median gain of (\d+): ([^)]*)\)", said)
+    host, grown = found(r"twin (\d+) parameters, grown host (\d+)", said)
+    return (
+        "*One episode on `digits_shift`. The never-grow twin has the same initial weights and the "
+        f"same minibatches. The host started with {host} parameters and ended with {grown}. The "
+        f"episode was chosen by a rule: of the {envs} environments in the last round of `esper "
+        f"train ppo`, it has the median gain, {gain}. "
+        "[scripts/draw_growth.py](scripts/draw_growth.py) draws the picture from the run's events.*"
+    )
+
+
+def found(pattern: str, text: str) -> tuple[str, ...]:
+    """Return the groups of a pattern that the text is sure to have.
+
+    Raises:
+        ValueError: it has not.
+    """
+    match = re.search(pattern, text)
+    if match is None:
+        raise ValueError(f"docs/images/growth.svg says nothing like {pattern}")
+    return match.groups()
+
+
 TEXTS: dict[str, Callable[[Path], str]] = {
     "speed": speed,
+    "picture": picture,
     "policy": policy,
     "growing": growing,
     "backends": backends,

@@ -68,21 +68,13 @@ def text() -> list[str]:
     return ["On `text_gpt` no seed that was tried beats never growing"]
 
 
-def picture() -> list[str]:
-    drawn = (ROOT / "docs" / "images" / "growth.svg").read_text()
-    said = re.search(r"<desc>(.*)</desc>", drawn)[1]
-    envs, gain = re.search(r"median gain of (\d+): ([+-][\d.]+) points", said).groups()
-    host, grown = re.search(r"twin (\d+) parameters, grown host (\d+)", said).groups()
-    assert int(host) == find("digits_shift").host.parameter_count
+def host() -> list[str]:
     return [
-        f"The host started with {host} parameters and ended with {grown}.",
-        f"of the {envs} environments in the last round of `esper train ppo`, it has the median "
-        f"gain, {gain} percentage points of validation accuracy",
-        f"The host of `digits_shift` has {host} parameters",
+        f"The host of `digits_shift` has {find('digits_shift').host.parameter_count} parameters"
     ]
 
 
-CLAIMS = (backends, gymnasium, text, picture)
+CLAIMS = (backends, gymnasium, text, host)
 
 
 def prose() -> str:
