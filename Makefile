@@ -9,7 +9,7 @@ BENCH := $(VENV)/.ready-bench
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-learning bench-suite bench-tasks bench-world bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-suite bench-tasks bench-world bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -58,16 +58,15 @@ wheel: $(READY)
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
-bench-learning: $(READY)
-	$(BIN)/python benchmarks/learning.py --write
-
 bench-suite: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/suite.py --write
+	$(BIN)/python scripts/write_figures.py
 
 bench-hot-path: $(READY)
 	$(BIN)/python scripts/benchmark_hot_path.py --json benchmarks/results/hot_path_digits.json
 	$(BIN)/python scripts/benchmark_hot_path.py --task pixels --envs 16 --episode-length 10 --json benchmarks/results/hot_path_pixels.json
 	$(BIN)/python scripts/benchmark_hot_path.py --task pixels_tiny --episode-length 40 --json benchmarks/results/hot_path_pixels_tiny.json
+	$(BIN)/python scripts/write_figures.py
 
 bench-scaling: $(READY)
 	$(BIN)/python benchmarks/scaling.py --write
@@ -98,7 +97,8 @@ bench-gym-proofs: $(BENCH)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_proofs.py --write
 
 bench-tasks: $(READY)
-	$(BIN)/python benchmarks/tasks.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tasks.py --write
+	$(BIN)/python scripts/write_figures.py
 
 bench-world: $(READY)
 	$(BIN)/python benchmarks/world.py --write

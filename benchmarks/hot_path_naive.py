@@ -1,12 +1,10 @@
-"""The naive baseline, tuned: one ordinary module per environment, in a Python loop.
+"""The naive baseline: one ordinary module per environment, in a Python loop.
 
 It implements the same interface as Esper's backends, so that everything around it (policy,
 lifecycle, reward, update, telemetry) is the same in both loops that are timed.
 """
 
-import itertools
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -47,21 +45,18 @@ class NaiveBackend:
 
     Args:
         host: the host of all environments.
+        threads: number of torch threads.
+        channels_last: whether images and weights have their channels last in memory.
     """
 
     name = "naive"
     threaded = True
 
-    def __init__(self, host: Host):
-        self.host = host
-        self.set(1, channels_last=False)
-        self.optimizers: dict[int, Optimizers] = {}
-
-    def set(self, threads: int, channels_last: bool) -> None:
-        """Set the number of torch threads and the memory format."""
-        self.threads = threads
+    def __init__(self, host: Host, threads: int = 1, channels_last: bool = False):
+        self.host, self.threads = host, threads
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.modules: dict[tuple[object, ...], Modules] = {}
+        self.optimizers: dict[int, Optimizers] = {}
 
     def train_epoch(
         self, stack: Stack, seeds: Seeds, minibatches: Minibatches, optimisation: Optimisation
@@ -247,31 +242,3 @@ class NaiveBackend:
                         fresh.state[new] = own[name].state[old]
                 own[name] = fresh
         return own
-
-
-def choose_best(
-    backend: NaiveBackend,
-    stack: Stack,
-    seeds: Seeds,
-    minibatches: Minibatches,
-    rates: Optimisation,
-    most: int,
-) -> str:
-    """Set the backend to the fastest of {1, 2, most threads} x {NCHW, NHWC}; return its name."""
-    seconds = {}
-    few = min(8, len(seeds.alpha))
-    some = Seeds(*(getattr(seeds, name)[:few] for name in seeds.__slots__))
-    drawn = minibatches.of_rows(minibatches.drawn)[:few]
-    part = Minibatches(minibatches.images, minibatches.labels, drawn)
-    for threads, channels_last in itertools.product(sorted({1, min(2, most), most}), (False, True)):
-        backend.set(threads, channels_last)
-        taken = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            backend.train_epoch(stack, some, part, rates)
-            taken.append(time.perf_counter() - begin)
-        seconds[threads, channels_last] = min(taken)
-    threads, channels_last = min(seconds, key=lambda way: seconds[way])
-    backend.set(threads, channels_last)
-    backend.optimizers.clear()
-    return f"{threads} threads, {'NHWC' if channels_last else 'NCHW'}"

@@ -92,6 +92,7 @@ class Workload:
         lstm_hidden, ppo_epochs: settings of the policy.
         seeds: number of slots per environment in which a seed lives.
         compile_mode: compilation of the policy's update, see ``simic.compiled``.
+        first: identity of the first environment.
     """
 
     task: str = "digits_shift"
@@ -107,6 +108,7 @@ class Workload:
     ppo_epochs: int = 4
     seeds: int = 1
     compile_mode: str = "off"
+    first: int = 0
 
     @property
     def found(self) -> Task:
@@ -173,7 +175,7 @@ class Loop:
         self.device = device = torch.device(workload.device)
         self.environment = GrowthEnv(
             [workload.found],
-            torch.arange(workload.envs),
+            torch.arange(workload.first, workload.first + workload.envs),
             workload.growth(backend),
             workload.precision,
             device,
@@ -238,10 +240,14 @@ class Loop:
         self.t += 1
         return step
 
-    def play(self) -> None:
-        """Take all steps of an episode that has begun, then update."""
-        for _ in range(self.workload.episode_length):
+    def play(self, steps: int) -> None:
+        """Take so many steps of an episode that has begun."""
+        for _ in range(steps):
             self.step()
+
+    def play_episode(self) -> None:
+        """Take all steps of an episode that has begun, then update."""
+        self.play(self.workload.episode_length)
         self.end()
 
     def end(self) -> None:

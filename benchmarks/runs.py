@@ -47,10 +47,6 @@ class Mean:
         error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
         return cls(float(values.mean()), float(error))
 
-    def above(self, other: "Mean") -> bool:
-        """Whether this mean is larger by more than two standard errors of the difference."""
-        return self.value - other.value > 2.0 * math.hypot(self.error, other.error)
-
     def __format__(self, spec: str) -> str:
         spec = spec or ".1f"
         return f"{100 * self.value:+{spec}} ± {100 * self.error:{spec}}"
@@ -59,7 +55,6 @@ class Mean:
         return format(self)
 
 
-ZERO = Mean(0.0, 0.0)
 _FREE = {"rounds", "threads", "telemetry_dir", "plugin"}
 """Settings that may differ between a stored run and the one wanted."""
 
@@ -122,17 +117,6 @@ class Run:
         return Mean(float(np.mean([mean.value for mean in means])), error)
 
 
-def of_task(outcomes: Sequence[EpisodeOutcome], task: str, field: str) -> float:
-    """Return the mean of a field over the environments that drew ``task``."""
-    values = [
-        value
-        for outcome in outcomes
-        for name, value in zip(outcome.task, to_floats(getattr(outcome, field)), strict=True)
-        if name == task
-    ]
-    return float(np.mean(values))
-
-
 def study_parser(doc: str | None, work: str, seeds: int, rounds: int) -> argparse.ArgumentParser:
     """Return a parser with the arguments that every study of trainings takes.
 
@@ -160,14 +144,6 @@ def trained(policy: str, settings: Settings, folder: Path) -> Run:
         if policy == "ppo" and any((run / "checkpoints").glob("0*")):
             return Run(resume_ppo(run, {"rounds": settings["rounds"]}).path)
     return Run(run_training(config, policy).path)
-
-
-def controls(settings: Settings, work: Path) -> dict[str, Run]:
-    """Return finished runs of the policies that do not learn."""
-    return {
-        policy: trained(policy, settings, work / f"{policy}-seed{settings['seed']}")
-        for policy in ("random", "heuristic", "never")
-    }
 
 
 def _same(wanted: Settings, run: Path) -> None:

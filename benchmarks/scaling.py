@@ -55,7 +55,7 @@ def milliseconds(workload: Workload, backend: str, episodes: int) -> float:
     for _ in range(episodes + 1):
         loop.begin()
         loop.clear()
-        loop.play()
+        loop.play_episode()
         found.append(1e3 * loop.seconds / workload.episode_length)
     loop.close()
     return statistics.median(found[1:])

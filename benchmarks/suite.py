@@ -1,160 +1,167 @@
-"""Does a policy learn to adapt to the task? Trains on the suite, by reward, against controls.
+"""Does a trained policy beat the rules? Trains controllers and places them among the controls.
 
-    python benchmarks/suite.py --write                    # all rewards of utility, five seeds
-    python benchmarks/suite.py --rewards paired --seeds 1
+    python benchmarks/suite.py --write                            # the training suite
+    python benchmarks/suite.py --suites digits_shift adaptation   # a single task, a family
 
-For every reward and seed: PPO on the training suite. For every seed: the random policy, the plateau
-heuristic and never-grow. The measure is the gain (test utility above the never-grow twin's) over
-the last quarter of the rounds, with equal weight per task; see ``runs.Run.gain``. Runs are kept
-under ``--work``: an interrupted run is resumed from its last checkpoint, and a finished one is not
-repeated.
+For every suite: PPO with several seeds, then each policy greedily and with sampled actions, with
+its blind twin and its yoked copy, beside all controls (``esper evaluate``) on the same fresh hosts
+of the suite and of its held-out tasks, on the test split. Rules are tuned on training hosts of the
+suite. Everything is kept under ``--work``: an interrupted run is resumed from its last checkpoint,
+and what is finished is not repeated.
 """
 
+import os
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-from reporting import made_on, publish, table
-from runs import ZERO, Mean, Settings, controls, of_task, study_parser, trained
+import torch
+from ladders import (
+    Standing,
+    best_rule,
+    control_figures,
+    ladder_table,
+    pooled,
+    standing,
+    standing_text,
+)
+from populations import SPLITS, Ints, Part, controls, held_out_of, joined_rungs, parts
+from reporting import kept, made_on, publish, table
+from runs import Run, Settings, study_parser, trained
 
-from esper.runtime.tasks import SUITES
+from esper.karn.ladder import CLAIRVOYANT, points_text, steps
+from esper.leyline.evaluation import Evaluation, Rung
+from esper.scripts.entry import guarded
+from esper.simic.evaluation.ladder import ORDERS, policy_rungs
+from esper.simic.tools.grow import GrowingPolicy
 
-TRACE_DECAY = {"terminal": 1.0}
-"""Lambda where it is not the default: a reward on the last step alone needs no decay."""
-CONTROL_ROUNDS = 3
+WAYS = "greedy", "sampled"
 
 
-def measured(reward: str, settings: Settings, work: Path) -> dict[str, Any]:
-    """Return the results of one PPO run."""
-    own: Settings = {"reward": reward}
-    if reward in TRACE_DECAY:
-        own["trace_decay"] = TRACE_DECAY[reward]
-    run = trained("ppo", {**settings, **own}, work / f"{reward}-seed{settings['seed']}")
-    begin, end = run.ends(4)
+def played(run: Run, found: list[Part], members: int, path: Path) -> list[Rung]:
+    """Return the rungs of a trained policy on all parts, from ``path`` if they are kept there."""
 
-    def by_task(field: str) -> dict[str, float]:
-        return {task: of_task(end, task, field) for task in SUITES["suite"]}
+    def tell(stage: str, done: int, total: int) -> None:
+        print(f"{run.path.parent.name} {stage}: {done} more of {total} episodes", flush=True)
 
-    worth, twin = by_task("test_utility"), by_task("twin_test_utility")
-    return {
-        "reward": reward,
-        "seed": settings["seed"],
-        "first": run.gain(begin),
-        "last": run.gain(end),
-        "validation": run.gain(end, "utility"),
-        "accuracy": run.gain(end, "test_accuracy"),
-        "seeds": by_task("germinated"),
-        "kept": by_task("fossilised"),
-        "gains": {task: worth[task] - twin[task] for task in worth},
-        "within": float(run.metric("explained_variance_within_step")[-len(end) :].mean()),
-        "seconds": run.seconds,
+    def make() -> list[dict[str, Any]]:
+        grower = GrowingPolicy.named(str(run.path))
+        by_part = [
+            policy_rungs(grower, replace(part.hosts.fresh, data_seed=ORDERS[0]), members, tell)
+            for part in found
+        ]
+        return [msgspec.to_builtins(joined_rungs(same)) for same in zip(*by_part, strict=True)]
+
+    return msgspec.convert(kept(path, make), list[Rung])
+
+
+def target_page(
+    name: str, found: Evaluation, splits: Ints, policies: list[list[Rung]]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the paragraphs and the figures of the fresh hosts of one suite."""
+    standings = [standing(way, policies, found, splits) for way in WAYS]
+    parts = [
+        f"## Fresh hosts of {name}",
+        f"{len(splits)} hosts in {len(np.unique(splits))} splits of the data.",
+        ladder_table(steps(pooled(found, splits)), standings),
+        *(standing_text(one, len(policies)) for one in standings),
+        by_controller(standings),
+    ]
+    if len(set(found.tasks)) > 1:
+        parts.append(by_task(found, splits, policies))
+    figures = {
+        "hosts": len(splits),
+        "splits": len(np.unique(splits)),
+        "controls": control_figures(found, splits),
+        "policies": {one.way: asdict(one) for one in standings},
     }
+    return parts, figures
 
 
-def holds(row: dict[str, Any], control: dict[str, Mean]) -> bool:
-    """Whether a run beats never and random, and germinates less where growing gains less."""
-    adapts = row["seeds"]["digits"] <= 0.5 * row["seeds"]["digits_shift"]
-    return row["last"].above(ZERO) and row["last"].above(control["random"]) and adapts
+def by_controller(standings: list[Standing]) -> str:
+    """Return a table of the gain of each controller."""
+    count = len(standings[0].by_controller)
+    rows = [(one.way, *(f"{gain:+.1f}" for gain in one.by_controller)) for one in standings]
+    return table(("gain of each policy", *range(1, count + 1)), rows)
 
 
-def compared(rows: list[dict[str, Any]], rewards: list[str]) -> str:
-    """Compare the rewards, with means over seeds."""
-    heads = (
-        *("reward", "gain (test), points", f"difference from {rewards[0]}, same seeds"),
-        *("gain on validation", "test accuracy above the twin's"),
-        *("seeds on digits", "on digits_shift"),
-        *("explained variance within a step", "seeds"),
-    )
-    first = {row["seed"]: row["last"].value for row in rows if row["reward"] == rewards[0]}
+def by_task(found: Evaluation, splits: Ints, policies: list[list[Rung]]) -> str:
+    """Return a table of gains by task: the best rule over all tasks, policy and clairvoyant."""
+    rule = best_rule(pooled(found, splits)).name
     lines = []
-    for reward in rewards:
-        own = [row for row in rows if row["reward"] == reward]
-        names = ("last", "validation", "accuracy")
-        last, validation, accuracy = ([row[k].value for row in own] for k in names)
-        less = [row["last"].value - first[row["seed"]] for row in own]
-        seeds = [np.mean([row["seeds"][t] for row in own]) for t in ("digits", "digits_shift")]
-        within = np.mean([row["within"] for row in own])
-        lines.append(
-            (
-                reward,
-                *(f"{Mean.of(values):.2f}" for values in (last, less, validation, accuracy)),
-                *(f"{value:.2f}" for value in (*seeds, within)),
-                " ".join(str(row["seed"]) for row in own),
-            )
-        )
-    return table(heads, lines)
+    for task in dict.fromkeys(found.tasks):
+        where = np.array(found.tasks) == task
+        own = {step.rung.name: step.gain for step in steps(pooled(found, splits, where))}
+        ways = (standing(way, policies, found, splits, where).gain for way in WAYS)
+        cells = (own[rule], *ways, own[CLAIRVOYANT])
+        lines.append((f"`{task}`", *(points_text(cell, "+.1f") for cell in cells)))
+    heads = (rule, *(f"policy, {way}" for way in WAYS), CLAIRVOYANT)
+    return table(("gain by task", *heads), lines)
 
 
-def by_seed(rows: list[dict[str, Any]], control: dict[int, dict[str, Mean]]) -> str:
-    """Return a table with one line per run."""
-    heads = (
-        *("reward", "seed", "first quarter", "last quarter", "random", "heuristic"),
-        *("seeds on digits", "on digits_shift", "minutes", "holds"),
-    )
-    lines = []
-    for row in rows:
-        own, seeds = control[row["seed"]], row["seeds"]
-        lines.append(
-            (
-                *(row["reward"], row["seed"], row["first"], row["last"]),
-                *(own["random"], own["heuristic"]),
-                *(f"{seeds['digits']:.2f}", f"{seeds['digits_shift']:.2f}"),
-                *(f"{row['seconds'] / 60:.1f}", "yes" if holds(row, own) else "NO"),
-            )
-        )
-    return table(heads, lines)
-
-
-def by_task(rows: list[dict[str, Any]]) -> str:
-    """Return a table of the gain on each task, one line per run."""
-    tasks = SUITES["suite"]
-    lines = []
-    for row in rows:
-        gains, seeds, kept = row["gains"], row["seeds"], row["kept"]
-        cells = (f"{100 * gains[t]:+.1f} ({seeds[t]:.1f}, {kept[t]:.1f})" for t in tasks)
-        lines.append((row["reward"], row["seed"], *cells))
-    return table(("reward", "seed", *tasks), lines)
+def studied(suite: str, arguments: Any) -> tuple[list[str], dict[str, Any]]:
+    """Train and place the controllers of one suite; return the page and its figures."""
+    work, splits = arguments.work / suite, arguments.splits
+    common: Settings = {
+        "task": [suite],
+        "envs": arguments.envs,
+        "group_size": arguments.group_size,
+        "rounds": arguments.rounds,
+        "threads": arguments.threads,
+    }
+    runs = {
+        seed: trained("ppo", {**common, "seed": seed}, work / f"ppo-seed{seed}")
+        for seed in arguments.seeds
+    }
+    episodes = arguments.envs * arguments.rounds
+    minutes = np.array([run.seconds for run in runs.values()]) / 60.0
+    page = [
+        f"{len(runs)} policies, each trained on {suite} for {episodes} episodes "
+        f"({arguments.rounds} rounds of {arguments.envs} environments, {minutes.mean():.1f} "
+        f"minutes). Rules are tuned on {arguments.training_hosts} training hosts of {suite}. All "
+        "figures are points of utility at the last step of an episode, on the test split unless "
+        "the column says otherwise. Brackets hold 95 % intervals: over splits, or over hosts where "
+        "there is one split, and for policies over the trained policies too (two levels).",
+    ]
+    figures: dict[str, Any] = {}
+    stages = work / f"{splits}-splits"
+    for target in filter(None, (suite, held_out_of(suite))):
+        counts = (arguments.training_hosts, arguments.hosts)
+        found = parts(suite, target, counts, splits, arguments.threads)
+        ladder = controls(target, found, arguments.random_plans, stages)
+        seeds = np.concatenate([part.splits for part in found])
+        size = f"{arguments.hosts}-hosts-{arguments.members}-members-{arguments.rounds}-rounds"
+        policies = [
+            played(run, found, arguments.members, stages / f"{target}-seed{seed}-{size}.json")
+            for seed, run in runs.items()
+        ]
+        own, figures[target] = target_page(target, ladder, seeds, policies)
+        page += own
+    return page, {"suite": suite, "policies": len(runs), "episodes": episodes, "fresh": figures}
 
 
 def main() -> int:
     """Run the benchmark; return its exit status."""
-    parser = study_parser(__doc__, "suite", seeds=5, rounds=32)
-    parser.add_argument("--rewards", nargs="+", default=["paired", "terminal", "utility"])
+    parser = study_parser(__doc__, "suite", seeds=8, rounds=32)
+    parser.add_argument("--suites", nargs="+", default=["suite"], help="suites, families or tasks")
     parser.add_argument("--envs", type=int, default=28)
     parser.add_argument("--group-size", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--hosts", type=int, default=80, help="fresh hosts of each suite")
+    parser.add_argument("--training-hosts", type=int, default=112)
+    parser.add_argument("--splits", type=int, default=SPLITS, help="0: the tasks as they are")
+    parser.add_argument("--random-plans", type=int, default=56)
+    parser.add_argument("--members", type=int, default=2, help="episodes per host, if sampled")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    envs, group_size, rounds = arguments.envs, arguments.group_size, arguments.rounds
-    settings = {"task": ["suite"], "envs": envs, "group_size": group_size}
-    settings |= {"rounds": rounds, "threads": arguments.threads}
-    control = {}
-    for seed in arguments.seeds:
-        few = {**settings, "seed": seed, "rounds": min(CONTROL_ROUNDS, rounds)}
-        played = controls(few, arguments.work)
-        control[seed] = {name: run.gain(run.outcomes) for name, run in played.items()}
-    rows: list[dict[str, Any]] = []
-    for reward in arguments.rewards:
-        for seed in arguments.seeds:
-            rows.append(measured(reward, {**settings, "seed": seed}, arguments.work))
-            print(by_seed(rows, control), flush=True)
-    parts = (
-        f"{envs} environments in groups of {group_size}, {rounds} rounds of one episode per "
-        f"environment, {envs * rounds} episodes of seven tasks. Lambda is 1 for `terminal`, else "
-        "the default. The gain is test utility above the never-grow twin's in points, last "
-        "quarter of the rounds, with equal weight per task; ± one standard error over seeds.",
-        compared(rows, arguments.rewards),
-        "By run, ± one standard error over hosts; seeds are those germinated per episode. A run "
-        "holds if its last quarter is above never and above random by two standard errors of the "
-        "difference, and it germinates on `digits` at most half as many seeds as on "
-        "`digits_shift`.",
-        by_seed(rows, control),
-        by_task(rows),
-        "The last table: gain on each task, on test (seeds germinated, fossilised per episode).",
-        f"{made_on()}. Minutes are those of rollouts and updates.",
-    )
-    publish("suite", "Learning on the suite, by reward", parts, arguments.write, rows)
+    torch.set_num_threads(1)
+    for suite in arguments.suites:
+        page, figures = studied(suite, arguments)
+        title = f"Policies trained on {suite} between the controls"
+        publish(suite, title, [*page, f"{made_on()}."], arguments.write, figures)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(lambda arguments: main(), []))

@@ -3,9 +3,8 @@
     python benchmarks/text.py --write
 
 Also plays never growing and growing everything at once, on ``--groups`` hosts of each text task.
-All plans are played on the same hosts, by ``tasks.run_plans``. Results are kept under ``--work``. A
-loss is shown in bits per byte: nats over ln 2. ``learning.py --task text_bytes`` trains PPO on a
-text.
+All plans are played on the same hosts. Results are kept under ``--work``. A loss is shown in bits
+per byte: nats over ln 2.
 """
 
 from functools import partial
@@ -17,28 +16,60 @@ import torch
 from numpy.typing import ArrayLike
 from reporting import kept, made_on, new_parser, publish, table
 from runs import Mean
-from tasks import run_plans, single_plans
 
+from esper.leyline.actions import BLUEPRINTS, Style
 from esper.runtime.tasks import Task, find
 from esper.runtime.text import BITS_PER_NAT
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
+from esper.simic.tools.diagnosis import PolicyResult, run_policy
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
+from esper.tolaria.precision import Precision
 
 HOSTS = 1
 """Episode number that determines the hosts."""
 
 
+def plans(task: Task) -> dict[str, Schedule]:
+    """Return the plans by name: never, everything, and each blueprint in each slot from step 0."""
+    slots = task.host.slots
+    found = {"never": Schedule.never(1, len(slots)), "everything": Schedule.everything(1, slots)}
+    for s, slot in enumerate(slots):
+        for kind in slot.kinds:
+            single = Schedule.never(1, len(slots))
+            single.start[0, s], single.blueprint[0, s], single.tempo[0, s] = 0, kind, 0
+            single.style[0, s] = int(Style.LINEAR_ADD)
+            found[f"{BLUEPRINTS[kind]} in {slot.name}"] = single
+    return found
+
+
+def played(task: Task, plan: Schedule, groups: int, at_once: bool) -> PolicyResult:
+    """Play a plan on the same hosts as every other plan, one environment per host."""
+    config = GrowthConfig(
+        seed=1,
+        group_size=1,
+        episode_length=task.episode_length,
+        max_batches=task.max_batches,
+        batch_size=task.batch_size,
+        one_at_a_time=not at_once,
+    )
+    env = GrowthEnv([task], torch.arange(groups), config, Precision("cpu"), torch.device("cpu"))
+    actor = ScheduleActor(plan.take(torch.zeros(groups, dtype=torch.long)))
+    return run_policy(env, actor, HOSTS)
+
+
 def schedules(task: Task, groups: int) -> dict[str, Any]:
     """Return utility, accuracy and bits per byte of each plan, by host."""
-    plans = single_plans(task)
-    utility, accuracy, loss = run_plans(task, plans, groups, HOSTS, 1)
-    return {
-        plan.name: {
-            "schedule": plan.name.removeprefix("single "),
-            "utility": (100 * utility[:, i]).tolist(),
-            "accuracy": (100 * accuracy[:, i]).tolist(),
-            "bits": (BITS_PER_NAT * loss[:, i]).tolist(),
+    found = {}
+    for name, plan in plans(task).items():
+        result = played(task, plan, groups, name == "everything")
+        found[name] = {
+            "schedule": name,
+            "utility": (100 * result.utility).tolist(),
+            "accuracy": (100 * result.accuracy).tolist(),
+            "bits": (BITS_PER_NAT * result.loss).tolist(),
         }
-        for i, plan in enumerate(plans)
-    }
+    return found
 
 
 def page(found: dict[str, Any]) -> str:

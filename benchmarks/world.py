@@ -13,30 +13,13 @@ from pathlib import Path
 
 import msgspec
 import torch
-from reporting import RESULTS, made_on, new_parser, publish, table
+from ladders import ladder_table
+from reporting import RESULTS, made_on, new_parser, publish
 
-from esper.karn.ladder import Headroom, Step, headroom, points_text, steps
+from esper.karn.ladder import Headroom, headroom, points_text, steps
 from esper.leyline.evaluation import Evaluation
 from esper.runtime.tasks import FAMILIES
 from esper.simic.evaluation.ladder import RULE, evaluate, evaluation_hosts
-
-
-def ladder_table(rows: list[Step]) -> str:
-    """Return the rungs of a family in Markdown."""
-    heads = ("control", "utility, points", "above never growing", "on validation", "parameters")
-    return table(
-        heads,
-        (
-            (
-                row.rung.name,
-                points_text(row.utility, ".1f"),
-                points_text(row.gain, "+.1f"),
-                f"{row.validation_gain[0]:+.1f}",
-                f"{row.added:.0f}",
-            )
-            for row in rows
-        ),
-    )
 
 
 def gate_text(found: Headroom) -> str:

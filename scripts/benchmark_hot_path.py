@@ -6,11 +6,12 @@
 
 A loop trains, validates and ablates the hosts, runs the policy, learns from the episode (PPO) and
 writes telemetry. It is compared with a ``naive`` loop whose hosts are ordinary modules, one per
-environment, in a Python loop. The naive loop uses the same minibatches and must compute the same
-numbers, which is checked first. It runs in the fastest of {1, 2, all threads} x {NCHW, NHWC}, with
-fused AdamW and the same allocator settings. The loops take turns of several steps, so that drift of
-the machine's speed affects both and each finds its data in the cache, as it would alone. For the
-workload, see ``benchmarks/hot_path_workload.py``.
+environment, in a Python loop, with fused AdamW and the same allocator settings. The naive loop uses
+the same minibatches and must compute the same numbers, which is checked first. It takes part in
+every way of ``hot_path_race.NaiveWays``: one process with 1, 2 or all threads and one
+single-threaded process per core, each in NCHW and NHWC. All loops take their turn in every round,
+and the fastest naive way of each round counts. For the workload, see
+``benchmarks/hot_path_workload.py``.
 """
 
 import argparse
@@ -26,50 +27,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina.seeds import SeedState
 from esper.leyline.config import TrainConfig
 from esper.runtime.registry import find_all
 from esper.simic.compiled import MODES, resolve_mode
 from esper.simic.run.run_directory import machine_fingerprint
-from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import resolve_precision
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from hot_path_naive import NaiveBackend, choose_best
+from hot_path_race import ROUND, Naive, NaiveWays, best_naive, naive_loop, race
 from hot_path_workload import Loop, Workload
 from reporting import table
 
 from oracles.naive import naive_host
 
 CHECKED_STEPS = 12
-TURN = 10
-"""Steps that a loop takes per turn."""
-
-
-def build(workload: Workload, backend: str) -> Loop:
-    """Return a loop with the named backend, or the naive one."""
-    if backend != "naive":
-        return Loop(workload, backend)
-    return Loop(workload, "torch", instead=NaiveBackend)
-
-
-def prepare(loop: Loop) -> str:
-    """Let a naive loop choose its fastest variant on throwaway data; return the variant's name."""
-    (backend,) = loop.environment.backends.values()
-    assert isinstance(backend, NaiveBackend)
-    loop.begin()
-    engine = loop.environment.shards[0].engine
-    state = SeedState.dormant((len(engine.rows), len(engine.slots)), engine.device)
-    return choose_best(
-        backend,
-        engine.stack,
-        Seeds.training(state),
-        engine.minibatches(0),
-        engine.optimisation(0),
-        loop.workload.threads,
-    )
 
 
 def check_same_numbers(workload: Workload, backend: str) -> None:
@@ -79,7 +53,7 @@ def check_same_numbers(workload: Workload, backend: str) -> None:
     """
     few = min(8, workload.envs)
     short = replace(workload, episode_length=CHECKED_STEPS, envs=few, max_batches=1)
-    loops = [build(short, name) for name in (backend, "naive")]
+    loops = [Loop(short, backend), naive_loop(short, threads=1, channels_last=False)]
     for loop in loops:
         loop.begin()
     for _ in range(CHECKED_STEPS):
@@ -92,58 +66,72 @@ def check_same_numbers(workload: Workload, backend: str) -> None:
         loop.close()
 
 
-def play_in_turns(loops: tuple[Loop, Loop], episodes: int) -> None:
-    """Time whole episodes of both loops in turns, after a warm-up episode."""
-    workload = loops[0].workload
-    for episode in range(-1, episodes):
-        # A compiled update is timed on episodes of one length, so the first must have it too.
-        whole = episode >= 0 or workload.compile_mode != "off"
-        length = workload.episode_length if whole else min(2, workload.episode_length)
-        for loop in loops:
-            if episode == 0:
-                loop.clear()
-            loop.begin()
-        for begin in range(0, length, TURN):
-            for loop in loops:
-                for _ in range(begin, min(begin + TURN, length)):
-                    loop.step()
-        if whole:
-            for loop in loops:
-                loop.end()
+def measure(workloads: dict[str, Workload], episodes: int, use_amp: bool) -> list[dict[str, Any]]:
+    """Race the loops of all backends with the naive loop; return a row per backend.
 
-
-def measure(workload: Workload, backend: str, episodes: int, use_amp: bool) -> dict[str, Any]:
-    """Time both loops in turns; return a row of the table."""
+    Args:
+        workloads: the workload of each backend; they differ in their precision alone.
+        episodes: timed episodes.
+        use_amp: whether the hosts compute in half precision, which the naive loop never does.
+    """
     if not use_amp:
-        check_same_numbers(workload, backend)
-    ours, naive = build(workload, backend), build(workload, "naive")
-    way = prepare(naive)
-    play_in_turns((ours, naive), episodes)
-    growth, total = workload.growth(backend), ours.seconds
-    steps = workload.envs * workload.episode_length * episodes
-    milliseconds = 1e3 * np.array(ours.steps)
-    rows = sum(len(shard.engine.rows) for shard in ours.environment.shards)
-    shares = {"host": ours.host, "policy": ours.policy, "update": ours.update}
+        for backend, workload in workloads.items():
+            check_same_numbers(workload, backend)
+    workload = next(iter(workloads.values()))
+    ours = {backend: Loop(own, backend) for backend, own in workloads.items()}
+    with NaiveWays(workload) as naive:
+        seconds = race({**ours, **naive.contenders}, workload, episodes)
+        best = best_naive(seconds, list(naive.contenders))
+    return [result(loop, seconds, seconds[backend], best) for backend, loop in ours.items()]
+
+
+def result(
+    loop: Loop,
+    seconds: dict[str, NDArray[np.float64]],
+    taken: NDArray[np.float64],
+    naive: Naive,
+) -> dict[str, Any]:
+    """Return the row of a loop, which it closes.
+
+    Args:
+        loop: the loop.
+        seconds: seconds of every round by contender.
+        taken: seconds of this loop's rounds, ``[R]``.
+        naive: the naive loop.
+    """
+    workload, total = loop.workload, float(taken.sum())
+    growth = loop.environment.config
+    steps = workload.envs * len(loop.steps)
+    milliseconds = 1e3 * np.array(loop.steps)
+    rows = sum(len(shard.engine.rows) for shard in loop.environment.shards)
+    shares = {"host": loop.host, "policy": loop.policy, "update": loop.update}
     shares["rest"] = total - sum(shares.values())
-    for loop in (ours, naive):
-        loop.close()
+    loop.close()
     given = ("task", "envs", "episode_length", "device", "telemetry", "lstm_hidden", "ppo_epochs")
+    by_round = naive.fastest / taken
     return {
         **{name: getattr(workload, name) for name in (*given, "threads")},
         "max_batches": growth.max_batches,
         "batch_size": growth.batch_size,
-        "backend": ours.backend_name,
+        "backend": loop.backend_name,
         "amp": workload.precision.enabled,
         "compile": workload.compile_mode,
         "eps": steps / total,
         "step_ms_p50": float(np.percentile(milliseconds, 50)),
         "step_ms_p95": float(np.percentile(milliseconds, 95)),
-        "naive_eps": steps / naive.seconds,
-        "naive_way": way,
-        "ratio": naive.seconds / total,
-        **{f"share_{part}": seconds / total for part, seconds in shares.items()},
+        "naive_eps": steps / float(naive.fastest.sum()),
+        "naive_way": naive.way,
+        "ratio": float(naive.fastest.sum()) / total,
+        "lowest_ratio": float(by_round.min()),
+        "highest_ratio": float(by_round.max()),
+        "rounds": len(taken),
+        "ways": {
+            way: {"eps": steps / float(seconds[way].sum()), "won": won}
+            for way, won in naive.won.items()
+        },
+        **{f"share_{part}": own / total for part, own in shares.items()},
         "peak_gflops": peak_gflops(workload.threads),
-        "host_gflops": host_flops(workload) * rows / workload.envs * steps / ours.host / 1e9,
+        "host_gflops": host_flops(workload) * rows / workload.envs * steps / loop.host / 1e9,
         **machine(torch.device(workload.device)),
     }
 
@@ -196,20 +184,38 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def page(rows: list[dict[str, Any]]) -> str:
-    """Return the results in Markdown."""
+    """Return the results in Markdown: the loops, then every naive way."""
     parts = ("host", "policy", "update", "rest")
-    heads = ("task", "envs", "backend", "env steps/s", "naive", "ratio", "step ms p50", "p95")
+    heads = ("task", "envs", "backend", "env steps/s", "naive", "ratio", "ratio of single rounds")
     lines = [
         (
-            *(r["task"], r["envs"], r["backend"], f"{r['eps']:,.0f}"),
-            f"{r['naive_eps']:,.1f} ({r['naive_way']})",
-            *(f"{r[name]:.1f}" for name in ("ratio", "step_ms_p50", "step_ms_p95")),
+            *(r["task"], r["envs"], r["backend"], f"{r['eps']:,.0f}", f"{r['naive_eps']:,.1f}"),
+            f"{r['ratio']:.1f}",
+            f"{r['lowest_ratio']:.1f} to {r['highest_ratio']:.1f}",
+            *(f"{r[name]:.1f}" for name in ("step_ms_p50", "step_ms_p95")),
             *(f"{100 * r[f'share_{part}']:.0f} %" for part in parts),
             f"{r['host_gflops']:.0f} of {r['peak_gflops']:.0f}",
         )
         for r in rows
     ]
-    return table((*heads, *parts, "host GFLOP/s of peak"), lines)
+    loops = table((*heads, "step ms p50", "p95", *parts, "host GFLOP/s of peak"), lines)
+    return f"{loops}\n\n{ways_table(rows)}"
+
+
+def ways_table(rows: list[dict[str, Any]]) -> str:
+    """Return the naive ways of each race in Markdown, with the ratio of every loop to each."""
+    races: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        races.setdefault((row["task"], row["envs"]), []).append(row)
+    backends = list(dict.fromkeys(row["backend"] for row in rows))
+    lines = []
+    for (task, envs), own in races.items():
+        for way, found in own[0]["ways"].items():
+            ratios = (f"{row['eps'] / found['eps']:.1f}" for row in own)
+            won = f"{found['won']} of {own[0]['rounds']}"
+            lines.append((task, envs, way, f"{found['eps']:,.1f}", won, *ratios))
+    heads = ("task", "envs", "naive way", "env steps/s", "rounds in which it is the fastest")
+    return table((*heads, *(f"ratio of {backend}" for backend in backends)), lines)
 
 
 def compared(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
@@ -261,19 +267,26 @@ def main() -> int:
     )
     rows = []
     for envs in arguments.envs:
-        for backend in arguments.backend:
-            precision = resolve_precision(arguments.amp, device, backend=backend)
-            this = replace(workload, envs=envs, precision=precision)
-            rows.append(measure(this, backend, arguments.episodes, arguments.amp))
-            print(f"{backend} done", file=sys.stderr, flush=True)
+        workloads = {
+            backend: replace(
+                workload,
+                envs=envs,
+                precision=resolve_precision(arguments.amp, device, backend=backend),
+            )
+            for backend in arguments.backend
+        }
+        rows += measure(workloads, arguments.episodes, arguments.amp)
+        print(f"{envs} environments done", file=sys.stderr, flush=True)
     print(page(rows))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
         row = rows[0]
         text = (
             f"`python scripts/benchmark_hot_path.py {' '.join(sys.argv[1:])}`\n\n{page(rows)}\n\n"
-            f"The loops alternate every {TURN} steps; {arguments.episodes} timed episodes of "
-            f"{workload.episode_length} steps. torch {row['torch']}, {row['device_name']}, "
+            f"All loops take {ROUND} steps in every round; {arguments.episodes} timed episodes of "
+            f"{workload.episode_length} steps. The column naive, and the ratio to it, take the "
+            "fastest naive way of each round; N x 1 thread are N processes that divide the "
+            f"environments. torch {row['torch']}, {row['device_name']}, "
             f"{row['threads']} threads, {time.strftime('%Y-%m-%d')}.\n"
         )
         arguments.json.with_suffix(".md").write_text(text)

@@ -18,12 +18,17 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from esper.karn.queries import Store
+from esper.leyline.errors import UsageError
+from esper.leyline.events import POINTS
+from esper.runtime.tasks import find
+from esper.simic.growth.rewards import utility
 from esper.simic.training.vectorized import train_ppo_vectorized
 
 TARGET = Path(__file__).parents[1] / "docs" / "images" / "growth.svg"
@@ -88,8 +93,10 @@ class Growth:
 
     Attributes:
         steps: step numbers from 1, ``[T]``.
-        grown: validation accuracy of the host with its seeds, in [0, 1], ``[T]``.
-        twin: validation accuracy of the never-grow twin, in [0, 1], ``[T]``.
+        grown: utility of the host with its seeds on validation, in points, ``[T]``: expected
+            accuracy minus the rent of the parameters added.
+        twin: the same of the never-grow twin, which pays no rent, in points, ``[T]``.
+        test: test utility of the committed host and of its twin after the last step, in points.
         parameters: parameters of the host and of its seeds from BLENDING on, ``[T]``.
         host_parameters: parameters of the host alone, which are also those of the twin.
         slots: names of the host's slots.
@@ -100,6 +107,7 @@ class Growth:
     steps: np.ndarray[Any, Any]
     grown: np.ndarray[Any, Any]
     twin: np.ndarray[Any, Any]
+    test: tuple[float, float]
     parameters: np.ndarray[Any, Any]
     host_parameters: int
     slots: list[str]
@@ -110,25 +118,25 @@ class Growth:
 def read_growth(run: Path) -> Growth:
     """Read the episode with the median gain of the run's last complete round.
 
-    The gain is on the test split; where the run has no test scores, it is on validation. With an
-    even number of environments the episode is that of the lower of the two middle gains. The lower
-    environment number breaks ties.
+    With an even number of environments the episode is that of the lower of the two middle gains.
+    The lower environment number breaks ties.
 
     Raises:
-        UsageError: ``run`` is not a run directory.
+        UsageError: ``run`` is not a run directory, has no test scores, or trained on a family.
         IndexError: the run has no complete round.
     """
     with Store([run]) as store:
         last = "round = (SELECT max(round) FROM episodes)"
         ranked = store.query(
-            "SELECT round, environment, task, gain IS NOT NULL AS tested, "
-            "coalesce(gain, validation_gain) AS gain FROM episodes "
+            "SELECT round, environment, task, gain, test_utility, twin_test_utility FROM episodes "
             f"WHERE {last} ORDER BY gain, environment"
         ).to_pylist()
         chosen = ranked[(len(ranked) - 1) // 2]
+        if chosen["gain"] is None:
+            raise UsageError(f"run: {run} has no test scores; train it again")
         here = f"round = {chosen['round']} AND environment = {chosen['environment']}"
         steps = store.query(
-            "SELECT step, validation_accuracy, twin_validation_accuracy, added_parameters "
+            "SELECT step, expected_accuracy, twin_expected_accuracy, added_parameters "
             f"FROM steps WHERE {here} ORDER BY step"
         ).to_pydict()
         changes = store.query(
@@ -143,17 +151,19 @@ def read_growth(run: Path) -> Growth:
         names = store.query(
             f"SELECT slots[list_position(tasks, '{chosen['task']}')] AS slots FROM training_started"
         ).to_pylist()[-1]["slots"]
+    score, added = (torch.tensor(steps[name]) for name in ("expected_accuracy", "added_parameters"))
+    rent = find(chosen["task"]).rent
     return Growth(
         np.array(steps["step"]),
-        np.array(steps["validation_accuracy"]),
-        np.array(steps["twin_validation_accuracy"]),
-        host + np.array(steps["added_parameters"]),
+        POINTS * utility(score, added, host, rent).numpy(),
+        POINTS * np.array(steps["twin_expected_accuracy"]),
+        (POINTS * chosen["test_utility"], POINTS * chosen["twin_test_utility"]),
+        host + added.numpy(),
         host,
         names,
         _spans(changes, steps["step"][-1]),
         f"{chosen['task']}, round {chosen['round']}, environment {chosen['environment']} "
-        f"(median gain of {len(ranked)}: {chosen['gain']:+.1f} points"
-        f"{' of test utility' if chosen['tested'] else ' of validation utility'})",
+        f"(median gain of {len(ranked)}: {chosen['gain']:+.1f} points of test utility)",
     )
 
 
@@ -171,25 +181,47 @@ def _spans(changes: list[dict[str, Any]], end: int) -> list[Span]:
 
 
 def draw(growth: Growth, colours: dict[str, str]) -> Figure:
-    """Draw accuracy, seed stages and parameters against the steps of the episode."""
+    """Draw utility, seed stages and parameters against the steps of the episode.
+
+    Diamonds mark the test utility, which is measured once, after the last step; the gain is the
+    distance between them.
+    """
     figure = Figure(figsize=(8.8, 5.6), facecolor="none")
-    accuracy, lanes, parameters = figure.subplots(
+    worth, lanes, parameters = figure.subplots(
         3, 1, sharex=True, height_ratios=(3.0, 0.55 * len(growth.slots) + 0.1, 1.4)
     )
     figure.subplots_adjust(left=0.115, right=0.98, top=0.905, bottom=0.155, hspace=0.16)
-    for axes in (accuracy, lanes, parameters):
+    for axes in (worth, lanes, parameters):
         _dress(axes, colours)
-    ends = growth.steps[0] - 0.5, growth.steps[-1] + 0.5
-    accuracy.set(xlim=ends, ylabel="validation\naccuracy")
-    accuracy.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    accuracy.plot(growth.steps, growth.twin, color=colours["twin"], lw=2, ls="--")
-    accuracy.plot(growth.steps, growth.grown, color=colours["grown"], lw=2.4)
-    handles = [
-        accuracy.plot([], [], color=colours["grown"], lw=2.4, label="grown host")[0],
-        accuracy.plot([], [], color=colours["twin"], lw=2, ls="--", label="never-grow twin")[0],
-    ]
-    accuracy.legend(
-        handles=handles, loc="upper left", frameon=False, labelcolor=colours["ink"], fontsize=11
+    end = growth.steps[-1] + 1.5
+    worth.set(xlim=(growth.steps[0] - 0.5, end + 1.0), ylabel="utility,\npoints")
+    named = (("grown", "grown host", "-"), ("twin", "never-grow twin", "--"))
+    handles = []
+    for (name, label, line), tested in zip(named, growth.test, strict=True):
+        values, colour = getattr(growth, name), colours[name]
+        handles += worth.plot(
+            growth.steps, values, color=colour, lw=2.4, ls=line, label=f"{label}, validation"
+        )
+        handles += worth.plot(
+            end, tested, "D", color=colour, ms=6, label=f"{label}, test after the last step"
+        )
+    worth.annotate(
+        "",
+        (end, growth.test[0]),
+        (end, growth.test[1]),
+        arrowprops={"arrowstyle": "<->", "color": colours["ink"], "shrinkA": 5, "shrinkB": 5},
+    )
+    worth.text(
+        end - 0.5,
+        sum(growth.test) / 2,
+        f"gain {growth.test[0] - growth.test[1]:+.1f}",
+        ha="right",
+        va="center",
+        color=colours["ink"],
+        fontsize=11,
+    )
+    worth.legend(
+        handles=handles, loc="upper left", frameon=False, labelcolor=colours["ink"], fontsize=10
     )
     _draw_lanes(lanes, growth, colours)
     parameters.set(ylabel="parameters", xlabel="step of the episode (one training epoch each)")
@@ -304,7 +336,7 @@ def write_svg(growth: Growth, target: Path) -> None:
 
 
 _DESCRIPTION = (
-    "Accuracy and parameters of a grown host and its never-grow twin over one episode, "
+    "Utility and parameters of a grown host and its never-grow twin over one episode, "
     "with the stages of its seeds"
 )
 

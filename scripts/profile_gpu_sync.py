@@ -161,7 +161,7 @@ def main() -> int:
     torch.set_num_threads(1)
     loop = Loop(workload, "torch")
     loop.begin()
-    loop.play()  # the first episode also does one-time work
+    loop.play_episode()  # the first episode also does one-time work
     steps: Counter[str] = Counter()
     update: Counter[str] = Counter()
     loop.begin()

@@ -149,7 +149,7 @@ def play(loop: Loop, ledger: Ledger) -> None:
     loop.begin()
     loop.clear()
     with watched(ledger):
-        loop.play()
+        loop.play_episode()
 
 
 def page(

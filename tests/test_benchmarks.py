@@ -68,14 +68,3 @@ def test_what_was_made_once_is_kept(tmp_path: Path) -> None:
 
     assert kept(tmp_path / "deep" / "a.json", lambda: {"x": 1}) == {"x": 1}
     assert kept(tmp_path / "deep" / "a.json", lambda: {"x": 2}) == {"x": 1}
-
-
-@pytest.mark.usefixtures("on_path")
-def test_the_committed_table_of_tasks_is_that_of_its_figures() -> None:
-    import tasks
-
-    finals = json.loads((BENCHMARKS / "results" / "tasks.json").read_text())
-    *tables, _ = tasks.page(finals, ["suite", "held_out"])
-    page = (BENCHMARKS / "results" / "tasks.md").read_text()
-    for part in tables:
-        assert part in page

@@ -21,7 +21,8 @@ SMALL = ("--envs", "2", "--episode-length", "6", "--episodes", "1", "--max-batch
 KEYS = {
     *("task", "envs", "episode_length", "max_batches", "batch_size", "backend", "device", "amp"),
     *("compile", "telemetry", "lstm_hidden", "ppo_epochs", "threads", "eps", "step_ms_p50"),
-    *("step_ms_p95", "naive_eps", "ratio", "share_host", "share_policy", "share_update"),
+    *("step_ms_p95", "naive_eps", "naive_way", "ratio", "lowest_ratio", "highest_ratio"),
+    *("rounds", "ways", "share_host", "share_policy", "share_update"),
     *("share_rest", "peak_gflops", "host_gflops", "torch", "device_name", "driver", "cuda", "git"),
 }
 
@@ -56,10 +57,17 @@ def test_the_hot_path_is_measured_beside_the_naive_loop(tmp_path: Path, run):
     for row in rows:
         assert row.keys() >= KEYS
         assert row["ratio"] == pytest.approx(row["eps"] / row["naive_eps"], rel=1e-6)
+        assert row["lowest_ratio"] <= row["ratio"] <= row["highest_ratio"]
+        assert {"1 thread, NCHW", "1 thread, NHWC"} < row["ways"].keys()
+        assert sum(way["won"] for way in row["ways"].values()) == row["rounds"] == 1
+        assert row["naive_eps"] >= max(way["eps"] for way in row["ways"].values()) * (1 - 1e-6)
         shares = [row[f"share_{part}"] for part in ("host", "policy", "update", "rest")]
         assert sum(shares) == pytest.approx(1.0)
         assert min(shares) > 0
-    assert "| digits_shift | 2 | TorchBackend |" in file.with_suffix(".md").read_text()
+    written = file.with_suffix(".md").read_text()
+    assert "| digits_shift | 2 | TorchBackend |" in written
+    for way in rows[0]["ways"]:
+        assert f"| digits_shift | 2 | {way} |" in written
     compared = run("benchmark_hot_path.py", "--compare", str(file), str(file))
     assert compared.returncode == 0
     assert "NativeBackend" in compared.stdout

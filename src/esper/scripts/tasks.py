@@ -186,5 +186,6 @@ def _worth(task: Task, worth: dict[str, Worth]) -> str:
     if task.name not in worth:
         return "not measured"
     found = worth[task.name]
-    interval = f"[{found.low:+.1f}, {found.high:+.1f}]"
-    return f"{found.gain:+.1f} points (val.) {interval}: {found.schedule}"
+    mean, low, high = found.gain
+    interval = f"[{low:+.1f}, {high:+.1f}]"
+    return f"{mean:+.1f} points {interval}, val. {found.validation_gain:+.1f}: {found.schedule}"

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_demo_learns_to_grow(tmp_path: Path) -> None:
-    """The budget of ``make demo``. The evidence with error bars is ``make bench-learning``."""
+    """The budget of ``make demo``. The evidence with error bars is ``make bench-suite``."""
     settings = {"envs": 16, "rounds": 13, "telemetry_dir": str(tmp_path)}
     rounds = run_training(unflatten(settings), "ppo").rounds
     begin, end = rounds[:3], rounds[-3:]

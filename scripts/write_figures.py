@@ -1,0 +1,208 @@
+"""Write the figures of README.md and docs/ from the committed results.
+
+    python scripts/write_figures.py
+
+A page holds a text from the results between ``<!-- figures: NAME -->`` and ``<!-- end -->``. A test
+compares the pages with this script. A result that is not there is said to be not measured.
+"""
+
+import argparse
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = "README.md", "docs/performance.md", "docs/tasks.md"
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIXED, NEVER = "best fixed schedule", "never grow"
+WIDTH = 105
+
+
+def read(name: str, results: Path) -> Any:
+    """Return a result, or None if it is not there."""
+    path = results / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def interval(value: list[float], form: str = "+.1f") -> str:
+    """Return a mean and its interval as text."""
+    mean, low, high = value
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def side(difference: list[float]) -> str:
+    """Say on which side of zero an interval lies."""
+    _, low, high = difference
+    if low > 0.0:
+        return "above"
+    return "below" if high < 0.0 else "neither above nor below"
+
+
+def naive_way(way: str) -> str:
+    """Describe a naive way, such as ``2 x 1 thread, NCHW``, in words."""
+    threads, layout = way.split(", ")
+    if " x " in threads:
+        return f"{threads.split(' x ')[0]} single-threaded processes ({layout})"
+    return f"one process with {threads} ({layout})"
+
+
+def speed(results: Path) -> str:
+    """How much faster than the naive loop, in its fastest way, the whole training loop runs."""
+    rows = read("hot_path_digits", results)
+    if rows is None or "ways" not in rows[0]:
+        return (
+            "- **It is fast**, but against the fastest way of running the naive loop it is not "
+            "measured yet (`make bench-hot-path`)."
+        )
+    by_name = {row["backend"]: row for row in rows}
+    native, plain = by_name["NativeBackend"], by_name["TorchBackend"]
+    text = (
+        f"- **It is fast.** On {native['threads']} cores the whole training loop of "
+        f"{native['envs']} growing networks runs {native['ratio']:.1f} times as fast with the "
+        f"native backend, and {plain['ratio']:.1f} times with torch, as the same loop over "
+        "ordinary modules in the fastest of all ways to run it, mostly "
+        f"{naive_way(native['naive_way'])}"
+    )
+    pixels = read("hot_path_pixels", results)
+    if pixels is not None and "ways" in pixels[0]:
+        row = next(row for row in pixels if row["backend"] == "NativeBackend")
+        text += f"; on CIFAR-shaped images {row['ratio']:.1f} times natively"
+    return f"{text} ([results](benchmarks/results/hot_path_digits.md))."
+
+
+def policy(results: Path) -> str:
+    """Where trained policies stand between the controls."""
+    found = read("suite", results)
+    if found is None:
+        return (
+            "- **A trained policy against the rules** is not measured yet in this version "
+            "(`make bench-suite`)."
+        )
+    parts = [
+        f"- **A trained policy against the rules.** {found['policies']} policies were each trained "
+        f"on the training suite for {found['episodes']:,} episodes."
+    ]
+    names = {"suite": "the training suite", "held_out": "the held-out suite"}
+    for suite, own in found["fresh"].items():
+        one = own["policies"]["sampled"]
+        rule = own["controls"][one["rule"]]["gain"]
+        parts.append(
+            f"On {own['hosts']} fresh hosts of {names[suite]} they gain {interval(one['gain'])} "
+            f"points of test utility ({one['validation_gain'][0]:+.1f} on validation); the best "
+            f"rule there, *{one['rule']}*, gains {interval(rule)}. The policy is "
+            f"**{side(one['above_rule'])}** that rule, by {interval(one['above_rule'])}, and "
+            f"{side(one['above_blind'])} its blind twin, by {interval(one['above_blind'])}."
+        )
+    return f"{' '.join(parts)} ([results](benchmarks/results/suite.md))"
+
+
+def growing(results: Path) -> str:
+    """On which tasks growing pays."""
+    found = read("tasks", results)
+    if found is None:
+        return (
+            "- **What growing is worth on each task** is not measured yet in this version "
+            "(`make bench-tasks`)."
+        )
+    gains = {name: own["controls"][FIXED]["gain"] for name, own in found.items()}
+    paying = [name for name, gain in gains.items() if gain[1] > 0.0]
+    best, least = (choose(gains, key=lambda name: gains[name][0]) for choose in (max, min))
+    others = [f"`{name}`" for name in gains if name not in paying]
+    rest = f" Not on {', '.join(others)}." if others else ""
+    return (
+        f"- **Growing pays on {len(paying)} of {len(gains)} tasks:** there the best fixed "
+        "schedule, chosen on other hosts and splits, is above never growing on test. Its gain is "
+        f"largest on `{best}`, {interval(gains[best])} points, and smallest on `{least}`, "
+        f"{interval(gains[least])}.{rest} ([results](benchmarks/results/tasks.md))"
+    )
+
+
+def backends(results: Path) -> str:
+    """How much faster the native backend is than torch."""
+    names = {
+        "hot_path_digits": "on `digits_shift`",
+        "hot_path_pixels_tiny": "on tiny hosts",
+        "hot_path_pixels": "on CIFAR-shaped images",
+    }
+    ratios = []
+    for name, where in names.items():
+        rows = {row["backend"]: row for row in read(name, results)}
+        ratio = rows["NativeBackend"]["eps"] / rows["TorchBackend"]["eps"]
+        ratios.append(f"{ratio:.1f} times {where}")
+    return (
+        "Without g++ torch computes the hosts. In whole training loops the native backend is "
+        f"faster than torch, {ratios[0]}, {ratios[1]} and {ratios[2]} (the three tables linked "
+        "below)."
+    )
+
+
+def picture(results: Path) -> str:
+    """What the picture of growth shows."""
+    drawn = (results.parents[1] / "docs" / "images" / "growth.svg").read_text()
+    said = found(r"<desc>(.*)</desc>", drawn)[0]
+    envs, gain = found(r"median gain of (\d+): ([^)]*)\)", said)
+    host, grown = found(r"twin (\d+) parameters, grown host (\d+)", said)
+    return (
+        "*One episode on `digits_shift`. The never-grow twin has the same initial weights and the "
+        f"same minibatches. The host started with {host} parameters and ended with {grown}. The "
+        f"episode was chosen by a rule: of the {envs} environments in the last round of `esper "
+        f"train ppo`, it has the median gain, {gain}. "
+        "[scripts/draw_growth.py](scripts/draw_growth.py) draws the picture from the run's events.*"
+    )
+
+
+def found(pattern: str, text: str) -> tuple[str, ...]:
+    """Return the groups of a pattern that the text is sure to have.
+
+    Raises:
+        ValueError: it has not.
+    """
+    match = re.search(pattern, text)
+    if match is None:
+        raise ValueError(f"docs/images/growth.svg says nothing like {pattern}")
+    return match.groups()
+
+
+TEXTS: dict[str, Callable[[Path], str]] = {
+    "speed": speed,
+    "picture": picture,
+    "policy": policy,
+    "growing": growing,
+    "backends": backends,
+}
+
+
+def written(page: str, results: Path = RESULTS, folder: str = "") -> str:
+    """Return a page with the texts from the results.
+
+    Args:
+        page: the page.
+        results: folder of the results.
+        folder: how to get from the page to the root of the repository.
+    """
+
+    def block(found: re.Match[str]) -> str:
+        text = TEXTS[found[2]](results).replace("](benchmarks/", f"]({folder}benchmarks/")
+        indent = "  " if text.startswith("- ") else ""
+        lines = textwrap.wrap(
+            text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        return "\n".join([found[1] + lines[0], *lines[1:], found[3]])
+
+    return BLOCK.sub(block, page)
+
+
+def main() -> None:
+    """Write all pages."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
+    for name in PAGES:
+        path = ROOT / name
+        path.write_text(written(path.read_text(), folder="../" * name.count("/")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Figures in the pages equal the committed ones, and say which side the evidence is on."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "write_figures.py"))
+TEXTS, written = SCRIPT["TEXTS"], SCRIPT["written"]
+
+
+@pytest.mark.parametrize("page", SCRIPT["PAGES"])
+def test_figures_in_the_pages_equal_the_committed_ones(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert "<!-- figures: " in text
+    assert written(text, folder="../" * page.count("/")) == text, "run scripts/write_figures.py"
+
+
+def policy(way: float, rule: list[float]) -> dict[str, Any]:
+    return {
+        "gain": [way, way - 1, way + 1],
+        "validation_gain": [way + 2, way, way + 4],
+        "rule": "forest",
+        "above_rule": rule,
+        "above_blind": [0.2, -0.5, 0.9],
+        "above_yoked": [0.1, -0.6, 0.8],
+    }
+
+
+def put(folder: Path, name: str, figures: object) -> None:
+    (folder / f"{name}.json").write_text(json.dumps(figures))
+
+
+def test_a_policy_stands_where_its_intervals_put_it(tmp_path: Path) -> None:
+    forest = {"forest": {"gain": [13.0, 12.0, 14.0]}}
+    fresh = {
+        "suite": (15.0, [2.0, 0.5, 3.5]),
+        "held_out": (9.0, [-4.0, -5.0, -3.0]),
+    }
+    figures = {
+        "policies": 8,
+        "episodes": 896,
+        "fresh": {
+            name: {"hosts": 80, "controls": forest, "policies": {"sampled": policy(*given)}}
+            for name, given in fresh.items()
+        },
+    }
+    put(tmp_path, "suite", figures)
+    text = TEXTS["policy"](tmp_path)
+    assert "8 policies were each trained on the training suite for 896 episodes." in text
+    assert "80 fresh hosts of the training suite they gain +15.0 [+14.0, +16.0] points" in text
+    assert "(+17.0 on validation)" in text
+    assert "*forest*, gains +13.0 [+12.0, +14.0]" in text
+    assert "**above** that rule, by +2.0 [+0.5, +3.5]" in text
+    assert "of the held-out suite they gain +9.0" in text
+    assert "**below** that rule, by -4.0 [-5.0, -3.0]" in text
+    assert text.count("neither above nor below its blind twin, by +0.2 [-0.5, +0.9]") == 2
+
+
+def test_growing_pays_where_the_interval_is_above_zero(tmp_path: Path) -> None:
+    gains = {"digits": [0.1, -0.5, 0.7], "digits_shift": [20.0, 18.0, 22.0]}
+    put(
+        tmp_path,
+        "tasks",
+        {name: {"controls": {"best fixed schedule": {"gain": g}}} for name, g in gains.items()},
+    )
+    text = TEXTS["growing"](tmp_path)
+    assert "**Growing pays on 1 of 2 tasks:**" in text
+    assert "largest on `digits_shift`, +20.0 [+18.0, +22.0] points" in text
+    assert "smallest on `digits`, +0.1 [-0.5, +0.7]. Not on `digits`." in text
+
+
+@pytest.mark.parametrize(
+    ("way", "wanted"),
+    [
+        ("2 x 1 thread, NHWC", "2 single-threaded processes (NHWC)"),
+        ("1 thread, NCHW", "one process with 1 thread (NCHW)"),
+    ],
+)
+def test_speed_is_quoted_against_the_fastest_way(tmp_path: Path, way: str, wanted: str) -> None:
+    rows = [
+        {"backend": name, "threads": 2, "envs": 64, "ratio": ratio, "naive_way": way, "ways": {}}
+        for name, ratio in (("NativeBackend", 18.25), ("TorchBackend", 2.5))
+    ]
+    put(tmp_path, "hot_path_digits", rows)
+    text = TEXTS["speed"](tmp_path)
+    assert "On 2 cores the whole training loop of 64 growing networks runs 18.2 times" in text
+    assert "2.5 times with torch, as the same loop over ordinary modules in the fastest" in text
+    assert f"mostly {wanted} ([results]" in text
+    for row in rows:
+        del row["ways"]
+    put(tmp_path, "hot_path_digits", rows)
+    assert "is not measured yet (`make bench-hot-path`)" in TEXTS["speed"](tmp_path)
+
+
+def test_what_is_not_there_is_not_measured(tmp_path: Path) -> None:
+    for name in ("policy", "growing", "speed"):
+        assert "not measured yet" in TEXTS[name](tmp_path)

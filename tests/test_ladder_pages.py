@@ -1,0 +1,230 @@
+"""The benchmarks on growing: hosts on several splits, two-level intervals, pages and verdicts."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from esper.karn.intervals import interval, two_levels
+from esper.leyline.errors import UsageError
+from esper.leyline.evaluation import Evaluation, Rung
+from esper.runtime.tasks import SUITES, find, find_all
+from esper.runtime.worth import read_worth
+from esper.simic.evaluation.plans import NEVER, PlannedSeed, library
+from esper.simic.evaluation.plans import Plan as PlanOfLibrary
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+RULES = (
+    *("never grow", "everything at step 0", "best fixed schedule", "lookup on static features"),
+    *("one look", "trigger", "tree", "forest", "try and keep"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+
+
+def rung(name: str, utility: Any, policy: bool = False, chosen: Any = None) -> Rung:
+    values = np.asarray(utility, float)
+    return Rung(
+        name, policy, values.tolist(), (values + 0.01).tolist(), [3.0] * len(values), chosen
+    )
+
+
+def evaluation(hosts: int = 12, suite: str = "digits", best: float = 0.3) -> Evaluation:
+    """Controls of known utility; of the rules, ``tree`` is best."""
+    draws = np.random.default_rng(0).normal(0.5, 0.05, hosts)
+    rungs = [
+        rung(name, draws + (best if name == "tree" else 0.01 * i), chosen=[1] * hosts)
+        for i, name in enumerate(RULES)
+    ]
+    rungs.append(rung("clairvoyant per host", draws + 0.4, chosen=[1] * hosts))
+    return Evaluation("rule", suite, 24, [suite] * hosts, ["never", "one"], rungs)
+
+
+SPLITS = np.repeat([1, 2, 3, 4], 3)
+
+
+def policies(above_never: list[float], hosts: int = 12) -> list[list[Rung]]:
+    """Rungs of one policy for each of the gains, whose blind twins and copies are a point worse."""
+    never = np.array(evaluation(hosts).rungs[0].utility)
+    draws = np.random.default_rng(1).normal(0.0, 0.02, (len(above_never), hosts))
+    return [
+        [
+            rung(f"{variant}, {way}", never + gain + noise - loss, variant == "policy")
+            for way in ("greedy", "sampled")
+            for variant, loss in (("policy", 0.0), ("blind twin", 0.01), ("yoked copy", 0.01))
+        ]
+        for gain, noise in zip(above_never, draws, strict=True)
+    ]
+
+
+def test_every_task_meets_every_split_and_so_do_the_draws_of_a_family() -> None:
+    from populations import assigned
+
+    tasks, splits = assigned(find_all(["suite"]), 56, range(1, 9))
+    pairs = {(task.name, int(split)) for task, split in zip(tasks, splits, strict=True)}
+    assert len(pairs) == 56
+    _, splits = assigned(find_all(["adaptation_held_out"]), 128, range(1, 9))
+    assert np.bincount(splits).tolist() == [0, *[16] * 8]
+    plain, splits = assigned(find_all(["suite"]), 8, ())
+    assert [*plain[:7], plain[0]] == plain
+    assert plain[0] is find("digits_shift")
+    assert set(splits) == {0}
+
+
+def test_held_out_hosts_are_played_by_horizon_and_rules_are_tuned_on_other_splits() -> None:
+    from populations import horizon, parts
+
+    found = parts("suite", "held_out", (14, 20), 8, 1)
+    assert [{task.episode_length for task in p.hosts.fresh.tasks} for p in found] == [{40}, {60}]
+    names = [task.name for part in found for task in part.hosts.fresh.tasks]
+    assert sorted(names) == sorted(2 * SUITES["held_out"])
+    first, second = (part.hosts.fresh for part in found)
+    assert second.first == first.first + len(first.tasks)
+    assert [len(part.splits) for part in found] == [18, 2]
+    for part in found:
+        assert len({horizon(task) for task in part.hosts.fresh.tasks}) == 1
+        assert part.hosts.training == found[0].hosts.training
+        assert set(part.splits) <= set(range(1, 9))
+        seeds = {task.data.keywords["seed"] for task in part.hosts.training.tasks}
+        assert seeds <= set(range(9, 17))
+    with pytest.raises(UsageError, match=r"^suites: the tasks of held_out differ in horizon"):
+        parts("held_out", "held_out", (14, 20), 8, 1)
+
+
+def test_parts_are_joined_in_order_without_the_rungs_that_one_lacks() -> None:
+    from populations import joined
+
+    first, second = evaluation(4), evaluation(2, suite="digits_long")
+    first.rungs.insert(3, rung("best plan per task", [0.0] * 4))
+    found = joined([first, second])
+    assert [r.name for r in found.rungs] == [*RULES, "clairvoyant per host"]
+    assert found.tasks == ["digits"] * 4 + ["digits_long"] * 2
+    assert found.rungs[0].utility == first.rungs[0].utility + second.rungs[0].utility
+    assert found.rungs[0].chosen == [1] * 6
+
+
+def test_the_units_are_splits_where_there_are_several() -> None:
+    from ladders import pooled, units
+
+    values = np.arange(12.0)
+    assert units(values, SPLITS).tolist() == [1.0, 4.0, 7.0, 10.0]
+    assert units(values, np.ones(12)).tolist() == values.tolist()
+    where = np.arange(12) % 3 == 0
+    assert pooled(evaluation(), SPLITS, where).rungs[0].utility == pytest.approx(
+        np.array(evaluation().rungs[0].utility)[[0, 3, 6, 9]]
+    )
+
+
+def test_intervals_of_policies_have_two_levels() -> None:
+    from ladders import over_controllers
+
+    values = np.random.default_rng(2).normal(0.1, 0.05, (3, 12))
+    values += np.array([[0.0], [0.2], [0.4]])
+    by_split = values.reshape(3, 4, 3).mean(2)
+    found, wanted = over_controllers(values, SPLITS), two_levels(100.0 * by_split)
+    assert found == pytest.approx((wanted.mean, wanted.low, wanted.high))
+    hosts_alone = interval(100.0 * by_split.mean(0)[None])
+    assert found[2] - found[1] > 2.0 * (hosts_alone.high - hosts_alone.low)[0]
+    one = interval(100.0 * by_split[:1])
+    assert over_controllers(values[:1], SPLITS) == pytest.approx(
+        (one.mean[0], one.low[0], one.high[0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("gains", "wanted"),
+    [
+        ([0.40, 0.41, 0.42, 0.39], "above"),
+        ([0.10, 0.11, 0.12, 0.09], "below"),
+        ([0.10, 0.50, 0.45, 0.15], "neither above nor below"),
+    ],
+)
+def test_the_page_says_where_the_policy_stands(gains: list[float], wanted: str) -> None:
+    from ladders import standing, standing_text
+
+    found = standing("sampled", policies(gains), evaluation(), SPLITS)
+    assert found.rule == "tree"
+    assert found.gain[0] == pytest.approx(100 * np.mean(gains), abs=1.0)
+    assert found.above_rule[0] == pytest.approx(found.gain[0] - 30.0, abs=1e-6)
+    assert found.above_blind == pytest.approx((1.0, 1.0, 1.0))
+    assert found.validation_gain == pytest.approx(found.gain)
+    assert found.by_controller == pytest.approx([100 * gain for gain in gains], abs=2.0)
+    text = standing_text(found, len(gains))
+    assert f"the policy is {wanted} the best rule (tree): {found.above_rule[0]:+.1f} [" in text
+    assert "above its blind twin (+1.0 [+1.0, +1.0])" in text
+
+
+def test_the_clairvoyant_and_plans_chosen_per_task_are_no_rules() -> None:
+    from ladders import LOOKING, best_rule
+
+    found = evaluation(best=0.0)
+    found.rungs.append(rung("best plan per task", [2.0] * 12))
+    assert best_rule(found).name == "try and keep"
+    assert best_rule(found, LOOKING[:1]).name == "one look"
+
+
+def test_a_page_of_a_suite_has_every_control_and_every_policy() -> None:
+    from suite import target_page
+
+    found = evaluation()
+    found.tasks[:] = ["digits", "digits_mlp"] * 6
+    page, figures = target_page("digits", found, SPLITS, policies([0.4, 0.41]))
+    text = "\n\n".join(page)
+    for name in (*RULES, "clairvoyant per host", "**policy, greedy**", "**policy, sampled**"):
+        assert f"| {name} |" in text
+    assert "| gain of each policy | 1 | 2 |" in text
+    assert "| `digits_mlp` |" in text
+    assert (figures["hosts"], figures["splits"]) == (12, 4)
+    written = json.loads(json.dumps(figures))
+    gain = written["policies"]["sampled"]["gain"]
+    assert f"{gain[0]:+.1f} [{gain[1]:+.1f}, {gain[2]:+.1f}]" in text
+    assert written["controls"]["tree"]["gain"] == pytest.approx([30.0] * 3)
+
+
+def test_a_kept_policy_is_not_played_again(tmp_path: Path) -> None:
+    from suite import played
+
+    stored = tmp_path / "kept.json"
+    rungs = [
+        {"name": "policy, greedy", "policy": True, "chosen": None}
+        | {name: [0.5] for name in ("utility", "validation", "added")}
+    ]
+    stored.write_text(json.dumps(rungs))
+    found = played(None, [], 1, stored)
+    assert found == [Rung("policy, greedy", True, [0.5], [0.5], [0.5])]
+
+
+def test_a_plan_is_described_as_it_is_played() -> None:
+    from tasks import words
+
+    task = find("digits_shift")
+    seeds = (PlannedSeed(1.0, 1.0, 0.5, style=0, tempo=2), PlannedSeed(0.0, 0.0, 0.0))
+    text = words(PlanOfLibrary("two", seeds), task)
+    first, second = text.split("), ")
+    assert first.startswith("norm in r0c0 from step 0 (")
+    assert second.startswith("conv_heavy in r0c1 from step 20 (")
+    assert words(NEVER, task) == "never"
+
+
+def test_figures_of_a_task_go_to_page_and_listing(tmp_path: Path) -> None:
+    from tasks import figures_of, page, shipped
+
+    found = {"digits": figures_of(evaluation(), SPLITS, library())}
+    own = found["digits"]
+    assert (own["hosts"], own["splits"], own["looking"]) == (12, 4, "tree")
+    text = "\n".join(page(found, ["digits"]))
+    assert "+30.0 [+30.0, +30.0] v +30.0 (tree)" in text
+    assert "+2.0 [+2.0, +2.0] v +2.0 |" in text
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"tasks": shipped(found)}))
+    worth = read_worth(table)["digits"]
+    assert worth.gain == pytest.approx((2.0, 2.0, 2.0))
+    assert worth.schedule == own["schedule"]
+    assert own["schedule"] in text
