@@ -92,7 +92,7 @@ def test_held_out_hosts_are_played_by_horizon_and_rules_are_tuned_on_other_split
         assert len({horizon(task) for task in part.hosts.fresh.tasks}) == 1
         assert part.hosts.training == found[0].hosts.training
         assert set(part.splits) <= set(range(1, 9))
-        seeds = {task.data.keywords["seed"] for task in part.hosts.training.tasks}
+        seeds = {task.split_seed for task in part.hosts.training.tasks}
         assert seeds <= set(range(9, 17))
     with pytest.raises(UsageError, match=r"^suites: the tasks of held_out differ in horizon"):
         parts("held_out", "held_out", (14, 20), 8, 1)
