@@ -22,22 +22,22 @@ from esper.runtime.shifts import IMAGE_KINDS, LABEL_KINDS, Shift, shifted_digits
 
 _ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1))
 _CLEAN = Pretraining(DrawnSplit(digits), steps=120, learning_rate=2e-2)
-PRICES = 0.03, 0.5
+PRICES = 0.02, 0.3
 """Least and greatest rent of a drawn task; its logarithm is uniform."""
 
 
 def adaptation(number: int) -> Task:
     """A trained and frozen host meets a shift of its data, early, late or never.
 
-    Drawn: whether the images shift, the labels, both or neither (in 30 % of the draws); kinds and
+    Drawn: whether the images shift, the labels, both or neither (in 25 % of the draws); kinds and
     strengths; the time, in the first 60 % of the episode; the number of labelled images; and the
     price of parameters. Before the shift nothing tells whether one will come, or which block it
     will concern.
     """
     draws = np.random.default_rng([1, number])
     chance = draws.random()
-    kinds = [str(draws.choice(IMAGE_KINDS))] if chance < 0.48 else []
-    kinds += [str(draws.choice(LABEL_KINDS))] if 0.3 <= chance < 0.7 else []
+    kinds = [str(draws.choice(IMAGE_KINDS))] if chance < 0.6 else []
+    kinds += [str(draws.choice(LABEL_KINDS))] if 0.27 <= chance < 0.75 else []
     shifts = tuple(Shift(k, float(draws.random()), int(draws.integers(1 << 31))) for k in kinds)
     time = float(0.6 * draws.random())
     labels, sample = int(draws.integers(80, 200)), int(draws.integers(1 << 31))

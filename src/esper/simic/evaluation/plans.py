@@ -78,10 +78,9 @@ def library(random: int = 0) -> tuple[Plan, ...]:
                 seed = PlannedSeed(position, size, start)
                 plans.append(Plan(f"size {size:.2f} in the {name} slot from {start:.2f}", (seed,)))
     for start in STARTS[:2]:
-        for size in SIZES:
-            seeds = tuple(PlannedSeed(position, size, start) for position in PLACES.values())
-            name = f"size {size:.2f} in every slot at once from {start:.2f}"
-            plans.append(Plan(name, seeds, at_once=True))
+        seeds = tuple(PlannedSeed(position, SIZES[0], start) for position in PLACES.values())
+        name = f"size {SIZES[0]:.2f} in every slot at once from {start:.2f}"
+        plans.append(Plan(name, seeds, at_once=True))
     return (*plans, *(_drawn(number) for number in range(random)))
 
 
