@@ -1,10 +1,11 @@
 """Is there something to see? The controls on fresh hosts of each family, and the gate.
 
-    python benchmarks/world.py --write      # about 40 minutes on 2 cores; resumable
+    python benchmarks/world.py --write      # about an hour on 2 cores; resumable
 
 Every rule is tuned on training draws and scored on held-out draws, on the test split. A family
 passes the gate if knowing a host is worth enough; see ``karn.ladder.Headroom``. Finished stages are
-kept under ``--work``.
+kept under ``--work``. With ``--write`` the rungs become the controls that ship with Esper, so that
+``esper evaluate`` need not play them; they are never read here.
 """
 
 import os
@@ -15,28 +16,19 @@ import msgspec
 import torch
 from reporting import RESULTS, made_on, new_parser, publish, table
 
-from esper.karn.ladder import Headroom, Step, headroom, points_text, steps
+from esper.karn.ladder import HEADS, Headroom, Step, headroom, points_text, step_cells, steps
 from esper.leyline.evaluation import Evaluation
 from esper.runtime.tasks import FAMILIES
+from esper.simic.evaluation.controls import controls_identity
 from esper.simic.evaluation.ladder import RULE, evaluate, evaluation_hosts
+from esper.simic.evaluation.plans import library
+from esper.simic.evaluation.shipped_controls import ShippedControls, write_shipped
+from esper.simic.run.run_directory import git_revision
 
 
 def ladder_table(rows: list[Step]) -> str:
     """Return the rungs of a family in Markdown."""
-    heads = ("control", "utility, points", "above never growing", "on validation", "parameters")
-    return table(
-        heads,
-        (
-            (
-                row.rung.name,
-                points_text(row.utility, ".1f"),
-                points_text(row.gain, "+.1f"),
-                f"{row.validation_gain[0]:+.1f}",
-                f"{row.added:.0f}",
-            )
-            for row in rows
-        ),
-    )
+    return table(("control", *HEADS), ((row.rung.name, *step_cells(row)) for row in rows))
 
 
 def gate_text(found: Headroom) -> str:
@@ -78,6 +70,16 @@ def main() -> int:
         found[family] = evaluate(
             RULE, family, hosts, 0, 1, arguments.work / family, partial(progress, family)
         )
+        if arguments.write:
+            plans = library()
+            controls = ShippedControls(
+                controls_identity(hosts, plans),
+                f"commit {(git_revision() or 'unknown')[:10]}, {made_on()}",
+                arguments.training_hosts,
+                arguments.hosts,
+                found[family].rungs,
+            )
+            print(f"wrote {write_shipped(family, controls)}")
         room = headroom(found[family])
         parts += [f"## {family}", ladder_table(steps(found[family])), gate_text(room)]
     parts.append(f"{made_on()}.")

@@ -11,22 +11,16 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from esper.karn.ladder import (
-    Headroom,
-    Step,
-    headroom,
-    ladder_picture,
-    points_text,
-    steps,
-)
+from esper.karn.ladder import HEADS, Step, headroom_text, step_cells, steps
 from esper.karn.report.drawing import styled
+from esper.karn.report.ladder_figures import ladder_picture
 from esper.leyline.config.setting import Range, setting
 from esper.leyline.errors import UsageError
-from esper.leyline.evaluation import LADDER_FILE, Evaluation
+from esper.leyline.evaluation import LADDER_FILE, LADDERS, Evaluation
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
 from esper.simic.evaluation.ladder import evaluate as evaluated
-from esper.simic.evaluation.ladder import evaluation_hosts
+from esper.simic.evaluation.ladder import evaluation_hosts, usable_controls
 from esper.simic.run.disk import replace_synced
 
 PROGRAM = "esper evaluate"
@@ -38,7 +32,9 @@ class EvaluateArguments:
 
     The controls are tuned on other hosts: never growing, growing everything, the best fixed
     schedule, rules that look at the host, and a clairvoyant that knows each host's best plan.
-    Finished stages are kept, so that an interrupted evaluation continues.
+    Finished stages are kept, so that an interrupted evaluation continues. The controls of some
+    suites ship with Esper; then only the policy is played. The report of a run shows its
+    evaluations.
     """
 
     policy: str
@@ -52,6 +48,8 @@ class EvaluateArguments:
     """Number of hosts on which the rules are tuned."""
     random_plans: int = setting(0, Range(0, 1000))
     """Number of random schedules in the library, in addition to the systematic ones."""
+    fresh: bool = False
+    """Play the controls anew instead of taking those that ship with Esper."""
     members: int = setting(4, Range(1, 64))
     """Episodes per host of a learned policy that samples its actions."""
     out: Path | None = None
@@ -78,6 +76,10 @@ def evaluate(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     hosts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads)
     console = Console()
+    shipped, told = None, None
+    if not given.fresh:
+        sizes = given.training_hosts, given.hosts, given.random_plans
+        shipped, told = usable_controls(given.suite, *sizes)
     with Progress(console=console, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
@@ -87,9 +89,18 @@ def evaluate(arguments: list[str]) -> int:
             progress.advance(tasks[stage], done)
 
         found = evaluated(
-            given.policy, given.suite, hosts, given.random_plans, given.members, work, on_batch
+            given.policy,
+            given.suite,
+            hosts,
+            given.random_plans,
+            given.members,
+            work,
+            on_batch,
+            shipped,
         )
     show(console, found)
+    if told is not None:
+        console.print(told, soft_wrap=True)
     with styled():
         drawing = ladder_picture(found).svg
     files = {LADDER_FILE: msgspec.json.encode(found)}
@@ -101,8 +112,27 @@ def evaluate(arguments: list[str]) -> int:
             replace_synced(out / name, content)
     except OSError as error:
         raise UsageError(f"out: cannot write to {out} ({error.strerror}); name another") from error
-    console.print(f"wrote {' and '.join(str(out / name) for name in files)}", soft_wrap=True)
+    written = [out / name for name in files]
+    if (Path(given.policy) / "config.json").exists():
+        written.append(_into_run(Path(given.policy), found, console))
+    console.print(f"wrote {' and '.join(map(str, filter(None, written)))}", soft_wrap=True)
     return 0
+
+
+def _into_run(run: Path, found: Evaluation, console: Console) -> Path | None:
+    """Keep a copy where the report of the run finds it; return its path.
+
+    The evaluation itself is written elsewhere, so a run that cannot be written is no error.
+    """
+    path = run / LADDERS / f"{found.suite}.json"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        replace_synced(path, msgspec.json.encode(found))
+    except OSError as error:
+        line = f"The report of {run} will not show it: cannot write {path} ({error.strerror})."
+        console.print(line, soft_wrap=True)
+        return None
+    return path
 
 
 def _check_directory(field: str, path: Path) -> None:
@@ -121,31 +151,15 @@ def show(console: Console, found: Evaluation) -> None:
     if len(names) > 1:
         for name in names:
             console.print(_table(name, steps(found, np.array(found.tasks) == name)))
-    console.print(_summary(headroom(found)), soft_wrap=True)
+    console.print(headroom_text(found), soft_wrap=True)
 
 
 def _table(title: str, rows: list[Step]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for head in ("utility, points", "above never", "on validation", "parameters"):
+    for head in HEADS:
         table.add_column(head, justify="right")
     for row in rows:
-        table.add_row(
-            row.rung.name,
-            points_text(row.utility, ".1f"),
-            points_text(row.gain, "+.1f"),
-            f"{row.validation_gain[0]:+.1f}",
-            f"{row.added:.0f}",
-            style="bold" if row.rung.policy else None,
-        )
+        style = "bold" if row.rung.policy else None
+        table.add_row(row.rung.name, *step_cells(row), style=style)
     return table
-
-
-def _summary(found: Headroom) -> str:
-    return (
-        f"Never growing is best on {100 * found.never:.0f} % of the hosts; {found.plans} plans are "
-        "best on 10 % or more. The clairvoyant is above the best blind rule by "
-        f"{points_text(found.over_blind, '+.1f')} points and above the best rule that looks by "
-        f"{points_text(found.over_looking, '+.1f')}: there is "
-        f"{'room' if found.passes else 'too little room'} for a policy that looks."
-    )

@@ -9,17 +9,17 @@ import pytest
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation
 from esper.runtime.tasks import find_all
-from esper.simic.evaluation import ladder, rules
+from esper.simic.evaluation import baselines, controls, ladder, rules, trials
+from esper.simic.evaluation.baselines import BASELINES
 from esper.simic.evaluation.ladder import (
     FRESH_HOSTS,
-    Hosts,
     evaluate,
     evaluation_hosts,
-    kept_outcome,
     policy_rungs,
 )
 from esper.simic.evaluation.plans import NEVER, library
-from esper.simic.evaluation.play import Outcome
+from esper.simic.evaluation.play import Hosts, Outcome
+from esper.simic.evaluation.stages import kept_outcome
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
 from tiny_population import LARGE, hosts
@@ -31,7 +31,10 @@ Calls = list[tuple[str, int, int]]
 
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch) -> None:
-    monkeypatch.setattr(ladder, "library", lambda random: PLANS)
+    monkeypatch.setattr(ladder, "library", lambda random=0: PLANS)
+    monkeypatch.setattr(baselines, "FACTORS", {})
+    for module in (controls, trials):
+        monkeypatch.setattr(module, "TRIALS", trials.TRIALS[::8])
     monkeypatch.setattr(rules, "TREES", 10)
 
 
@@ -51,6 +54,8 @@ def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
     assert [rung.name for rung in found.rungs] == [
         "never grow",
         "everything at step 0",
+        "adapters everywhere",
+        *BASELINES,
         *rules.RULES,
         "try and keep",
         "clairvoyant per host",
