@@ -22,10 +22,10 @@ from esper.scripts.evaluate import evaluate
 from esper.simic.evaluation import (
     baselines,
     controls,
+    kept_stages,
     ladder,
     rules,
     shipped_controls,
-    stages,
     trials,
 )
 from esper.simic.evaluation.baselines import BASELINES
@@ -151,7 +151,7 @@ def test_shipped_controls_of_something_else_are_not_used(monkeypatch) -> None:
     for module, name, value in (
         (ladder, "library", lambda random=0: PLANS[:2]),
         (rules, "TREES", 6),
-        (stages, "ARITHMETIC", stages.ARITHMETIC + 1),
+        (kept_stages, "ARITHMETIC", kept_stages.ARITHMETIC + 1),
         (baselines, "FACTORS", {"full tuning": (1.0, 2.0)}),
     ):
         with monkeypatch.context() as patch:

@@ -114,13 +114,13 @@ def evaluate(arguments: list[str]) -> int:
         raise UsageError(f"out: cannot write to {out} ({error.strerror}); name another") from error
     written = [out / name for name in files]
     if (Path(given.policy) / "config.json").exists():
-        written.append(_into_run(Path(given.policy), found, console))
-    console.print(f"wrote {' and '.join(map(str, filter(None, written)))}", soft_wrap=True)
+        written += _into_run(Path(given.policy), found, console)
+    console.print(f"wrote {' and '.join(map(str, written))}", soft_wrap=True)
     return 0
 
 
-def _into_run(run: Path, found: Evaluation, console: Console) -> Path | None:
-    """Keep a copy where the report of the run finds it; return its path.
+def _into_run(run: Path, found: Evaluation, console: Console) -> list[Path]:
+    """Keep a copy where the report of the run finds it; return the paths that were written.
 
     The evaluation itself is written elsewhere, so a run that cannot be written is no error.
     """
@@ -131,8 +131,8 @@ def _into_run(run: Path, found: Evaluation, console: Console) -> Path | None:
     except OSError as error:
         line = f"The report of {run} will not show it: cannot write {path} ({error.strerror})."
         console.print(line, soft_wrap=True)
-        return None
-    return path
+        return []
+    return [path]
 
 
 def _check_directory(field: str, path: Path) -> None:

@@ -10,9 +10,9 @@ from esper.runtime.tasks import Task
 from esper.simic.evaluation import baselines, controls
 from esper.simic.evaluation.baselines import BASELINES, play_baseline, population_of
 from esper.simic.evaluation.controls import Played, control_rungs
+from esper.simic.evaluation.kept_stages import Stages
 from esper.simic.evaluation.plans import NEVER, library
 from esper.simic.evaluation.play import Floats, Hosts, Outcome, Population, play_plans
-from esper.simic.evaluation.stages import Stages
 from tiny_population import LARGE, TASKS, hosts
 
 HOSTS = hosts(4, data_seed=1)

@@ -11,6 +11,7 @@ from esper.leyline.evaluation import Evaluation
 from esper.runtime.tasks import find_all
 from esper.simic.evaluation import baselines, controls, ladder, rules, trials
 from esper.simic.evaluation.baselines import BASELINES
+from esper.simic.evaluation.kept_stages import kept_outcome
 from esper.simic.evaluation.ladder import (
     FRESH_HOSTS,
     evaluate,
@@ -19,7 +20,6 @@ from esper.simic.evaluation.ladder import (
 )
 from esper.simic.evaluation.plans import NEVER, library
 from esper.simic.evaluation.play import Hosts, Outcome
-from esper.simic.evaluation.stages import kept_outcome
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
 from tiny_population import LARGE, hosts

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from esper.leyline.evaluation import CLAIRVOYANT, LOOKING, NEVER_GROW, Rung
 from esper.simic.evaluation import rules
 from esper.simic.evaluation.baselines import BASELINES, factors_of, play_baseline, population_of
+from esper.simic.evaluation.kept_stages import OnBatch, Stages, digest, hosts_of
 from esper.simic.evaluation.plans import Plan
 from esper.simic.evaluation.play import Hosts, Outcome, Population, play, play_plans
 from esper.simic.evaluation.rules import RULES, Known
-from esper.simic.evaluation.stages import OnBatch, Stages, digest, hosts_of
 from esper.simic.evaluation.trials import TRIALS, trial_actor
 
 ORDERS = 1, 2

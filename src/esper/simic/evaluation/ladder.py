@@ -18,10 +18,10 @@ from esper.simic.evaluation.controls import (
     play_controls,
     rung_of,
 )
+from esper.simic.evaluation.kept_stages import OnBatch
 from esper.simic.evaluation.plans import library
 from esper.simic.evaluation.play import Hosts, Population, Rules, play
 from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
-from esper.simic.evaluation.stages import OnBatch
 from esper.simic.evaluation.without_looking import Recording, blind_twin, recorded, yoked
 from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
