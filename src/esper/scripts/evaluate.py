@@ -76,10 +76,12 @@ def evaluate(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     hosts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads)
     console = Console()
-    shipped, told = None, None
+    shipped, why_not = None, None
     if not given.fresh:
         sizes = given.training_hosts, given.hosts, given.random_plans
-        shipped, told = usable_controls(given.suite, *sizes)
+        shipped, why_not = usable_controls(given.suite, *sizes)
+    if why_not is not None:
+        console.print(why_not, soft_wrap=True)
     with Progress(console=console, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
@@ -99,8 +101,9 @@ def evaluate(arguments: list[str]) -> int:
             shipped,
         )
     show(console, found)
-    if told is not None:
-        console.print(told, soft_wrap=True)
+    if found.shipped is not None:
+        line = f"The controls ship with Esper ({found.shipped}); --fresh plays them anew."
+        console.print(line, soft_wrap=True)
     with styled():
         drawing = ladder_picture(found).svg
     files = {LADDER_FILE: msgspec.json.encode(found)}

@@ -28,8 +28,9 @@ from esper.simic.evaluation.shipped_controls import (
 from tiny_population import tiny
 
 REPLAYED = 2
-TOLERANCE = 0.02
-"""Difference in utility that rounding on another processor may make to a trained seed."""
+TOLERANCE = 0.1
+"""Difference in utility of one host that rounding on another processor may make. Between the
+backends it is 0.05: hosts that were trained before the episode differ as well."""
 SIZE = 300_000
 
 
@@ -99,7 +100,7 @@ def test_a_replay_notices_values_and_tasks_that_are_no_longer_played(
         check("tiny", controls)
         for place in range(2):
             rungs = list(controls.rungs)
-            values = [value + 0.03 for value in rungs[place].utility]
+            values = [value + 0.12 for value in rungs[place].utility]
             rung = rungs[place]
             rungs[place] = Rung(rung.name, False, values, rung.validation, rung.added, rung.chosen)
             stale = ShippedControls(controls.identity, "", 20, 4, rungs)

@@ -37,7 +37,7 @@ BASELINES: dict[str, Baseline] = {
 fine-tuning (Lee et al., "Surgical fine-tuning improves adaptation to distribution shifts", ICLR
 2023)."""
 
-_FINE_TUNING = 0.03, 0.1, 0.3, 1.0
+_FINE_TUNING = 0.1, 0.3, 1.0, 3.0, 10.0, 30.0
 FACTORS: dict[str, tuple[float, ...]] = dict.fromkeys(BASELINES, _FINE_TUNING)
 """Factors of the hosts' learning rate among which each baseline chooses; one that is not named
 trains its task as it is."""

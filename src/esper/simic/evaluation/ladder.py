@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation, Rung
 from esper.runtime.tasks import SUITES, find_all
@@ -19,8 +21,8 @@ from esper.simic.evaluation.controls import (
     rung_of,
 )
 from esper.simic.evaluation.kept_stages import OnBatch
-from esper.simic.evaluation.plans import library
-from esper.simic.evaluation.play import Hosts, Population, Rules, play
+from esper.simic.evaluation.plans import NEVER, library
+from esper.simic.evaluation.play import Hosts, Population, Rules, play, play_plans
 from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
 from esper.simic.evaluation.without_looking import Recording, blind_twin, recorded, yoked
 from esper.simic.growth.collect import Actor
@@ -62,7 +64,7 @@ def evaluation_hosts(suite: str, training: int, fresh: int, threads: int) -> Hos
 def usable_controls(
     suite: str, training: int, fresh: int, random_plans: int
 ) -> tuple[ShippedControls | None, str | None]:
-    """The controls that ship with Esper if they are those of an evaluation, and what to tell.
+    """The controls that ship with Esper if they are those of an evaluation, or why they are not.
 
     Args:
         suite: name of the suite.
@@ -71,7 +73,7 @@ def usable_controls(
         random_plans: number of random schedules in the library.
 
     Returns:
-        The controls, None if they must be played; a line for the user, None if none are shipped.
+        The controls, None if they must be played; a line that says why, None if none are shipped.
 
     Raises:
         UsageError: the file is damaged.
@@ -90,8 +92,7 @@ def usable_controls(
     why = next((reason for reason, applies in differs.items() if applies), None)
     if why is not None:
         return None, f"The controls are played here, because those that ship with Esper {why}."
-    line = f"The controls ship with Esper ({stored.origin}); --fresh plays them anew."
-    return stored, line
+    return stored, None
 
 
 def evaluate(
@@ -123,12 +124,13 @@ def evaluate(
     grower = None if policy == RULE else GrowingPolicy.named(policy)
     if grower is not None and grower.learned:
         grower.agent(hosts.fresh.seed)  # its errors should come before the controls are played
-    plans = library(random_plans)
+    plans, origin = library(random_plans), None
     scored = replace(hosts.fresh, data_seed=ORDERS[0])
     if shipped is None:
         rungs = control_rungs(play_controls(hosts, plans, work, on_batch), hosts, plans)
     else:
         rungs = shipped.first(len(scored.tasks))
+        origin = f"{shipped.origin}; {_compared(rungs[0], scored)}"
     if grower is not None:
         rungs += policy_rungs(grower, scored, members, on_batch)
     return Evaluation(
@@ -138,8 +140,18 @@ def evaluate(
         tasks=[task.label for task in hosts.fresh.tasks],
         plans=[plan.name for plan in plans],
         rungs=rungs,
-        shipped=None if shipped is None else shipped.origin,
+        shipped=origin,
     )
+
+
+def _compared(never: Rung, scored: Population) -> str:
+    """How far hosts that were played elsewhere differ from those that are played here.
+
+    Another processor rounds otherwise, which also changes the hosts that were trained before.
+    """
+    here = play_plans(scored, (NEVER,)).test_utility[:, 0]
+    difference = round(100.0 * float(np.mean(here - np.array(never.utility))), 1) + 0.0
+    return f"never growing differs here by {difference:+.1f} points"
 
 
 def policy_rungs(
