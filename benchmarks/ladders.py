@@ -14,8 +14,8 @@ from populations import Ints
 from reporting import table
 
 from esper.karn.intervals import two_levels
-from esper.karn.ladder import BLIND, LOOKING, Points, Step, points, points_text, steps
-from esper.leyline.evaluation import Evaluation, Rung
+from esper.karn.ladder import Points, Step, points, points_text, steps
+from esper.leyline.evaluation import BLIND, LOOKING, Evaluation, Rung
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +45,13 @@ def pooled(found: Evaluation, splits: Ints, where: NDArray[np.bool_] | None = No
     ]
     count = len(rungs[0].utility)
     return Evaluation(
-        found.policy, found.suite, found.training_hosts, [found.suite] * count, found.plans, rungs
+        found.policy,
+        found.suite,
+        found.training_hosts,
+        [found.suite] * count,
+        found.plans,
+        rungs,
+        [None] * count,
     )
 
 

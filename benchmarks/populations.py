@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation, Rung
 from esper.runtime.tasks import SUITES, Task, find_all
-from esper.simic.evaluation.ladder import FRESH_HOSTS, RULE, TRAINING_HOSTS, Hosts, evaluate
-from esper.simic.evaluation.play import Population
+from esper.simic.evaluation.ladder import FRESH_HOSTS, RULE, TRAINING_HOSTS, evaluate
+from esper.simic.evaluation.play import Hosts, Population
 
 Ints = NDArray[np.int_]
 SPLITS = 8
@@ -123,6 +123,7 @@ def joined(evaluations: Sequence[Evaluation]) -> Evaluation:
         tasks=[task for found in evaluations for task in found.tasks],
         plans=first.plans,
         rungs=[joined_rungs([own[name] for own in tables]) for name in common],
+        splits=[split for found in evaluations for split in found.splits],
     )
 
 

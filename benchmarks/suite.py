@@ -31,10 +31,11 @@ from populations import SPLITS, Ints, Part, controls, held_out_of, joined_rungs,
 from reporting import kept, made_on, publish, table
 from runs import Run, Settings, study_parser, trained
 
-from esper.karn.ladder import CLAIRVOYANT, points_text, steps
-from esper.leyline.evaluation import Evaluation, Rung
+from esper.karn.ladder import points_text, steps
+from esper.leyline.evaluation import CLAIRVOYANT, Evaluation, Rung
 from esper.scripts.entry import guarded
-from esper.simic.evaluation.ladder import ORDERS, policy_rungs
+from esper.simic.evaluation.controls import ORDERS
+from esper.simic.evaluation.ladder import policy_rungs
 from esper.simic.tools.grow import GrowingPolicy
 
 WAYS = "greedy", "sampled"

@@ -1,10 +1,11 @@
 """Is there something to see? The controls on fresh hosts of each family, and the gate.
 
-    python benchmarks/world.py --write      # about 40 minutes on 2 cores; resumable
+    python benchmarks/world.py --write      # about an hour on 2 cores; resumable
 
 Every rule is tuned on training draws and scored on held-out draws, on the test split. A family
 passes the gate if knowing a host is worth enough; see ``karn.ladder.Headroom``. Finished stages are
-kept under ``--work``.
+kept under ``--work``. With ``--write`` the rungs become the controls that ship with Esper, so that
+``esper evaluate`` need not play them; they are never read here.
 """
 
 import os
@@ -16,21 +17,14 @@ import torch
 from ladders import ladder_table
 from reporting import RESULTS, made_on, new_parser, publish
 
-from esper.karn.ladder import Headroom, headroom, points_text, steps
+from esper.karn.ladder import headroom_text, steps
 from esper.leyline.evaluation import Evaluation
 from esper.runtime.tasks import FAMILIES
-from esper.simic.evaluation.ladder import RULE, evaluate, evaluation_hosts
-
-
-def gate_text(found: Headroom) -> str:
-    """Return the gate of a family in words."""
-    return (
-        f"Never growing is the clairvoyant's choice on {100 * found.never:.0f} % of the hosts, and "
-        f"{found.plans} plans are its choice on 10 % or more. It is above the best blind rule by "
-        f"{points_text(found.over_blind, '+.1f')} points and above the best rule that looks by "
-        f"{points_text(found.over_looking, '+.1f')}. The gate is "
-        f"{'passed' if found.passes else 'not passed'}."
-    )
+from esper.simic.evaluation.controls import controls_identity
+from esper.simic.evaluation.ladder import RULE, SPLITS, evaluate, evaluation_hosts
+from esper.simic.evaluation.plans import library
+from esper.simic.evaluation.shipped_controls import ShippedControls, write_shipped
+from esper.simic.run.run_directory import git_revision
 
 
 def progress(suite: str, stage: str, done: int, total: int) -> None:
@@ -51,7 +45,9 @@ def main() -> int:
     parts = [
         f"Rules tuned on {arguments.training_hosts} training draws and scored on "
         f"{arguments.hosts} held-out draws, one host each, on the test split; 95 % intervals over "
-        "hosts. The clairvoyant's plans are chosen with one data order and scored with another.",
+        f"hosts. The data of the fresh hosts are split with the seeds {SPLITS} in turn, those of "
+        "the hosts on which rules are tuned with other seeds. The clairvoyant's plans are chosen "
+        "with one data order and scored with another.",
     ]
     found: dict[str, Evaluation] = {}
     for family in arguments.families:
@@ -61,8 +57,17 @@ def main() -> int:
         found[family] = evaluate(
             RULE, family, hosts, 0, 1, arguments.work / family, partial(progress, family)
         )
-        room = headroom(found[family])
-        parts += [f"## {family}", ladder_table(steps(found[family])), gate_text(room)]
+        if arguments.write:
+            plans = library()
+            controls = ShippedControls(
+                controls_identity(hosts, plans),
+                f"commit {(git_revision() or 'unknown')[:10]}, {made_on()}",
+                arguments.training_hosts,
+                arguments.hosts,
+                found[family].rungs,
+            )
+            print(f"wrote {write_shipped(family, controls)}")
+        parts += [f"## {family}", ladder_table(steps(found[family])), headroom_text(found[family])]
     parts.append(f"{made_on()}.")
     publish("world", "Is there something to see?", parts, arguments.write)
     if arguments.write:

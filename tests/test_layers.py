@@ -135,6 +135,7 @@ def test_the_learner_is_less_than_two_thousand_lines() -> None:
 
 
 SHARED_NAMES = {
+    "baselines": "what a policy is compared with: actors without a network, and training alone",
     "agent": "makes the learner, of growth and of Gymnasium",
     "evaluation": "the evaluation of a policy, of growth (its file) and of Gymnasium",
     "ladder": "the ladder of an evaluation: how it is played, and its figures",

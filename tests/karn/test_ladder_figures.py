@@ -1,16 +1,21 @@
 """Figures of a ladder against numpy, and the gate on its headroom."""
 
 from dataclasses import replace
+from html import unescape
 
 import msgspec
 import numpy as np
 import pytest
 from scipy import stats
 
-from esper.karn.ladder import Headroom, headroom, ladder_picture, steps
+from esper.karn.ladder import Headroom, headroom, steps
+from esper.karn.report import write_report
 from esper.karn.report.drawing import styled
+from esper.karn.report.ladder_figures import ladder_picture, ladder_tables
 from esper.leyline.errors import UsageError
-from esper.leyline.evaluation import Evaluation, Rung, read_evaluation
+from esper.leyline.evaluation import LADDERS, Evaluation, Rung, read_evaluation
+from report_pages import check
+from run_directories import recorded_run
 
 HOSTS = 10
 DRAWS = np.random.default_rng(0)
@@ -106,6 +111,57 @@ def test_the_picture_names_every_rung_and_marks_the_policy():
         assert name in drawing.svg
     assert "10 fresh hosts of tiny" in drawing.text
     assert "128 other hosts" in drawing.text
+
+
+def test_the_tables_hold_every_rung_over_all_hosts_and_by_task():
+    tables = ladder_tables(msgspec.structs.replace(FOUND, shipped="made here"))
+    assert [table.title for table in tables] == [
+        f"runs/mine on tiny{part}" for part in ("", ": a", ": b")
+    ]
+    assert "(made here)" in tables[0].text
+    assert "30 % of the hosts; 5 plans" in tables[0].text
+    for table, task in zip(tables, (None, "a", "b"), strict=True):
+        rows = np.ones(HOSTS, dtype=bool) if task is None else np.array(FOUND.tasks) == task
+        for row, found in zip(table.rows, FOUND.rungs, strict=True):
+            assert row[0] == found.name
+            assert row[1].startswith(f"{100 * np.array(found.utility)[rows].mean():.1f} [")
+    one = msgspec.structs.replace(FOUND, tasks=["a"] * HOSTS)
+    assert len(ladder_tables(one)) == 1
+
+
+def changed(place: int, **values: object) -> Evaluation:
+    rungs = list(FOUND.rungs)
+    rungs[place] = msgspec.structs.replace(rungs[place], **values)
+    return msgspec.structs.replace(FOUND, rungs=rungs)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "says"),
+    [
+        (changed(2, utility=[0.5]), "'one look' has not one value per host"),
+        (changed(4, chosen=[6] * HOSTS), "'clairvoyant per host' chooses an unknown plan"),
+        (changed(4, name="other"), "controls are missing"),
+        (changed(0, name="other"), "does not begin with 'never grow'"),
+        (msgspec.structs.replace(FOUND, tasks=[]), "on at least one host"),
+    ],
+)
+def test_a_damaged_ladder_is_refused_and_the_report_shows_the_rest(tmp_path, damaged, says: str):
+    run = recorded_run(tmp_path / "run", 1)
+    folder = run / LADDERS
+    folder.mkdir()
+    good = msgspec.structs.replace(FOUND, policy="elsewhere")
+    for name, content in (("tiny", good), ("bad", damaged), ("copy", FOUND)):
+        (folder / f"{name}.json").write_bytes(msgspec.json.encode(content))
+    with pytest.raises(UsageError, match=r"^evaluation: .*bad\.json is damaged .*evaluate again$"):
+        read_evaluation(folder / "bad.json")
+    text = write_report([run], tmp_path / "report.html").read_text()
+    notes = unescape(text)
+    page = check(text)
+    assert "bad.json is damaged" in notes
+    assert says in notes
+    assert "copy.json is of tiny; rename it" in notes
+    assert "run on tiny" in page.plots
+    assert "Gain over the twin" in page.plots
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path):

@@ -6,13 +6,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.karn.report import write_report
 from esper.leyline.errors import UsageError
-from esper.leyline.evaluation import LADDER_FILE, read_evaluation
+from esper.leyline.evaluation import (
+    BLIND,
+    CLAIRVOYANT,
+    LADDER_FILE,
+    LOOKING,
+    NEVER_GROW,
+    Rung,
+    read_evaluation,
+)
 from esper.runtime.tasks import Family, add_family
 from esper.scripts import evaluate as command
 from esper.scripts.entry import guarded
 from esper.scripts.evaluate import evaluate
-from esper.simic.evaluation import ladder, rules
+from esper.simic.evaluation import (
+    baselines,
+    controls,
+    kept_stages,
+    ladder,
+    rules,
+    shipped_controls,
+    trials,
+)
+from esper.simic.evaluation.baselines import BASELINES
+from esper.simic.evaluation.ladder import SPLITS, evaluation_hosts
 from esper.simic.evaluation.plans import NEVER, library
 from esper.simic.training.vectorized import train_ppo_vectorized
 from tiny_population import LARGE, tiny
@@ -24,7 +43,11 @@ SMALL = ["--hosts", "4", "--training-hosts", "20", "--threads", "1"]
 @pytest.fixture(autouse=True)
 def family(scratch_register: None, monkeypatch, tmp_path: Path) -> None:
     add_family(Family("tiny", "tiny", tiny, training=2, held_out=2))
-    monkeypatch.setattr(ladder, "library", lambda random: PLANS)
+    monkeypatch.setattr(ladder, "library", lambda random=0: PLANS)
+    monkeypatch.setattr(baselines, "FACTORS", {})
+    monkeypatch.setattr(shipped_controls, "FOLDER", tmp_path / "shipped")
+    for module in (controls, trials):
+        monkeypatch.setattr(module, "TRIALS", trials.TRIALS[::8])
     monkeypatch.setattr(rules, "TREES", 5)
     monkeypatch.chdir(tmp_path)
 
@@ -45,29 +68,25 @@ def test_the_ladder_is_printed_and_written_and_kept(capsys, tmp_path: Path, monk
     assert "Never growing is best on" in out
     assert f"wrote {files / LADDER_FILE} and {files / 'ladder.svg'}" in out
     assert (files / "ladder.svg").read_text().startswith("<svg")
-    assert len(list(Path("evaluations/tiny-stages").iterdir())) == 5
+    assert len(list(Path("evaluations/tiny-stages").iterdir())) == 5 + len(BASELINES)
     # The controls of another policy are the same, and are not played again.
-    monkeypatch.setattr(ladder, "play_plans", None)
+    monkeypatch.setattr(controls, "play_plans", None)
     assert evaluate(["--policy", "rule", "--suite", "tiny", *SMALL, "--out", "other"]) == 0
     assert read_evaluation(tmp_path / "other" / LADDER_FILE).rungs == found.rungs[:-1]
 
 
-def test_the_split_seed_is_that_of_the_command_or_of_the_run(monkeypatch, tmp_path: Path) -> None:
-    seeds: list[int] = []
+def test_the_split_seed_of_the_command_replaces_the_default_splits(monkeypatch) -> None:
+    seeds: list[tuple[int, ...]] = []
 
-    def hosts(*arguments: int) -> None:
+    def hosts(*arguments: tuple[int, ...]) -> None:
         seeds.append(arguments[-1])
         raise UsageError("enough")
 
     monkeypatch.setattr(command, "evaluation_hosts", hosts)
-    sizes = {"envs": 2, "group_size": 1, "episode_length": 2, "max_batches": 1, "minibatches": 1}
-    run = train_ppo_vectorized(
-        rounds=1, split_seed=5, telemetry_dir=str(tmp_path), lstm_hidden=8, **sizes
-    ).path
-    for policy, more in (("rule", []), (run, []), (run, ["--split-seed", "6"])):
+    for more in ([], ["--split-seed", "6"]):
         with pytest.raises(UsageError, match="enough"):
-            evaluate(["--policy", str(policy), "--suite", "digits", *more])
-    assert seeds == [0, 5, 6]
+            evaluate(["--policy", "rule", "--suite", "digits", *more])
+    assert seeds == [SPLITS, (6,)]
 
 
 @pytest.mark.parametrize(
@@ -98,3 +117,89 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, says: str, caps
     assert len(output.err.strip().splitlines()) == 1
     assert re.search(says, output.err)
     assert [path.name for path in Path().iterdir()] == ["file"]
+
+
+def shipped(hosts: int = 6, played: bool = False) -> None:
+    """Ship the controls of ``hosts`` hosts, or made-up numbers unless ``played``."""
+    place = evaluation_hosts("tiny", 20, hosts, 1)
+    names = NEVER_GROW, BLIND[0], LOOKING[0], CLAIRVOYANT
+    values = [0.5] * hosts
+    rungs = [Rung(name, False, values, values, values, [0] * hosts) for name in names]
+    if played:
+        rungs = ladder.evaluate("rule", "tiny", place, 0, 1, Path("stages")).rungs
+    identity = controls.controls_identity(place, PLANS)
+    made = shipped_controls.ShippedControls(identity, "made here", 20, hosts, rungs)
+    assert shipped_controls.write_shipped("tiny", made).parent == Path("shipped").absolute()
+
+
+def test_shipped_controls_are_not_played(capsys, monkeypatch) -> None:
+    shipped(played=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(controls, "play_plans", None)
+        assert evaluate(["--policy", "never", "--suite", "tiny", *SMALL]) == 0
+    out = capsys.readouterr().out
+    origin = "made here; never growing differs here by +0.0 points"
+    assert f"The controls ship with Esper ({origin}); --fresh plays them anew." in out
+    found = read_evaluation(Path("evaluations/tiny-never") / LADDER_FILE)
+    assert (found.shipped, len(found.tasks)) == (origin, 4)
+    anew = ["--policy", "never", "--suite", "tiny", *SMALL, "--fresh", "--out", "anew"]
+    assert evaluate(anew) == 0
+    assert "ship" not in capsys.readouterr().out
+    played = read_evaluation(Path("anew") / LADDER_FILE)
+    assert played.shipped is None
+    for one, other in zip(found.rungs, played.rungs, strict=True):
+        assert (one.name, one.chosen) == (other.name, other.chosen)
+        for column in ("utility", "validation", "added"):
+            assert getattr(one, column) == pytest.approx(getattr(other, column), abs=1e-5)
+
+
+def test_shipped_controls_of_something_else_are_not_used(monkeypatch) -> None:
+    def why_not(training: int = 20, fresh: int = 4, random_plans: int = 0) -> str:
+        found, line = ladder.usable_controls("tiny", training, fresh, random_plans)
+        assert found is None
+        return line or "there are none"
+
+    assert why_not() == "there are none"
+    shipped(4)
+    found, line = ladder.usable_controls("tiny", 20, 4, 0)
+    assert (found.origin, line) == ("made here", None)
+    start = "The controls are played here, because those that ship with Esper "
+    assert why_not(training=21) == start + "were tuned on 20 hosts."
+    assert why_not(fresh=5) == start + "are of 4 hosts."
+    assert why_not(random_plans=1) == start + "have no random schedules."
+    for module, name, value in (
+        (ladder, "library", lambda random=0: PLANS[:2]),
+        (rules, "TREES", 6),
+        (kept_stages, "ARITHMETIC", kept_stages.ARITHMETIC + 1),
+        (baselines, "FACTORS", {"full tuning": (1.0, 2.0)}),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            assert why_not() == start + "are of other tasks, plans or rules."
+    Path("shipped/tiny.json.gz").write_bytes(b"damaged")
+    assert guarded(evaluate, ["--policy", "rule", "--suite", "tiny", *SMALL]) == 2
+
+
+def test_the_report_of_a_run_shows_its_evaluations(capsys, tmp_path: Path) -> None:
+    shipped()
+    run = train_ppo_vectorized(
+        rounds=1,
+        envs=4,
+        group_size=2,
+        episode_length=4,
+        max_batches=1,
+        lstm_hidden=8,
+        minibatches=2,
+        telemetry_dir=str(tmp_path / "runs"),
+    ).path
+    arguments = ["--policy", str(run), "--suite", "tiny", *SMALL, "--members", "1"]
+    assert evaluate(arguments) == 0
+    assert f"and {run / 'ladders' / 'tiny.json'}" in capsys.readouterr().out
+    text = write_report([run], tmp_path / "report.html").read_text()
+    for words in (f"{run.name} on tiny", "policy, greedy", "yoked copy, sampled", "made here"):
+        assert words in text
+    (run / "ladders" / "tiny.json").unlink()
+    (run / "ladders").rmdir()
+    (run / "ladders").write_text("")
+    assert evaluate(arguments) == 0
+    assert "will not show it: cannot write" in capsys.readouterr().out

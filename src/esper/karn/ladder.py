@@ -1,4 +1,4 @@
-"""The ladder of an evaluation as figures with intervals and as a picture."""
+"""The ladder of an evaluation as numbers with intervals."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from esper.karn.intervals import interval
-from esper.karn.report.drawing import MUTED, Picture, new_figure, picture
-from esper.leyline.evaluation import Evaluation, Rung
+from esper.leyline.evaluation import BLIND, CLAIRVOYANT, LOOKING, Evaluation, Rung
 
 OFTEN = 0.1
 """Share of the hosts from which on a plan counts as one that is best somewhere."""
-BLIND = "best fixed schedule", "lookup on static features"
-LOOKING = "one look", "trigger", "tree", "forest", "optimal stopping", "try and keep"
-CLAIRVOYANT = "clairvoyant per host"
 
 Points = tuple[float, float, float]
 """A mean in percentage points and the ends of its 95 % interval over hosts."""
@@ -67,6 +63,20 @@ def steps(found: Evaluation, where: NDArray[np.bool_] | None = None) -> list[Ste
     ]
 
 
+HEADS = "utility, points", "above never", "on validation", "parameters"
+"""What ``step_cells`` holds."""
+
+
+def step_cells(step: Step) -> tuple[str, ...]:
+    """The numbers of a rung as text, see ``HEADS``."""
+    return (
+        points_text(step.utility, ".1f"),
+        points_text(step.gain, "+.1f"),
+        f"{step.validation_gain[0]:+.1f}",
+        f"{step.added:.0f}",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Headroom:
     """What there is to gain by knowing a host.
@@ -114,19 +124,13 @@ def headroom(found: Evaluation) -> Headroom:
     )
 
 
-def ladder_picture(found: Evaluation) -> Picture:
-    """Utility of every rung with its interval, the policy in colour."""
-    rows = steps(found)
-    figure = new_figure(height=0.6 + 0.27 * len(rows), left=2.3)
-    axes = figure.add_subplot(xlabel="utility on the test split, points")
-    for place, row in enumerate(rows):
-        mean, low, high = row.utility
-        colour = "C0" if row.rung.policy else MUTED
-        axes.plot([low, high], [place, place], color=colour, linewidth=2.0)
-        axes.plot(mean, place, "o", color=colour)
-    axes.set_yticks(range(len(rows)), [row.rung.name for row in rows])
-    text = (
-        f"Mean over {len(found.tasks)} fresh hosts of {found.suite}, with 95 % intervals over "
-        f"hosts. Rules were tuned on {found.training_hosts} other hosts."
+def headroom_text(found: Evaluation) -> str:
+    """Return the headroom of an evaluation in two sentences."""
+    room = headroom(found)
+    return (
+        f"Never growing is best on {100 * room.never:.0f} % of the hosts; {room.plans} plans are "
+        "best on 10 % or more. The clairvoyant is above the best blind rule by "
+        f"{points_text(room.over_blind, '+.1f')} points and above the best rule that looks by "
+        f"{points_text(room.over_looking, '+.1f')}: there is "
+        f"{'room' if room.passes else 'too little room'} for a policy that looks."
     )
-    return picture(figure, f"{found.policy} on {found.suite}", text)

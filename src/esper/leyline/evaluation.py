@@ -8,6 +8,15 @@ from esper.leyline.errors import UsageError
 
 SCHEMA = 1
 LADDER_FILE = "ladder.json"
+LADDERS = "ladders"
+"""Folder of a run with the evaluations of its policy, one file a suite."""
+
+NEVER_GROW = "never grow"
+BLIND = "best fixed schedule", "lookup on static features"
+"""Rungs that choose a plan without a look at the host."""
+LOOKING = "one look", "trigger", "tree", "forest", "optimal stopping", "try and keep"
+"""Rungs that look at the host."""
+CLAIRVOYANT = "clairvoyant per host"
 
 
 class Rung(msgspec.Struct, frozen=True):
@@ -40,7 +49,8 @@ class Evaluation(msgspec.Struct, frozen=True):
         tasks: task or family of each host, ``[H]``.
         plans: names of the plans that the rules choose from.
         rungs: the controls from the bottom up, then the policy; the first never grows.
-        split_seed: seed of the data's splits; None if none of them is drawn.
+        splits: seed of the split of each host's data, ``[H]``; None where no split is drawn.
+        shipped: where the controls come from if they are those that ship with Esper.
     """
 
     policy: str
@@ -49,8 +59,9 @@ class Evaluation(msgspec.Struct, frozen=True):
     tasks: list[str]
     plans: list[str]
     rungs: list[Rung]
+    splits: list[int | None]
     schema: int = SCHEMA
-    split_seed: int | None = None
+    shipped: str | None = None
 
 
 def read_evaluation(path: Path) -> Evaluation:
@@ -67,4 +78,23 @@ def read_evaluation(path: Path) -> Evaluation:
         raise UsageError(
             f"evaluation: {path} has schema {found.schema}, not {SCHEMA}; evaluate again"
         )
+    fault = _fault(found)
+    if fault is not None:
+        raise UsageError(f"evaluation: {path} is damaged ({fault}); evaluate again")
     return found
+
+
+def _fault(found: Evaluation) -> str | None:
+    """Why an evaluation cannot be shown, if it cannot."""
+    hosts, names = len(found.tasks), [rung.name for rung in found.rungs]
+    if hosts == 0 or names[:1] != [NEVER_GROW]:
+        return f"it does not begin with {NEVER_GROW!r} on at least one host"
+    if not all({*names} & {*kind} for kind in (BLIND, LOOKING, (CLAIRVOYANT,))):
+        return "controls are missing"
+    for rung in found.rungs:
+        columns = (rung.utility, rung.validation, rung.added, rung.chosen)
+        if any(column is not None and len(column) != hosts for column in columns):
+            return f"{rung.name!r} has not one value per host"
+        if any(not 0 <= plan < len(found.plans) for plan in rung.chosen or []):
+            return f"{rung.name!r} chooses an unknown plan"
+    return None

@@ -85,6 +85,10 @@ DECAYS = ("constant", "cosine")
 """Learning rates over an episode of T steps: constant, or times ``(1 + cos(pi t / T)) / 2``
 (Loshchilov and Hutter, "SGDR", 2017, without restarts), constant within a step."""
 
+TUNINGS = ("all", "last", "auto_rgn")
+"""Which parameters of a host are trained, and at which rate: all at the same, those of the last
+block, or all at rates that follow their relative gradients (see ``tolaria.tuning``)."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -103,6 +107,7 @@ class Task:
         decay: how the learning rate changes over the episode, one of ``DECAYS``.
         host_learning_rate: learning rate of the hosts if it differs from that of the seeds; 0
             freezes the hosts' parameters, but not their running statistics.
+        tuning: which parameters of the hosts are trained, one of ``TUNINGS``.
         max_gradient_norm: norm to which the gradient of each host and of each seed is clipped.
         weight_decay: weight decay of hosts; seeds have none.
         momentum: momentum of SGD for hosts and seeds; AdamW is used if None.
@@ -128,6 +133,7 @@ class Task:
     learning_rate: float = 5e-3
     decay: str = "constant"
     host_learning_rate: float | None = None
+    tuning: str = "all"
     max_gradient_norm: float = 1.0
     weight_decay: float = 0.0
     momentum: float | None = None
@@ -147,6 +153,11 @@ class Task:
         if self.decay not in DECAYS:
             raise UsageError(
                 f"decay: must be one of {', '.join(DECAYS)}, got {self.decay!r} "
+                f"in the task {self.name!r}"
+            )
+        if self.tuning not in TUNINGS:
+            raise UsageError(
+                f"tuning: must be one of {', '.join(TUNINGS)}, got {self.tuning!r} "
                 f"in the task {self.name!r}"
             )
         if not self.max_gradient_norm > 0.0:

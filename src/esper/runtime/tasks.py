@@ -22,6 +22,7 @@ from esper.runtime.registry import (
     FAMILIES,
     SUITES,
     TASKS,
+    TUNINGS,
     Drift,
     Family,
     Pretraining,
@@ -35,7 +36,7 @@ from esper.runtime.registry import (
 from esper.runtime.text import SHIPPED, text
 
 __all__ = ["FAMILIES", "SUITES", "TASKS", "Drift", "Family", "Pretraining", "Task"]
-__all__ += ["add_family", "agree", "find", "find_all", "task"]
+__all__ += ["TUNINGS", "add_family", "agree", "find", "find_all", "task"]
 
 SUITES["suite"] = (
     "digits_shift",

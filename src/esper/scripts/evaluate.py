@@ -11,25 +11,17 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from esper.karn.ladder import (
-    Headroom,
-    Step,
-    headroom,
-    ladder_picture,
-    points_text,
-    steps,
-)
+from esper.karn.ladder import HEADS, Step, headroom_text, step_cells, steps
 from esper.karn.report.drawing import styled
-from esper.leyline.config import WorldConfig
+from esper.karn.report.ladder_figures import ladder_picture
 from esper.leyline.config.setting import SEEDS, Range, setting
 from esper.leyline.errors import UsageError
-from esper.leyline.evaluation import LADDER_FILE, Evaluation
+from esper.leyline.evaluation import LADDER_FILE, LADDERS, Evaluation
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
-from esper.simic.evaluation.ladder import RULE, evaluation_hosts
+from esper.simic.evaluation.ladder import SPLITS, evaluation_hosts, usable_controls
 from esper.simic.evaluation.ladder import evaluate as evaluated
 from esper.simic.run.disk import replace_synced
-from esper.simic.tools.grow import GrowingPolicy
 
 PROGRAM = "esper evaluate"
 
@@ -40,7 +32,9 @@ class EvaluateArguments:
 
     The controls are tuned on other hosts: never growing, growing everything, the best fixed
     schedule, rules that look at the host, and a clairvoyant that knows each host's best plan.
-    Finished stages are kept, so that an interrupted evaluation continues.
+    Finished stages are kept, so that an interrupted evaluation continues. The controls of some
+    suites ship with Esper; then only the policy is played. The report of a run shows its
+    evaluations.
     """
 
     policy: str
@@ -54,11 +48,13 @@ class EvaluateArguments:
     """Number of hosts on which the rules are tuned."""
     random_plans: int = setting(0, Range(0, 1000))
     """Number of random schedules in the library, in addition to the systematic ones."""
+    fresh: bool = False
+    """Play the controls anew instead of taking those that ship with Esper."""
     members: int = setting(4, Range(1, 64))
     """Episodes per host of a learned policy that samples its actions."""
     split_seed: int | None = setting(None, SEEDS)
-    """Seed of the split into training, validation and test images, for tasks that draw it; by
-    default that of the policy's run, 0 for a control."""
+    """Seed of the split into training, validation and test images of the fresh hosts, for tasks
+    that draw it; by default 0 to 3 in turn. Rules are tuned on other splits."""
     out: Path | None = None
     """Directory of the result; by default evaluations/SUITE-POLICY."""
     work: Path | None = None
@@ -81,10 +77,15 @@ def evaluate(arguments: list[str]) -> int:
         _check_directory(field, path)
     threads = given.threads or os.cpu_count() or 1
     torch.set_num_threads(1)
-    hosts = evaluation_hosts(
-        given.suite, given.training_hosts, given.hosts, threads, _split_seed(given)
-    )
+    splits = SPLITS if given.split_seed is None else (given.split_seed,)
+    hosts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads, splits)
     console = Console()
+    shipped, why_not = None, None
+    if not given.fresh:
+        sizes = given.training_hosts, given.hosts, given.random_plans
+        shipped, why_not = usable_controls(given.suite, *sizes, splits)
+    if why_not is not None:
+        console.print(why_not, soft_wrap=True)
     with Progress(console=console, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
@@ -94,9 +95,19 @@ def evaluate(arguments: list[str]) -> int:
             progress.advance(tasks[stage], done)
 
         found = evaluated(
-            given.policy, given.suite, hosts, given.random_plans, given.members, work, on_batch
+            given.policy,
+            given.suite,
+            hosts,
+            given.random_plans,
+            given.members,
+            work,
+            on_batch,
+            shipped,
         )
     show(console, found)
+    if found.shipped is not None:
+        line = f"The controls ship with Esper ({found.shipped}); --fresh plays them anew."
+        console.print(line, soft_wrap=True)
     with styled():
         drawing = ladder_picture(found).svg
     files = {LADDER_FILE: msgspec.json.encode(found)}
@@ -108,16 +119,27 @@ def evaluate(arguments: list[str]) -> int:
             replace_synced(out / name, content)
     except OSError as error:
         raise UsageError(f"out: cannot write to {out} ({error.strerror}); name another") from error
-    console.print(f"wrote {' and '.join(str(out / name) for name in files)}", soft_wrap=True)
+    written = [out / name for name in files]
+    if (Path(given.policy) / "config.json").exists():
+        written += _into_run(Path(given.policy), found, console)
+    console.print(f"wrote {' and '.join(map(str, written))}", soft_wrap=True)
     return 0
 
 
-def _split_seed(given: EvaluateArguments) -> int:
-    if given.split_seed is not None:
-        return given.split_seed
-    if given.policy == RULE:
-        return WorldConfig().split_seed
-    return GrowingPolicy.named(given.policy).settings.world.split_seed
+def _into_run(run: Path, found: Evaluation, console: Console) -> list[Path]:
+    """Keep a copy where the report of the run finds it; return the paths that were written.
+
+    The evaluation itself is written elsewhere, so a run that cannot be written is no error.
+    """
+    path = run / LADDERS / f"{found.suite}.json"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        replace_synced(path, msgspec.json.encode(found))
+    except OSError as error:
+        line = f"The report of {run} will not show it: cannot write {path} ({error.strerror})."
+        console.print(line, soft_wrap=True)
+        return []
+    return [path]
 
 
 def _check_directory(field: str, path: Path) -> None:
@@ -136,31 +158,15 @@ def show(console: Console, found: Evaluation) -> None:
     if len(names) > 1:
         for name in names:
             console.print(_table(name, steps(found, np.array(found.tasks) == name)))
-    console.print(_summary(headroom(found)), soft_wrap=True)
+    console.print(headroom_text(found), soft_wrap=True)
 
 
 def _table(title: str, rows: list[Step]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for head in ("utility, points", "above never", "on validation", "parameters"):
+    for head in HEADS:
         table.add_column(head, justify="right")
     for row in rows:
-        table.add_row(
-            row.rung.name,
-            points_text(row.utility, ".1f"),
-            points_text(row.gain, "+.1f"),
-            f"{row.validation_gain[0]:+.1f}",
-            f"{row.added:.0f}",
-            style="bold" if row.rung.policy else None,
-        )
+        style = "bold" if row.rung.policy else None
+        table.add_row(row.rung.name, *step_cells(row), style=style)
     return table
-
-
-def _summary(found: Headroom) -> str:
-    return (
-        f"Never growing is best on {100 * found.never:.0f} % of the hosts; {found.plans} plans are "
-        "best on 10 % or more. The clairvoyant is above the best blind rule by "
-        f"{points_text(found.over_blind, '+.1f')} points and above the best rule that looks by "
-        f"{points_text(found.over_looking, '+.1f')}: there is "
-        f"{'room' if found.passes else 'too little room'} for a policy that looks."
-    )

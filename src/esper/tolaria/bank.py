@@ -13,7 +13,7 @@ from esper.kasmina.rng import Purpose, to_integers, uniform
 from esper.leyline.errors import UsageError
 from esper.runtime.augmentation import Augmentation
 from esper.runtime.data import Dataset, map_elements, stored_elements
-from esper.runtime.tasks import Task
+from esper.runtime.tasks import TUNINGS, Task
 from esper.tolaria.backends import HeldBack
 
 
@@ -84,6 +84,7 @@ class DataBank:
         tasks: as given; rows refer to a task by its index here.
         trained_hosts: hosts that the episodes of a task start from, by index of the task; tasks
             that start from initial weights have none.
+        tunings: index of each task's tuning in ``TUNINGS``, int64 ``[tasks]``; None if all are 0.
         streamed: whether training images stay in CPU memory.
         train_images: images of all data sets, concatenated, ``[samples, H, W, C]``.
         validation_images, validation_labels: ``[D, V, H, W, C]`` and
@@ -123,6 +124,8 @@ class DataBank:
         self.offsets = self.sizes.cumsum(0) - self.sizes
         self.seed_rates = tensor_of([task.learning_rate for task in self.tasks], dtype)
         self.host_rates = tensor_of([_host_rate(task) for task in self.tasks], dtype)
+        tunings = [TUNINGS.index(task.tuning) for task in self.tasks]
+        self.tunings = tensor_of(tunings, torch.long) if any(tunings) else None
         self.rents = tensor_of([task.rent for task in self.tasks], dtype)
         self.cosine = tensor_of([task.decay == "cosine" for task in self.tasks], torch.bool)
         size = sum(map(stored_elements, (data.train_images for data in found))) * dtype.itemsize

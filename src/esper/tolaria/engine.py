@@ -176,6 +176,7 @@ class Engine:
             max_gradient_norm=bank.tasks[0].max_gradient_norm,
             momentum=bank.tasks[0].momentum,
             scales=self.scales,
+            tuning=None if bank.tunings is None else bank.tunings[task],
         )
 
     def measure(

@@ -39,7 +39,7 @@ def adamw_(
         parameters: ``[M, P]``.
         gradient: ``[M, P]``; overwritten.
         state: moments and update counts of the same rows.
-        learning_rate: ``[M]``.
+        learning_rate: ``[M]``, or ``[M, P]`` with a rate for each parameter.
         weight_decay: decoupled; an update multiplies parameters by ``1 - learning_rate *
             weight_decay``.
         active: rows to update, ``[M]`` bool; all when None. The other rows keep parameters, moments
@@ -48,15 +48,16 @@ def adamw_(
     if active is not None:
         before = _copies(parameters, state)
     state.step += 1.0
+    rate = _by_column(learning_rate)
     if weight_decay:
-        parameters.mul_(1.0 - learning_rate[:, None] * weight_decay)
+        parameters.mul_(1.0 - rate * weight_decay)
     state.first.lerp_(gradient, 1.0 - BETA1)
     state.second.mul_(BETA2).addcmul_(gradient, gradient, value=1.0 - BETA2)
     correction1 = 1.0 - BETA1**state.step
     correction2 = (1.0 - BETA2**state.step).sqrt()
     denominator = torch.sqrt(state.second, out=gradient).div_(correction2[:, None]).add_(EPSILON)
-    step_size = learning_rate / correction1
-    parameters.sub_(step_size[:, None] * state.first / denominator)
+    step_size = rate / correction1[:, None]
+    parameters.sub_(step_size * state.first / denominator)
     if active is not None:
         _undo(~active, parameters, state, before)
 
@@ -85,9 +86,13 @@ def sgd_(
     if weight_decay:
         gradient.add_(parameters, alpha=weight_decay)
     state.first.mul_(momentum).add_(gradient)
-    parameters.sub_(learning_rate[:, None] * state.first)
+    parameters.sub_(_by_column(learning_rate) * state.first)
     if active is not None:
         _undo(~active, parameters, state, before)
+
+
+def _by_column(learning_rate: Tensor) -> Tensor:
+    return learning_rate[:, None] if learning_rate.ndim == 1 else learning_rate
 
 
 def _copies(parameters: Tensor, state: AdamState) -> list[Tensor]:

@@ -42,6 +42,7 @@ def _train(
         data=pretraining.data,
         learning_rate=pretraining.learning_rate,
         host_learning_rate=None,
+        tuning="all",
         decay="cosine",
         drift=None,
         pretraining=None,

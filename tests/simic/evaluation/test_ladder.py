@@ -8,18 +8,18 @@ import pytest
 
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation
-from esper.runtime.tasks import find, find_all
-from esper.simic.evaluation import ladder, rules
+from esper.runtime.tasks import find_all
+from esper.simic.evaluation import baselines, controls, ladder, rules, trials
+from esper.simic.evaluation.baselines import BASELINES
+from esper.simic.evaluation.kept_stages import digest, hosts_of, kept_outcome
 from esper.simic.evaluation.ladder import (
     FRESH_HOSTS,
-    Hosts,
     evaluate,
     evaluation_hosts,
-    kept_outcome,
     policy_rungs,
 )
 from esper.simic.evaluation.plans import NEVER, library
-from esper.simic.evaluation.play import Outcome, Population
+from esper.simic.evaluation.play import Hosts, Outcome
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
 from tiny_population import LARGE, hosts
@@ -31,7 +31,10 @@ Calls = list[tuple[str, int, int]]
 
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch) -> None:
-    monkeypatch.setattr(ladder, "library", lambda random: PLANS)
+    monkeypatch.setattr(ladder, "library", lambda random=0: PLANS)
+    monkeypatch.setattr(baselines, "FACTORS", {})
+    for module in (controls, trials):
+        monkeypatch.setattr(module, "TRIALS", trials.TRIALS[::8])
     monkeypatch.setattr(rules, "TREES", 10)
 
 
@@ -51,6 +54,8 @@ def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
     assert [rung.name for rung in found.rungs] == [
         "never grow",
         "everything at step 0",
+        "adapters everywhere",
+        *BASELINES,
         *rules.RULES,
         "try and keep",
         "clairvoyant per host",
@@ -143,16 +148,24 @@ def test_a_family_is_scored_on_held_out_draws_and_a_suite_on_other_identities():
     assert one.fresh.first >= one.training.first + 20
 
 
-def test_the_hosts_of_an_evaluation_are_split_with_its_seed(work: Path):
-    hosts = evaluation_hosts("adaptation", 20, 4, 1, split_seed=5)
-    tasks = [*hosts.training.tasks, *hosts.fresh.tasks]
-    assert {task.split_seed for task in tasks} == {5}
-    assert {task.split_seed for task in evaluation_hosts("digits", 20, 4, 1).fresh.tasks} == {0}
-    splits = [find("digits").with_split(seed) for seed in (0, 5)]
-    stages = {ladder._digest(Population((task,)), PLANS) for task in splits}
-    assert len(stages) == 2
-    # The tiny population has a fixed split.
-    assert evaluated("rule", work).split_seed is None
+def test_fresh_hosts_have_the_splits_in_turn_and_rules_are_tuned_on_others():
+    for suite in ("adaptation", "suite", "digits"):
+        hosts = evaluation_hosts(suite, 40, 80, 1)
+        seeds = [task.split_seed for task in hosts.fresh.tasks]
+        assert np.bincount(seeds).tolist() == [20] * 4
+        assert {task.split_seed for task in hosts.training.tasks} == {4, 5, 6, 7}
+    of_a_task = {(t.name, t.split_seed) for t in evaluation_hosts("suite", 40, 28, 1).fresh.tasks}
+    assert len(of_a_task) == 28
+    one = evaluation_hosts("digits", 20, 4, 1, (5,))
+    assert {task.split_seed for task in one.fresh.tasks} == {5}
+    assert {task.split_seed for task in one.training.tasks} == {6}
+    assert digest(hosts_of(one.fresh)) != digest(
+        hosts_of(evaluation_hosts("digits", 20, 4, 1, (6,)).fresh)
+    )
+
+
+def test_a_fixed_split_has_no_seed(work: Path):
+    assert set(evaluated("rule", work).splits) == {None}
 
 
 def test_tasks_of_different_horizons_are_refused():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from esper.simic.evaluation import rules
-from esper.simic.evaluation.ladder import known_plans
+from esper.simic.evaluation.controls import known_plans
 from esper.simic.evaluation.plans import library
 from esper.simic.evaluation.play import Outcome
 from esper.simic.evaluation.rules import RULES, STATIC_FEATURES, Known, Rule, best_fixed

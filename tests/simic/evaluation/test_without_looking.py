@@ -14,6 +14,7 @@ from esper.simic.evaluation.without_looking import (
     Yoked,
     blind_twin,
     donors_of,
+    recorded,
     yoked,
 )
 from esper.simic.growth.environment import GrowthEnv
@@ -30,8 +31,9 @@ def worth(outcome: Outcome) -> float:
 
 
 def test_a_policy_that_looks_beats_its_blind_twin_and_its_yoked_copy():
-    policy = play(HOSTS, looking, 1)
-    blind, copy = (play(HOSTS, made(looking), 1) for made in (blind_twin, yoked))
+    recordings: list[Recording] = []
+    policy = play(HOSTS, recorded(looking, recordings), 1)
+    blind, copy = (play(HOSTS, made, 1) for made in (blind_twin(looking), yoked(recordings)))
     assert worth(policy) > worth(blind) + 0.1
     assert worth(policy) > worth(copy) + 0.1
     # Both act as often as the policy, but on the wrong hosts.
@@ -43,9 +45,21 @@ def test_a_policy_that_looks_beats_its_blind_twin_and_its_yoked_copy():
 
 
 def test_a_policy_that_does_not_look_equals_both():
-    policy = play(HOSTS, growing, 1)
-    for made in (blind_twin, yoked):
-        assert (play(HOSTS, made(growing), 1).test_utility == policy.test_utility).all()
+    recordings: list[Recording] = []
+    policy = play(HOSTS, recorded(growing, recordings), 1)
+    for made in (blind_twin(growing), yoked(recordings)):
+        assert (play(HOSTS, made, 1).test_utility == policy.test_utility).all()
+
+
+def test_each_batch_of_a_yoked_copy_repeats_its_own_recording(monkeypatch):
+    monkeypatch.setattr("esper.simic.evaluation.play.ROWS", 2)
+    places = [0, 1, 1, 0, 0, 1]
+    mixed = replace(HOSTS, tasks=tuple(TASKS[place] for place in places))
+    recordings: list[Recording] = []
+    play(mixed, recorded(looking, recordings), 1)
+    copy = play(mixed, yoked(recordings), 1)
+    assert len(recordings) == 3
+    assert (copy.added[:, 0] > 0).tolist() == [place == 0 for place in places]
 
 
 class Watching:

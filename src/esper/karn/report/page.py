@@ -6,11 +6,13 @@ from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
+from msgspec import structs
 
 from esper.karn.report import tables
 from esper.karn.report.drawing import Picture, styled
 from esper.karn.report.gather import RunData, gather
 from esper.karn.report.growth_figures import growth_pictures
+from esper.karn.report.ladder_figures import ladder_picture, ladder_tables
 from esper.karn.report.learning_figures import learning_pictures
 from esper.karn.report.machine_figures import anomaly_pictures, throughput_pictures
 from esper.karn.report.policy_figures import policy_pictures
@@ -93,6 +95,7 @@ def _sections(runs: list[RunData]) -> list[Section]:
         learning,
         Section("Growth", growth_pictures(runs), [t for t in by_blueprint if t]),
         Section("Policy", policy_pictures(runs)),
+        *_evaluation_section(runs),
         Section("Anomalies", anomaly_pictures(runs), [anomalies] if anomalies else []),
         Section("Throughput", throughput_pictures(runs)),
         Section(
@@ -101,6 +104,19 @@ def _sections(runs: list[RunData]) -> list[Section]:
             [*([] if several else [settings]), tables.fingerprint_table(runs)],
         ),
     ]
+
+
+def _evaluation_section(runs: list[RunData]) -> list[Section]:
+    """The ladders of all runs; none where no policy was evaluated."""
+    found = [
+        structs.replace(evaluation, policy=run.label)
+        for run in runs
+        for evaluation in run.evaluations
+    ]
+    if not found:
+        return []
+    shown = [table for each in found for table in ladder_tables(each)]
+    return [Section("Evaluation", [ladder_picture(each) for each in found], shown)]
 
 
 def _number_labels(runs: list[RunData]) -> None:
@@ -134,6 +150,7 @@ def _notes(run: RunData) -> list[str]:
         found.append(f"{run.label}: telemetry could not keep up; steps dropped: {run.dropped}.")
     if run.unreadable:
         found.append(f"{run.label}: unreadable lines were skipped: {run.unreadable}.")
+    found += [f"{run.label}: {line}." for line in run.refused]
     if not len(run.rounds):
         found.append(f"{run.label} has not completed a round yet.")
     return found

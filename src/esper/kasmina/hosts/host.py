@@ -4,6 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import groupby
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
@@ -66,6 +67,11 @@ class Host(Protocol):
     @property
     def buffers(self) -> Layout:
         """Layout of the buffers of one host, such as BatchNorm's running statistics."""
+        ...
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Parameters of each block, from input to output; blocks are consecutive in ``layout``."""
         ...
 
     @property
@@ -146,6 +152,13 @@ class HostDefaults(ABC):
         """One label per image."""
         return ()
 
+    @cached_property
+    def block_sizes(self) -> tuple[int, ...]:
+        """See ``Host.block_sizes``. A block is a module that has parameters of its own."""
+        fields = self.layout.fields
+        modules = groupby(fields, key=lambda field: field.name.rpartition(".")[0])
+        return tuple(sum(field.size for field in block) for _, block in modules)
+
     @property
     def parameter_count(self) -> int:
         """See ``Host.parameter_count``."""
@@ -179,6 +192,12 @@ class NormedHost(HostDefaults):
             fields += [field, ones(f"norm{block}.weight", width), zeros(f"norm{block}.bias", width)]
         fields += [weight("head.weight", self.classes, width), zeros("head.bias", self.classes)]
         return Layout(tuple(fields))
+
+    @cached_property
+    def block_sizes(self) -> tuple[int, ...]:
+        """See ``Host.block_sizes``. A block has a weight and its norm; the head is the last one."""
+        sizes = [field.size + 2 * field.shape[0] for field in self.weights]
+        return (*sizes, self.layout.size - sum(sizes))
 
     @cached_property
     def buffers(self) -> Layout:

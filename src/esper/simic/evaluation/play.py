@@ -42,6 +42,19 @@ class Population:
 
 
 @dataclass(frozen=True, slots=True)
+class Hosts:
+    """The hosts of an evaluation.
+
+    Attributes:
+        training: hosts on which rules are tuned.
+        fresh: hosts on which everything is scored.
+    """
+
+    training: Population
+    fresh: Population
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """Rules of growth, see ``GrowthConfig``.
 
@@ -78,10 +91,6 @@ class Outcome:
     test_accuracy: Floats
     added: Floats
     features: Floats
-
-    def members(self, chosen: NDArray[np.int_]) -> Floats:
-        """Test utility of one member per host, ``[H]``; ``chosen`` is ``[H]``."""
-        return self.test_utility[np.arange(len(chosen)), chosen]
 
     @classmethod
     def join(cls, parts: Sequence["Outcome"], axis: int) -> "Outcome":

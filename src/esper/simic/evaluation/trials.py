@@ -11,8 +11,8 @@ from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor
 
-REST = 5
-"""Steps before the end at which a trial decides: enough to prune, fossilise and train on."""
+REST = 2
+"""Steps before the end at which a trial has pruned or fossilised the seed of every slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +23,31 @@ class TrialPlan:
         size: size of the seeds, see ``plans.PlannedSeed``.
         start: part of the episode after which it plants.
         keep: most seeds that it keeps.
+        decision: part of the episode after which it prunes and fossilises, one slot a step; it
+            begins in time for all slots, see ``REST``.
     """
 
     size: float
     start: float
     keep: int
+    decision: float
+
+    def decision_step(self, length: int, slots: int) -> int:
+        """The first step of the decision in an episode of ``length`` steps."""
+        return max(1, min(round(self.decision * length), length - slots - REST))
 
 
-TRIALS = tuple(TrialPlan(*chosen) for chosen in product((1 / 3, 2 / 3), (0.0, 0.25), (1, 99)))
+TRIALS = tuple(
+    TrialPlan(*chosen) for chosen in product((1 / 3, 2 / 3), (0.0, 0.25), (1, 99), (0.5, 1.0))
+)
 
 
 def trial_actor(env: GrowthEnv) -> Actor:
     """Member m of every group plays ``TRIALS[m]``."""
     length, members = env.config.episode_length, len(TRIALS)
     tasks = tasks_of_groups(env)
-    slots = env.slot_count
-    blueprint = torch.zeros(env.count, slots, dtype=torch.long)
+    blueprint = torch.zeros(env.count, env.slot_count, dtype=torch.long)
+    decision = [p.decision_step(length, len(t.host.slots)) for t in tasks for p in TRIALS]
     for group, task in enumerate(tasks):
         for member, plan in enumerate(TRIALS):
             for s, slot in enumerate(task.host.slots):
@@ -52,7 +61,7 @@ def trial_actor(env: GrowthEnv) -> Actor:
         Trial(
             blueprint=blueprint,
             start=repeated([round(plan.start * length) for plan in TRIALS]),
-            decision=repeated([max(1, length - REST)] * members),
+            decision=torch.tensor(decision),
             keep=repeated([plan.keep for plan in TRIALS]),
         )
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import without_learning
 from esper.tamiyo.policy.features import (
@@ -112,23 +112,26 @@ def blind_twin(actor: Callable[[GrowthEnv], Actor]) -> Callable[[GrowthEnv], Act
     return lambda env: BlindTwin(actor(env), donors_of(env))
 
 
-def yoked(actor: Callable[[GrowthEnv], Actor]) -> Callable[[GrowthEnv], Actor]:
-    """The yoked copy of the policy that ``actor`` makes, which first plays the same hosts."""
+def recorded(
+    actor: Callable[[GrowthEnv], Actor], into: list[Recording]
+) -> Callable[[GrowthEnv], Actor]:
+    """The policy that ``actor`` makes, with a recording of each batch of hosts in ``into``."""
 
     def made(env: GrowthEnv) -> Actor:
-        same = GrowthEnv(
-            env.tasks,
-            env.environments,
-            env.config,
-            env.precision,
-            *env.devices,
-            assigned=env.assigned,
-        )
-        recording = Recording(actor(same))
-        collect(same, recording, 0)
-        return Yoked(recording.actions, donors_of(env))
+        into.append(Recording(actor(env)))
+        return into[-1]
 
     return made
+
+
+def yoked(recordings: list[Recording]) -> Callable[[GrowthEnv], Actor]:
+    """The yoked copy of a policy that has played the same hosts.
+
+    Args:
+        recordings: of each batch of hosts in the order in which they were played, see ``recorded``.
+    """
+    batches = iter(recordings)
+    return lambda env: Yoked(next(batches).actions, donors_of(env))
 
 
 def donors_of(env: GrowthEnv) -> Tensor:

@@ -221,7 +221,7 @@ def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str)
         "plugins": [plugins.digest(path) for path in config.world.plugin],
         "text_file": config.world.text_file and plugins.digest(config.world.text_file),
         "gymnasium": version("gymnasium") if config.gymnasium.gym is not None else None,
-        "git": _git_revision(),
+        "git": git_revision(),
         "command": sys.argv,
     }
 
@@ -263,7 +263,8 @@ def processor_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def _git_revision() -> str | None:
+def git_revision() -> str | None:
+    """The commit of Esper's own source, None outside a clone."""
     try:
         found = subprocess.run(
             ["git", "rev-parse", "HEAD"],

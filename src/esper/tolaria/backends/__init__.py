@@ -22,6 +22,8 @@ class Optimisation:
         weight_decay: weight decay of the hosts; seeds have none.
         max_gradient_norm: clipping norm, applied to each host and each seed separately.
         momentum: momentum of SGD, which adds weight decay to the gradient; None means AdamW.
+        tuning: how each host is tuned, index in ``runtime.tasks.TUNINGS``, int64 ``[N]``; None
+            means that all parameters are trained at the same rate.
         scales: loss scales, updated after every minibatch; None means losses are not scaled.
     """
 
@@ -31,6 +33,7 @@ class Optimisation:
     max_gradient_norm: float
     momentum: float | None = None
     scales: LossScales | None = None
+    tuning: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class MixedBackend:
                 optimisation,
                 host_learning_rate=optimisation.host_learning_rate[rows],
                 seed_learning_rate=optimisation.seed_learning_rate[rows],
+                tuning=None if optimisation.tuning is None else optimisation.tuning[rows],
             )
             batches = replace(minibatches, group=group)
             results.append(backend.train_epoch(part, seeds.of_rows(rows), batches, rates))

@@ -20,6 +20,7 @@ from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.optim import adamw_, clip_scale, sgd_
 from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision
+from esper.tolaria.tuning import LAST, by_parameter, relative_rates
 
 EVALUATION_BATCH = 100
 """Maximum validation images per pass, so that activations of many hosts stay in the cache."""
@@ -50,7 +51,7 @@ class TorchBackend:
     ) -> EpochResult:
         """See ``Backend.train_epoch``."""
         calls, scales = plan(seeds), optimisation.scales
-        hosts = _host_rows(stack, optimisation)
+        hosts = _HostRows(stack, self.host.block_sizes, optimisation)
         seed_stores = {
             s: _SeedRows(stack, s, p, seeds.frozen, optimisation)
             for s, p in enumerate(calls)
@@ -357,7 +358,7 @@ class _Rows:
         store: parameters of the rows, ``[M, P]``; updated in place, as is ``optimizer``.
         optimizer: moments and update counts of the rows.
         optimisation: clipping, momentum and loss scales.
-        rate: learning rate of each row, ``[M]``.
+        rate: learning rate of each row, ``[M]``, or of each of its parameters, ``[M, P]``.
         weight_decay: weight decay of all rows.
         active: rows to update, bool ``[M]``; all when None.
         rows: indices of these rows in the stack, int64 ``[M]``; all when None.
@@ -380,7 +381,7 @@ class _Rows:
         self.store, self.optimizer, self.optimisation = store, optimizer, optimisation
         self.rate, self.weight_decay, self.active, self.rows = rate, weight_decay, active, rows
         self.gradient = torch.full_like(store, float("nan"))
-        self.finite = torch.ones_like(rate, dtype=torch.bool)
+        self.finite = torch.ones(len(store), dtype=torch.bool, device=store.device)
 
     def update(self, gradient: Tensor) -> None:
         """One optimizer step; with loss scaling, ``gradient [M, P]`` is that of the scaled loss."""
@@ -416,9 +417,24 @@ class _Rows:
         return torch.linalg.vector_norm(self.gradient, dim=1)
 
 
-def _host_rows(stack: Stack, optimisation: Optimisation) -> _Rows:
-    rate, decay = optimisation.host_learning_rate, optimisation.weight_decay
-    return _Rows(stack.host, stack.host_optimizer, optimisation, rate, decay)
+class _HostRows(_Rows):
+    """The hosts, whose blocks may be trained at different rates."""
+
+    def __init__(self, stack: Stack, block_sizes: Sequence[int], optimisation: Optimisation):
+        rate, decay = optimisation.host_learning_rate, optimisation.weight_decay
+        super().__init__(stack.host, stack.host_optimizer, optimisation, rate, decay)
+        self.block_sizes, self.whole_rate = block_sizes, rate
+
+    def update(self, gradient: Tensor) -> None:
+        """See ``_Rows.update``. Only the gradient of parameters that are trained counts."""
+        tuning = self.optimisation.tuning
+        if tuning is not None:
+            factors = relative_rates(gradient, self.store, self.block_sizes, tuning)
+            factor = by_parameter(factors, self.block_sizes)
+            frozen = (factor == 0.0) & (tuning == LAST)[:, None]
+            gradient = gradient.masked_fill(frozen, 0.0)
+            self.rate = self.whole_rate[:, None] * factor
+        super().update(gradient)
 
 
 class _SeedRows(_Rows):

@@ -23,12 +23,16 @@ enum class Kind : int32_t {
   mlp,
 };
 
+// The ways to tune a host, in the order of runtime.tasks.TUNINGS.
+enum class Tuning : int32_t { all, last, auto_rgn };
+
 struct HostSpec {
   int32_t height, width, channels, classes;
   int32_t kernel;  // kernel size of the blocks; 0 if fully connected
-  int32_t steps, slots;
+  int32_t steps, slots, blocks;
   const int32_t* program;         // [steps, 2]: Step and its index
-  const int32_t* block_channels;  // [blocks], output channels
+  const int32_t* block_channels;  // [blocks without the head], output channels
+  const int32_t* block_sizes;     // [blocks], parameters
   const int32_t* slot_channels;   // [slots]
   const int32_t* slot_width;      // [slots], row length of the slot's store
   const int32_t* gate_offset;     // [slots]
@@ -50,6 +54,7 @@ struct TrainCall {
   const int64_t* poses;                                        // as drawn; null: no augmentation
   int64_t reach;                                               // largest shift of a pose, in pixels
   const T *host_rate, *seed_rate;                              // [N], [N, S]
+  const int32_t* tuning;                                       // [N]: Tuning; null: all
   double weight_decay, momentum, most_norm;
   int32_t rule;
   const int32_t* tensor_counts;                                // [S]

@@ -2,9 +2,11 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace esper::hosts {
 
@@ -72,6 +74,23 @@ void sgd(const Update<T>& update, const T* __restrict gradient, T* __restrict pa
     first[i] = update.momentum * first[i] + g;
     parameters[i] -= update.learning_rate * first[i];
   }
+}
+
+// Factor of the learning rate of each block, by its relative gradient norm (Auto-RGN).
+// Twin of tolaria.tuning.relative_rates.
+template <class T>
+std::vector<T> relative_rates(const T* gradient, const T* parameters, const std::vector<int>& sizes) {
+  constexpr T least = T(1e-8);
+  std::vector<T> factors;
+  T largest = least;
+  for (int size : sizes) {
+    factors.push_back(norm(gradient, size) / std::max(norm(parameters, size), least));
+    largest = std::max(largest, factors.back());
+    gradient += size;
+    parameters += size;
+  }
+  for (T& factor : factors) factor /= largest;
+  return factors;
 }
 
 template <class T>

@@ -56,6 +56,7 @@ class Worker {
   std::vector<size_t> stage_of_slot_;
   std::vector<Slot<T>> slots_;
   std::vector<ptrdiff_t> destination_;  // destination of each element of an image, in rows of lanes
+  std::vector<int> block_sizes_;
   int parameters_ = 0, buffers_ = 0;
   Arena<T> arena_;
   std::vector<T> host_gradient_;
@@ -70,6 +71,7 @@ Worker<T>::Worker(const HostSpec& spec) : spec_(spec) {
   for (int pixel = 0; pixel < pixels; ++pixel)
     for (int c = 0; c < spec.channels; ++c)
       destination_.push_back(dense ? pixel * spec.channels + c : c * pixels + pixel);
+  block_sizes_.assign(spec.block_sizes, spec.block_sizes + spec.blocks);
   stage_of_slot_.resize(size_t(spec.slots));
   for (int s = 0; s < spec.slots; ++s) {
     slots_.emplace_back(spec.slot_channels[s], spec.gate_offset[s]);
@@ -101,7 +103,7 @@ Worker<T>::Worker(const HostSpec& spec) : spec_(spec) {
   }
   host_gradient_.resize(size_t(parameters_));
   spec_.program = spec_.block_channels = spec_.slot_channels = nullptr;  // owned by the caller
-  spec_.slot_width = spec_.gate_offset = nullptr;
+  spec_.slot_width = spec_.gate_offset = spec_.block_sizes = nullptr;
 }
 
 template <class T>
@@ -239,15 +241,32 @@ void Worker<T>::backward(Maps<T> dy) {
 
 template <class T>
 void Worker<T>::update_host(const TrainCall<T>& call, int64_t n) {
-  const T length = norm(host_gradient_.data(), parameters_);
+  const Tuning tuning = call.tuning ? Tuning(call.tuning[n]) : Tuning::all;
+  T* gradient = host_gradient_.data();
+  ptrdiff_t place = n * parameters_;
+  const ptrdiff_t frozen = tuning == Tuning::last ? parameters_ - block_sizes_.back() : 0;
+  std::fill(gradient, gradient + frozen, T(0));
+  const T length = norm(gradient, parameters_);
   call.host_norm[n] = length;
   call.host_step[n] += T(1);
-  const Update<T> update{Rule(call.rule),      call.host_rate[n],
-                         T(call.weight_decay), T(call.momentum),
-                         clip_scale(length, T(call.most_norm)), call.host_step[n]};
-  const int64_t row = n * parameters_;
-  apply(update, host_gradient_.data(), call.host + row, call.host_first + row,
-        call.host_second + row, parameters_);
+  Update<T> update{Rule(call.rule),      call.host_rate[n],
+                   T(call.weight_decay), T(call.momentum),
+                   clip_scale(length, T(call.most_norm)), call.host_step[n]};
+  const auto next = [&](T factor, ptrdiff_t count) {
+    update.learning_rate = call.host_rate[n] * factor;
+    apply(update, gradient, call.host + place, call.host_first + place, call.host_second + place,
+          count);
+    gradient += count;
+    place += count;
+  };
+  if (tuning == Tuning::auto_rgn) {
+    const std::vector<T> factors = relative_rates(gradient, call.host + place, block_sizes_);
+    for (size_t block = 0; block < factors.size(); ++block)
+      next(factors[block], block_sizes_[block]);
+  } else {
+    next(T(0), frozen);
+    next(T(1), parameters_ - frozen);
+  }
 }
 
 template <class T>
