@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -85,6 +85,7 @@ class Workload:
         envs: number of environments without twins.
         episode_length: steps of an episode.
         max_batches, batch_size: minibatches of a step and their size; the task's own when None.
+        learning_rate: learning rate of hosts and seeds; the task's own when None.
         device: device of all tensors.
         precision: precision of the hosts.
         telemetry: telemetry level.
@@ -100,6 +101,7 @@ class Workload:
     episode_length: int = 40
     max_batches: int | None = None
     batch_size: int | None = None
+    learning_rate: float | None = None
     device: str = "cpu"
     precision: Precision = field(default_factory=lambda: Precision("cpu"))
     telemetry: str = "normal"
@@ -114,7 +116,7 @@ class Workload:
     def found(self) -> Task:
         """The task."""
         (found,) = find_all([self.task])
-        return found
+        return replace(found, learning_rate=self.learning_rate or found.learning_rate)
 
     def growth(self, backend: str) -> GrowthConfig:
         """Return the settings of the environment."""

@@ -19,9 +19,9 @@ from ladders import best_rule, control_figures, pooled
 from populations import SPLITS, Ints, controls, parts
 from reporting import made_on, new_parser, publish, table
 
-from esper.karn.ladder import CLAIRVOYANT, LOOKING, points_text
+from esper.karn.ladder import points_text
 from esper.leyline.actions import BLUEPRINTS, TEMPO_STEPS, Style
-from esper.leyline.evaluation import Evaluation
+from esper.leyline.evaluation import CLAIRVOYANT, LOOKING, Evaluation
 from esper.runtime.tasks import SUITES, Task, find, find_all
 from esper.runtime.worth import TABLE
 from esper.scripts.entry import guarded

@@ -75,45 +75,55 @@ def _digits(**settings: Any) -> DrawnSplit:
     return DrawnSplit(partial(digits, **settings))
 
 
+_RECIPE = {"learning_rate": 5e-2, "decay": "cosine"}
+"""Recipe of the tasks on digits, unless they name another: those of the benchmark ``recipes``."""
+
+
+def _add_digits(name: str, summary: str, host: Host, data: DrawnSplit, **settings: Any) -> None:
+    _add(name, summary, host, data, **(_RECIPE | settings))
+
+
 _SMALL = _host(4, 8)
 _SHIFTED = _digits(shift=2, noise=0.1)
 
 # The host is too small for digits at any of these shifts, so growing pays.
-_add("digits_shift", "digits shifted by up to 2 pixels, noise 0.1", _SMALL, _SHIFTED)
+_add_digits("digits_shift", "digits shifted by up to 2 pixels, noise 0.1", _SMALL, _SHIFTED)
 # The host is large enough and learns fast, so no seed is worth its rent.
 _AMPLE = replace(_host(8, 16), pools=2, slot_names=("r0c1", "r1c1"))
-_add("digits", "digits as they are", _AMPLE, _digits(), learning_rate=2e-2)
+_add_digits("digits", "digits as they are", _AMPLE, _digits())
 # Smaller shifts than digits_shift.
-_add(
+_add_digits(
     "digits_shift_small",
     "digits shifted by up to 1 pixel, noise 0.1",
     _SMALL,
     _digits(shift=1, noise=0.1),
+    learning_rate=1e-1,
 )
 # Twice the noise of digits_shift.
-_add(
+_add_digits(
     "digits_noisy",
     "digits shifted by up to 2 pixels, noise 0.2",
     _SMALL,
     _digits(shift=2, noise=0.2),
 )
 # Few enough training images that a grown host can memorise them.
-_add(
+_add_digits(
     "digits_few_labels",
     "as digits_shift with 30 % of the training images",
     _SMALL,
     _digits(shift=2, noise=0.1, label_fraction=0.3),
 )
 # Shifts start later or never, so it is not known at the start whether growing will pay.
-_add(
+_add_digits(
     "digits_drift",
     "digits with noise 0.1, later shifted by up to 2 pixels",
     _SMALL,
     _digits(noise=0.1),
     drift=Drift(_SHIFTED, earliest=0.1, latest=0.6, never=1 / 3),
+    learning_rate=1e-1,
 )
 # A host without convolutions.
-_add(
+_add_digits(
     "digits_mlp",
     "digits shifted by up to 1 pixel, noise 0.1",
     MlpHost(widths=(16, 16), classes=10, image=(8, 8, 1)),
@@ -121,55 +131,58 @@ _add(
 )
 
 # Held out: larger shifts than any training task.
-_add(
+_add_digits(
     "digits_shift_far",
     "digits shifted by up to 3 pixels, noise 0.1",
     _SMALL,
     _digits(shift=3, noise=0.1),
+    decay="constant",
 )
 # Held out: a combination of shift and noise that no training task has.
-_add(
+_add_digits(
     "digits_shift_near",
     "digits shifted by up to 1 pixel, noise 0.2",
     _SMALL,
     _digits(shift=1, noise=0.2),
 )
 # Held out: more noise than any training task.
-_add(
+_add_digits(
     "digits_noisier",
     "digits shifted by up to 2 pixels, noise 0.3",
     _SMALL,
     _digits(shift=2, noise=0.3),
+    decay="constant",
 )
 # Held out: less noise than any training task with shifts.
-_add(
+_add_digits(
     "digits_clear",
     "digits shifted by up to 2 pixels, noise 0.05",
     _SMALL,
     _digits(shift=2, noise=0.05),
 )
 # Held out: fewer classes, so chance is 20 % instead of 10 %.
-_add(
+_add_digits(
     "digits_five",
     "digits 0 to 4 shifted by up to 2 pixels, noise 0.1",
     _host(4, 8, classes=5),
     _digits(shift=2, noise=0.1, classes=5),
+    learning_rate=1e-1,
 )
 # Held out: a transformation that no training task has.
-_add(
+_add_digits(
     "digits_turned",
     "digits turned by 0 to 3 quarter turns, noise 0.1",
     _SMALL,
     _digits(noise=0.1, rotation=3),
 )
 # Held out: a host of half the width.
-_add("digits_narrow", "as digits_shift", _host(2, 4), _SHIFTED)
+_add_digits("digits_narrow", "as digits_shift", _host(2, 4), _SHIFTED)
 # Held out: a host of twice the width.
-_add("digits_wide", "as digits_shift", _host(8, 16), _SHIFTED)
+_add_digits("digits_wide", "as digits_shift", _host(8, 16), _SHIFTED)
 # Held out: a host with one more block and thus one more slot.
-_add("digits_deep", "as digits_shift", _host(4, 8, 8), _SHIFTED)
+_add_digits("digits_deep", "as digits_shift", _host(4, 8, 8), _SHIFTED)
 # Held out: episodes 1.5 times as long.
-_add("digits_long", "as digits_shift", _SMALL, _SHIFTED, episode_length=60)
+_add_digits("digits_long", "as digits_shift", _SMALL, _SHIFTED, episode_length=60)
 
 
 def _add_cifar(name: str, *channels: int, kernel: int, pools: int) -> None:

@@ -33,8 +33,8 @@ class Rows:
 
     Args:
         environment: identity of each row's seeds and actions, int64 ``[N]``.
-        group: identity of each row's host and data, int64 ``[N]``. Rows of one group have one task,
-            start from the same host and see the same minibatches.
+        group: identity of each row's host and data, int64 ``[N]``. Rows of one group start from the
+            same host and see the same minibatches; their tasks may differ in rate and decay alone.
         task: index of each row's task in the data bank, int64 ``[N]``; None means all 0.
     """
 

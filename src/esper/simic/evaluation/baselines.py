@@ -10,6 +10,7 @@ import torch
 
 from esper.runtime.tasks import Task
 from esper.simic.evaluation.play import Floats, Outcome, Population, play
+from esper.simic.evaluation.tuned import static_network, tuned_twin
 from esper.simic.growth.rewards import utility
 from esper.tamiyo.baselines import NeverActor
 
@@ -29,16 +30,20 @@ def _tuned(tuning: str) -> Baseline:
 
 
 BASELINES: dict[str, Baseline] = {
+    "never grow, own tuned recipe": tuned_twin,
+    "static network of three times the size": static_network,
     "full tuning": _tuned("all"),
     "last-layer tuning": _tuned("last"),
     "Auto-RGN": _tuned("auto_rgn"),
 }
-"""The baselines of the ladder, from the bottom up. The first three are the controls of surgical
-fine-tuning (Lee et al., "Surgical fine-tuning improves adaptation to distribution shifts", ICLR
+"""The baselines of the ladder. The last three are the controls of surgical fine-tuning
+ (Lee et al., "Surgical fine-tuning improves adaptation to distribution shifts", ICLR
 2023)."""
 
 _FINE_TUNING = 0.1, 0.3, 1.0, 3.0, 10.0, 30.0
-FACTORS: dict[str, tuple[float, ...]] = dict.fromkeys(BASELINES, _FINE_TUNING)
+FACTORS: dict[str, tuple[float, ...]] = dict.fromkeys(
+    ("full tuning", "last-layer tuning", "Auto-RGN"), _FINE_TUNING
+)
 """Factors of the hosts' learning rate among which each baseline chooses; one that is not named
 trains its task as it is."""
 
