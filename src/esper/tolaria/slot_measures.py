@@ -7,7 +7,7 @@ from torch import Tensor
 
 from esper.kasmina.blueprints import LastLayer
 from esper.kasmina.hosts.host import Host
-from esper.kasmina.newborns import gradient_norms
+from esper.kasmina.newborns import gradient_norms, per_environment
 
 SLOT_MEASURES = (
     "gradient",
@@ -78,12 +78,12 @@ def slot_measures(
     measured = []
     for s, slot in enumerate(host.slots):
         x, gradient = watch.inputs[s].to(parameters), gradients[s].to(parameters)
-        columns = host.feeding_columns[s]
+        columns, elements = host.feeding_columns[s], x[:, :, :, 0].numel()
         statistics = [
-            gradient.square().sum((0, 1, 2, 4)).sqrt() * predictions**0.5,
+            per_environment(gradient.square()).sqrt() * predictions**0.5,
             _norm(parameter_gradients, columns) / _norm(parameters, columns),
-            x.square().mean((0, 1, 2, 4)).sqrt(),
-            (x > 0).to(x.dtype).mean((0, 1, 2, 4)),
+            (per_environment(x.square()) / elements).sqrt(),
+            per_environment((x > 0).to(x.dtype)) / elements,
         ]
         gains = gradient_norms(slot, x, gradient)
         measured.append(torch.cat([torch.stack(statistics, 1), gains], 1))
