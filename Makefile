@@ -9,7 +9,7 @@ BENCH := $(VENV)/.ready-bench
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-slots bench-hot-path bench-scaling bench-schedules bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -77,6 +77,9 @@ bench-schedules: $(READY)
 
 bench-memory: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py --write
+
+bench-slots: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/slot_measures.py --write
 
 bench-precision: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/precision.py --write

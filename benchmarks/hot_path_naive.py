@@ -17,6 +17,7 @@ from esper.leyline.actions import BLUEPRINTS, Style
 from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
+from esper.tolaria.slot_measures import SLOT_MEASURES
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from oracles.naive import NaiveHost, NaiveSeed, naive_host
@@ -72,6 +73,8 @@ class NaiveBackend:
             like.new_zeros(rows),
             like.new_full((rows, slots), nan),
             [like.new_full((rows, slot.segment_count), nan) for slot in self.host.slots],
+            # The loop does not measure empty slots, so a comparison with it is in its favour.
+            like.new_full((rows, slots, len(SLOT_MEASURES)), nan),
         )
         for n in range(rows):
             self._train(n, stack, seeds, minibatches, optimisation, result)

@@ -38,7 +38,7 @@ DOCUMENTED = {
     "tolaria/coalitions.py:filled": "the coalitions' table; in the last step alone",
     "tolaria/coalitions.py:shapley": "sizes of coalitions, a constant; in the last step alone",
     "tolaria/coalitions.py:interactions": "as shapley",
-    "tolaria/backends/torch.py:__init__": "whether any seed of a slot is frozen; once a slot",
+    "tolaria/backends/store_rows.py:__init__": "whether any seed of a slot is frozen; once a slot",
     "simic/growth/step_functions.py:act": "whether seeds are born or must be kept; once a step",
     "simic/growth/shard.py:_live": "whether any host was rolled back; once a step",
     "simic/growth/shard.py:_restore": "rows that were rolled back; only then",

@@ -51,7 +51,8 @@ def judged(governor: Governor, moments: list[Moment]) -> list[Reason]:
     computing[:, 1] = column("computing").bool()
     norms = torch.full((len(moments), SLOTS), NAN)
     norms[:, 1] = column("seed_norm")
-    epoch = EpochResult(column("train_loss"), column("train_loss"), column("host_norm"), norms, [])
+    losses, slots = column("train_loss"), torch.full((len(moments), SLOTS, 1), NAN)
+    epoch = EpochResult(losses, losses, column("host_norm"), norms, [], slots)
     scores = Scores(column("loss"), column("expected"), column("expected"))
     return [Reason(reason) for reason in governor.check(epoch, scores, computing).tolist()]
 

@@ -10,6 +10,7 @@ from esper.tolaria.health import gradient_health, updated_signals
 from support import CPU, F64, LIVES, Plant, seed_state, small_host
 
 NAN, INF = float("nan"), float("inf")
+NO_SLOTS = torch.zeros(3, 1, 1)
 
 CASES = {
     "all in order": ([1.0, 0.1, 9.9], 3, 1.0, False),
@@ -58,7 +59,7 @@ def test_signals_keep_the_last_health_and_smooth_the_contribution_velocity():
     norms[0, :3] = torch.tensor([1.0, 0.0, 1.0])
     norms[1, :3] = torch.tensor([1.0, 1.0, 30.0])
     totals = torch.tensor([[1.4], [30.0], [NAN]])
-    epoch = EpochResult(totals[:, 0], totals[:, 0], totals[:, 0], totals, [norms])
+    epoch = EpochResult(totals[:, 0], totals[:, 0], totals[:, 0], totals, [norms], NO_SLOTS)
     previous = SeedSignals.unknown((3, 1), CPU)
     previous.contribution[0], previous.contribution_velocity[0] = 0.1, 0.02
     previous.health[1] = 0.9

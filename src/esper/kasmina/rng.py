@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     DRIFT = 6
     TASK = 7
     GYM_RESET = 8
+    NEWBORN = 9
     SEED_INIT = 1000  # plus the slot index
 
 

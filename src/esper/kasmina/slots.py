@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import blueprints
+from esper.kasmina.blueprints import LastLayer
 from esper.kasmina.cached_tensors import Table
 from esper.kasmina.stack import Layout, weight, zeros
 from esper.leyline.actions import BLUEPRINTS, Style
@@ -41,6 +42,12 @@ class SlotSpec:
         return {
             kind: blueprints.build(kind, self.channels, self.family).layout for kind in self.kinds
         }
+
+    @cached_property
+    def last_layers(self) -> frozenset[LastLayer]:
+        """What newborn seeds of the slot's blueprints may read."""
+        built = (blueprints.build(kind, self.channels, self.family) for kind in self.kinds)
+        return frozenset(blueprint.last_layer for blueprint in built)
 
     @cached_property
     def gate_layout(self) -> Layout:

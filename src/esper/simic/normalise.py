@@ -16,12 +16,16 @@ class RunningMoments:
     Args:
         shape: shape of one row.
         device: device of the moments.
+        unscaled: columns that ``normalise`` leaves as they are, bool ``[*shape]``; none if None.
 
     Attributes:
         deviation: ``sqrt(variance + 1e-4)`` of every column; 1 before the first update.
     """
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device):
+    def __init__(
+        self, shape: tuple[int, ...], device: torch.device, unscaled: Tensor | None = None
+    ):
+        self.unscaled = None if unscaled is None else unscaled.to(device)
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         self.mean = torch.zeros(shape, dtype=torch.float64, device=device)
         self.squares = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -55,12 +59,15 @@ class RunningMoments:
         self.deviation.copy_(torch.where(self.count > 0, (variance + _EPSILON).sqrt(), 1.0))
 
     def normalise(self, x: Tensor) -> Tensor:
-        """``(x - mean) / deviation`` clipped to +-10, in float32.
+        """``(x - mean) / deviation`` clipped to +-10, in float32; ``unscaled`` columns unchanged.
 
         Infinities are not clipped, so that the error they indicate stays visible.
         """
         scaled = (x - self.mean) / self.deviation
-        return torch.where(scaled.isinf(), scaled, scaled.clamp(-_CLIP, _CLIP)).float()
+        bounded = torch.where(scaled.isinf(), scaled, scaled.clamp(-_CLIP, _CLIP))
+        if self.unscaled is not None:
+            bounded = torch.where(self.unscaled, x, bounded)
+        return bounded.float()
 
     def scale(self, x: Tensor) -> Tensor:
         """``(x - mean) / deviation`` without bounds, in float32."""

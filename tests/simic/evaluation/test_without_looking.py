@@ -19,7 +19,13 @@ from esper.simic.evaluation.without_looking import (
 )
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import RandomActor
-from esper.tamiyo.policy.features import HOST_FEATURES, SEED_SIGNALS, SLOT_FEATURES, Observation
+from esper.tamiyo.policy.features import (
+    EMPTY_SLOT_SIGNALS,
+    HOST_FEATURES,
+    SEED_SIGNALS,
+    SLOT_FEATURES,
+    Observation,
+)
 from synthetic import random_observation
 from tiny_population import TASKS, growing, hosts, looking
 
@@ -86,7 +92,8 @@ def test_a_blind_twin_sees_scores_and_signals_of_the_donor_and_the_rest_of_its_o
         source = before.host[donors] if name in SCORES else before.host
         assert torch.equal(watching.seen.host[:, i], source[:, i]), name
     for i, name in enumerate(SLOT_FEATURES):
-        source = before.slots[donors] if name in SEED_SIGNALS else before.slots
+        shown = name in SEED_SIGNALS or name in EMPTY_SLOT_SIGNALS
+        source = before.slots[donors] if shown else before.slots
         assert torch.equal(watching.seen.slots[..., i], source[..., i]), name
     assert torch.equal(watching.seen.critic, own.critic[donors])
     assert torch.equal(watching.seen.masks.slots, own.masks.slots)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.growth.shard import Shard
+from esper.tolaria.backends import store_rows
 from esper.tolaria.backends import torch as backend
 
 Fault = Callable[[Shard], Callable[[], None]]
@@ -38,7 +39,7 @@ def in_host_gradient(row: int, bad: float, minibatch: int = 0) -> Fault:
     """In one number of the host's gradient."""
 
     def arm(shard: Shard) -> Callable[[], None]:
-        original, calls = backend.clip_scale, iter(range(1_000))
+        original, calls = store_rows.clip_scale, iter(range(1_000))
         width = shard.engine.stack.host.shape[1]
 
         def poisoned(gradient: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
@@ -47,8 +48,8 @@ def in_host_gradient(row: int, bad: float, minibatch: int = 0) -> Fault:
                 gradient[row, 0] = bad
             return original(gradient, max_norm)
 
-        backend.clip_scale = poisoned
-        return lambda: setattr(backend, "clip_scale", original)
+        store_rows.clip_scale = poisoned
+        return lambda: setattr(store_rows, "clip_scale", original)
 
     return arm
 
@@ -57,7 +58,7 @@ def in_seed_gradient(row: int, bad: float, slot: int, minibatch: int = 0) -> Fau
     """In one number of a seed's gradient."""
 
     def arm(shard: Shard) -> Callable[[], None]:
-        original, calls = backend._SeedRows.update, iter(range(1_000))
+        original, calls = store_rows.SeedRows.update, iter(range(1_000))
 
         def poisoned(self, gradient: Tensor) -> None:
             if self.slot == slot and next(calls) == minibatch:
@@ -67,8 +68,8 @@ def in_seed_gradient(row: int, bad: float, slot: int, minibatch: int = 0) -> Fau
                 gradient[place, 0] = bad
             original(self, gradient)
 
-        backend._SeedRows.update = poisoned
-        return lambda: setattr(backend._SeedRows, "update", original)
+        store_rows.SeedRows.update = poisoned
+        return lambda: setattr(store_rows.SeedRows, "update", original)
 
     return arm
 

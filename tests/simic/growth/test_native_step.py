@@ -29,6 +29,7 @@ from esper.simic.growth.step import GrowthConfig
 from esper.simic.growth.step_functions import RowsAfterStep, TorchStep
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
+    EMPTY_SLOT_SIGNALS,
     HISTORY,
     HOST_FEATURES,
     SLOT_FEATURES,
@@ -38,6 +39,7 @@ from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.engine import Measurement
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.precision import Precision
+from esper.tolaria.slot_measures import SLOT_MEASURES
 from support import CPU, needs_native
 
 pytestmark = needs_native
@@ -49,6 +51,7 @@ LOGARITHMIC = {
     "validation_loss",
     *(f"loss_history_{i}" for i in range(HISTORY)),
     *("train_loss", "log_growth", "gradient_norm", "log_gradient_ratio", "log_seed_share"),
+    *EMPTY_SLOT_SIGNALS,
 }
 CURVED = {"alpha", "alpha_velocity", "ramp_start"}
 
@@ -159,6 +162,7 @@ class World:
             seed_tensor_norms=[
                 self.floats(self.rows, slot.segment_count, odd=0.02) for slot in self.engine.slots
             ],
+            slots=self.floats(self.rows, self.slots, len(SLOT_MEASURES), odd=0.1),
         )
         epoch.forget(rolled)
         return epoch
@@ -175,6 +179,7 @@ class World:
             expected=self.floats(self.rows, HISTORY + 1, odd=0.1),
             train_loss=self.floats(self.rows, odd=0.1),
             train_accuracy=self.floats(self.rows, odd=0.1),
+            slot_measures=self.floats(self.rows, self.slots, len(SLOT_MEASURES), odd=0.1),
             last_op=torch.randint(len(Op), (self.rows,), generator=self.random),
             success=self.bools(self.rows),
             rolled_back=self.bools(self.rows),

@@ -9,21 +9,29 @@ from torch import Tensor
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
+from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op, Style
 from esper.leyline.stages import Stage
+from esper.simic.growth.growth_moments import GrowthMoments
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
+    EMPTY_SLOT_SIGNALS,
     HISTORY,
     HOST_FEATURES,
+    LEAST_RENT,
+    SIZE_FEATURES,
     SLOT_FEATURES,
     Observation,
     Progress,
     critic_features,
     host_features,
     log_price,
+    log_size,
     slot_features,
     symlog,
 )
+from esper.tolaria.slot_measures import SLOT_MEASURES
+from synthetic import random_observation
 
 CPU = torch.device("cpu")
 NAN = math.nan
@@ -37,6 +45,7 @@ def progress_of(count: int, **changes) -> Progress:
         "expected": torch.linspace(0.0, 1.0, count * (HISTORY + 1)).view(count, -1),
         "train_loss": torch.full((count,), 2.0),
         "train_accuracy": torch.full((count,), 0.25),
+        "slot_measures": torch.full((count, 1, len(SLOT_MEASURES)), NAN),
         "last_op": torch.full((count,), int(Op.ADVANCE)),
         "success": torch.ones(count).bool(),
         "rolled_back": torch.zeros(count).bool(),
@@ -86,7 +95,7 @@ def test_host_features_match_their_names() -> None:
         "last_advance": 1.0,
         "last_wait": 0.0,
         "last_prune": 0.0,
-        "log_host_parameters": math.log(400.0) / 10.0,
+        "log_host_parameters": math.log(0.4) / 2.0,
         "log_growth": math.log(1.5),
         "budget_left": 0.0,
         "rolled_back": 1.0,
@@ -121,13 +130,17 @@ def test_unknown_host_features_are_minus_one() -> None:
         assert found[f"loss_history_{i}"] == found[f"accuracy_history_{i}"] == -1.0
 
 
-def described(state: SeedState, signals: SeedSignals | None = None) -> list[dict[str, float]]:
+def described(
+    state: SeedState, signals: SeedSignals | None = None, measures: Tensor | None = None
+) -> list[dict[str, float]]:
     """Features by name for every slot of the single environment."""
     slots = state.stage.shape[1]
     host = CnnHost(channels=(3, 5, 7)[:slots], classes=10, image=(8, 8, 1))
     unknown = SeedSignals.unknown((1, slots), CPU)
     parameters = torch.where(state.living, 60, 0)
-    features = slot_features(host.slots, 40, state, signals or unknown, 120, parameters)
+    if measures is None:
+        measures = torch.full((1, slots, len(SLOT_MEASURES)), NAN)
+    features = slot_features(host.slots, 40, state, signals or unknown, 120, parameters, measures)
     return [named(row, SLOT_FEATURES) for row in features[0]]
 
 
@@ -181,19 +194,99 @@ def test_slot_features_match_their_names() -> None:
         "stage_age": 0.05,
         "log_seed_share": math.log(1.5),
         "depth": 2 / 3,
-        "log_channels": math.log(5.0) / 5.0,
+        "log_channels": math.log(5.0 / 16.0),
     }
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
 
 
 @pytest.mark.parametrize("stage", [Stage.DORMANT, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING])
-def test_an_empty_slot_has_only_stage_and_place_features(stage) -> None:
+def test_an_unmeasured_empty_slot_has_only_stage_and_place_features(stage) -> None:
     state = state_of([stage], alpha=[0.3], tempo=[5], style=[2], age=[7], stage_age=[3], goal=[0.5])
     signals = replace(SeedSignals.unknown((1, 1), CPU), contribution=torch.tensor([[0.5]]))
     found = described(state, signals)[0]
     told = {name for name, value in found.items() if value != 0.0}
     assert told == {f"stage_{stage.name.lower()}", "depth", "log_channels"}
+
+
+@pytest.mark.parametrize("stage", [Stage.DORMANT, Stage.EMBARGOED])
+def test_a_measured_empty_slot_shows_logarithms(stage) -> None:
+    values = [math.exp(-3.0 - i) for i in range(len(SLOT_MEASURES))]
+    values[SLOT_MEASURES.index("active_share")] = 0.7
+    values[SLOT_MEASURES.index("gain_linear")] = NAN
+    values[SLOT_MEASURES.index("gain_norm")] = 0.0
+    found = described(state_of([stage]), measures=torch.tensor([[values]]))[0]
+    told = {name: found[name] for name in EMPTY_SLOT_SIGNALS}
+    assert told == pytest.approx(
+        {
+            "slot_known": 1.0,
+            "log_slot_gradient": -3.0 / 5.0,
+            "log_slot_gradient_ratio": -4.0 / 5.0,
+            "log_slot_activation": -5.0 / 5.0,
+            "active_share": 0.7,
+            "log_gain_scale": -7.0 / 5.0,
+            "log_gain_norm": math.log(1e-12) / 5.0,
+            "log_gain_linear": 0.0,
+            "log_gain_pointwise": -10.0 / 5.0,
+            "log_gain_spatial": -11.0 / 5.0,
+            "log_gain_hidden": -12.0 / 5.0,
+        },
+        abs=1e-6,
+    )
+
+
+def test_signals_of_empty_slots_are_0_with_a_seed_or_without_a_finite_gradient() -> None:
+    measures = torch.full((1, 3, len(SLOT_MEASURES)), 0.5)
+    measures[0, 1, 0] = math.inf
+    state = state_of([Stage.GERMINATED, Stage.DORMANT, Stage.DORMANT])
+    seeded, overflowed, known = described(state, measures=measures)
+    for name in EMPTY_SLOT_SIGNALS:
+        assert seeded[name] == overflowed[name] == 0.0 != known[name]
+
+
+SIZES = [10**exponent for exponent in range(2, 9)]
+
+
+def size_features(size: int, added: int) -> dict[str, float]:
+    """The size features of a host whose single slot has as many channels as fit into it."""
+    state, parameters = state_of([Stage.HOLDING]), torch.tensor([[added]])
+    slot = SlotSpec("r0c0", max(1, size // 100), (8, 8), 1.0)
+    unknown = SeedSignals.unknown((1, 1), CPU)
+    progress = progress_of(1, log_rent=log_price(torch.tensor([1.0 / size])))
+    host = host_features(progress, state, size, parameters, 1)
+    measures = torch.full((1, 1, len(SLOT_MEASURES)), NAN)
+    slots = slot_features((slot,), 40, state, unknown, size, parameters, measures)
+    moments = GrowthMoments(CPU)
+    # A run on hosts of 438 parameters in which nothing about sizes varies.
+    seen = replace(
+        random_observation((4,), 1, 0),
+        host=torch.full((4, len(HOST_FEATURES)), log_size(438)),
+        slots=torch.zeros(4, 1, len(SLOT_FEATURES)),
+    )
+    moments.update(seen, None)
+    observed = moments.normalise(replace(seen, host=host, slots=slots))
+    found = named(observed.host[0], HOST_FEATURES) | named(observed.slots[0, 0], SLOT_FEATURES)
+    return {name: found[name] for name in SIZE_FEATURES}
+
+
+@pytest.mark.parametrize("name", SIZE_FEATURES)
+def test_size_features_tell_hosts_of_every_size_apart_after_normalisation(name: str) -> None:
+    """Hosts of 100 to 100 million parameters, with a seed of 100 parameters."""
+    found = [size_features(size, 100)[name] for size in SIZES]
+    order = sorted(found, reverse=name in ("log_growth", "log_seed_share", "log_rent"))
+    assert found == order
+    prices = len([size for size in SIZES if 1.0 / size >= LEAST_RENT])
+    assert len(set(found)) == (prices if name == "log_rent" else len(SIZES))
+
+
+@pytest.mark.parametrize("name", ["log_growth", "log_seed_share"])
+@pytest.mark.parametrize("size", [10**2, 10**8])
+def test_growth_features_tell_every_growth_apart(size: int, name: str) -> None:
+    """From a millionth of the host to ten thousand times its size."""
+    added = [int(size * share) for share in (1e-6, 1e-3, 0.1, 1.0, 100.0, 1e4) if size * share >= 1]
+    found = [size_features(size, count)[name] for count in added]
+    expected = [math.log1p(count / size) for count in added]
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("stage", Stage)

@@ -8,11 +8,20 @@ from collections.abc import Callable, Collection
 from functools import cache
 
 from esper.kasmina.blueprints import conv, mlp, sequence
-from esper.kasmina.blueprints.blueprint import Blueprint, Parameters
+from esper.kasmina.blueprints.blueprint import Blueprint, LastLayer, Parameters
 from esper.leyline.actions import BLUEPRINTS, EMPTY, add_blueprint
 from esper.leyline.errors import UsageError
 
-__all__ = ["BUILDERS", "FAMILIES", "Blueprint", "Parameters", "build", "of_family", "register"]
+__all__ = [
+    "BUILDERS",
+    "FAMILIES",
+    "Blueprint",
+    "LastLayer",
+    "Parameters",
+    "build",
+    "of_family",
+    "register",
+]
 
 FAMILIES = ("conv", "mlp", "sequence")
 """Families of slots: after a convolution, after a linear map, and after a transformer layer."""

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from esper.kasmina.blueprints.blueprint import Blueprint, Parameters
+from esper.kasmina.blueprints.blueprint import Blueprint, LastLayer, Parameters
 from esper.kasmina.ops import (
     conv2d,
     depthwise_conv2d,
@@ -29,7 +29,7 @@ def norm(channels: int) -> Blueprint:
     def forward(p: Parameters, x: Tensor) -> Tensor:
         return p["scale"].tanh()[:, None] * (_normalised(p, x) - x)
 
-    return Blueprint((zeros("scale"), *_norm_fields(channels)), forward)
+    return Blueprint((zeros("scale"), *_norm_fields(channels)), forward, LastLayer.NORM)
 
 
 # Native twin: hosts/blueprints.h, Attention.
@@ -46,7 +46,7 @@ def attention(channels: int) -> Blueprint:
         zeros("excite.weight", channels, width),
         zeros("excite.bias", channels),
     )
-    return Blueprint(fields, forward)
+    return Blueprint(fields, forward, LastLayer.SCALE)
 
 
 def conv_small(channels: int) -> Blueprint:
@@ -56,7 +56,7 @@ def conv_small(channels: int) -> Blueprint:
         return conv2d(_normalised(p, x, rectify=True), p["conv.weight"])
 
     fields = (*_norm_fields(channels), zeros("conv.weight", channels, channels, 1, 1))
-    return Blueprint(fields, forward)
+    return Blueprint(fields, forward, LastLayer.POINTWISE)
 
 
 def conv_light(channels: int) -> Blueprint:
@@ -66,7 +66,7 @@ def conv_light(channels: int) -> Blueprint:
         return conv2d(_normalised(p, x, rectify=True), p["conv.weight"])
 
     fields = (*_norm_fields(channels), zeros("conv.weight", channels, channels, 3, 3))
-    return Blueprint(fields, forward)
+    return Blueprint(fields, forward, LastLayer.SPATIAL)
 
 
 def conv_heavy(channels: int) -> Blueprint:

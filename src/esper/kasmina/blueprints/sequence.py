@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from esper.kasmina.blueprints.blueprint import Blueprint, Parameters
+from esper.kasmina.blueprints.blueprint import Blueprint, LastLayer, Parameters
 from esper.kasmina.ops import causal_attention, dense, layer_norm
 from esper.kasmina.stack import ones, weight, zeros
 
@@ -15,7 +15,7 @@ def norm(channels: int) -> Blueprint:
         return p["scale"].tanh()[:, None] * (normalised - x)
 
     fields = (zeros("scale"), ones("norm.weight", channels), zeros("norm.bias", channels))
-    return Blueprint(fields, forward)
+    return Blueprint(fields, forward, LastLayer.NORM)
 
 
 def lora(channels: int) -> Blueprint:
@@ -44,7 +44,7 @@ def attention(channels: int) -> Blueprint:
         weight("joint.weight", 3 * channels, channels),
         zeros("out.weight", channels, channels),
     )
-    return Blueprint(fields, forward)
+    return Blueprint(fields, forward, LastLayer.SPATIAL)
 
 
 def _low_rank(channels: int, rank: int) -> Blueprint:
@@ -52,4 +52,4 @@ def _low_rank(channels: int, rank: int) -> Blueprint:
         return dense(dense(x, p["down.weight"]), p["up.weight"])
 
     fields = (weight("down.weight", rank, channels), zeros("up.weight", channels, rank))
-    return Blueprint(fields, forward)
+    return Blueprint(fields, forward, LastLayer.LINEAR)

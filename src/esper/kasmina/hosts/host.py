@@ -75,6 +75,11 @@ class Host(Protocol):
         ...
 
     @property
+    def feeding_columns(self) -> tuple[tuple[slice, ...], ...]:
+        """For each slot, the columns of ``layout`` with the parameters of the block feeding it."""
+        ...
+
+    @property
     def parameter_count(self) -> int:
         """Number of trainable parameters of one host."""
         ...
@@ -141,6 +146,20 @@ class HostDefaults(ABC):
     def layout(self) -> Layout:
         """See ``Host.layout``."""
 
+    @property
+    @abstractmethod
+    def feeding_names(self) -> tuple[tuple[str, ...], ...]:
+        """For each slot, the names in ``layout`` of the parameters of the block feeding it."""
+
+    @cached_property
+    def feeding_columns(self) -> tuple[tuple[slice, ...], ...]:
+        """See ``Host.feeding_columns``."""
+        fields = zip(self.layout.fields, self.layout.offsets, strict=True)
+        ranges = {field.name: (offset, offset + field.size) for field, offset in fields}
+        return tuple(
+            _joined(sorted(ranges[name] for name in names)) for names in self.feeding_names
+        )
+
     @cached_property
     def slots(self) -> tuple[SlotSpec, ...]:
         """See ``Host.slots``."""
@@ -169,6 +188,27 @@ class HostDefaults(ABC):
         return (Instruction("slot", i) for i, slot in enumerate(self.slots) if slot.name == place)
 
 
+def _joined(ranges: list[tuple[int, int]]) -> tuple[slice, ...]:
+    """Slices of sorted column ranges, where adjacent ranges are one slice."""
+    joined: list[slice] = []
+    for begin, end in ranges:
+        if joined and joined[-1].stop == begin:
+            begin = joined.pop().start
+        joined.append(slice(begin, end))
+    return tuple(joined)
+
+
+def feeding_blocks(program: tuple[Instruction, ...]) -> tuple[int, ...]:
+    """For each slot of a program, the last block before it."""
+    blocks: list[int] = []
+    for kind, number in program:
+        if kind == "block":
+            block = number
+        elif kind == "slot":
+            blocks.append(block)
+    return tuple(blocks)
+
+
 class NormedHost(HostDefaults):
     """A host whose blocks end in BatchNorm and ReLU and whose head is one linear map.
 
@@ -192,6 +232,19 @@ class NormedHost(HostDefaults):
             fields += [field, ones(f"norm{block}.weight", width), zeros(f"norm{block}.bias", width)]
         fields += [weight("head.weight", self.classes, width), zeros("head.bias", self.classes)]
         return Layout(tuple(fields))
+
+    @property
+    @abstractmethod
+    def program(self) -> tuple[Instruction, ...]:
+        """See ``BlockHost.program``."""
+
+    @property
+    def feeding_names(self) -> tuple[tuple[str, ...], ...]:
+        """See ``HostDefaults.feeding_names``: weight and norm of the block."""
+        return tuple(
+            (self.weights[block].name, f"norm{block}.weight", f"norm{block}.bias")
+            for block in feeding_blocks(self.program)
+        )
 
     @cached_property
     def block_sizes(self) -> tuple[int, ...]:

@@ -108,6 +108,19 @@ class ModuleHost(HostDefaults):
         return Layout(tuple(Field(n, tuple(p.shape)) for n, p in named if p.requires_grad))
 
     @cached_property
+    def feeding_names(self) -> tuple[tuple[str, ...], ...]:
+        """See ``HostDefaults.feeding_names``.
+
+        The parameters on which a slot's activation depends and no earlier slot's does; if there are
+        none, as behind a pool, those that feed the earlier slot.
+        """
+        found: list[tuple[str, ...]] = []
+        for depends in self._dependencies():
+            fresh = tuple(name for name in depends if not any(name in names for names in found))
+            found.append(fresh or (found[-1] if found else ()))
+        return tuple(found)
+
+    @cached_property
     def buffers(self) -> Layout:
         """See ``Host.buffers``."""
         return Layout(tuple(Field(n, tuple(x.shape)) for n, x in _fixed(self.template)))
@@ -239,6 +252,37 @@ class ModuleHost(HostDefaults):
                 )
         return seen
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def _dependencies(self) -> list[list[str]]:
+        """For each slot in use, the parameters on which its activation depends."""
+        seen: dict[str, Tensor] = {}
+
+        def note(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            seen[name] = arguments[0]
+
+        parameters, fixed = self.initial_values([0])
+        leaves = {
+            n: x[0].clone().requires_grad_() for n, x in self.layout.views(parameters).items()
+        }
+        constants = {
+            name: x[0].to(self._buffer_dtypes[name] or x.dtype)
+            for name, x in self.buffers.views(fixed).items()
+        }
+        height, width, channels = self.image
+        images = torch.zeros(2, channels, height, width, dtype=torch.float64)
+        with _LOCK:
+            hooks = [
+                self._markers[slot.name].register_forward_pre_hook(partial(note, slot.name))
+                for slot in self.slots
+            ]
+            try:
+                functional_call(self.template.eval(), (leaves, constants), (images,))
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        return [_connected(seen[slot.name], leaves) for slot in self.slots]
+
     def _spec(self, name: str, shape: tuple[int, ...], depth: float) -> SlotSpec:
         channels = self._markers[name].channels
         if len(shape) not in (2, 4) or shape[1] != channels:
@@ -287,6 +331,15 @@ def _row(named: Iterator[tuple[str, Tensor]], layout: Layout) -> Tensor:
         raise UsageError(f"model: {wrong[0]} differs in shape from one build to the next")
     parts = [numbers[f.name].detach().double().flatten() for f in layout.fields]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def _connected(x: Tensor, leaves: Tensors) -> list[str]:
+    """Names of the ``leaves`` from which ``x`` was computed."""
+    if not x.requires_grad:
+        return []
+    every = list(leaves.values())
+    gradients = torch.autograd.grad(x.sum(), every, retain_graph=True, allow_unused=True)
+    return [name for name, found in zip(leaves, gradients, strict=True) if found is not None]
 
 
 def _line(error: Exception) -> str:

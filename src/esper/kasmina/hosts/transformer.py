@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import ops
-from esper.kasmina.hosts.host import HostDefaults, Instruction, Tensors
+from esper.kasmina.hosts.host import HostDefaults, Instruction, Tensors, feeding_blocks
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout, ones, weight, zeros
 
@@ -97,6 +97,15 @@ class TransformerHost(HostDefaults):
                 weight(f"perceptron{layer}.narrow.weight", width, 4 * width),
             ]
         return Layout((*fields, *_norm_fields("head.norm", width)))
+
+    @property
+    def feeding_names(self) -> tuple[tuple[str, ...], ...]:
+        """See ``HostDefaults.feeding_names``: all parameters of the layer."""
+        names = [field.name for field in self.layout.fields]
+        return tuple(
+            tuple(name for name in names if name.startswith((f"attention{i}.", f"perceptron{i}.")))
+            for i in feeding_blocks(self.program)
+        )
 
     @cached_property
     def buffers(self) -> Layout:

@@ -36,9 +36,8 @@ BASELINES: dict[str, Baseline] = {
     "last-layer tuning": _tuned("last"),
     "Auto-RGN": _tuned("auto_rgn"),
 }
-"""The baselines of the ladder. The last three are the controls of surgical fine-tuning
- (Lee et al., "Surgical fine-tuning improves adaptation to distribution shifts", ICLR
-2023)."""
+"""The baselines of the ladder. The last three are the controls of surgical fine-tuning (Lee et al.,
+"Surgical fine-tuning improves adaptation to distribution shifts", ICLR 2023)."""
 
 _FINE_TUNING = 0.1, 0.3, 1.0, 3.0, 10.0, 30.0
 FACTORS: dict[str, tuple[float, ...]] = dict.fromkeys(

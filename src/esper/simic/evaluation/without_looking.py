@@ -15,6 +15,7 @@ from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import without_learning
 from esper.tamiyo.policy.features import (
+    EMPTY_SLOT_SIGNALS,
     HISTORY,
     HOST_FEATURES,
     SEED_SIGNALS,
@@ -32,11 +33,11 @@ SCORES = (
 )
 """Host features that show how a host learns."""
 _SCORES = [HOST_FEATURES.index(name) for name in SCORES]
-_SIGNALS = [SLOT_FEATURES.index(name) for name in SEED_SIGNALS]
+_SIGNALS = [SLOT_FEATURES.index(name) for name in (*SEED_SIGNALS, *EMPTY_SLOT_SIGNALS)]
 
 
 class BlindTwin:
-    """A policy that sees the scores and seed signals of another host instead of its own.
+    """A policy that sees the scores and the signals of seeds and empty slots of another host.
 
     It sees its own size, price, time, stages and legal actions. With strict gates the legal actions
     tell how a seed learns.

@@ -6,19 +6,26 @@ import torch
 from torch import Tensor
 
 from esper.simic.normalise import RunningMoments
-from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
+from esper.tamiyo.policy.features import (
+    HOST_FEATURES,
+    SIZE_FEATURES,
+    SLOT_FEATURES,
+    Observation,
+)
 
 
 class GrowthMoments:
-    """Moments of the features of hosts and of slots.
+    """Moments of the features of hosts and of slots; ``SIZE_FEATURES`` are not normalised.
 
     Args:
         device: device of the moments.
     """
 
     def __init__(self, device: torch.device):
-        self.host = RunningMoments((len(HOST_FEATURES),), device)
-        self.slots = RunningMoments((len(SLOT_FEATURES),), device)
+        self.host, self.slots = (
+            RunningMoments((len(names),), device, torch.tensor([n in SIZE_FEATURES for n in names]))
+            for names in (HOST_FEATURES, SLOT_FEATURES)
+        )
 
     def normalise(self, observation: Observation) -> Observation:
         """See ``ObservationMoments.normalise``."""

@@ -19,6 +19,7 @@ from esper.tolaria import governor as governor_module
 from esper.tolaria import health
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import Governor
+from esper.tolaria.slot_measures import SLOT_MEASURES
 
 _CPU = torch.device("cpu")
 
@@ -62,6 +63,8 @@ def step_spec(engine: Engine, count: int, rules: Rules, kinds: Tensor) -> Struct
         op_features=tables["op_table"].shape[1],
         host_width=len(HOST_FEATURES),
         slot_width=len(SLOT_FEATURES),
+        slot_measures=len(SLOT_MEASURES),
+        active_share=SLOT_MEASURES.index("active_share"),
         history=features.HISTORY,
         head=CALLS.Heads(**{name: HEADS.index(name) for name in CALLS.Heads.names}),
         op=_numbers(CALLS.Ops, Op),
@@ -102,6 +105,9 @@ def _limits() -> dict[str, float]:
         "pi": pi,
         "points": features.POINTS,
         "infinite_norm": features.INFINITE_NORM,
+        "least_measure": features.LEAST_MEASURE,
+        "most_measure": features.MOST_MEASURE,
+        "measure_unit": features.MEASURE_UNIT,
     }
 
 

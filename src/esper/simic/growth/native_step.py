@@ -20,6 +20,7 @@ from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.engine import Engine, Measurement
 from esper.tolaria.governor import Governor
+from esper.tolaria.slot_measures import SLOT_MEASURES
 
 _INT64, _FLOAT32, _BOOL = torch.int64, torch.float32, torch.bool
 
@@ -183,6 +184,7 @@ class NativeStep(TorchStep):
             expected=address(progress.expected, _FLOAT32, history),
             train_loss=address(progress.train_loss, _FLOAT32, rows),
             train_accuracy=address(progress.train_accuracy, _FLOAT32, rows),
+            slot_measures=address(progress.slot_measures, _FLOAT32, self.size * len(SLOT_MEASURES)),
             last_op=address(progress.last_op, _INT64, rows),
             success=address(progress.success, _BOOL, rows),
             rolled_back=address(progress.rolled_back, _BOOL, rows),

@@ -27,6 +27,7 @@ from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Measurement, Rows
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.loss_scales import LossScales
+from esper.tolaria.slot_measures import SLOT_MEASURES
 
 TWIN_STREAM = 1 << 30
 """First identity of a twin, above the identities of all environments."""
@@ -169,6 +170,7 @@ class Shard:
             expected=nan.clone(),
             train_loss=nan[:, 0].clone(),
             train_accuracy=nan[:, 0].clone(),
+            slot_measures=nan.new_full((*shape, len(SLOT_MEASURES)), float("nan")),
             last_op=torch.zeros(rows, dtype=torch.long, device=self.device),
             success=torch.ones(rows, dtype=torch.bool, device=self.device),
             rolled_back=torch.zeros(rows, dtype=torch.bool, device=self.device),
@@ -323,6 +325,7 @@ class Shard:
         progress = self.progress
         progress.step = step
         progress.train_loss, progress.train_accuracy = lived.epoch.loss, lived.epoch.accuracy
+        progress.slot_measures = lived.epoch.slots
         progress.last_op, progress.success, progress.rolled_back = op, success, lived.rolled_back
         self._remember(lived.scores)
         if lived.committed is not None:

@@ -161,10 +161,17 @@ class TorchStep:
         engine, state = self.engine, now.own
         host, parameters = engine.host.parameter_count, self._own(now.seed_parameters)
         most = self.rules.max_seeds
+        own = progress.map(self._own)
         return Features(
-            host=host_features(progress.map(self._own), state, host, parameters, most),
+            host=host_features(own, state, host, parameters, most),
             slots=slot_features(
-                engine.slots, engine.episode_length, state, now.own_signals, host, parameters
+                engine.slots,
+                engine.episode_length,
+                state,
+                now.own_signals,
+                host,
+                parameters,
+                own.slot_measures,
             ),
             blueprints=state.blueprint * state.living,
             critic=critic_features(score, twin_score),

@@ -25,7 +25,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.disk import sync, write_synced
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _MANIFEST = "manifest.json"
 _SEAL = "manifest_sha256"
 _Count = Annotated[int, msgspec.Meta(ge=0)]

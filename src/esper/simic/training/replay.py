@@ -16,7 +16,7 @@ from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.recurrent import FlatObservation
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

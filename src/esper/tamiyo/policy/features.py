@@ -14,6 +14,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op, Style
 from esper.leyline.stages import STAGE_COUNT, Stage
 from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tolaria.slot_measures import SLOT_MEASURES
 
 HISTORY = 5
 """Number of previous steps whose validation scores are in the observation."""
@@ -53,6 +54,18 @@ SEED_SIGNALS = (
 )
 """Names of the slot features that show how a seed learns."""
 
+EMPTY_SLOT_SIGNALS = (
+    "slot_known",
+    "log_slot_gradient",
+    "log_slot_gradient_ratio",
+    "log_slot_activation",
+    "active_share",
+    *(f"log_{name}" for name in SLOT_MEASURES if name.startswith("gain_")),
+)
+"""Names of the slot features that show how a host learns around a slot without a seed: whether they
+are known, and ``tolaria.slot_measures.SLOT_MEASURES``. All are 0 in a slot with a seed, and where
+they are unknown: before the first step, after a rollback, in the step after a prune."""
+
 SLOT_FEATURES = (
     "occupied",
     *(f"stage_{stage.name.lower()}" for stage in Stage),
@@ -70,10 +83,15 @@ SLOT_FEATURES = (
     "age",
     "stage_age",
     "log_seed_share",
+    *EMPTY_SLOT_SIGNALS,
     "depth",
     "log_channels",
 )
 """Names of the slot features, in order."""
+
+SIZE_FEATURES = ("log_host_parameters", "log_growth", "log_rent", "log_seed_share", "log_channels")
+"""Names of the features of sizes and prices. They are not normalised by the moments of a run, in
+which they may be constant, so that they tell hosts of any other size apart."""
 
 POINTS = 10.0
 """Factor applied to differences of scores."""
@@ -81,6 +99,10 @@ USUAL_RENT, LEAST_RENT = 0.05, 1e-4
 """Rent whose feature is 0, and the rent below which the feature no longer falls."""
 INFINITE_NORM = 1e6
 """Replaces an infinite norm."""
+USUAL_HOST, USUAL_CHANNELS = 1000.0, 16.0
+"""Parameters of a host and channels of a slot whose size features are 0."""
+LEAST_MEASURE, MOST_MEASURE, MEASURE_UNIT = 1e-12, 1e12, 5.0
+"""Bounds of a measurement of a slot, and the unit of its logarithm in nats."""
 
 CRITIC_FEATURES = ("twin_score", "gain", "known")
 """Names of the critic's additional features: the never-grow twin's score, the host's score
@@ -128,6 +150,8 @@ class Progress:
             latest last, ``[N, HISTORY + 1]``; NaN before the scores of the initial host.
         train_loss, train_accuracy: means of the last epoch, ``[N]``; NaN before the first epoch and
             after a rollback.
+        slot_measures: measurements of the slots in the last epoch, ``[N, S, len(SLOT_MEASURES)]``;
+            NaN likewise, and where a seed was computed.
         last_op: op that took effect in the last step, WAIT if none did, int64 ``[N]``.
         success: whether the last action took effect, bool ``[N]``.
         rolled_back: whether the governor rolled the host back in the last step, bool ``[N]``.
@@ -140,6 +164,7 @@ class Progress:
     expected: Tensor
     train_loss: Tensor
     train_accuracy: Tensor
+    slot_measures: Tensor
     last_op: Tensor
     success: Tensor
     rolled_back: Tensor
@@ -235,8 +260,12 @@ def slot_features(
     signals: SeedSignals,
     host_parameters: int,
     seed_parameters: Tensor,
+    slot_measures: Tensor,
 ) -> Tensor:
-    """Slot features, float32 ``[N, S, len(SLOT_FEATURES)]``; seed features of empty slots are 0."""
+    """Slot features, float32 ``[N, S, len(SLOT_FEATURES)]``.
+
+    Features of a seed are 0 in an empty slot, and ``EMPTY_SLOT_SIGNALS`` in an occupied one.
+    """
     living = state.living[..., None]
     alphas = torch.stack(
         [state.alpha, state.alpha_velocity, state.goal, state.ramp_target], -1
@@ -268,14 +297,26 @@ def slot_features(
         -1,
     ).masked_fill(~living, 0.0)
     place = cached_tensor(places(slots), living.device).expand(len(living), -1, -1)
-    features = torch.cat([living.float(), STAGES[state.stage], seeds, place], -1)
+    empty = _empty_slot_signals(slot_measures).masked_fill(living, 0.0)
+    features = torch.cat([living.float(), STAGES[state.stage], seeds, empty, place], -1)
     assert features.shape[-1] == len(SLOT_FEATURES)
     return features
 
 
+# Native twin: step/observe.h, empty_slot_signals.
+def _empty_slot_signals(measures: Tensor) -> Tensor:
+    """``EMPTY_SLOT_SIGNALS`` of slots without a seed; ``measures [..., len(SLOT_MEASURES)]``."""
+    measures = measures.float()
+    known = measures[..., :1].isfinite()
+    logarithms = measures.clamp(LEAST_MEASURE, MOST_MEASURE).log() / MEASURE_UNIT
+    shares = cached_tensor(tuple(n == "active_share" for n in SLOT_MEASURES), measures.device)
+    values = torch.where(shares, measures, logarithms).nan_to_num(0.0, torch.inf, -torch.inf)
+    return torch.cat([known.float(), values.masked_fill(~known, 0.0)], -1)
+
+
 def log_size(host_parameters: int) -> float:
     """The host feature ``log_host_parameters``."""
-    return log(host_parameters) / 10.0
+    return log(host_parameters / USUAL_HOST) / 2.0
 
 
 def log_price(rent: Tensor) -> Tensor:
@@ -290,7 +331,7 @@ def most_seeds(max_seeds: int, slots: int) -> int:
 
 def places(slots: tuple[SlotSpec, ...]) -> tuple[tuple[float, float], ...]:
     """Depth and ``log_channels`` of each slot, which do not depend on its seed."""
-    return tuple((slot.depth, log(slot.channels) / 5.0) for slot in slots)
+    return tuple((slot.depth, log(slot.channels / USUAL_CHANNELS)) for slot in slots)
 
 
 # Native twin: step/observe.h, critic_features.

@@ -71,6 +71,8 @@ class EpochResult:
             scaling, in the last minibatch without overflow; NaN where all overflowed.
         seed_gradient_norm: likewise ``[N, S]``, NaN where no seed was computed.
         seed_tensor_norms: norms per parameter tensor, ``S`` tensors ``[N, tensors]``, NaN likewise.
+        slots: ``SLOT_MEASURES`` of the last minibatch in slots where no seed was computed, ``[N, S,
+            len(SLOT_MEASURES)]``; NaN elsewhere. Not finite where that minibatch overflowed.
         unmeasured: where a gradient is unknown because every minibatch overflowed and the loss
             scale can still be reduced, bool ``[N]``; it does not count as divergence. None without
             scaling.
@@ -81,6 +83,7 @@ class EpochResult:
     host_gradient_norm: Tensor
     seed_gradient_norm: Tensor
     seed_tensor_norms: list[Tensor]
+    slots: Tensor
     unmeasured: Tensor | None = None
 
     def map(self, function: Callable[..., Tensor], *others: "EpochResult") -> "EpochResult":
@@ -89,11 +92,19 @@ class EpochResult:
         The result has no ``unmeasured``.
         """
         parts = [
-            (r.loss, r.accuracy, r.host_gradient_norm, r.seed_gradient_norm, *r.seed_tensor_norms)
+            (
+                r.loss,
+                r.accuracy,
+                r.host_gradient_norm,
+                r.seed_gradient_norm,
+                r.slots,
+                *r.seed_tensor_norms,
+            )
             for r in (self, *others)
         ]
-        loss, accuracy, host, seed, *tensors = (function(*x) for x in zip(*parts, strict=True))
-        return EpochResult(loss, accuracy, host, seed, tensors)
+        mapped = (function(*x) for x in zip(*parts, strict=True))
+        loss, accuracy, host, seed, slots, *tensors = mapped
+        return EpochResult(loss, accuracy, host, seed, tensors, slots)
 
     def forget(self, rows: Tensor) -> None:
         """Set measurements of ``rows``, bool ``[N]``, to NaN because they are no longer valid."""
@@ -106,6 +117,7 @@ class EpochResult:
         self.seed_tensor_norms = [
             norms.masked_fill(rows[:, None], nan) for norms in self.seed_tensor_norms
         ]
+        self.slots = self.slots.masked_fill(rows[:, None, None], nan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from esper.kasmina.hosts.host import Tensors
 from esper.kasmina.hosts.module import ModuleHost
-from esper.tolaria.backends.torch import TorchBackend, slot_block
+from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.plan import Plan
 from esper.tolaria.precision import Precision
+from esper.tolaria.slot_measures import Watch
 
 _RESUMED = 1
 """Key of ``kept`` for the images of all environments, from which every variant starts."""
@@ -46,14 +47,15 @@ class FunctionalBackend(TorchBackend):
         start: int = 0,
         keep: Sequence[int] = (),
         kept: dict[int, Tensor] | None = None,
+        watch: Watch | None = None,
     ) -> Tensor:
         rows = len(next(iter(parameters.values())))
         x = x.expand(-1, -1, -1, rows, -1)
         if kept is not None:
             kept[_RESUMED] = x
         grown: dict[int, Callable[[Tensor], Tensor]] = {
-            s: partial(slot_block, self.host.slots[s], slot_plan, seeds[s])
+            s: partial(self._at_slot, s, calls, seeds, watch)
             for s, slot_plan in enumerate(calls)
-            if slot_plan is not None
+            if slot_plan is not None or watch is not None
         }
         return self.host.logits(parameters, buffers, x, training, grown)

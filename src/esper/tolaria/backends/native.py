@@ -9,6 +9,7 @@ from torch import Tensor
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
+from esper.kasmina.newborns import HIDDEN_UNITS, reference_weights
 from esper.kasmina.stack import AdamState, Stack
 from esper.leyline.actions import BLUEPRINTS
 from esper.native.build import Unavailable
@@ -18,6 +19,7 @@ from esper.native.structures import Struct, definitions
 from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
+from esper.tolaria.slot_measures import SLOT_MEASURES
 
 CALLS = definitions("hosts")
 KINDS = CALLS.enums["Kind"]
@@ -46,6 +48,8 @@ class NativeBackend:
 
     name = "native"
     threaded = True
+    measures_slots = True
+    """Switched off only to find what measuring the slots costs."""
 
     def __init__(self, host: Host, dtype: torch.dtype, threads: int = 1):
         if dtype not in SUFFIXES:
@@ -85,6 +89,7 @@ class NativeBackend:
                 torch.full((rows, slot.segment_count), nan, dtype=self.dtype)
                 for slot in self.host.slots
             ],
+            slots=torch.full((rows, slots, len(SLOT_MEASURES)), nan, dtype=self.dtype),
         )
         _, batches, batch_size = minibatches.drawn.shape
         augmentation, poses = minibatches.augmentation, minibatches.poses
@@ -118,6 +123,7 @@ class NativeBackend:
             host_norm=at.into(result.host_gradient_norm),
             seed_norm=at.into(result.seed_gradient_norm),
             tensor_norms=at.of_each(result.seed_tensor_norms),
+            slot_measures=at.into(result.slots) if self.measures_slots else 0,
         )
         with self.lock:
             self._train(self.network.address, call)
@@ -244,6 +250,11 @@ def _host_spec(host: CnnHost | MlpHost, at: Pointers) -> Struct:
         slot_channels=at.of([slot.channels for slot in host.slots]),
         slot_width=at.of([slot.width for slot in host.slots]),
         gate_offset=at.of([slot.gate_offset for slot in host.slots]),
+        last_layers=at.of([sum(1 << layer for layer in slot.last_layers) for slot in host.slots]),
+        hidden_units=HIDDEN_UNITS,
+        hidden_weights=at.of_each(
+            [reference_weights(slot.family, slot.channels) for slot in host.slots]
+        ),
     )
     return spec
 

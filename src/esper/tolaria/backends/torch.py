@@ -3,7 +3,7 @@
 It needs no compiler and is the reference for the other backends.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
 
@@ -14,13 +14,14 @@ from torch import Tensor
 from esper.kasmina import blueprints, ops
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.stack import AdamState, Stack
+from esper.kasmina.stack import Stack
 from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
+from esper.tolaria.backends.store_rows import HostRows, SeedRows, StoreRows, in_any
+from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.minibatches import Minibatches
-from esper.tolaria.optim import adamw_, clip_scale, sgd_
 from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision
-from esper.tolaria.tuning import LAST, by_parameter, relative_rates
+from esper.tolaria.slot_measures import SLOT_MEASURES, Watch, slot_measures
 
 EVALUATION_BATCH = 100
 """Maximum validation images per pass, so that activations of many hosts stay in the cache."""
@@ -34,6 +35,8 @@ class TorchBackend:
 
     name = "torch"
     threaded = False
+    measures_slots = True
+    """Switched off only to find what measuring the slots costs."""
 
     def __init__(self, host: Host, precision: Precision):
         self.host = host
@@ -51,40 +54,57 @@ class TorchBackend:
     ) -> EpochResult:
         """See ``Backend.train_epoch``."""
         calls, scales = plan(seeds), optimisation.scales
-        hosts = _HostRows(stack, self.host.block_sizes, optimisation)
+        hosts = HostRows(stack, self.host.block_sizes, optimisation)
         seed_stores = {
-            s: _SeedRows(stack, s, p, seeds.frozen, optimisation)
+            s: SeedRows(stack, s, p, seeds.frozen, optimisation)
             for s, p in enumerate(calls)
             if p is not None
         }
         all_stores = [hosts, *seed_stores.values()]
         buffers = self.host.buffers.views(stack.buffers)
         losses, hits = [], []
-        for images, drawn_labels in minibatches:
+        slots = stack.host.new_full(
+            (*seeds.computed.shape, len(SLOT_MEASURES)), float("nan"), dtype=stack.host.dtype
+        )
+        last = minibatches.drawn.shape[1] - 1
+        for batch, (images, drawn_labels) in enumerate(minibatches):
+            watch = Watch() if batch == last and self.measures_slots else None
             labels = drawn_labels.flatten(1)
             host = stack.host.detach().requires_grad_()
             leaves = {s: rows.store.detach().requires_grad_() for s, rows in seed_stores.items()}
             with self.precision.autocast():
                 parameters = self.host.layout.views(host)
-                logits = self._forward(parameters, buffers, leaves, calls, images, training=True)
+                logits = self._forward(
+                    parameters, buffers, leaves, calls, images, training=True, watch=watch
+                )
                 loss = cross_entropy(logits, labels)
             total = loss.sum() if scales is None else (loss * scales.scale).sum()
-            gradients = torch.autograd.grad(total, [host, *leaves.values()])
-            for rows, gradient in zip(all_stores, gradients, strict=True):
+            outputs = [] if watch is None else list(watch.outputs.values())
+            gradients = torch.autograd.grad(
+                total, [host, *leaves.values(), *outputs], materialize_grads=True
+            )
+            if watch is not None:
+                slots = self._slots(watch, gradients, host.detach(), labels.shape[1], seeds, scales)
+            for rows, gradient in zip(all_stores, gradients, strict=False):
                 rows.update(gradient)
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(-1) == labels).to(loss.dtype).mean(1))
             if scales is not None:
-                scales.adjust(_in_any(all_stores, _Rows.overflowed), losses[-1])
+                scales.adjust(in_any(all_stores, StoreRows.overflowed), losses[-1])
         for rows in seed_stores.values():
             rows.write_back(stack)
-        result = self._result(torch.stack(losses), torch.stack(hits), hosts, seed_stores)
+        result = self._result(torch.stack(losses), torch.stack(hits), hosts, seed_stores, slots)
         if scales is not None:
-            result.unmeasured = scales.adaptable & _in_any(all_stores, _Rows.unknown)
+            result.unmeasured = scales.adaptable & in_any(all_stores, StoreRows.unknown)
         return result
 
     def _result(
-        self, losses: Tensor, hits: Tensor, hosts: "_Rows", seeds: "dict[int, _SeedRows]"
+        self,
+        losses: Tensor,
+        hits: Tensor,
+        hosts: StoreRows,
+        seeds: dict[int, SeedRows],
+        slots: Tensor,
     ) -> EpochResult:
         count = losses.shape[1]
         norms = losses.new_full((count, len(self.host.slots)), float("nan"))
@@ -95,7 +115,26 @@ class TorchBackend:
                 norms[seeds[s].rows, s] = seeds[s].norm
                 by_tensor[seeds[s].rows] = seeds[s].tensor_norms(slot)
             tensor_norms.append(by_tensor)
-        return EpochResult(losses.mean(0), hits.mean(0), hosts.norm, norms, tensor_norms)
+        return EpochResult(losses.mean(0), hits.mean(0), hosts.norm, norms, tensor_norms, slots)
+
+    def _slots(
+        self,
+        watch: Watch,
+        gradients: Sequence[Tensor],
+        parameters: Tensor,
+        predictions: int,
+        seeds: Seeds,
+        scales: LossScales | None,
+    ) -> Tensor:
+        """The measurements of the slots; the last of ``gradients`` are those of the activations."""
+        of_host, of_slots = gradients[0], gradients[len(gradients) - len(watch.outputs) :]
+        if scales is not None:
+            of_host = of_host / scales.scale[:, None]
+            of_slots = [part.float() / scales.scale[:, None] for part in of_slots]
+        by_slot = dict(zip(watch.outputs, of_slots, strict=True))
+        return slot_measures(
+            self.host, watch, by_slot, parameters, of_host, predictions, seeds.computed
+        )
 
     # Native twin: hosts/worker.h, evaluate.
     @torch.no_grad()
@@ -186,11 +225,12 @@ class TorchBackend:
         start: int = 0,
         keep: Sequence[int] = (),
         kept: dict[int, Tensor] | None = None,
+        watch: Watch | None = None,
     ) -> Tensor:
         """Logits ``[N, P, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
 
         ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The inputs of the
-        instructions in ``keep`` are stored in ``kept``.
+        instructions in ``keep`` are stored in ``kept``, the activations at the slots in ``watch``.
         """
         host = cast(BlockHost, self.host)
         for position, (kind, index) in enumerate(host.program[start:], start):
@@ -203,12 +243,19 @@ class TorchBackend:
             elif kind == "pool":
                 x = ops.max_pool(x)
             elif kind == "slot":
-                slot_plan = calls[index]
-                if slot_plan is not None:
-                    x = slot_block(host.slots[index], slot_plan, seeds[index], x)
+                x = self._at_slot(index, calls, seeds, watch, x)
             else:
                 x = host.head(parameters, x)
         return x
+
+    def _at_slot(
+        self, slot: int, calls: Plan, seeds: dict[int, Tensor], watch: Watch | None, x: Tensor
+    ) -> Tensor:
+        """The activation after a slot, from the activation ``x [B, H, W, N, C]`` before it."""
+        plan, y = calls[slot], x
+        if plan is not None:
+            y = slot_block(self.host.slots[slot], plan, seeds[slot], x)
+        return y if watch is None else watch.note(slot, x, y)
 
 
 # Native twin: hosts/loss.h, cross_entropy_back.
@@ -332,161 +379,6 @@ class _Attach(torch.autograd.Function):
 
 def _factor(group: Group, like: Tensor) -> Tensor:
     return group.alpha.to(like.dtype)[:, None]
-
-
-def _update(
-    parameters: Tensor,
-    gradient: Tensor,
-    state: AdamState,
-    rate: Tensor,
-    weight_decay: float,
-    optimisation: Optimisation,
-    active: Tensor | None = None,
-) -> None:
-    """One step of SGD if ``optimisation`` has a momentum, otherwise of AdamW."""
-    if optimisation.momentum is None:
-        adamw_(parameters, gradient, state, rate, weight_decay, active)
-    else:
-        momentum = optimisation.momentum
-        sgd_(parameters, gradient, state, rate, weight_decay, momentum, active)
-
-
-class _Rows:
-    """Rows of a store in training.
-
-    Args:
-        store: parameters of the rows, ``[M, P]``; updated in place, as is ``optimizer``.
-        optimizer: moments and update counts of the rows.
-        optimisation: clipping, momentum and loss scales.
-        rate: learning rate of each row, ``[M]``, or of each of its parameters, ``[M, P]``.
-        weight_decay: weight decay of all rows.
-        active: rows to update, bool ``[M]``; all when None.
-        rows: indices of these rows in the stack, int64 ``[M]``; all when None.
-
-    Attributes:
-        gradient: gradient of the last minibatch without overflow, ``[M, P]``; initially NaN.
-        finite: rows whose last gradient was finite, bool ``[M]``; updated only with loss scaling.
-    """
-
-    def __init__(
-        self,
-        store: Tensor,
-        optimizer: AdamState,
-        optimisation: Optimisation,
-        rate: Tensor,
-        weight_decay: float,
-        active: Tensor | None = None,
-        rows: Tensor | None = None,
-    ):
-        self.store, self.optimizer, self.optimisation = store, optimizer, optimisation
-        self.rate, self.weight_decay, self.active, self.rows = rate, weight_decay, active, rows
-        self.gradient = torch.full_like(store, float("nan"))
-        self.finite = torch.ones(len(store), dtype=torch.bool, device=store.device)
-
-    def update(self, gradient: Tensor) -> None:
-        """One optimizer step; with loss scaling, ``gradient [M, P]`` is that of the scaled loss."""
-        active, scales = self.active, self.optimisation.scales
-        if scales is None:
-            self.gradient = gradient
-        else:
-            gradient, self.finite = scales.unscaled(gradient, self.rows)
-            self.gradient = torch.where(self.finite[:, None], gradient, self.gradient)
-            active = self.finite if active is None else active & self.finite
-        _, factor = clip_scale(gradient, self.optimisation.max_gradient_norm)
-        _update(
-            self.store,
-            gradient * factor[:, None],
-            self.optimizer,
-            self.rate,
-            self.weight_decay,
-            self.optimisation,
-            active,
-        )
-
-    def overflowed(self) -> Tensor:
-        """Rows whose last minibatch was skipped, bool ``[M]``."""
-        return ~self.finite
-
-    def unknown(self) -> Tensor:
-        """Rows for which every minibatch was skipped, bool ``[M]``."""
-        return self.gradient.isnan().any(1)
-
-    @property
-    def norm(self) -> Tensor:
-        """Gradient norm of each row before clipping, ``[M]``."""
-        return torch.linalg.vector_norm(self.gradient, dim=1)
-
-
-class _HostRows(_Rows):
-    """The hosts, whose blocks may be trained at different rates."""
-
-    def __init__(self, stack: Stack, block_sizes: Sequence[int], optimisation: Optimisation):
-        rate, decay = optimisation.host_learning_rate, optimisation.weight_decay
-        super().__init__(stack.host, stack.host_optimizer, optimisation, rate, decay)
-        self.block_sizes, self.whole_rate = block_sizes, rate
-
-    def update(self, gradient: Tensor) -> None:
-        """See ``_Rows.update``. Only the gradient of parameters that are trained counts."""
-        tuning = self.optimisation.tuning
-        if tuning is not None:
-            factors = relative_rates(gradient, self.store, self.block_sizes, tuning)
-            factor = by_parameter(factors, self.block_sizes)
-            frozen = (factor == 0.0) & (tuning == LAST)[:, None]
-            gradient = gradient.masked_fill(frozen, 0.0)
-            self.rate = self.whole_rate[:, None] * factor
-        super().update(gradient)
-
-
-class _SeedRows(_Rows):
-    """The computed seeds of one slot, gathered for an epoch so that empty slots cost nothing."""
-
-    rows: Tensor
-
-    def __init__(
-        self, stack: Stack, slot: int, plan: SlotPlan, frozen: Tensor, optimisation: Optimisation
-    ):
-        self.slot, rows = slot, plan.rows
-        sizes = torch.tensor([len(group.rows) for group in plan.groups])
-        kinds = torch.tensor([group.kind for group in plan.groups])
-        self.kinds = kinds.repeat_interleave(sizes).to(rows.device)
-        frozen_rows = frozen[rows, slot]
-        state = stack.seed_optimizers[slot]
-        super().__init__(
-            stack.seeds[slot][rows],
-            AdamState(*(part[rows] for part in (state.first, state.second, state.step))),
-            optimisation,
-            optimisation.seed_learning_rate[rows, slot],
-            0.0,
-            ~frozen_rows if bool(frozen_rows.any()) else None,
-            rows,
-        )
-
-    def tensor_norms(self, slot: SlotSpec) -> Tensor:
-        """Gradient norm of every parameter tensor in the last minibatch, ``[M, tensors]``."""
-        segments = slot.segment_table[self.kinds]
-        squares = self.gradient.new_zeros(len(self.rows), slot.segment_count + 1)
-        squares.scatter_add_(1, segments, self.gradient.square())
-        return squares[:, :-1].sqrt()
-
-    def write_back(self, stack: Stack) -> None:
-        """Copy parameters and optimizer state into the stack."""
-        state = stack.seed_optimizers[self.slot]
-        stack.seeds[self.slot][self.rows] = self.store
-        state.first[self.rows] = self.optimizer.first
-        state.second[self.rows] = self.optimizer.second
-        state.step[self.rows] = self.optimizer.step
-
-
-def _in_any(stores: Sequence[_Rows], where: Callable[[_Rows], Tensor]) -> Tensor:
-    """Environments where ``where`` is true for the host or a seed, bool ``[N]``.
-
-    The first of ``stores`` holds the hosts.
-    """
-    hosts, *others = stores
-    found = where(hosts)
-    for rows in others:
-        found[rows.rows] |= where(rows)
-    return found
 
 
 # Native twin: hosts/loss.h, score_batch.

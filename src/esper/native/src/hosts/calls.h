@@ -26,6 +26,12 @@ enum class Kind : int32_t {
 // The ways to tune a host, in the order of runtime.tasks.TUNINGS.
 enum class Tuning : int32_t { all, last, auto_rgn };
 
+// What the last layer of a newborn seed multiplies; see kasmina.blueprints.LastLayer.
+enum class LastLayer : int32_t { scale, norm, linear, pointwise, spatial, hidden };
+
+// The first measurements of a slot without a seed; the gain of each LastLayer follows.
+enum class SlotStatistic : int32_t { gradient, gradient_ratio, activation, active_share };
+
 struct HostSpec {
   int32_t height, width, channels, classes;
   int32_t kernel;  // kernel size of the blocks; 0 if fully connected
@@ -36,6 +42,9 @@ struct HostSpec {
   const int32_t* slot_channels;   // [slots]
   const int32_t* slot_width;      // [slots], row length of the slot's store
   const int32_t* gate_offset;     // [slots]
+  const int32_t* last_layers;     // [slots], bits of LastLayer
+  int32_t hidden_units;
+  const double* const* hidden_weights;  // slots of [units, channels, k, k], see newborns.h
 };
 
 // N rows with S slots; parameters and optimizer state are changed in place.
@@ -60,6 +69,7 @@ struct TrainCall {
   const int32_t* tensor_counts;                                // [S]
   T *loss, *accuracy, *host_norm, *seed_norm;                  // [N], ..., [N, S]
   T* const* tensor_norms;                                      // S of [N, tensors]
+  T* slot_measures;                                            // [N, S, measures]; null: not wanted
 };
 
 // R rows to evaluate and M variants that differ from their row only in alpha, sorted by row.

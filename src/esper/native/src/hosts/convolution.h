@@ -14,6 +14,11 @@
 
 namespace esper::hosts {
 
+// Which rows of x belong to the rows of y or dy: row r of them to row `first + r * step` of x.
+struct RowChoice {
+  int first = 0, step = 1;
+};
+
 // A kernel position inside the image: the offsets of its pixel and of its weight.
 struct Tap {
   ptrdiff_t pixel;
@@ -80,17 +85,18 @@ inline void convolve_pixel(const T* x, const Maps<T>& in, const Tap* taps, int t
 
 // Twin of kasmina.ops.conv2d.
 template <class T>
-void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y) {
+void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, RowChoice rows = {}) {
   const int kernel_size = kernel * kernel, registers = x.lanes / kLanes<T>;
   Tap taps[9];
-  for (int row = 0; row < x.height; ++row) {
+  for (int row = 0; row < y.height; ++row) {
+    const int x_row = rows.first + row * rows.step;
     for (int column = 0; column < x.width; ++column) {
-      const int count = taps_at(x, kernel, row, column, taps);
-      const ptrdiff_t pixel = row * x.row() + ptrdiff_t(column) * x.lanes;
+      const int count = taps_at(x, kernel, x_row, column, taps);
+      const T* from = x.data + x_row * x.row() + ptrdiff_t(column) * x.lanes;
+      T* to = y.data + row * y.row() + ptrdiff_t(column) * y.lanes;
       in_registers(registers, [&](auto block, int first) {
-        const ptrdiff_t place = pixel + ptrdiff_t(first) * kLanes<T>;
-        convolve_pixel<T, block()>(x.data + place, x, taps, count, weight, kernel_size,
-                                   y.data + place, y);
+        const ptrdiff_t lane = ptrdiff_t(first) * kLanes<T>;
+        convolve_pixel<T, block()>(from + lane, x, taps, count, weight, kernel_size, to + lane, y);
       });
     }
   }
@@ -129,23 +135,26 @@ inline void correlate_block(const T* dy, ptrdiff_t dy_plane, const T* x, ptrdiff
 
 // Gradient of the weights from INPUTS input channels to OUTPUTS output channels.
 template <class T, int OUTPUTS, int INPUTS>
-void correlate_channels(Maps<T> dy, Maps<T> x, int kernel, int first_output, int first_input,
-                        T* gradient) {
+void correlate_channels(Maps<T> dy, Maps<T> x, int kernel, RowChoice rows, int first_output,
+                        int first_input, T* gradient) {
   const int reach = kernel / 2, size = kernel * kernel;
   Vector<T> sums[9][OUTPUTS * INPUTS] = {};
   // For a 1x1 kernel all pixels form one long row.
-  const int height = kernel == 1 ? 1 : x.height, width = kernel == 1 ? x.pixels() : x.width;
+  const bool flat = kernel == 1 && rows.step == 1;
+  const int height = flat ? 1 : x.height, width = flat ? x.pixels() : x.width;
+  const int dy_height = flat ? 1 : dy.height;
   const ptrdiff_t stride = ptrdiff_t(width) * x.lanes;
   const T* gradients = dy.channel(first_output);
   const T* inputs = x.channel(first_input);
-  for (int row = 0; row < height; ++row) {
-    for (int i = std::max(-reach, -row); i <= std::min(reach, height - 1 - row); ++i) {
+  for (int row = 0; row < dy_height; ++row) {
+    const int x_row = rows.first + row * rows.step;
+    for (int i = std::max(-reach, -x_row); i <= std::min(reach, height - 1 - x_row); ++i) {
       for (int j = -reach; j <= reach; ++j) {
         const int begin = std::max(0, -j), end = std::min(width, width - j);
         if (end <= begin) continue;
         correlate_block<T, OUTPUTS, INPUTS>(
             gradients + row * stride + ptrdiff_t(begin) * x.lanes, dy.plane(),
-            inputs + (row + i) * stride + ptrdiff_t(begin + j) * x.lanes, x.plane(),
+            inputs + (x_row + i) * stride + ptrdiff_t(begin + j) * x.lanes, x.plane(),
             ptrdiff_t(end - begin) * x.lanes, sums[(i + reach) * kernel + j + reach]);
       }
     }
@@ -171,22 +180,23 @@ inline void correlate_outputs(int count, Arguments... arguments) {
 }
 
 template <class T, int INPUTS>
-inline void correlate_inputs(int count, Maps<T> dy, Maps<T> x, int kernel, int input, T* gradient) {
+inline void correlate_inputs(int count, Maps<T> dy, Maps<T> x, int kernel, RowChoice rows, int input,
+                             T* gradient) {
   if (count == INPUTS) {
     constexpr int most = kCorrelationBlock<INPUTS>;
     for (int o = 0; o < dy.channels; o += most)
-      correlate_outputs<T, most, INPUTS>(std::min(most, dy.channels - o), dy, x, kernel, o, input,
-                                         gradient);
+      correlate_outputs<T, most, INPUTS>(std::min(most, dy.channels - o), dy, x, kernel, rows, o,
+                                         input, gradient);
   } else if constexpr (INPUTS > 1) {
-    correlate_inputs<T, INPUTS - 1>(count, dy, x, kernel, input, gradient);
+    correlate_inputs<T, INPUTS - 1>(count, dy, x, kernel, rows, input, gradient);
   }
 }
 
 // Gradient of the weights, [outputs, inputs, kernel, kernel].
 template <class T>
-void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient) {
+void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient, RowChoice rows = {}) {
   for (int c = 0; c < x.channels; c += 4)
-    correlate_inputs<T, 4>(std::min(4, x.channels - c), dy, x, kernel, c, gradient);
+    correlate_inputs<T, 4>(std::min(4, x.channels - c), dy, x, kernel, rows, c, gradient);
 }
 
 // Convolves each channel with its own 3x3 kernel, weight [channels, 3, 3]. `turned` rotates the
@@ -223,7 +233,7 @@ void correlate_depthwise(Maps<T> dy, Maps<T> x, T* gradient) {
     one_dy.data = dy.channel(c);
     one_x.data = x.channel(c);
     one_dy.channels = one_x.channels = 1;
-    correlate_channels<T, 1, 1>(one_dy, one_x, 3, 0, 0, gradient + c * 9);
+    correlate_channels<T, 1, 1>(one_dy, one_x, 3, {}, 0, 0, gradient + c * 9);
   }
 }
 

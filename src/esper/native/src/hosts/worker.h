@@ -10,6 +10,7 @@
 
 #include "calls.h"
 #include "loss.h"
+#include "newborns.h"
 #include "optimizer.h"
 #include "slot.h"
 
@@ -34,6 +35,13 @@ class Worker {
     int slot = -1;
   };
 
+  // What a slot is measured by while it has no seed.
+  struct Watched {
+    Newborns<T> newborns;
+    int block = 0, block_end = 0;  // columns of the block feeding the slot
+    Maps<T> x;
+  };
+
   void add(std::unique_ptr<Layer<T>> layer);
   void bind_host(const T* parameters, T* gradient, T* buffers);
   template <class Call>
@@ -42,7 +50,9 @@ class Worker {
   Maps<T> gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count);
   Maps<T> minibatch(int count);
   Maps<T> input_maps(int images, int lanes) const;
-  void backward(Maps<T> dy);
+  void backward(Maps<T> dy, T* measures);
+  void measure_slot(int s, Maps<T> g, T* measures);
+  void measure_blocks(const T* parameters, T* measures) const;
   void update_host(const TrainCall<T>& call, int64_t n);
   void update_seeds(const TrainCall<T>& call, int64_t n);
   void report_seed(const TrainCall<T>& call, int64_t n, int s, T norm);
@@ -55,6 +65,7 @@ class Worker {
   std::vector<Stage> stages_;
   std::vector<size_t> stage_of_slot_;
   std::vector<Slot<T>> slots_;
+  std::vector<Watched> watched_;
   std::vector<ptrdiff_t> destination_;  // destination of each element of an image, in rows of lanes
   std::vector<int> block_sizes_;
   int parameters_ = 0, buffers_ = 0;
@@ -75,21 +86,28 @@ Worker<T>::Worker(const HostSpec& spec) : spec_(spec) {
   stage_of_slot_.resize(size_t(spec.slots));
   for (int s = 0; s < spec.slots; ++s) {
     slots_.emplace_back(spec.slot_channels[s], spec.gate_offset[s]);
+    watched_.push_back({{spec.slot_channels[s], dense, spec.last_layers[s], spec.hidden_units,
+                         spec.hidden_weights[s]}});
     seed_gradient_.emplace_back(size_t(spec.slot_width[s]));
   }
+  int block = 0, block_end = 0;
   for (int i = 0; i < spec.steps; ++i) {
     const int number = spec.program[2 * i + 1];
     switch (Step(spec.program[2 * i])) {
       case Step::input:
         break;
       case Step::block:
+        block = parameters_;
         add(std::make_unique<Convolution<T>>(channels, spec.block_channels[number],
                                              dense ? 1 : spec.kernel));
         channels = spec.block_channels[number];
         add(std::make_unique<BatchNorm<T>>(channels));
+        block_end = parameters_;
         break;
       case Step::slot:
         stage_of_slot_[size_t(number)] = stages_.size();
+        watched_[size_t(number)].block = block;
+        watched_[size_t(number)].block_end = block_end;
         stages_.push_back({nullptr, number});
         break;
       case Step::pool:
@@ -103,7 +121,9 @@ Worker<T>::Worker(const HostSpec& spec) : spec_(spec) {
   }
   host_gradient_.resize(size_t(parameters_));
   spec_.program = spec_.block_channels = spec_.slot_channels = nullptr;  // owned by the caller
-  spec_.slot_width = spec_.gate_offset = spec_.block_sizes = nullptr;
+  spec_.slot_width = spec_.gate_offset = spec_.last_layers = nullptr;
+  spec_.hidden_weights = nullptr;
+  spec_.block_sizes = nullptr;
 }
 
 template <class T>
@@ -215,12 +235,17 @@ void Worker<T>::train(const TrainCall<T>& call, int64_t n) {
     const int64_t* drawn = call.drawn + (n * call.batches + batch) * size;
     for (int i = 0; i < size; ++i) labels[size_t(i)] = call.labels[drawn[i]];
     Maps<T> x = call.poses ? gather_posed(call, drawn, size) : gather(call.images, drawn, size);
-    for (Stage& stage : stages_)
+    for (Stage& stage : stages_) {
+      if (!stage.layer) watched_[size_t(stage.slot)].x = x;
       x = stage.layer ? stage.layer->forward(x, arena_)
                       : slots_[size_t(stage.slot)].forward(x, arena_);
+    }
     total.add(score_batch(x, labels.data()));
     cross_entropy_back(x, labels.data());
-    backward(x);
+    const bool measured = call.slot_measures && batch + 1 == call.batches;
+    T* measures = measured ? call.slot_measures + n * slot_count() * kSlotMeasures : nullptr;
+    backward(x, measures);
+    if (measures) measure_blocks(call.host + n * parameters_, measures);
     update_host(call, n);
     update_seeds(call, n);
   }
@@ -229,13 +254,44 @@ void Worker<T>::train(const TrainCall<T>& call, int64_t n) {
   call.accuracy[n] = total.hits / images;
 }
 
+// `measures`, if not null, receives the measurements of the slots.
 template <class T>
-void Worker<T>::backward(Maps<T> dy) {
+void Worker<T>::backward(Maps<T> dy, T* measures) {
   for (size_t i = stages_.size(); i-- > 0;) {
+    if (measures && !stages_[i].layer) measure_slot(stages_[i].slot, dy, measures);
     const Maps<T> dx = stages_[i].layer ? stages_[i].layer->backward(dy, i > 0, arena_)
                                         : slots_[size_t(stages_[i].slot)].backward(dy, arena_);
     if (dx.data != dy.data) arena_.give_back(dy);
     dy = dx;
+  }
+}
+
+// Writes what the gradient g of a slot's output shows, if the slot has no seed.
+// Twin of tolaria.slot_measures.slot_measures.
+template <class T>
+void Worker<T>::measure_slot(int s, Maps<T> g, T* measures) {
+  if (slots_[size_t(s)].seed().kind >= 0) return;
+  Watched& watched = watched_[size_t(s)];
+  const Maps<T> x = watched.x;
+  const SlotSums<T> found = slot_sums(x, g);
+  const T count = T(x.channels) * T(x.pixels()) * T(x.images);
+  T* own = measures + s * kSlotMeasures;
+  own[int(SlotStatistic::gradient)] = std::sqrt(found.gradient_squares * T(x.images));
+  own[int(SlotStatistic::activation)] = std::sqrt(found.squares / count);
+  own[int(SlotStatistic::active_share)] = found.active / count;
+  watched.newborns.measure(x, g, found.products, arena_, own + kStatistics);
+}
+
+// Writes the gradient-to-weight ratios, once the backward pass has found the host's gradient.
+template <class T>
+void Worker<T>::measure_blocks(const T* parameters, T* measures) const {
+  for (int s = 0; s < slot_count(); ++s) {
+    if (slots_[size_t(s)].seed().kind >= 0) continue;
+    const Watched& watched = watched_[size_t(s)];
+    const ptrdiff_t count = watched.block_end - watched.block;
+    measures[s * kSlotMeasures + int(SlotStatistic::gradient_ratio)] =
+        norm(host_gradient_.data() + watched.block, count) /
+        norm(parameters + watched.block, count);
   }
 }
 

@@ -39,6 +39,7 @@ struct StepSpec {
   int64_t heads, ops, blueprints, styles, stage_count;
   int64_t stage_features, style_features, op_features;  // columns of the one-hot tables
   int64_t host_width, slot_width;                       // numbers of features
+  int64_t slot_measures, active_share;  // numbers measured per slot; index of the one without logarithm
   int64_t history;                                      // number of past scores in the observation
 
   Heads head;
@@ -56,6 +57,7 @@ struct StepSpec {
   float host_root;        // square root of the host's parameter count
   float host_parameters, log_host, most_seeds, episode_length;
   float points, infinite_norm;  // factor of differences of scores; replaces an infinite norm
+  float least_measure, most_measure, measure_unit;  // bounds of a slot's measurement; logarithm's unit
 
   const int64_t* last_option;         // [heads], largest index of an option
   const int64_t* moved;               // [ops, stages], stage after a legal op
@@ -148,6 +150,7 @@ struct ObserveCall {
   float part, rest;                                   // fractions of the episode: elapsed, remaining
   const float *losses, *expected;                     // [N, history + 1]
   const float *train_loss, *train_accuracy;           // [N]
+  const float* slot_measures;                         // [N, S, measures]
   const int64_t* last_op;                             // [N]
   const uint8_t *success, *rolled_back;               // [N]
   const float* log_rent;                              // [N]

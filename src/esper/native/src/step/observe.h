@@ -105,6 +105,18 @@ inline void seed_features(const StepSpec& spec, const Seed& seed, const Signals&
   out.put(std::log1p(float(parameters) / spec.host_parameters));
 }
 
+// Writes what an empty slot shows; `measures` are those of the slot.
+// Twin of tamiyo.policy.features._empty_slot_signals.
+inline void empty_slot_signals(const StepSpec& spec, const float* measures, Writer& out) {
+  const bool known = std::isfinite(measures[0]);
+  out.put(known);
+  for (int64_t i = 0; i < spec.slot_measures; ++i) {
+    const float bounded = std::min(std::max(measures[i], spec.least_measure), spec.most_measure);
+    const float value = i == spec.active_share ? measures[i] : std::log(bounded) / spec.measure_unit;
+    out.put(known && !std::isnan(measures[i]) ? value : 0.0f);
+  }
+}
+
 // Twin of tamiyo.policy.features.slot_features.
 inline void slot_features(const StepSpec& spec, const ObserveCall& call, int64_t n, int64_t s,
                           Writer out) {
@@ -117,6 +129,9 @@ inline void slot_features(const StepSpec& spec, const ObserveCall& call, int64_t
   float* const begin = out.at;
   seed_features(spec, seed, load(call.signals, size, place), call.seed_parameters[place], out);
   if (!living) std::fill(begin, out.at, 0.0f);
+  float* const signals = out.at;
+  empty_slot_signals(spec, call.slot_measures + place * spec.slot_measures, out);
+  if (living) std::fill(signals, out.at, 0.0f);
   out.put(spec.place + 2 * s, 2);
   out.close();
 }
