@@ -44,7 +44,7 @@ def evaluation(hosts: int = 12, suite: str = "digits", best: float = 0.3) -> Eva
         for i, name in enumerate(RULES)
     ]
     rungs.append(rung("clairvoyant per host", draws + 0.4, chosen=[1] * hosts))
-    return Evaluation("rule", suite, 24, [suite] * hosts, ["never", "one"], rungs)
+    return Evaluation("rule", suite, 24, [suite] * hosts, ["never", "one"], rungs, [None] * hosts)
 
 
 SPLITS = np.repeat([1, 2, 3, 4], 3)

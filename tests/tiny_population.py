@@ -9,14 +9,14 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.data import digits
 from esper.runtime.shifts import Shift, shifted_digits
 from esper.runtime.tasks import Pretraining, Task
-from esper.simic.evaluation.plans import library, schedule
+from esper.simic.evaluation.plans import Plan, PlannedSeed, schedule
 from esper.simic.evaluation.play import Population, tasks_of_groups
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.fixed_schedule import NEVER, Schedule, ScheduleActor
 from esper.tamiyo.policy.features import HOST_FEATURES, Observation
 
 CLEAN = Pretraining(digits, steps=60, learning_rate=5e-2, hosts=2)
-LARGE = next(plan for plan in library() if plan.name == "size 1.00 in the last slot from 0.00")
+LARGE = Plan("large in the last slot", (PlannedSeed(1.0, 1.0, 0.0),))
 
 
 def tiny(number: int) -> Task:

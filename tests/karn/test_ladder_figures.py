@@ -45,6 +45,7 @@ FOUND = Evaluation(
     ["a", "b"] * (HOSTS // 2),
     [f"plan {i}" for i in range(6)],
     [rung(name, 0.4 + 0.05 * i) for i, name in enumerate(NAMES)],
+    [None] * HOSTS,
 )
 
 

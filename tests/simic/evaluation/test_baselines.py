@@ -11,7 +11,7 @@ from esper.simic.evaluation import baselines, controls
 from esper.simic.evaluation.baselines import BASELINES, play_baseline, population_of
 from esper.simic.evaluation.controls import Played, control_rungs
 from esper.simic.evaluation.kept_stages import Stages
-from esper.simic.evaluation.plans import NEVER, library
+from esper.simic.evaluation.plans import NEVER, Plan, PlannedSeed
 from esper.simic.evaluation.play import Floats, Hosts, Outcome, Population, play_plans
 from tiny_population import LARGE, TASKS, hosts
 
@@ -92,7 +92,10 @@ def test_the_rate_is_chosen_on_training_hosts_and_scored_on_fresh_ones(monkeypat
 
 def test_adapters_everywhere_are_as_large_as_what_the_best_looking_rule_adds(monkeypatch):
     """Three sizes at once; the rule adds about as much as the second, which is not the best."""
-    at_once = [plan for plan in library() if plan.at_once]
+    at_once = [
+        Plan(f"size {size}", (PlannedSeed(0.0, size, 0.0),), at_once=True)
+        for size in (0.2, 0.5, 0.9)
+    ]
     plans = (NEVER, *at_once, LARGE)
     utility = np.tile([0.3, 0.6, 0.2, 0.3, 0.7], (20, 1))
     added = np.tile([0.0, 50.0, 120.0, 500.0, 100.0], (20, 1))

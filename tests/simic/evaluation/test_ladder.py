@@ -10,7 +10,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation
 from esper.runtime.tasks import find_all
 from esper.simic.evaluation import baselines, controls, ladder, rules, trials
-from esper.simic.evaluation.baselines import BASELINES
+from esper.simic.evaluation.baselines import FINE_TUNING
 from esper.simic.evaluation.kept_stages import digest, hosts_of, kept_outcome
 from esper.simic.evaluation.ladder import (
     FRESH_HOSTS,
@@ -55,7 +55,7 @@ def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
         "never grow",
         "everything at step 0",
         "adapters everywhere",
-        *BASELINES,
+        *FINE_TUNING,
         *rules.RULES,
         "try and keep",
         "clairvoyant per host",

@@ -29,20 +29,25 @@ def _tuned(tuning: str) -> Baseline:
     return baseline
 
 
-BASELINES: dict[str, Baseline] = {
-    "never grow, own tuned recipe": tuned_twin,
-    "static network of three times the size": static_network,
+FINE_TUNING: dict[str, Baseline] = {
     "full tuning": _tuned("all"),
     "last-layer tuning": _tuned("last"),
     "Auto-RGN": _tuned("auto_rgn"),
 }
-"""The baselines of the ladder. The last three are the controls of surgical fine-tuning (Lee et al.,
-"Surgical fine-tuning improves adaptation to distribution shifts", ICLR 2023)."""
+"""The controls of surgical fine-tuning (Lee et al., "Surgical fine-tuning improves adaptation to
+distribution shifts", ICLR 2023), for frozen hosts."""
+FROM_SCRATCH: dict[str, Baseline] = {
+    "never grow, tuned": tuned_twin,
+    "static network of three times the size": static_network,
+}
+"""Networks that do not grow, for hosts that start from initial weights."""
+BASELINES = FROM_SCRATCH | FINE_TUNING
+"""The baselines of the ladder."""
 
-_FINE_TUNING = 0.1, 0.3, 1.0, 3.0, 10.0, 30.0
-FACTORS: dict[str, tuple[float, ...]] = dict.fromkeys(
-    ("full tuning", "last-layer tuning", "Auto-RGN"), _FINE_TUNING
-)
+FACTORS: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(FROM_SCRATCH, (0.3, 1.0, 3.0)),
+    **dict.fromkeys(FINE_TUNING, (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)),
+}
 """Factors of the hosts' learning rate among which each baseline chooses; one that is not named
 trains its task as it is."""
 

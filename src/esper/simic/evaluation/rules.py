@@ -209,7 +209,8 @@ def stopping(known: Known) -> Rule:
     for step in reversed(known.looks):
         seen, plans = _history(known.features, step), np.flatnonzero(known.starts == step)
         begin, wait = _bagged_trees(), _bagged_trees()
-        begin.fit(seen, known.utility[:, plans])
+        gained = known.utility[:, plans]
+        begin.fit(seen, gained if len(plans) > 1 else gained[:, 0])
         wait.fit(seen, value)
         predicted = begin.oob_prediction_.reshape(len(value), -1)
         chosen = known.utility[hosts, plans[_best(predicted)]]

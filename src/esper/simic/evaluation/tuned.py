@@ -1,14 +1,15 @@
 """Networks that do not grow, trained as well as their size allows: what growing has to beat.
 
-Both functions return None for a task without tuned recipes, such as a user's own or a draw of a
-family whose hosts are trained before the episode.
+The recipes of built-in tasks were tuned beforehand. A draw of a family keeps the rate and decay
+that were drawn, and the ladder tunes a factor of the rate on training hosts. Both functions return
+None for tasks with trained hosts and for those of users.
 """
 
 from dataclasses import replace
 
 from esper.kasmina.hosts.widening import widened
 from esper.runtime.recipes import read_tuned
-from esper.runtime.tasks import Task
+from esper.runtime.tasks import FAMILIES, Task
 
 GROWN = 3
 """Size of a static network, in sizes of the host; growing everything adds about two of them."""
@@ -17,7 +18,9 @@ GROWN = 3
 def tuned_twin(task: Task) -> Task | None:
     """``task`` with the recipe that is best for its host if it never grows."""
     tuned = read_tuned().get(task.name)
-    return None if tuned is None else tuned.host.on(task)
+    if tuned is not None:
+        return tuned.host.on(task)
+    return task if _drawn_from_scratch(task) else None
 
 
 def static_network(task: Task, parameters: int | None = None) -> Task | None:
@@ -30,4 +33,12 @@ def static_network(task: Task, parameters: int | None = None) -> Task | None:
     """
     tuned = read_tuned().get(task.name)
     host = widened(task.host, parameters or GROWN * task.host.parameter_count)
-    return None if tuned is None or host is None else tuned.static.on(replace(task, host=host))
+    if host is None:
+        return None
+    if tuned is not None:
+        return tuned.static.on(replace(task, host=host))
+    return replace(task, host=host) if _drawn_from_scratch(task) else None
+
+
+def _drawn_from_scratch(task: Task) -> bool:
+    return task.family in FAMILIES and task.pretraining is None
