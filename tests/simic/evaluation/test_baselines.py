@@ -92,10 +92,8 @@ def test_the_rate_is_chosen_on_training_hosts_and_scored_on_fresh_ones(monkeypat
 
 def test_adapters_everywhere_are_as_large_as_what_the_best_looking_rule_adds(monkeypatch):
     """Three sizes at once; the rule adds about as much as the second, which is not the best."""
-    at_once = [
-        Plan(f"size {size}", (PlannedSeed(0.0, size, 0.0),), at_once=True)
-        for size in (0.2, 0.5, 0.9)
-    ]
+    seeds = [PlannedSeed(0.0, size, 0.0) for size in (0.2, 0.5, 0.9)]
+    at_once = [Plan(f"size {seed.size}", (seed,), at_once=True) for seed in seeds]
     plans = (NEVER, *at_once, LARGE)
     utility = np.tile([0.3, 0.6, 0.2, 0.3, 0.7], (20, 1))
     added = np.tile([0.0, 50.0, 120.0, 500.0, 100.0], (20, 1))
