@@ -22,7 +22,7 @@ from esper.leyline.config import LearnerConfig
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines
 from esper.runtime.data import Dataset
-from esper.runtime.registry import Task, find_all, task
+from esper.runtime.tasks import Task, find_all, task
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step

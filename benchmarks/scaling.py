@@ -22,7 +22,7 @@ from reporting import RESULTS, made_on, new_parser, publish, table
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime import data
-from esper.runtime.registry import Task, task
+from esper.runtime.tasks import Task, task
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from hot_path_workload import Loop, Workload

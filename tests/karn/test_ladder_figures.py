@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.karn.ladder import Headroom, headroom, steps
+from esper.karn.ladder import Headroom, headroom, headroom_text, steps
 from esper.karn.report import write_report
 from esper.karn.report.drawing import styled
 from esper.karn.report.ladder_figures import ladder_picture, ladder_tables
@@ -80,6 +80,21 @@ def test_headroom_compares_the_clairvoyant_with_the_best_of_each_kind():
     for over, opponent in ((found.over_blind, 1), (found.over_looking, 3)):
         expected = interval_of(100 * (clairvoyant - FOUND.rungs[opponent].utility))
         assert over == pytest.approx(expected)
+    assert found.passes
+    assert found.over_training is None
+    assert "does not grow" not in headroom_text(FOUND)
+
+
+def test_headroom_names_the_best_network_that_does_not_grow():
+    more = [rung("full tuning", 0.7), rung("Auto-RGN", 0.5)]
+    with_baselines = msgspec.structs.replace(FOUND, rungs=[*FOUND.rungs, *more])
+    found = headroom(with_baselines)
+    expected = interval_of(100 * np.subtract(FOUND.rungs[4].utility, more[0].utility))
+    assert found.over_training == pytest.approx(expected)
+    assert found.best_training == "full tuning"
+    assert f"(full tuning) the clairvoyant is by {expected[0]:+.1f} [" in headroom_text(
+        with_baselines
+    )
     assert found.passes
 
 

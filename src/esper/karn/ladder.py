@@ -6,7 +6,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from esper.karn.intervals import interval
-from esper.leyline.evaluation import BLIND, CLAIRVOYANT, LOOKING, Evaluation, Rung
+from esper.leyline.evaluation import (
+    BLIND,
+    CLAIRVOYANT,
+    LOOKING,
+    WITHOUT_GROWING,
+    Evaluation,
+    Rung,
+)
 
 OFTEN = 0.1
 """Share of the hosts from which on a plan counts as one that is best somewhere."""
@@ -86,12 +93,16 @@ class Headroom:
         plans: number of plans that are best on at least ``OFTEN`` of the hosts.
         over_blind: clairvoyant above the best blind rule, in points, with its interval.
         over_looking: clairvoyant above the best rule that looks.
+        over_training: clairvoyant above the best rung of ``WITHOUT_GROWING``, if there is one.
+        best_training: name of that rung.
     """
 
     never: float
     plans: int
     over_blind: Points
     over_looking: Points
+    over_training: Points | None = None
+    best_training: str | None = None
 
     @property
     def passes(self) -> bool:
@@ -112,25 +123,38 @@ def headroom(found: Evaluation) -> Headroom:
     clairvoyant = by_name[CLAIRVOYANT]
     shares = np.bincount(clairvoyant.chosen or [], minlength=len(found.plans)) / len(found.tasks)
 
-    def above(names: tuple[str, ...]) -> Points:
-        best = max((by_name[n].utility for n in names if n in by_name), key=np.mean)
-        return points(np.subtract(clairvoyant.utility, best))
+    def best(names: tuple[str, ...]) -> Rung | None:
+        rungs = [by_name[name] for name in names if name in by_name]
+        return max(rungs, key=lambda rung: np.mean(rung.utility), default=None)
 
+    def above(rung: Rung | None) -> Points:
+        assert rung is not None
+        return points(np.subtract(clairvoyant.utility, rung.utility))
+
+    trained = best(WITHOUT_GROWING)
     return Headroom(
         never=float(shares[0]),
         plans=int((shares >= OFTEN).sum()),
-        over_blind=above(BLIND),
-        over_looking=above(LOOKING),
+        over_blind=above(best(BLIND)),
+        over_looking=above(best(LOOKING)),
+        over_training=None if trained is None else above(trained),
+        best_training=None if trained is None else trained.name,
     )
 
 
 def headroom_text(found: Evaluation) -> str:
-    """Return the headroom of an evaluation in two sentences."""
+    """Return the headroom of an evaluation in two or three sentences."""
     room = headroom(found)
-    return (
+    text = (
         f"Never growing is best on {100 * room.never:.0f} % of the hosts; {room.plans} plans are "
         "best on 10 % or more. The clairvoyant is above the best blind rule by "
         f"{points_text(room.over_blind, '+.1f')} points and above the best rule that looks by "
         f"{points_text(room.over_looking, '+.1f')}: there is "
         f"{'room' if room.passes else 'too little room'} for a policy that looks."
+    )
+    if room.over_training is None:
+        return text
+    return (
+        f"{text} Above the best network that does not grow ({room.best_training}) the clairvoyant "
+        f"is by {points_text(room.over_training, '+.1f')} points."
     )

@@ -17,6 +17,14 @@ BLIND = "best fixed schedule", "lookup on static features"
 LOOKING = "one look", "trigger", "tree", "forest", "optimal stopping", "try and keep"
 """Rungs that look at the host."""
 CLAIRVOYANT = "clairvoyant per host"
+WITHOUT_GROWING = (
+    "never grow, tuned",
+    "static network of three times the size",
+    "full tuning",
+    "last-layer tuning",
+    "Auto-RGN",
+)
+"""Rungs that spend the budget of a host on another network or another training instead."""
 
 
 class Rung(msgspec.Struct, frozen=True):

@@ -17,8 +17,9 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.runtime.data import Dataset, DrawnSplit, digits, mislabelled
 from esper.runtime.mnist1d import mnist1d
-from esper.runtime.registry import Drift, Family, Pretraining, Task
+from esper.runtime.registry import Family
 from esper.runtime.shifts import IMAGE_KINDS, LABEL_KINDS, Shift, shifted_digits
+from esper.runtime.task import Drift, Pretraining, Task
 
 _ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1))
 _CLEAN = Pretraining(DrawnSplit(digits), steps=120, learning_rate=2e-2)

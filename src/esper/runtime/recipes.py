@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from esper.runtime.registry import Task
+from esper.runtime.task import Task
 
 TABLE = Path(__file__).with_name("recipes.json")
 """The table of ``benchmarks/recipes.py``, shipped with the package."""

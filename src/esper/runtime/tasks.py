@@ -22,17 +22,14 @@ from esper.runtime.registry import (
     FAMILIES,
     SUITES,
     TASKS,
-    TUNINGS,
-    Drift,
     Family,
-    Pretraining,
-    Task,
     add_family,
     agree,
     find,
     find_all,
     task,
 )
+from esper.runtime.task import TUNINGS, Drift, Pretraining, Task
 from esper.runtime.text import SHIPPED, text
 
 __all__ = ["FAMILIES", "SUITES", "TASKS", "Drift", "Family", "Pretraining", "Task"]

@@ -12,7 +12,7 @@ from esper.kasmina.hosts.transformer import TransformerHost
 from esper.leyline.config import shown
 from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset
-from esper.runtime.registry import Task
+from esper.runtime.task import Task
 
 SHIPPED = Path(__file__).with_name("text.txt")
 """Licence and documentation of Esper, frozen so that results stay comparable."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from esper.kasmina.hosts.cnn import CnnHost
+from esper.leyline.evaluation import WITHOUT_GROWING
 from esper.runtime.tasks import Task
 from esper.simic.evaluation import baselines, controls
 from esper.simic.evaluation.baselines import BASELINES, play_baseline, population_of
@@ -88,6 +89,10 @@ def test_the_rate_is_chosen_on_training_hosts_and_scored_on_fresh_ones(monkeypat
     monkeypatch.setitem(baselines.FACTORS, "full tuning", (2.0,))
     controls._of_baseline(stages, "full tuning", hosts(3), hosts(2, first=9))
     assert played[2:] == [(9, (2.0,))]
+
+
+def test_the_baselines_are_known_to_the_reader_of_a_ladder():
+    assert tuple(BASELINES) == WITHOUT_GROWING
 
 
 def test_adapters_everywhere_are_as_large_as_what_the_best_looking_rule_adds(monkeypatch):

@@ -1,0 +1,256 @@
+"""The definition of a task: host, data and recipe."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from esper.kasmina.hosts.host import Host
+from esper.leyline.errors import UsageError
+from esper.runtime.augmentation import Augmentation
+from esper.runtime.data import Dataset, DrawnSplit, FromDirectory
+
+Maker = Callable[[], Dataset]
+"""Makes a data set; ``FromDirectory`` and ``DrawnSplit`` are makers that settings change."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A switch to other data during an episode.
+
+    Attributes:
+        data: makes the second data set, with images and classes like the first.
+        earliest: earliest time of the switch, as a fraction of the episode.
+        latest: latest time of the switch, as a fraction of the episode; the step is drawn uniformly
+            between the two.
+        never: probability that an episode does not switch.
+
+    Raises:
+        UsageError: a fraction or the probability is out of range, or the order is wrong.
+    """
+
+    data: Maker
+    earliest: float
+    latest: float
+    never: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.earliest <= self.latest <= 1.0:
+            raise UsageError(
+                f"drift: earliest {self.earliest} and latest {self.latest} must be fractions of "
+                "the episode, in [0, 1] and in this order"
+            )
+        if not 0.0 <= self.never <= 1.0:
+            raise UsageError(f"drift: never must be a probability in [0, 1], got {self.never}")
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Training of hosts before their episodes, on other data.
+
+    The hosts are trained without seeds, with the budget of the task per step and a cosine decay.
+
+    Attributes:
+        data: makes the data set.
+        steps: environment steps of training.
+        learning_rate: initial learning rate.
+        hosts: number of hosts; each group draws one of them per episode.
+        seed: seed of the hosts' initial weights and minibatches.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+
+    data: Maker
+    steps: int = 20
+    learning_rate: float = 1e-2
+    hosts: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("steps", "hosts"):
+            if getattr(self, field) < 1:
+                raise UsageError(
+                    f"pretraining: {field} must be at least 1, got {getattr(self, field)}"
+                )
+        if not self.learning_rate > 0.0:
+            raise UsageError(
+                f"pretraining: learning_rate must be above 0, got {self.learning_rate}"
+            )
+
+
+DECAYS = ("constant", "cosine")
+"""Learning rates over an episode of T steps: constant, or times ``(1 + cos(pi t / T)) / 2``
+(Loshchilov and Hutter, "SGDR", 2017, without restarts), constant within a step."""
+
+TUNINGS = ("all", "last", "auto_rgn")
+"""Which parameters of a host are trained, and at which rate: all at the same, those of the last
+block, or all at rates that follow their relative gradients (see ``tolaria.tuning``)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: host, data and training budget of an environment.
+
+    Attributes:
+        name: name by which the user selects the task.
+        summary: the data in a few words, for ``esper tasks``.
+        host: the initial network.
+        data: makes the data set; called once when an environment is built. A ``FromDirectory``
+            reads files, a ``DrawnSplit`` draws its split.
+        episode_length: environment steps per episode.
+        max_batches: minibatches per environment step.
+        batch_size: images per minibatch.
+        learning_rate: learning rate of hosts and seeds.
+        decay: how the learning rate changes over the episode, one of ``DECAYS``.
+        host_learning_rate: learning rate of the hosts if it differs from that of the seeds; 0
+            freezes the hosts' parameters, but not their running statistics.
+        tuning: which parameters of the hosts are trained, one of ``TUNINGS``.
+        max_gradient_norm: norm to which the gradient of each host and of each seed is clipped.
+        weight_decay: weight decay of hosts; seeds have none.
+        momentum: momentum of SGD for hosts and seeds; AdamW is used if None.
+        drift: switch to other data during an episode, if any.
+        augmentation: augmentation of training images, if any.
+        pretraining: training of the hosts before the episode; they start from initial weights if
+            None.
+        rent: price of parameters, see ``simic.growth.rewards.utility``.
+        family: name of the family that the task was drawn from, if any.
+
+    Raises:
+        UsageError: a budget is too small, a number of the recipe is out of range, or data are split
+            with different seeds.
+    """
+
+    name: str
+    summary: str
+    host: Host
+    data: Maker
+    episode_length: int = 40
+    max_batches: int = 8
+    batch_size: int = 64
+    learning_rate: float = 5e-3
+    decay: str = "constant"
+    host_learning_rate: float | None = None
+    tuning: str = "all"
+    max_gradient_norm: float = 1.0
+    weight_decay: float = 0.0
+    momentum: float | None = None
+    drift: Drift | None = None
+    augmentation: Augmentation | None = None
+    pretraining: Pretraining | None = None
+    rent: float = 0.05
+    family: str | None = None
+
+    def __post_init__(self) -> None:
+        for field, least in (("episode_length", 1), ("max_batches", 1), ("batch_size", 2)):
+            if getattr(self, field) < least:
+                raise UsageError(
+                    f"{field}: must be at least {least}, got {getattr(self, field)} "
+                    f"in the task {self.name!r}"
+                )
+        if self.decay not in DECAYS:
+            raise UsageError(
+                f"decay: must be one of {', '.join(DECAYS)}, got {self.decay!r} "
+                f"in the task {self.name!r}"
+            )
+        if self.tuning not in TUNINGS:
+            raise UsageError(
+                f"tuning: must be one of {', '.join(TUNINGS)}, got {self.tuning!r} "
+                f"in the task {self.name!r}"
+            )
+        if not self.max_gradient_norm > 0.0:
+            raise UsageError(
+                f"max_gradient_norm: must be above 0, got {self.max_gradient_norm} "
+                f"in the task {self.name!r}"
+            )
+        if self.host_learning_rate is not None and not self.host_learning_rate >= 0.0:
+            raise UsageError(
+                f"host_learning_rate: must be 0 or more, got {self.host_learning_rate} "
+                f"in the task {self.name!r}"
+            )
+        if not self.rent >= 0.0:
+            raise UsageError(f"rent: must be 0 or more, got {self.rent} in the task {self.name!r}")
+        if len(set(self._split_seeds())) > 1:
+            raise UsageError(
+                f"data: the task {self.name!r} splits its data with the seeds "
+                f"{', '.join(map(str, self._split_seeds()))}, so it would train on images of its "
+                "test split; use one seed"
+            )
+
+    @property
+    def label(self) -> str:
+        """Name under which telemetry and evaluations group the task: its family, if any."""
+        return self.family or self.name
+
+    def in_directory(self, directory: Path) -> "Task":
+        """A copy of the task that reads its files, if any, from ``directory``."""
+
+        def moved(data: Maker) -> Maker:
+            return replace(data, directory=directory) if isinstance(data, FromDirectory) else data
+
+        return self._with_data(moved)
+
+    def with_split(self, seed: int) -> "Task":
+        """A copy of the task whose data are split with ``seed``, wherever the split is drawn.
+
+        That holds for the data before and after a drift and for those of pretraining, so hosts are
+        never trained on images of their task's test split. Data that are no ``DrawnSplit`` have a
+        fixed split and stay as they are.
+        """
+
+        def split(data: Maker) -> Maker:
+            return replace(data, seed=seed) if isinstance(data, DrawnSplit) else data
+
+        return self._with_data(split)
+
+    @property
+    def split_seed(self) -> int | None:
+        """Seed of the drawn splits of the task's data; None if no split is drawn."""
+        return next(iter(self._split_seeds()), None)
+
+    def _split_seeds(self) -> list[int]:
+        parts = (self, self.drift, self.pretraining)
+        makers = [part.data for part in parts if part is not None]
+        return [data.seed for data in makers if isinstance(data, DrawnSplit)]
+
+    def _with_data(self, change: Callable[[Maker], Maker]) -> "Task":
+        drift = self.drift and replace(self.drift, data=change(self.drift.data))
+        before = self.pretraining and replace(self.pretraining, data=change(self.pretraining.data))
+        return replace(self, data=change(self.data), drift=drift, pretraining=before)
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """The initial data set and, if the task has a drift, the second one.
+
+        Raises:
+            UsageError: the data cannot be made, or do not fit the host.
+        """
+        makers = [self.data] if self.drift is None else [self.data, self.drift.data]
+        places = ("data", "drift")
+        sets = tuple(self._made(*pair) for pair in zip(places, makers, strict=False))
+        wanted = (self.host.image, self.host.classes)
+        for place, dataset in zip(places, sets, strict=False):
+            if dataset.label_shape != self.host.label_shape:
+                raise UsageError(
+                    f"{place}: the task {self.name!r} has labels of shape {dataset.label_shape} "
+                    f"per input and a host for {self.host.label_shape}; make them the same"
+                )
+            for images in (dataset.train_images, dataset.validation_images, dataset.test_images):
+                found = (tuple(images.shape[1:]), dataset.classes)
+                if found != wanted:
+                    raise UsageError(
+                        f"{place}: the task {self.name!r} has images {found[0]} of {found[1]} "
+                        f"classes and a host for images {wanted[0]} of {wanted[1]} classes; "
+                        "make them the same"
+                    )
+        return sets
+
+    def _made(self, place: str, maker: Maker) -> Dataset:
+        """The data set of ``maker``; errors in the user's code become a UsageError."""
+        if isinstance(maker, FromDirectory):
+            return maker()  # its errors already name the file and the fix
+        try:
+            return maker()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(
+                f"{place}: the task {self.name!r} cannot make its data set ({reason})"
+            ) from error
