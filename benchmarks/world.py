@@ -9,16 +9,17 @@ kept under ``--work``. With ``--write`` the rungs become the controls that ship 
 """
 
 import os
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import msgspec
+import numpy as np
 import torch
-from ladders import ladder_table
-from reporting import RESULTS, made_on, new_parser, publish
+from ladders import control_figures, ladder_table
+from reporting import made_on, new_parser, publish
 
-from esper.karn.ladder import headroom_text, steps
-from esper.leyline.evaluation import Evaluation
+from esper.karn.ladder import headroom, headroom_text, steps
 from esper.runtime.tasks import FAMILIES
 from esper.simic.evaluation.controls import controls_identity
 from esper.simic.evaluation.ladder import RULE, SPLITS, evaluate, evaluation_hosts
@@ -49,12 +50,12 @@ def main() -> int:
         "the hosts on which rules are tuned with other seeds. The clairvoyant's plans are chosen "
         "with one data order and scored with another.",
     ]
-    found: dict[str, Evaluation] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for family in arguments.families:
         hosts = evaluation_hosts(
             family, arguments.training_hosts, arguments.hosts, arguments.threads
         )
-        found[family] = evaluate(
+        found = evaluate(
             RULE, family, hosts, 0, 1, arguments.work / family, partial(progress, family)
         )
         if arguments.write:
@@ -64,14 +65,19 @@ def main() -> int:
                 f"commit {(git_revision() or 'unknown')[:10]}, {made_on()}",
                 arguments.training_hosts,
                 arguments.hosts,
-                found[family].rungs,
+                found.rungs,
             )
             print(f"wrote {write_shipped(family, controls)}")
-        parts += [f"## {family}", ladder_table(steps(found[family])), headroom_text(found[family])]
+        room = headroom(found)
+        figures[family] = {
+            "hosts": arguments.hosts,
+            "headroom": asdict(room),
+            "passes": room.passes,
+            "controls": control_figures(found, np.zeros(arguments.hosts, dtype=int)),
+        }
+        parts += [f"## {family}", ladder_table(steps(found)), headroom_text(found)]
     parts.append(f"{made_on()}.")
-    publish("world", "Is there something to see?", parts, arguments.write)
-    if arguments.write:
-        (RESULTS / "world.json").write_bytes(msgspec.json.encode(found) + b"\n")
+    publish("world", "Is there something to see?", parts, arguments.write, figures)
     return 0
 
 

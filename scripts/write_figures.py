@@ -100,6 +100,35 @@ def policy(results: Path) -> str:
     return f"{' '.join(parts)} ([results](benchmarks/results/suite.md))"
 
 
+def world(results: Path) -> str:
+    """Where knowing a host would be worth something, and what growing is worth there."""
+    found = read("world", results)
+    if found is None:
+        return (
+            "- **Where looking at a host could pay** is not measured yet in this version "
+            "(`make bench-world`)."
+        )
+    passing = [f"`{name}`" for name, own in found.items() if own["passes"]]
+    parts = [
+        "- **Where looking at a host could pay:** "
+        f"{'on ' + ', '.join(passing) if passing else 'on no family'} of {len(found)} "
+        "([the gate](docs/evaluation.md#intervals-and-headroom))."
+    ]
+    for name, own in found.items():
+        room = own["headroom"]
+        text = (
+            f"On {own['hosts']} fresh hosts of `{name}` a clairvoyant is above the best rule that "
+            f"looks by {interval(room['over_looking'])} points of test utility"
+        )
+        if room["best_training"] is not None:
+            text += (
+                f" and {side(room['over_training'])} the best network that does not grow "
+                f"(*{room['best_training']}*), by {interval(room['over_training'])}"
+            )
+        parts.append(f"{text}.")
+    return f"{' '.join(parts)} ([results](benchmarks/results/world.md))"
+
+
 def growing(results: Path) -> str:
     """On which tasks growing pays."""
     found = read("tasks", results)
@@ -172,6 +201,7 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "picture": picture,
     "policy": policy,
     "growing": growing,
+    "world": world,
     "backends": backends,
 }
 

@@ -30,6 +30,34 @@ def policy(way: float, rule: list[float]) -> dict[str, Any]:
     }
 
 
+def test_the_text_on_the_world_names_families_and_opponents(tmp_path: Path) -> None:
+    assert "not measured yet" in TEXTS["world"](tmp_path)
+    room = {
+        "over_looking": [3.0, 2.0, 4.0],
+        "over_training": [-5.0, -7.0, -3.0],
+        "best_training": "full tuning",
+    }
+    none = {"over_looking": [0.5, 0.1, 0.9], "over_training": None, "best_training": None}
+    found = {
+        "one": {"hosts": 200, "headroom": room, "passes": True},
+        "two": {"hosts": 80, "headroom": none, "passes": False},
+    }
+    put(tmp_path, "world", found)
+    text = TEXTS["world"](tmp_path)
+    assert "could pay:** on `one` of 2" in text
+    assert (
+        "200 fresh hosts of `one` a clairvoyant is above the best rule that looks by +3.0" in text
+    )
+    assert (
+        "below the best network that does not grow (*full tuning*), by -5.0 [-7.0, -3.0]." in text
+    )
+    assert (
+        "of `two` a clairvoyant is above the best rule that looks by +0.5 [+0.1, +0.9] points of"
+        in text
+    )
+    assert text.count("does not grow") == 1
+
+
 def put(folder: Path, name: str, figures: object) -> None:
     (folder / f"{name}.json").write_text(json.dumps(figures))
 
