@@ -76,10 +76,10 @@ def parts(
     Raises:
         UsageError: the tasks of ``training`` differ in their horizon.
     """
-    tuned, _ = assigned(find_all([training]), counts[0], range(splits + 1, 2 * splits + 1))
+    tuned, _ = assigned(find_all([training]), counts[0], range(splits, 2 * splits))
     if len({horizon(task) for task in tuned}) > 1:
         raise UsageError(f"suites: the tasks of {training} differ in horizon; name one task")
-    tasks, seeds = assigned(find_all([fresh]), counts[1], range(1, splits + 1))
+    tasks, seeds = assigned(find_all([fresh]), counts[1], range(splits))
     population = Population(tuple(tuned), TRAINING_HOSTS, threads=threads)
     found, first = [], FRESH_HOSTS
     for wanted in dict.fromkeys(map(horizon, tasks)):

@@ -13,6 +13,9 @@ from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation, Rung
 from esper.runtime.tasks import SUITES, find, find_all
 from esper.runtime.worth import read_worth
+from esper.simic.evaluation.kept_stages import digest, hosts_of
+from esper.simic.evaluation.ladder import SPLITS as SPLITS_OF_EVALUATE
+from esper.simic.evaluation.ladder import evaluation_hosts
 from esper.simic.evaluation.plans import NEVER, PlannedSeed, library
 from esper.simic.evaluation.plans import Plan as PlanOfLibrary
 
@@ -91,9 +94,16 @@ def test_held_out_hosts_are_played_by_horizon_and_rules_are_tuned_on_other_split
     for part in found:
         assert len({horizon(task) for task in part.hosts.fresh.tasks}) == 1
         assert part.hosts.training == found[0].hosts.training
-        assert set(part.splits) <= set(range(1, 9))
+        assert set(part.splits) <= set(range(8))
         seeds = {task.split_seed for task in part.hosts.training.tasks}
-        assert seeds <= set(range(9, 17))
+        assert seeds <= set(range(8, 16))
+    hosts = parts("adaptation", "adaptation_held_out", (20, 40), len(SPLITS_OF_EVALUATE), 1)[
+        0
+    ].hosts
+    same = evaluation_hosts("adaptation", 20, 40, 1)
+    for kind in ("training", "fresh"):
+        one, other = (digest(hosts_of(getattr(every, kind))) for every in (hosts, same))
+        assert one == other
     with pytest.raises(UsageError, match=r"^suites: the tasks of held_out differ in horizon"):
         parts("held_out", "held_out", (14, 20), 8, 1)
 
