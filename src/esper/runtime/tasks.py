@@ -72,14 +72,8 @@ def _digits(**settings: Any) -> DrawnSplit:
     return DrawnSplit(partial(digits, **settings))
 
 
-_RECIPE = {"learning_rate": 5e-2, "decay": "cosine"}
-"""Recipe of the tasks on digits, unless they name another: those of the benchmark ``recipes``."""
-
-
-def _add_digits(name: str, summary: str, host: Host, data: DrawnSplit, **settings: Any) -> None:
-    _add(name, summary, host, data, **(_RECIPE | settings))
-
-
+# Recipe of the tasks on digits, unless they name another: those of the benchmark recipes.
+_add_digits = partial(_add, learning_rate=5e-2, decay="cosine")
 _SMALL = _host(4, 8)
 _SHIFTED = _digits(shift=2, noise=0.1)
 
