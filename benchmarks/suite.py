@@ -33,6 +33,7 @@ from runs import Run, Settings, study_parser, trained
 
 from esper.karn.ladder import points_text, steps
 from esper.leyline.evaluation import CLAIRVOYANT, Evaluation, Rung
+from esper.runtime.tasks import FAMILIES
 from esper.scripts.entry import guarded
 from esper.simic.evaluation.controls import ORDERS
 from esper.simic.evaluation.ladder import policy_rungs
@@ -128,7 +129,9 @@ def studied(suite: str, arguments: Any) -> tuple[list[str], dict[str, Any]]:
     ]
     figures: dict[str, Any] = {}
     stages = work / f"{splits}-splits"
-    for target in filter(None, (suite, held_out_of(suite))):
+    # A family has enough draws to be measured on those that are held out alone.
+    targets = [held_out_of(suite)] if suite in FAMILIES else [suite, held_out_of(suite)]
+    for target in filter(None, targets):
         counts = (arguments.training_hosts, arguments.hosts)
         found = parts(suite, target, counts, splits, arguments.threads)
         ladder = controls(target, found, arguments.random_plans, stages)

@@ -73,6 +73,7 @@ def main() -> int:
             "hosts": arguments.hosts,
             "headroom": asdict(room),
             "passes": room.passes,
+            "lacking": room.lacking,
             "controls": control_figures(found, np.zeros(arguments.hosts, dtype=int)),
         }
         parts += [f"## {family}", ladder_table(steps(found)), headroom_text(found)]

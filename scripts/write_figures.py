@@ -111,8 +111,9 @@ def world(results: Path) -> str:
     passing = [f"`{name}`" for name, own in found.items() if own["passes"]]
     parts = [
         "- **Where looking at a host could pay:** "
-        f"{'on ' + ', '.join(passing) if passing else 'on no family'} of {len(found)} "
-        "([the gate](docs/evaluation.md#intervals-and-headroom))."
+        f"{', '.join(passing) if passing else 'none'} of {len(found)} families "
+        f"{'passes' if len(passing) < 2 else 'pass'} "
+        "[the gate](docs/evaluation.md#intervals-and-headroom)."
     ]
     for name, own in found.items():
         room = own["headroom"]
@@ -125,6 +126,8 @@ def world(results: Path) -> str:
                 f" and {side(room['over_training'])} the best network that does not grow "
                 f"(*{room['best_training']}*), by {interval(room['over_training'])}"
             )
+        if own["lacking"]:
+            text += f"; it lacks {'; '.join(own['lacking'])}"
         parts.append(f"{text}.")
     return f"{' '.join(parts)} ([results](benchmarks/results/world.md))"
 

@@ -92,7 +92,7 @@ def test_headroom_names_the_best_network_that_does_not_grow():
     expected = interval_of(100 * np.subtract(FOUND.rungs[4].utility, more[0].utility))
     assert found.over_training == pytest.approx(expected)
     assert found.best_training == "full tuning"
-    assert f"(full tuning) the clairvoyant is by {expected[0]:+.1f} [" in headroom_text(
+    assert f"(full tuning), the clairvoyant scores {expected[0]:+.1f} [" in headroom_text(
         with_baselines
     )
     assert found.passes

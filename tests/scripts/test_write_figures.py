@@ -39,12 +39,12 @@ def test_the_text_on_the_world_names_families_and_opponents(tmp_path: Path) -> N
     }
     none = {"over_looking": [0.5, 0.1, 0.9], "over_training": None, "best_training": None}
     found = {
-        "one": {"hosts": 200, "headroom": room, "passes": True},
-        "two": {"hosts": 80, "headroom": none, "passes": False},
+        "one": {"hosts": 200, "headroom": room, "passes": True, "lacking": []},
+        "two": {"hosts": 80, "headroom": none, "passes": False, "lacking": ["a", "b"]},
     }
     put(tmp_path, "world", found)
     text = TEXTS["world"](tmp_path)
-    assert "could pay:** on `one` of 2" in text
+    assert "could pay:** `one` of 2 families passes" in text
     assert (
         "200 fresh hosts of `one` a clairvoyant is above the best rule that looks by +3.0" in text
     )
@@ -55,6 +55,7 @@ def test_the_text_on_the_world_names_families_and_opponents(tmp_path: Path) -> N
         "of `two` a clairvoyant is above the best rule that looks by +0.5 [+0.1, +0.9] points of"
         in text
     )
+    assert "+0.9] points of test utility; it lacks a; b." in text
     assert text.count("does not grow") == 1
 
 
