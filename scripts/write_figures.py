@@ -126,8 +126,6 @@ def world(results: Path) -> str:
                 f" and {side(room['over_training'])} the best network that does not grow "
                 f"(*{room['best_training']}*), by {interval(room['over_training'])}"
             )
-        if own["lacking"]:
-            text += f"; it lacks {'; '.join(own['lacking'])}"
         parts.append(f"{text}.")
     return f"{' '.join(parts)} ([results](benchmarks/results/world.md))"
 
