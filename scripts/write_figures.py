@@ -76,28 +76,36 @@ def speed(results: Path) -> str:
 
 def policy(results: Path) -> str:
     """Where trained policies stand between the controls."""
-    found = read("suite", results)
-    if found is None:
-        return (
-            "- **A trained policy against the rules** is not measured yet in this version "
-            "(`make bench-suite`)."
-        )
+    there = {name: read(name, results) for name in ("suite", "adaptation")}
+    texts = [one_policy(name, found) for name, found in there.items() if found is not None]
+    if there["suite"] is None:
+        texts.append("On the training suite this is not measured yet (`make bench-suite`).")
+    return f"- **A trained policy against the rules.** {' '.join(texts)}"
+
+
+def one_policy(trained_on: str, found: dict[str, Any]) -> str:
+    """Where the policies that were trained on one suite stand."""
+    names = {
+        "suite": "the training suite",
+        "held_out": "the held-out suite",
+        "adaptation": "`adaptation`",
+        "adaptation_held_out": "its held-out draws",
+    }
     parts = [
-        f"- **A trained policy against the rules.** {found['policies']} policies were each trained "
-        f"on the training suite for {found['episodes']:,} episodes."
+        f"{found['policies']} policies were each trained on {names[trained_on]} for "
+        f"{found['episodes']:,} episodes."
     ]
-    names = {"suite": "the training suite", "held_out": "the held-out suite"}
     for suite, own in found["fresh"].items():
         one = own["policies"]["sampled"]
         rule = own["controls"][one["rule"]]["gain"]
         parts.append(
             f"On {own['hosts']} fresh hosts of {names[suite]} they gain {interval(one['gain'])} "
             f"points of test utility ({one['validation_gain'][0]:+.1f} on validation); the best "
-            f"rule there, *{one['rule']}*, gains {interval(rule)}. The policy is "
-            f"**{side(one['above_rule'])}** that rule, by {interval(one['above_rule'])}, and "
-            f"{side(one['above_blind'])} its blind twin, by {interval(one['above_blind'])}."
+            f"rule there, *{one['rule']}*, gains {interval(rule)}. With sampled actions "
+            f"the policy is **{side(one['above_rule'])}** that rule, by "
+            f"{interval(one['above_rule'])}, and {side(one['above_blind'])} its blind twin, by {interval(one['above_blind'])}."
         )
-    return f"{' '.join(parts)} ([results](benchmarks/results/suite.md))"
+    return f"{' '.join(parts)} ([results](benchmarks/results/{trained_on}.md))"
 
 
 def world(results: Path) -> str:
