@@ -103,7 +103,8 @@ def one_policy(trained_on: str, found: dict[str, Any]) -> str:
             f"points of test utility ({one['validation_gain'][0]:+.1f} on validation); the best "
             f"rule there, *{one['rule']}*, gains {interval(rule)}. With sampled actions "
             f"the policy is **{side(one['above_rule'])}** that rule, by "
-            f"{interval(one['above_rule'])}, and {side(one['above_blind'])} its blind twin, by {interval(one['above_blind'])}."
+            f"{interval(one['above_rule'])}, and {side(one['above_blind'])} its blind twin, by "
+            f"{interval(one['above_blind'])}."
         )
     return f"{' '.join(parts)} ([results](benchmarks/results/{trained_on}.md))"
 
