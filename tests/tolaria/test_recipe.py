@@ -8,11 +8,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from esper.kasmina.rng import Purpose, integers
 from esper.kasmina.seeds import SeedState
+from esper.leyline.actions import HEADS
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Pretraining, Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
+from esper.tamiyo.policy.features import HOST_FEATURES
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.precision import Precision
@@ -90,7 +92,13 @@ def test_a_host_with_learning_rate_0_keeps_its_parameters_while_its_seed_learns(
 
 @pytest.mark.parametrize(
     "change",
-    [{"decay": "linear"}, {"max_gradient_norm": 0.0}, {"host_learning_rate": -1.0}],
+    [
+        {"decay": "linear"},
+        {"max_gradient_norm": 0.0},
+        {"host_learning_rate": -1.0},
+        {"deadline": 0.0},
+        {"deadline": 1.5},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_a_recipe_out_of_range_is_rejected_with_its_field(change):
@@ -164,3 +172,52 @@ def test_environments_and_twins_of_a_group_start_from_the_same_trained_host():
         assert torch.equal(hosts[2 * group], hosts[2 * group + 1])
         assert torch.equal(hosts[2 * group], hosts[8 + group])
         assert (hosts[2 * group] == trained).all(1).any()
+
+
+# --- deadline ---------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("backend")
+def test_nothing_is_trained_from_the_deadline_on():
+    task = small_task(HOST)
+    engine = engine_of(task, replace(task, deadline=0.6), groups=(0, 1), rows_of=(0, 1))
+    state = seed_state([{0: Plant("conv_small", stage=Stage.BLENDING, alpha=0.5)}] * 2, 3)
+    engine.germinate(state.alpha > 0, state.blueprint, 0)
+    for step in range(LENGTH):
+        before = [store.clone() for store in (engine.stack.host, engine.stack.seeds[0])]
+        engine.train(state, step)
+        for store, old in zip((engine.stack.host, engine.stack.seeds[0]), before, strict=True):
+            learned = (store != old).any(1).tolist()
+            assert learned == [True, step < 3]
+
+
+def test_decay_ends_at_the_deadline():
+    task = replace(small_task(HOST), decay="cosine")
+    engine = engine_of(
+        task, replace(task, deadline=0.6), replace(task, decay="constant", deadline=0.5),
+        groups=(0, 1, 2), rows_of=(0, 1, 2),
+    )  # fmt: skip
+    factors = torch.stack([engine.bank.rate_factors(step, LENGTH) for step in range(LENGTH)])
+    steps = torch.arange(LENGTH, dtype=F64)
+
+    def cosine(length: float) -> torch.Tensor:
+        return (1.0 + (torch.pi * steps / length).cos()) / 2.0 * (steps < length)
+
+    assert torch.allclose(factors[:, 0], cosine(LENGTH))
+    assert torch.allclose(factors[:, 1], cosine(3.0))
+    assert factors[:, 2].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+def test_the_policy_observes_the_time_until_the_deadline():
+    task = small_task(HOST)
+    tasks = [replace(task, deadline=deadline) for deadline in (1.0, 0.5)]
+    config = GrowthConfig(seed=1, episode_length=4, group_size=1, max_batches=1, batch_size=6)
+    env = GrowthEnv(tasks, torch.arange(2), config, Precision("cpu"), CPU,
+                    assigned=torch.arange(2))  # fmt: skip
+    found = [env.reset(0).host]
+    idle = torch.zeros(2, len(HEADS), dtype=torch.long)
+    found += [env.step(idle).observation.host for _ in range(4)]
+    column = HOST_FEATURES.index("remaining")
+    assert [seen[:, column].tolist() for seen in found] == [
+        [1.0, 0.5], [0.75, 0.25], [0.5, 0.0], [0.25, 0.0], [0.0, 0.0]
+    ]  # fmt: skip

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from esper.kasmina.hosts.host import Host
+import numpy as np
+
+from esper.kasmina.hosts.host import Host, NormedHost
 from esper.leyline.errors import UsageError
 from esper.runtime.augmentation import Augmentation
 from esper.runtime.data import Dataset, DrawnSplit, FromDirectory
@@ -14,8 +16,42 @@ Maker = Callable[[], Dataset]
 
 
 @dataclass(frozen=True)
+class ChannelShift:
+    """A shift at the feature level: the output channels of a block of the host change places.
+
+    Accuracy falls, and neither the images, the labels nor the shape of the host tell why.
+
+    Attributes:
+        block: number of the block.
+        share: share of the block's channels that move on cyclically, in (0, 1]; at least 2 move.
+        seed: determines which.
+
+    Raises:
+        UsageError: the share is out of range, or the number of the block is negative.
+    """
+
+    block: int
+    share: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.share <= 1.0:
+            raise UsageError(f"drift: share must lie in (0, 1], got {self.share}")
+        if self.block < 0:
+            raise UsageError(f"drift: block must be 0 or more, got {self.block}")
+
+    def order(self, channels: int) -> list[int]:
+        """For each place, the channel that moves there."""
+        draws = np.random.default_rng(self.seed)
+        moving = draws.permutation(channels)[: max(2, round(self.share * channels))]
+        order = np.arange(channels)
+        order[moving] = np.roll(moving, 1)
+        return [int(channel) for channel in order]
+
+
+@dataclass(frozen=True)
 class Drift:
-    """A switch to other data during an episode.
+    """A switch to other data during an episode, and a shift of the host's channels.
 
     Attributes:
         data: makes the second data set, with images and classes like the first.
@@ -23,6 +59,7 @@ class Drift:
         latest: latest time of the switch, as a fraction of the episode; the step is drawn uniformly
             between the two.
         never: probability that an episode does not switch.
+        channels: shift of the host's channels at the switch, if any.
 
     Raises:
         UsageError: a fraction or the probability is out of range, or the order is wrong.
@@ -32,6 +69,7 @@ class Drift:
     earliest: float
     latest: float
     never: float
+    channels: ChannelShift | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.earliest <= self.latest <= 1.0:
@@ -79,7 +117,7 @@ class Pretraining:
 
 
 DECAYS = ("constant", "cosine")
-"""Learning rates over an episode of T steps: constant, or times ``(1 + cos(pi t / T)) / 2``
+"""Learning rates over T steps of training: constant, or times ``(1 + cos(pi t / T)) / 2``
 (Loshchilov and Hutter, "SGDR", 2017, without restarts), constant within a step."""
 
 TUNINGS = ("all", "last", "auto_rgn")
@@ -108,6 +146,8 @@ class Task:
         max_gradient_norm: norm to which the gradient of each host and of each seed is clipped.
         weight_decay: weight decay of hosts; seeds have none.
         momentum: momentum of SGD for hosts and seeds; AdamW is used if None.
+        deadline: part of the episode after which nothing is trained any more, in (0, 1]; decay ends
+            there too. The policy observes how much time is left.
         drift: switch to other data during an episode, if any.
         augmentation: augmentation of training images, if any.
         pretraining: training of the hosts before the episode; they start from initial weights if
@@ -116,8 +156,8 @@ class Task:
         family: name of the family that the task was drawn from, if any.
 
     Raises:
-        UsageError: a budget is too small, a number of the recipe is out of range, or data are split
-            with different seeds.
+        UsageError: a budget is too small, a number of the recipe is out of range, data are split
+            with different seeds, or the host has no channels that could shift.
     """
 
     name: str
@@ -134,6 +174,7 @@ class Task:
     max_gradient_norm: float = 1.0
     weight_decay: float = 0.0
     momentum: float | None = None
+    deadline: float = 1.0
     drift: Drift | None = None
     augmentation: Augmentation | None = None
     pretraining: Pretraining | None = None
@@ -167,6 +208,17 @@ class Task:
                 f"host_learning_rate: must be 0 or more, got {self.host_learning_rate} "
                 f"in the task {self.name!r}"
             )
+        if not 0.0 < self.deadline <= 1.0:
+            raise UsageError(
+                f"deadline: must lie in (0, 1], got {self.deadline} in the task {self.name!r}"
+            )
+        shift = self.drift and self.drift.channels
+        blocks = len(self.host.weights) if isinstance(self.host, NormedHost) else 0
+        if shift and shift.block >= blocks:
+            raise UsageError(
+                f"drift: block must be less than {blocks}, the number of blocks of the host whose "
+                f"channels can shift, got {shift.block} in the task {self.name!r}"
+            )
         if not self.rent >= 0.0:
             raise UsageError(f"rent: must be 0 or more, got {self.rent} in the task {self.name!r}")
         if len(set(self._split_seeds())) > 1:
@@ -180,6 +232,11 @@ class Task:
     def label(self) -> str:
         """Name under which telemetry and evaluations group the task: its family, if any."""
         return self.family or self.name
+
+    @property
+    def horizon(self) -> tuple[int, int, int]:
+        """Steps, minibatches per step and batch size: hosts in one evaluation must agree in it."""
+        return self.episode_length, self.max_batches, self.batch_size
 
     def in_directory(self, directory: Path) -> "Task":
         """A copy of the task that reads its files, if any, from ``directory``."""

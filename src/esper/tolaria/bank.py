@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.host import Host, NormedHost
 from esper.kasmina.rng import Purpose, to_integers, uniform
 from esper.leyline.errors import UsageError
 from esper.runtime.augmentation import Augmentation
 from esper.runtime.data import Dataset, map_elements, stored_elements
 from esper.runtime.tasks import TUNINGS, Task
 from esper.tolaria.backends import HeldBack
+from esper.tolaria.channel_moves import Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class DataBank:
         trained_hosts: hosts that the episodes of a task start from, by index of the task; tasks
             that start from initial weights have none.
         tunings: index of each task's tuning in ``TUNINGS``, int64 ``[tasks]``; None if all are 0.
+        channel_shifts: indices that gather the parameters and the buffers of a host after the shift
+            of its channels, by index of the task; see ``NormedHost.channels_moved``.
         streamed: whether training images stay in CPU memory.
         train_images: images of all data sets, concatenated, ``[samples, H, W, C]``.
         validation_images, validation_labels: ``[D, V, H, W, C]`` and
@@ -127,7 +130,13 @@ class DataBank:
         tunings = [TUNINGS.index(task.tuning) for task in self.tasks]
         self.tunings = tensor_of(tunings, torch.long) if any(tunings) else None
         self.rents = tensor_of([task.rent for task in self.tasks], dtype)
+        self.deadlines = tensor_of([task.deadline for task in self.tasks], torch.float64)
         self.cosine = tensor_of([task.decay == "cosine" for task in self.tasks], torch.bool)
+        self.channel_shifts = {
+            index: (parameters.to(device), buffers.to(device))
+            for index, task in enumerate(self.tasks)
+            for parameters, buffers in _places_after_shift(task)
+        }
         size = sum(map(stored_elements, (data.train_images for data in found))) * dtype.itemsize
         self.streamed = not (size <= SMALL if preload is None else preload)
         storage = torch.device("cpu") if self.streamed else device
@@ -147,9 +156,14 @@ class DataBank:
             setattr(self, f"{split}_labels", torch.stack(labels))
 
     def rate_factors(self, step: int, length: int) -> Tensor:
-        """Factor of each task's learning rates at a step, ``[tasks]``; see ``DECAYS``."""
-        cosine = (1.0 + math.cos(math.pi * step / length)) / 2.0
-        return torch.where(self.cosine, cosine, 1.0).to(self.seed_rates.dtype)
+        """Factor of each task's learning rates at a step, ``[tasks]``; see ``DECAYS``.
+
+        It is 0 from the deadline on.
+        """
+        elapsed = step / length / self.deadlines
+        cosine = (1.0 + (math.pi * elapsed.clamp(max=1.0)).cos()) / 2.0
+        factors = torch.where(self.cosine, cosine, 1.0) * (elapsed < 1.0)
+        return factors.to(self.seed_rates.dtype)
 
     @property
     def augmentation(self) -> Augmentation | None:
@@ -187,6 +201,15 @@ class DataBank:
 
 def _host_rate(task: Task) -> float:
     return task.learning_rate if task.host_learning_rate is None else task.host_learning_rate
+
+
+def _places_after_shift(task: Task) -> list[Places]:
+    """Where the host's channels are after the shift of the task; empty if it has none."""
+    shift = task.drift and task.drift.channels
+    if not shift or not isinstance(task.host, NormedHost):
+        return []
+    width = task.host.weights[shift.block].shape[0]
+    return [task.host.channels_moved(shift.block, shift.order(width))]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

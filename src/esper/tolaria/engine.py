@@ -14,6 +14,7 @@ from esper.kasmina.stack import Stack
 from esper.leyline.stages import Stage
 from esper.tolaria.backends import Backend, EpochResult, Optimisation, Scores, Variant
 from esper.tolaria.bank import DataBank
+from esper.tolaria.channel_moves import ChannelMove, channel_moves
 from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_first_change
 from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.memory import keep_memory
@@ -118,6 +119,7 @@ class Engine:
         self._before = bank.before[rows.group_task]
         self._after = bank.after[rows.group_task]
         self.episode = 0
+        self._channel_moves: dict[int, ChannelMove] = {}
 
     def reset(self, episode: int) -> None:
         """Start an episode: fresh hosts without seeds."""
@@ -134,6 +136,25 @@ class Engine:
         for store in self.stack.seeds:
             store.zero_()
         self.stack.clear_optimizers()
+        self._channel_moves = channel_moves(
+            self.bank.channel_shifts,
+            self.rows.task,
+            self.switch_step[self.rows.group_index],
+            self.episode_length,
+        )
+
+    def shift_channels(self, step: int) -> ChannelMove | None:
+        """Shift the channels of the hosts whose drift comes at ``step``; call it before training.
+
+        Returns:
+            What was moved, for copies of the hosts; None if nothing was.
+        """
+        move = self._channel_moves.get(step)
+        if move is not None:
+            optimizer = self.stack.host_optimizer
+            move.of_parameters(self.stack.host, optimizer.first, optimizer.second)
+            move.of_buffers(self.stack.buffers)
+        return move
 
     def germinate(self, where: Tensor, blueprint: Tensor, step: int) -> None:
         """Initialise the parameters of new seeds.

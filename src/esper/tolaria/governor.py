@@ -12,6 +12,7 @@ from torch import Tensor
 
 from esper.kasmina.stack import Stack
 from esper.tolaria.backends import EpochResult, Scores
+from esper.tolaria.channel_moves import ChannelMove
 
 HISTORY = 20
 """Number of healthy validation losses kept per host."""
@@ -137,6 +138,11 @@ class Governor:
         wanted = [rows & self.healthy] * len(hosts) + [rows] * len(stack.seeds)
         for kept, store, where in zip(self.kept, self._stores(), wanted, strict=True):
             kept.copy_(torch.where(where[:, None], store, kept))
+
+    def follow(self, move: ChannelMove) -> None:
+        """Move the channels of the snapshots too: a rollback does not undo a shift."""
+        move.of_parameters(self.kept[0])
+        move.of_buffers(self.kept[1])
 
     def restore(self, rows: Tensor) -> None:
         """Restore the snapshot of ``rows``, bool ``[N]``, and clear their optimizer state."""

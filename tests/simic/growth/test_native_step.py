@@ -184,6 +184,7 @@ class World:
             success=self.bools(self.rows),
             rolled_back=self.bools(self.rows),
             log_rent=self.floats(self.rows),
+            deadline=self.floats(self.rows).double(),
         )
 
     def step(self, t: int) -> None:

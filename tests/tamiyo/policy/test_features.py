@@ -50,6 +50,7 @@ def progress_of(count: int, **changes) -> Progress:
         "success": torch.ones(count).bool(),
         "rolled_back": torch.zeros(count).bool(),
         "log_rent": torch.zeros(count),
+        "deadline": torch.ones(count, dtype=torch.float64),
     }
     return Progress(**(known | changes))
 

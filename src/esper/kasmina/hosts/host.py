@@ -2,11 +2,12 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from esper.kasmina import ops
@@ -260,6 +261,30 @@ class NormedHost(HostDefaults):
             width = field.shape[0]
             fields += [zeros(f"norm{block}.mean", width), ones(f"norm{block}.variance", width)]
         return Layout(tuple(fields))
+
+    def channels_moved(self, block: int, order: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Columns of ``layout`` and of ``buffers`` that give a host with the channels in an order.
+
+        Args:
+            block: number of the block.
+            order: for each output channel of the block, the one that moves to its place.
+
+        Returns:
+            Indices that gather a row's parameters, int64 ``[P]``, and its buffers, int64 ``[Q]``.
+        """
+        norm = f"norm{block}"
+        moved = (
+            (self.layout, (self.weights[block].name, f"{norm}.weight", f"{norm}.bias")),
+            (self.buffers, (f"{norm}.mean", f"{norm}.variance")),
+        )
+        found = []
+        for layout, names in moved:
+            columns = torch.arange(layout.size)
+            fields = layout.views(columns[None])
+            for name in names:
+                fields[name][0].copy_(fields[name][0, list(order)])
+            found.append(columns)
+        return found[0], found[1]
 
     def normalised(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool

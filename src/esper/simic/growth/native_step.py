@@ -166,7 +166,7 @@ class NativeStep(TorchStep):
         """See ``TorchStep``."""
         rows, count, slots = self.shape[0], self.count, self.shape[1]
         history = rows * (features.HISTORY + 1)
-        part = progress.step / progress.episode_length
+        part, remaining = progress.step / progress.episode_length, progress.remaining
         seeds, signals = self.states.of(now.state), self.signals.of(now.signals)
         seen = Features(
             host=torch.empty(count, len(HOST_FEATURES), dtype=_FLOAT32),
@@ -179,7 +179,7 @@ class NativeStep(TorchStep):
             signals=signals.at,
             seed_parameters=address(now.seed_parameters, _INT64, self.size),
             part=part,
-            rest=1.0 - part,
+            remaining=address(remaining, _FLOAT32, rows),
             losses=address(progress.losses, _FLOAT32, history),
             expected=address(progress.expected, _FLOAT32, history),
             train_loss=address(progress.train_loss, _FLOAT32, rows),

@@ -115,6 +115,7 @@ class Shard:
         self.host_parameters = self.engine.host.parameter_count
         self.rent = bank.rents[tasks]
         self.log_rent = log_price(bank.rents[rows.task])
+        self.deadline = bank.deadlines[rows.task]
         self.rules = Rules.for_horizon(
             config.episode_length,
             config.max_seeds or len(self.slots),
@@ -175,6 +176,7 @@ class Shard:
             success=torch.ones(rows, dtype=torch.bool, device=self.device),
             rolled_back=torch.zeros(rows, dtype=torch.bool, device=self.device),
             log_rent=self.log_rent,
+            deadline=self.deadline,
         )
         scores = self.engine.measure(self.state, 0, committed=False).scores
         self._remember(scores)
@@ -265,6 +267,9 @@ class Shard:
     def _live(self, acted: SeedState, t: int) -> "_Lived":
         """Train an epoch, validate, and roll back the rows that the governor rejects."""
         near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
+        move = self.engine.shift_channels(t)
+        if move is not None:
+            self.governor.follow(move)
         variants = self.engine.variants(acted, committed=near_end)
         epoch = self.engine.train(acted, t)
         measurement = self.engine.measure(acted, t, committed=near_end, variants=variants)

@@ -156,6 +156,7 @@ class Progress:
         success: whether the last action took effect, bool ``[N]``.
         rolled_back: whether the governor rolled the host back in the last step, bool ``[N]``.
         log_rent: price of parameters, see ``log_price``, float32 ``[N]``.
+        deadline: part of the episode after which nothing is trained, float64 ``[N]``.
     """
 
     step: int
@@ -169,6 +170,12 @@ class Progress:
     success: Tensor
     rolled_back: Tensor
     log_rent: Tensor
+    deadline: Tensor
+
+    @property
+    def remaining(self) -> Tensor:
+        """The feature ``remaining``: part of the episode until the deadline, float32 ``[N]``."""
+        return (self.deadline - self.step / self.episode_length).clamp(min=0.0).float()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Progress":
         """A copy with ``function`` applied to every tensor."""
@@ -208,7 +215,7 @@ def host_features(
     features = torch.cat(
         [
             torch.full((count, 1), fraction, device=device),
-            torch.full((count, 1), 1.0 - fraction, device=device),
+            progress.remaining[:, None],
             losses[:, HISTORY : HISTORY + 1],
             scores[:, HISTORY : HISTORY + 1],
             losses[:, :HISTORY],

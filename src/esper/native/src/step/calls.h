@@ -147,13 +147,13 @@ struct ObserveCall {
   SeedBlocks seeds;
   SignalBlocks signals;
   const int64_t* seed_parameters;                     // [N, S]
-  float part, rest;                                   // fractions of the episode: elapsed, remaining
+  float part;                                         // elapsed part of the episode
   const float *losses, *expected;                     // [N, history + 1]
   const float *train_loss, *train_accuracy;           // [N]
   const float* slot_measures;                         // [N, S, measures]
   const int64_t* last_op;                             // [N]
   const uint8_t *success, *rolled_back;               // [N]
-  const float* log_rent;                              // [N]
+  const float *log_rent, *remaining;                  // [N]
   const float *score, *twin_score;                    // [environments]
   float *host, *slot, *critic;                        // [environments, F], [.., S, F], [.., F]
   int64_t* blueprints;                                // [environments, S]

@@ -59,7 +59,7 @@ inline void host_features(const StepSpec& spec, const ObserveCall& call, int64_t
     parameters += call.seed_parameters[i];
   }
   out.put(call.part);
-  out.put(call.rest);
+  out.put(call.remaining[n]);
   out.put(known(symlog(losses[history])));
   out.put(known(scores[history]));
   for (int64_t i = 0; i < history; ++i) out.put(known(symlog(losses[i])));
