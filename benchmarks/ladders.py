@@ -14,8 +14,8 @@ from populations import Ints
 from reporting import table
 
 from esper.karn.intervals import two_levels
-from esper.karn.ladder import Points, Step, points, points_text, steps
-from esper.leyline.evaluation import BLIND, LOOKING, Evaluation, Rung
+from esper.karn.ladder import Points, Step, points, points_text, steps, verdict
+from esper.leyline.evaluation import BLIND, LOOKING, Evaluation, Rung, best_rung
 
 Floats = NDArray[np.float64]
 
@@ -95,18 +95,16 @@ class Standing:
     by_controller: list[float]
 
 
-def verdict(difference: Points) -> str:
-    """Say on which side of zero an interval lies."""
-    _, low, high = difference
-    if low > 0.0:
-        return "above"
-    return "below" if high < 0.0 else "neither above nor below"
-
-
-def best_rule(found: Evaluation, names: Sequence[str] = RULES) -> Rung:
-    """Return the rule with the highest mean utility on these hosts, to its advantage."""
-    rungs = [rung for rung in found.rungs if rung.name in names]
-    return max(rungs, key=lambda rung: float(np.mean(rung.utility)))
+def best_rule(
+    found: Evaluation,
+    splits: Ints,
+    where: NDArray[np.bool_] | None = None,
+    names: Sequence[str] = RULES,
+) -> str:
+    """Return the name of the rule with the highest mean utility on the units of these hosts."""
+    best = best_rung(pooled(found, splits, where).rungs, names)
+    assert best is not None
+    return best.name
 
 
 def standing(
@@ -136,7 +134,7 @@ def standing(
         return np.array(getattr(rung, field))[rows]
 
     utility, blind, copied = (columns(variant, "utility") for variant in VARIANTS)
-    never, rule = found.rungs[0], best_rule(pooled(found, splits, where)).name
+    never, rule = found.rungs[0], best_rule(found, splits, where)
     best = next(rung for rung in found.rungs if rung.name == rule)
     gain = utility - control(never, "utility")
     validation_gain = columns("policy", "validation") - control(never, "validation")

@@ -15,8 +15,14 @@ from numpy.typing import NDArray
 
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation, Rung
-from esper.runtime.tasks import SUITES, Task, find_all
-from esper.simic.evaluation.ladder import FRESH_HOSTS, RULE, TRAINING_HOSTS, evaluate
+from esper.runtime.tasks import SUITES, find_all
+from esper.simic.evaluation.ladder import (
+    FRESH_HOSTS,
+    RULE,
+    TRAINING_HOSTS,
+    evaluate,
+    tasks_in_turn,
+)
 from esper.simic.evaluation.play import Hosts, Population
 
 Ints = NDArray[np.int_]
@@ -30,35 +36,20 @@ class Part:
 
     Attributes:
         hosts: training hosts of the rules, and the fresh hosts, H of them.
-        splits: split of each fresh host, ``[H]``.
     """
 
     hosts: Hosts
-    splits: Ints
+
+    @property
+    def splits(self) -> Ints:
+        """Split seed of each fresh host, ``[H]``; 0 where no split is drawn."""
+        return np.array([task.split_seed or 0 for task in self.hosts.fresh.tasks])
 
 
 def held_out_of(suite: str) -> str | None:
     """Return the suite of held-out tasks that belongs to a training suite, if there is one."""
     name = "held_out" if suite == "suite" else f"{suite}_held_out"
     return name if name in SUITES else None
-
-
-def assigned(tasks: Sequence[Task], count: int, splits: Sequence[int]) -> tuple[list[Task], Ints]:
-    """Return the task and the split of each of ``count`` hosts.
-
-    Tasks come in turn. Every task meets the splits in turn, and so do the draws of a family, each
-    of which is a task with few hosts. Without ``splits`` the tasks stay as they are, in split 0.
-    """
-    chosen, seeds = [], []
-    for host in range(count):
-        row, column = divmod(host, len(tasks))
-        task, seed = tasks[column], 0
-        if splits:
-            seed = splits[(row + column) % len(splits)]
-            task = task.with_split(seed)
-        chosen.append(task)
-        seeds.append(seed)
-    return chosen, np.array(seeds)
 
 
 def parts(
@@ -76,23 +67,17 @@ def parts(
     Raises:
         UsageError: the tasks of ``training`` differ in their horizon.
     """
-    tuned, _ = assigned(find_all([training]), counts[0], range(splits, 2 * splits))
-    if len({horizon(task) for task in tuned}) > 1:
+    tuned = tasks_in_turn(find_all([training]), counts[0], range(splits, 2 * splits))
+    if len({task.horizon for task in tuned}) > 1:
         raise UsageError(f"suites: the tasks of {training} differ in horizon; name one task")
-    tasks, seeds = assigned(find_all([fresh]), counts[1], range(splits))
-    population = Population(tuple(tuned), TRAINING_HOSTS, threads=threads)
+    tasks = tasks_in_turn(find_all([fresh]), counts[1], range(splits))
+    population = Population(tuned, TRAINING_HOSTS, threads=threads)
     found, first = [], FRESH_HOSTS
-    for wanted in dict.fromkeys(map(horizon, tasks)):
-        rows = [i for i, task in enumerate(tasks) if horizon(task) == wanted]
-        own = Population(tuple(tasks[i] for i in rows), first, threads=threads)
-        found.append(Part(Hosts(population, own), seeds[rows]))
-        first += len(rows)
+    for horizon in dict.fromkeys(task.horizon for task in tasks):
+        own = tuple(task for task in tasks if task.horizon == horizon)
+        found.append(Part(Hosts(population, Population(own, first, threads=threads))))
+        first += len(own)
     return found
-
-
-def horizon(task: Task) -> tuple[int, int, int]:
-    """Return what hosts that are played together must agree in."""
-    return task.episode_length, task.max_batches, task.batch_size
 
 
 def controls(suite: str, found: list[Part], random_plans: int, work: Path) -> Evaluation:

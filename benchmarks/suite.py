@@ -91,7 +91,7 @@ def by_controller(standings: list[Standing]) -> str:
 
 def by_task(found: Evaluation, splits: Ints, policies: list[list[Rung]]) -> str:
     """Return a table of gains by task: the best rule over all tasks, policy and clairvoyant."""
-    rule = best_rule(pooled(found, splits)).name
+    rule = best_rule(found, splits)
     lines = []
     for task in dict.fromkeys(found.tasks):
         where = np.array(found.tasks) == task

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ladders import best_rule, control_figures, pooled
+from ladders import best_rule, control_figures
 from populations import SPLITS, Ints, controls, parts
 from reporting import made_on, new_parser, publish, table
 
@@ -53,7 +53,7 @@ def words(plan: Plan, task: Task) -> str:
 def figures_of(found: Evaluation, splits: Ints, plans: tuple[Plan, ...]) -> dict[str, Any]:
     """Return the figures of a task, points with intervals."""
     rungs = control_figures(found, splits)
-    looking = best_rule(pooled(found, splits), LOOKING).name
+    looking = best_rule(found, splits, names=LOOKING)
     fixed = next(rung for rung in found.rungs if rung.name == FIXED)
     assert fixed.chosen is not None
     plan = plans[fixed.chosen[0]]

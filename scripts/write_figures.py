@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from esper.karn.ladder import points_text, verdict
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = "README.md", "docs/performance.md", "docs/tasks.md"
@@ -26,20 +28,6 @@ def read(name: str, results: Path) -> Any:
     """Return a result, or None if it is not there."""
     path = results / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def interval(value: list[float], form: str = "+.1f") -> str:
-    """Return a mean and its interval as text."""
-    mean, low, high = value
-    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
-
-
-def side(difference: list[float]) -> str:
-    """Say on which side of zero an interval lies."""
-    _, low, high = difference
-    if low > 0.0:
-        return "above"
-    return "below" if high < 0.0 else "neither above nor below"
 
 
 def naive_way(way: str) -> str:
@@ -99,12 +87,12 @@ def one_policy(trained_on: str, found: dict[str, Any]) -> str:
         one = own["policies"]["sampled"]
         rule = own["controls"][one["rule"]]["gain"]
         parts.append(
-            f"On {own['hosts']} fresh hosts of {names[suite]} they gain {interval(one['gain'])} "
+            f"On {own['hosts']} fresh hosts of {names[suite]} they gain {points_text(one['gain'])} "
             f"points of test utility ({one['validation_gain'][0]:+.1f} on validation); the best "
-            f"rule there, *{one['rule']}*, gains {interval(rule)}. With sampled actions "
-            f"the policy is **{side(one['above_rule'])}** that rule, by "
-            f"{interval(one['above_rule'])}, and {side(one['above_blind'])} its blind twin, by "
-            f"{interval(one['above_blind'])}."
+            f"rule there, *{one['rule']}*, gains {points_text(rule)}. With sampled actions "
+            f"the policy is **{verdict(one['above_rule'])}** that rule, by "
+            f"{points_text(one['above_rule'])}, and {verdict(one['above_blind'])} its blind twin, "
+            f"by {points_text(one['above_blind'])}."
         )
     return f"{' '.join(parts)} ([results](benchmarks/results/{trained_on}.md))"
 
@@ -128,12 +116,12 @@ def world(results: Path) -> str:
         room = own["headroom"]
         text = (
             f"On {own['hosts']} fresh hosts of `{name}` a clairvoyant is above the best rule that "
-            f"looks by {interval(room['over_looking'])} points of test utility"
+            f"looks by {points_text(room['over_looking'])} points of test utility"
         )
         if room["best_training"] is not None:
             text += (
-                f" and {side(room['over_training'])} the best network that does not grow "
-                f"(*{room['best_training']}*), by {interval(room['over_training'])}"
+                f" and {verdict(room['over_training'])} the best network that does not grow "
+                f"(*{room['best_training']}*), by {points_text(room['over_training'])}"
             )
         parts.append(f"{text}.")
     return f"{' '.join(parts)} ([results](benchmarks/results/world.md))"
@@ -155,8 +143,8 @@ def growing(results: Path) -> str:
     return (
         f"- **Growing pays on {len(paying)} of {len(gains)} tasks:** there the best fixed "
         "schedule, chosen on other hosts and splits, is above never growing on test. Its gain is "
-        f"largest on `{best}`, {interval(gains[best])} points, and smallest on `{least}`, "
-        f"{interval(gains[least])}.{rest} ([results](benchmarks/results/tasks.md))"
+        f"largest on `{best}`, {points_text(gains[best])} points, and smallest on `{least}`, "
+        f"{points_text(gains[least])}.{rest} ([results](benchmarks/results/tasks.md))"
     )
 
 

@@ -15,7 +15,7 @@ from esper.runtime.tasks import SUITES, find, find_all
 from esper.runtime.worth import read_worth
 from esper.simic.evaluation.kept_stages import digest, hosts_of
 from esper.simic.evaluation.ladder import SPLITS as SPLITS_OF_EVALUATE
-from esper.simic.evaluation.ladder import evaluation_hosts
+from esper.simic.evaluation.ladder import evaluation_hosts, tasks_in_turn
 from esper.simic.evaluation.plans import NEVER, PlannedSeed, library
 from esper.simic.evaluation.plans import Plan as PlanOfLibrary
 
@@ -68,21 +68,17 @@ def policies(above_never: list[float], hosts: int = 12) -> list[list[Rung]]:
 
 
 def test_every_task_meets_every_split_and_so_do_the_draws_of_a_family() -> None:
-    from populations import assigned
-
-    tasks, splits = assigned(find_all(["suite"]), 56, range(1, 9))
-    pairs = {(task.name, int(split)) for task, split in zip(tasks, splits, strict=True)}
-    assert len(pairs) == 56
-    _, splits = assigned(find_all(["adaptation_held_out"]), 128, range(1, 9))
-    assert np.bincount(splits).tolist() == [0, *[16] * 8]
-    plain, splits = assigned(find_all(["suite"]), 8, ())
-    assert [*plain[:7], plain[0]] == plain
+    tasks = tasks_in_turn(find_all(["suite"]), 56, range(1, 9))
+    assert len({(task.name, task.split_seed) for task in tasks}) == 56
+    draws = tasks_in_turn(find_all(["adaptation_held_out"]), 128, range(1, 9))
+    assert np.bincount([task.split_seed or 0 for task in draws]).tolist() == [0, *[16] * 8]
+    plain = tasks_in_turn(find_all(["suite"]), 8, ())
+    assert plain == (*plain[:7], plain[0])
     assert plain[0] is find("digits_shift")
-    assert set(splits) == {0}
 
 
 def test_held_out_hosts_are_played_by_horizon_and_rules_are_tuned_on_other_splits() -> None:
-    from populations import horizon, parts
+    from populations import parts
 
     found = parts("suite", "held_out", (14, 20), 8, 1)
     assert [{task.episode_length for task in p.hosts.fresh.tasks} for p in found] == [{40}, {60}]
@@ -92,7 +88,7 @@ def test_held_out_hosts_are_played_by_horizon_and_rules_are_tuned_on_other_split
     assert second.first == first.first + len(first.tasks)
     assert [len(part.splits) for part in found] == [18, 2]
     for part in found:
-        assert len({horizon(task) for task in part.hosts.fresh.tasks}) == 1
+        assert len({task.horizon for task in part.hosts.fresh.tasks}) == 1
         assert part.hosts.training == found[0].hosts.training
         assert set(part.splits) <= set(range(8))
         seeds = {task.split_seed for task in part.hosts.training.tasks}
@@ -176,8 +172,9 @@ def test_the_clairvoyant_and_plans_chosen_per_task_are_no_rules() -> None:
 
     found = evaluation(best=0.0)
     found.rungs.append(rung("best plan per task", [2.0] * 12))
-    assert best_rule(found).name == "try and keep"
-    assert best_rule(found, LOOKING[:1]).name == "one look"
+    splits = np.zeros(12, dtype=int)
+    assert best_rule(found, splits) == "try and keep"
+    assert best_rule(found, splits, names=LOOKING[:1]) == "one look"
 
 
 def test_a_page_of_a_suite_has_every_control_and_every_policy() -> None:

@@ -1,5 +1,6 @@
 """The ladder of an evaluation as numbers with intervals."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from esper.leyline.evaluation import (
     WITHOUT_GROWING,
     Evaluation,
     Rung,
+    best_rung,
 )
 
 OFTEN = 0.1
@@ -28,10 +30,18 @@ def points(values: ArrayLike) -> Points:
     return float(estimate.mean[0]), float(estimate.low[0]), float(estimate.high[0])
 
 
-def points_text(value: Points, form: str) -> str:
+def points_text(value: Sequence[float], form: str = "+.1f") -> str:
     """Return a mean and its interval as text; ``form`` formats each number."""
     mean, low, high = value
     return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def verdict(difference: Sequence[float]) -> str:
+    """Say on which side of zero an interval lies."""
+    _, low, high = difference
+    if low > 0.0:
+        return "above"
+    return "below" if high < 0.0 else "neither above nor below"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,25 +135,22 @@ class Headroom:
 
 def headroom(found: Evaluation) -> Headroom:
     """The headroom of the suite; the opponents are the best of their kind on these hosts."""
-    by_name = {rung.name: rung for rung in found.rungs}
-    clairvoyant = by_name[CLAIRVOYANT]
+    clairvoyant = best_rung(found.rungs, [CLAIRVOYANT])
+    assert clairvoyant is not None
     shares = np.bincount(clairvoyant.chosen or [], minlength=len(found.plans)) / len(found.tasks)
 
-    def best(names: tuple[str, ...]) -> Rung | None:
-        rungs = [by_name[name] for name in names if name in by_name]
-        return max(rungs, key=lambda rung: np.mean(rung.utility), default=None)
-
-    def above(rung: Rung | None) -> Points:
+    def above(names: Sequence[str]) -> Points:
+        rung = best_rung(found.rungs, names)
         assert rung is not None
         return points(np.subtract(clairvoyant.utility, rung.utility))
 
-    trained = best(WITHOUT_GROWING)
+    trained = best_rung(found.rungs, WITHOUT_GROWING)
     return Headroom(
         never=float(shares[0]),
         plans=int((shares >= OFTEN).sum()),
-        over_blind=above(best(BLIND)),
-        over_looking=above(best(LOOKING)),
-        over_training=None if trained is None else above(trained),
+        over_blind=above(BLIND),
+        over_looking=above(LOOKING),
+        over_training=None if trained is None else above([trained.name]),
         best_training=None if trained is None else trained.name,
     )
 

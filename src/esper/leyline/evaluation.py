@@ -1,6 +1,8 @@
 """The file of an evaluation: a policy between controls, on the same fresh hosts."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
@@ -45,6 +47,15 @@ class Rung(msgspec.Struct, frozen=True):
     validation: list[float]
     added: list[float]
     chosen: list[int] | None = None
+
+
+def best_rung(rungs: Iterable[Rung], names: Sequence[str]) -> Rung | None:
+    """Of the rungs with these names the one of the highest mean utility; None if there is none.
+
+    As an opponent it is chosen on the hosts on which it is scored, to its advantage.
+    """
+    named = (rung for rung in rungs if rung.name in names)
+    return max(named, key=lambda rung: fmean(rung.utility), default=None)
 
 
 class Evaluation(msgspec.Struct, frozen=True):

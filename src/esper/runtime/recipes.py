@@ -1,6 +1,7 @@
 """Training recipes that were tuned for each task's host and for a wider static network."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -53,6 +54,7 @@ class Tuned(msgspec.Struct, frozen=True):
     static_parameters: int
 
 
+@cache
 def read_tuned(table: Path = TABLE) -> dict[str, Tuned]:
     """The tuned recipes by name of the task; tasks that were not tuned are absent.
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.recipes import Recipe, read_tuned
 from esper.runtime.tasks import SUITES, find
 from esper.simic.evaluation.tuned import GROWN, static_network, tuned_twin
@@ -38,13 +37,6 @@ def test_the_static_network_has_the_grown_size_and_its_own_recipe(name: str):
     size = static.host.parameter_count
     assert size == TUNED[name].static_parameters
     assert size == pytest.approx(GROWN * task.host.parameter_count, rel=0.1)
-
-
-def test_the_size_of_a_static_network_can_be_given():
-    static = static_network(find("digits_shift"), 500)
-    assert static is not None
-    assert isinstance(static.host, CnnHost)
-    assert static.host.parameter_count == pytest.approx(500, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["adaptation:3", "text_bytes", "cifar_baseline"])

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.evaluation import CLAIRVOYANT, LOOKING, NEVER_GROW, Rung
+from esper.leyline.evaluation import CLAIRVOYANT, LOOKING, NEVER_GROW, Rung, best_rung
 from esper.simic.evaluation import rules
 from esper.simic.evaluation.baselines import BASELINES, factors_of, play_baseline, population_of
 from esper.simic.evaluation.kept_stages import OnBatch, Stages, digest, hosts_of
@@ -117,7 +117,8 @@ def control_rungs(played: Played, hosts: Hosts, plans: tuple[Plan, ...]) -> list
     tuned.append(_try_and_keep(played))
     rungs = [of_plan(NEVER_GROW, 0), of_plan("everything at step 0", everything)]
     if all(task.host_learning_rate == 0.0 for task in hosts.fresh.tasks):
-        looking = max((r for r in tuned if r.name in LOOKING), key=lambda r: np.mean(r.utility))
+        looking = best_rung(tuned, LOOKING)
+        assert looking is not None
         distance = np.abs(played.fresh.added.mean(0)[at_once] - np.mean(looking.added))
         rungs.append(of_plan("adapters everywhere", at_once[int(distance.argmin())]))
     rungs += [rung_of(name, outcome) for name, outcome in played.baselines.items()]

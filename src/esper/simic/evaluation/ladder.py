@@ -12,7 +12,7 @@ import numpy as np
 
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation, Rung
-from esper.runtime.tasks import SUITES, find_all
+from esper.runtime.tasks import SUITES, Task, find_all
 from esper.simic.evaluation.controls import (
     ORDERS,
     control_rungs,
@@ -54,19 +54,28 @@ def evaluation_hosts(
 
     def population(name: str, count: int, first: int, seeds: Sequence[int]) -> Population:
         tasks = find_all([name])
-        horizons = {(task.episode_length, task.max_batches, task.batch_size) for task in tasks}
-        if len(horizons) > 1:
+        if len({task.horizon for task in tasks}) > 1:
             raise UsageError(
                 f"suite: the tasks of {name} differ in episode length or minibatches; name one task"
             )
-        places = [divmod(host, len(tasks)) for host in range(count)]
-        drawn = tuple(tasks[c].with_split(seeds[(r + c) % len(seeds)]) for r, c in places)
-        return Population(drawn, first, threads=threads)
+        return Population(tasks_in_turn(tasks, count, seeds), first, threads=threads)
 
     return Hosts(
         population(suite, training, TRAINING_HOSTS, others),
         population(held_out if held_out in SUITES else suite, fresh, FRESH_HOSTS, splits),
     )
+
+
+def tasks_in_turn(tasks: Sequence[Task], count: int, splits: Sequence[int]) -> tuple[Task, ...]:
+    """The tasks of ``count`` hosts.
+
+    Every task meets the split seeds in turn, and so do the draws of a family, each of which is a
+    task with few hosts. Without ``splits`` the tasks stay as they are.
+    """
+    places = (divmod(host, len(tasks)) for host in range(count))
+    if not splits:
+        return tuple(tasks[column] for _, column in places)
+    return tuple(tasks[c].with_split(splits[(r + c) % len(splits)]) for r, c in places)
 
 
 def usable_controls(
@@ -90,16 +99,22 @@ def usable_controls(
     stored = shipped_controls(suite)
     if stored is None:
         return None, None
-    hosts = evaluation_hosts(suite, stored.training_hosts, stored.hosts, threads=1)
-    differs = {
-        f"were tuned on {stored.training_hosts} hosts": training != stored.training_hosts,
-        f"are of {stored.hosts} hosts": fresh > stored.hosts,
-        "have no random schedules": random_plans > 0,
-        f"have the splits {', '.join(map(str, SPLITS))}": tuple(splits) != SPLITS,
-        "are of other tasks, plans or rules": controls_identity(hosts, library())
-        != stored.identity,
-    }
-    why = next((reason for reason, applies in differs.items() if applies), None)
+
+    def of_other_hosts() -> bool:
+        hosts = evaluation_hosts(suite, stored.training_hosts, stored.hosts, threads=1)
+        return controls_identity(hosts, library()) != stored.identity
+
+    why = None
+    if training != stored.training_hosts:
+        why = f"were tuned on {stored.training_hosts} hosts"
+    elif fresh > stored.hosts:
+        why = f"are of {stored.hosts} hosts"
+    elif random_plans > 0:
+        why = "have no random schedules"
+    elif tuple(splits) != SPLITS:
+        why = f"have the splits {', '.join(map(str, SPLITS))}"
+    elif of_other_hosts():
+        why = "are of other tasks, plans or rules"
     if why is not None:
         return None, f"The controls are played here, because those that ship with Esper {why}."
     return stored, None

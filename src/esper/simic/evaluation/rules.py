@@ -215,11 +215,11 @@ def stopping(known: Known) -> Rule:
         predicted = begin.oob_prediction_.reshape(len(value), -1)
         chosen = known.utility[hosts, plans[_best(predicted)]]
         value = np.where(predicted.max(1) > wait.oob_prediction_, chosen, value)
-        stages.insert(0, (step, plans, begin, wait))
+        stages.append((step, plans, begin, wait))
 
     def rule(features: Floats) -> Choices:
         chosen = np.full(len(features), known.never)
-        for step, plans, begin, wait in reversed(stages):
+        for step, plans, begin, wait in stages:
             seen = _history(features, step)
             predicted = begin.predict(seen).reshape(len(features), -1)
             chosen = np.where(

@@ -23,16 +23,10 @@ def tuned_twin(task: Task) -> Task | None:
     return task if _drawn_from_scratch(task) else None
 
 
-def static_network(task: Task, parameters: int | None = None) -> Task | None:
-    """``task`` with a wider network in place of its host, trained by its own tuned recipe.
-
-    Args:
-        task: the task.
-        parameters: wanted number of parameters, ``GROWN`` times those of the host if None. The
-            recipe was tuned for that size.
-    """
+def static_network(task: Task) -> Task | None:
+    """``task`` with a network ``GROWN`` times as large as its host, trained by its own recipe."""
     tuned = read_tuned().get(task.name)
-    host = widened(task.host, parameters or GROWN * task.host.parameter_count)
+    host = widened(task.host, GROWN * task.host.parameter_count)
     if host is None:
         return None
     if tuned is not None:
