@@ -40,8 +40,8 @@ def naive_way(way: str) -> str:
 
 def speed(results: Path) -> str:
     """How much faster than the naive loop, in its fastest way, the whole training loop runs."""
-    rows = read("hot_path_digits", results)
-    if rows is None or "ways" not in rows[0]:
+    rows, pixels = (read(f"hot_path_{task}", results) for task in ("digits", "pixels"))
+    if rows is None or pixels is None:
         return (
             "- **It is fast**, but against the fastest way of running the naive loop it is not "
             "measured yet (`make bench-hot-path`)."
@@ -55,10 +55,8 @@ def speed(results: Path) -> str:
         "ordinary modules in the fastest of all ways to run it, mostly "
         f"{naive_way(native['naive_way'])}"
     )
-    pixels = read("hot_path_pixels", results)
-    if pixels is not None and "ways" in pixels[0]:
-        row = next(row for row in pixels if row["backend"] == "NativeBackend")
-        text += f"; on CIFAR-shaped images {row['ratio']:.1f} times natively"
+    row = next(row for row in pixels if row["backend"] == "NativeBackend")
+    text += f"; on CIFAR-shaped images {row['ratio']:.1f} times natively"
     return f"{text} ([results](benchmarks/results/hot_path_digits.md))."
 
 
