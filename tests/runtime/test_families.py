@@ -21,15 +21,22 @@ from esper.simic.training.vectorized import run_training
 from esper.tolaria.bank import StackKey
 from small_runs import SMALL
 
-DRAWS = [adaptation(number) for number in range(400)]
+DRAWS = [adaptation(number) for number in range(1200)]
 
 
 def shifts_of(task: Task) -> tuple[Shift, ...]:
     return () if task.drift is None else task.drift.data.make.args[0]  # type: ignore[attr-defined]
 
 
+def levels_of(task: Task) -> tuple[str, ...]:
+    found = ["input" if shift.kind in IMAGE_KINDS else "output" for shift in shifts_of(task)]
+    found += ["features"] if task.drift and task.drift.channels else []
+    return tuple(sorted(found))
+
+
 def circumstances(task: Task) -> tuple:
-    window = task.drift and (task.drift.earliest, task.drift.latest, task.drift.never)
+    drift = task.drift
+    window = drift and (drift.earliest, drift.latest, drift.never, drift.channels, task.deadline)
     sample = task.data.make.args  # type: ignore[attr-defined]
     return (task.name, task.rent, shifts_of(task), sample, window)
 
@@ -52,7 +59,7 @@ def test_a_draw_is_found_by_its_number():
 
 def test_the_suites_are_the_training_and_the_held_out_draws():
     training, held_out = (find_all([name]) for name in ("adaptation", "adaptation_held_out"))
-    assert len(training) == len(held_out) == 128
+    assert (len(training), len(held_out)) == (128, 256)
     assert [task.name for task in training] == list(SUITES["adaptation"])
     assert [task.name for task in held_out] == list(SUITES["adaptation_held_out"])
     assert not {task.name for task in training} & {task.name for task in held_out}
@@ -82,16 +89,18 @@ def test_a_family_is_no_task():
 
 
 def test_the_shares_of_the_circumstances_are_those_of_the_description():
+    levels = Counter(levels_of(task) for task in DRAWS)
+    assert levels[()] / len(DRAWS) == pytest.approx(0.3, abs=0.05)
+    assert sum(n for found, n in levels.items() if len(found) == 2) / len(DRAWS) == pytest.approx(
+        0.18, abs=0.05
+    )
+    for level, share in (("input", 0.13), ("features", 0.23), ("output", 0.16)):
+        assert levels[level,] / len(DRAWS) == pytest.approx(share, abs=0.04)
     shifts = [shifts_of(task) for task in DRAWS]
-    images = np.array([any(shift.kind in IMAGE_KINDS for shift in drawn) for drawn in shifts])
-    labels = np.array([any(shift.kind in LABEL_KINDS for shift in drawn) for drawn in shifts])
-    for found, share in (
-        (~images & ~labels, 0.25),
-        (images & ~labels, 0.27),
-        (images & labels, 0.33),
-        (~images & labels, 0.15),
-    ):
-        assert found.mean() == pytest.approx(share, abs=0.06)
+    moves = [task.drift.channels for task in DRAWS if task.drift and task.drift.channels]
+    assert {move.block for move in moves} == {0, 1}
+    assert 0.3 <= min(move.share for move in moves) < 0.4
+    assert 0.9 < max(move.share for move in moves) <= 1.0
     counts = Counter(shift.kind for drawn in shifts for shift in drawn)
     for kinds in (IMAGE_KINDS, LABEL_KINDS):
         assert min(counts[kind] for kind in kinds) > 0.5 * max(counts[kind] for kind in kinds)
@@ -102,6 +111,8 @@ def test_the_shares_of_the_circumstances_are_those_of_the_description():
     times = np.array([task.drift.earliest for task in DRAWS if task.drift is not None])
     assert 0.0 <= times.min() < 0.05
     assert 0.55 < times.max() <= 0.6
+    deadlines = np.array([task.deadline for task in DRAWS])
+    np.testing.assert_allclose(np.quantile(deadlines, [0, 0.5, 1]), [0.7, 0.85, 1.0], atol=0.03)
     prices = np.log([task.rent for task in DRAWS])
     low, high = np.log(PRICES)
     assert low <= prices.min()
@@ -118,7 +129,7 @@ def test_a_host_meets_clean_digits_and_the_shift_only_later():
         before, *after = task.datasets()
         assert (before.test_images == digits().test_images).all()
         assert (before.test_labels == digits().test_labels).all()
-        assert bool(shifts_of(task)) == bool(after)
+        assert bool(levels_of(task)) == bool(after)
         if after:
             expected = before
             for shift in shifts_of(task):

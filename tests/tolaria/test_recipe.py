@@ -118,7 +118,8 @@ def adapting(**changes) -> Task:
 
 
 def test_pretrained_hosts_are_those_of_an_episode_without_seeds_on_the_other_data():
-    found = trained_hosts(adapting(max_batches=2, batch_size=6), backend_of(HOST, F64), F64, CPU)
+    own = adapting(max_batches=2, batch_size=6, deadline=0.5)
+    found = trained_hosts(own, backend_of(HOST, F64), F64, CPU)
     task = replace(OTHER, learning_rate=1e-2, decay="cosine")
     bank = DataBank([(task, task.datasets())], F64, CPU)
     identities = torch.arange(4)

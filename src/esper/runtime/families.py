@@ -19,7 +19,7 @@ from esper.runtime.data import Dataset, DrawnSplit, digits, mislabelled
 from esper.runtime.mnist1d import mnist1d
 from esper.runtime.registry import Family
 from esper.runtime.shifts import IMAGE_KINDS, LABEL_KINDS, Shift, shifted_digits
-from esper.runtime.task import Drift, Pretraining, Task
+from esper.runtime.task import ChannelShift, Drift, Pretraining, Task
 
 _ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1))
 _CLEAN = Pretraining(DrawnSplit(digits), steps=120, learning_rate=2e-2)
@@ -28,24 +28,36 @@ PRICES = 0.02, 0.3
 
 
 def adaptation(number: int) -> Task:
-    """A trained and frozen host meets a shift of its data, early, late or never.
+    """A trained and frozen host meets a shift of its data or of its features, or none.
 
-    Drawn: whether the images shift, the labels, both or neither (in 25 % of the draws); kinds and
-    strengths; the time, in the first 60 % of the episode; the number of labelled images; and the
-    price of parameters. Before the shift nothing tells whether one will come, or which block it
-    will concern.
+    Drawn: the levels of the shift, which are the input (images), the features (channels of a block)
+    and the output (labels), with no shift in 30 % of the draws and two levels in 18 %; kinds and
+    strengths; the time, in the first 60 % of the episode; when training ends, in the last 30 %; the
+    number of labelled images; and the price of parameters. Before the shift nothing tells whether
+    one will come, or which block it will concern. Channels of the last block do not shift: only the
+    head reads them, so that would be a shift of the output.
     """
     draws = np.random.default_rng([1, number])
-    chance = draws.random()
-    kinds = [str(draws.choice(IMAGE_KINDS))] if chance < 0.6 else []
-    kinds += [str(draws.choice(LABEL_KINDS))] if 0.27 <= chance < 0.75 else []
-    shifts = tuple(Shift(k, float(draws.random()), int(draws.integers(1 << 31))) for k in kinds)
-    time = float(0.6 * draws.random())
-    labels, sample = int(draws.integers(80, 200)), int(draws.integers(1 << 31))
+    count = int(draws.choice(3, p=(0.3, 0.52, 0.18)))
+    levels = draws.choice(("input", "features", "output"), count, False, (0.25, 0.45, 0.3))
+    shifts = tuple(
+        Shift(str(draws.choice(kinds)), float(draws.random()), _seed(draws))
+        for level, kinds in (("input", IMAGE_KINDS), ("output", LABEL_KINDS))
+        if level in levels
+    )
+    channels = None
+    if "features" in levels:
+        blocks = len(_ADAPTATION_HOST.channels) - 1
+        share = float(0.3 + 0.7 * draws.random())
+        channels = ChannelShift(int(draws.integers(blocks)), share, _seed(draws))
+    time, deadline = float(0.6 * draws.random()), float(0.7 + 0.3 * draws.random())
+    labels, sample = int(draws.integers(80, 200)), _seed(draws)
     before, after = (
         DrawnSplit(partial(shifted_digits, made, labels, sample)) for made in ((), shifts)
     )
     summary = [f"{shift.kind} {shift.strength:.2f}" for shift in shifts]
+    if channels is not None:
+        summary.append(f"channels of block {channels.block} {channels.share:.2f}")
     return Task(
         name=f"adaptation:{number}",
         summary=", ".join([*summary, f"{labels} labels"]),
@@ -55,7 +67,8 @@ def adaptation(number: int) -> Task:
         batch_size=32,
         learning_rate=1e-2,
         host_learning_rate=0.0,
-        drift=Drift(after, time, time, 0.0) if shifts else None,
+        deadline=deadline,
+        drift=Drift(after, time, time, 0.0, channels) if count else None,
         pretraining=_CLEAN,
         rent=_log_uniform(draws, *PRICES),
         family="adaptation",
@@ -67,7 +80,7 @@ def from_scratch(number: int) -> Task:
 
     Layouts and data are crossed, so that no static feature tells what is worth growing. Drawn
     besides: the labelled share of the data, wrong labels, a change to data of another kind (in half
-    of the draws), the learning rate and the price of parameters.
+    of the draws), when training ends, the learning rate and the price of parameters.
     """
     draws = np.random.default_rng([2, number])
     host = _DIGIT_HOSTS[draws.integers(len(_DIGIT_HOSTS))]
@@ -102,7 +115,7 @@ def _initial(
     wrong = float((0.0, 0.3)[int(draws.random() < 0.3)])
     before, after = (DrawnSplit(partial(mislabelled, data, wrong, **kind)) for kind in settings)
     comes, time = draws.random() < 0.5, float(0.6 * draws.random())
-    rate = _log_uniform(draws, 5e-3, 4e-2)
+    rate, deadline = _log_uniform(draws, 5e-3, 4e-2), float(0.7 + 0.3 * draws.random())
     return Task(
         name=f"{family}:{number}",
         summary=f"rate {rate:.3f}, {100 * wrong:.0f} % wrong labels"
@@ -113,6 +126,7 @@ def _initial(
         batch_size=32,
         learning_rate=rate,
         decay="cosine",
+        deadline=deadline,
         drift=Drift(after, time, time, 0.0) if comes else None,
         rent=_log_uniform(draws, *PRICES),
         family=family,
@@ -147,13 +161,17 @@ _SEQUENCE_KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
+def _seed(draws: np.random.Generator) -> int:
+    return int(draws.integers(1 << 31))
+
+
 def _log_uniform(draws: np.random.Generator, low: float, high: float) -> float:
     return float(low * (high / low) ** draws.random())
 
 
 ADAPTATION = Family(
     "adaptation",
-    "a trained host of 1,860 parameters meets a shift of the digits, or none",
+    "a trained host of 1,860 parameters meets a shift of the digits or of its features, or none",
     adaptation,
 )
 FROM_SCRATCH = Family(

@@ -32,7 +32,7 @@ class Family:
     summary: str
     draw: Callable[[int], Task]
     training: int = 128
-    held_out: int = 128
+    held_out: int = 256
 
     def __post_init__(self) -> None:
         for field in ("training", "held_out"):

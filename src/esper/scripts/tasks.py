@@ -165,7 +165,8 @@ def _host(task: Task) -> str:
 
 
 def _horizon(task: Task) -> str:
-    return f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}"
+    steps = f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}"
+    return steps if task.deadline == 1.0 else f"{steps}, trained for {100 * task.deadline:.0f} %"
 
 
 def _slots(task: Task) -> str:

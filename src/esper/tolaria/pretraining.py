@@ -44,6 +44,7 @@ def _train(
         host_learning_rate=None,
         tuning="all",
         decay="cosine",
+        deadline=1.0,
         drift=None,
         pretraining=None,
     )

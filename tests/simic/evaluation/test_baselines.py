@@ -9,7 +9,7 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.leyline.evaluation import WITHOUT_GROWING
 from esper.runtime.tasks import Task
 from esper.simic.evaluation import baselines, controls
-from esper.simic.evaluation.baselines import BASELINES, play_baseline, population_of
+from esper.simic.evaluation.baselines import BASELINES, play_baseline, population_of, tuned_copy
 from esper.simic.evaluation.controls import Played, control_rungs
 from esper.simic.evaluation.kept_stages import Stages
 from esper.simic.evaluation.plans import NEVER, Plan, PlannedSeed
@@ -60,6 +60,15 @@ def test_a_larger_host_pays_rent_for_what_it_has_more(monkeypatch, change):
     rent = TASKS[0].rent * np.log1p(more / own)
     np.testing.assert_allclose(found.test_utility, found.test_score - rent)
     np.testing.assert_allclose(found.validation_utility, found.validation_score - rent)
+
+
+def test_a_tuned_copy_pays_rent_for_the_whole_host():
+    found = play_baseline("full tuning", HOSTS, (1.0,))
+    copy = tuned_copy(found, HOSTS)
+    assert (copy.added == TASKS[0].host.parameter_count).all()
+    rents = np.array([[task.rent] for task in HOSTS.tasks])
+    np.testing.assert_allclose(copy.test_utility, found.test_score - rents * np.log(2.0))
+    np.testing.assert_array_equal(copy.test_score, found.test_score)
 
 
 def outcome(utility: Floats, added: Floats | float = 0.0) -> Outcome:

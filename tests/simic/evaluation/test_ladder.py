@@ -56,6 +56,7 @@ def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
         "everything at step 0",
         "adapters everywhere",
         *FINE_TUNING,
+        "full tuning of a copy",
         *rules.RULES,
         "try and keep",
         "clairvoyant per host",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from esper.runtime.tasks import Task
 from esper.simic.evaluation.play import Floats, Outcome, Population, play
@@ -29,8 +30,9 @@ def _tuned(tuning: str) -> Baseline:
     return baseline
 
 
+FULL_TUNING = "full tuning"
 FINE_TUNING: dict[str, Baseline] = {
-    "full tuning": _tuned("all"),
+    FULL_TUNING: _tuned("all"),
     "last-layer tuning": _tuned("last"),
     "Auto-RGN": _tuned("auto_rgn"),
 }
@@ -98,18 +100,28 @@ def play_baseline(
         own = population_of(name, population, factor)
         assert own is not None
         outcome = play(own, lambda env: NeverActor(), 1, on_batch=on_batch)
-        parts.append(_priced(outcome, population, own))
+        added = (_host_sizes(own) - _host_sizes(population)).clamp(min=0.0)
+        parts.append(_priced(outcome, population, added))
     return Outcome.join(parts, axis=1)
 
 
-def _priced(outcome: Outcome, before: Population, own: Population) -> Outcome:
-    """The outcome of the hosts of ``own`` with the rent that the tasks of ``before`` ask."""
-    sizes, larger = (
-        torch.tensor([[task.host.parameter_count] for task in population.tasks]).double()
-        for population in (before, own)
-    )
-    rents = torch.tensor([[task.rent] for task in before.tasks]).double()
-    added = (larger - sizes).clamp(min=0.0)
+def tuned_copy(outcome: Outcome, population: Population) -> Outcome:
+    """The outcome of full tuning if a tuned copy is kept beside the host: it pays rent as a whole.
+
+    That is the price of full tuning where several tasks share one trained network, which adapters
+    leave as it is (Houlsby et al., "Parameter-efficient transfer learning for NLP", ICML 2019).
+    """
+    return _priced(outcome, population, _host_sizes(population))
+
+
+def _host_sizes(population: Population) -> Tensor:
+    return torch.tensor([[task.host.parameter_count] for task in population.tasks]).double()
+
+
+def _priced(outcome: Outcome, population: Population, added: Tensor) -> Outcome:
+    """The outcome with the rent of ``added`` parameters, ``[H, 1]``, at the population's prices."""
+    sizes = _host_sizes(population)
+    rents = torch.tensor([[task.rent] for task in population.tasks]).double()
 
     def priced(score: Floats) -> Floats:
         return utility(torch.from_numpy(score), added, sizes, rents).numpy()

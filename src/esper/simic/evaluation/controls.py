@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from esper.leyline.evaluation import CLAIRVOYANT, LOOKING, NEVER_GROW, Rung, best_rung
 from esper.simic.evaluation import rules
-from esper.simic.evaluation.baselines import BASELINES, factors_of, play_baseline, population_of
+from esper.simic.evaluation.baselines import (
+    BASELINES,
+    FULL_TUNING,
+    factors_of,
+    play_baseline,
+    population_of,
+    tuned_copy,
+)
 from esper.simic.evaluation.kept_stages import OnBatch, Stages, digest, hosts_of
 from esper.simic.evaluation.plans import Plan
 from esper.simic.evaluation.play import Hosts, Outcome, Population, play, play_plans
@@ -122,6 +129,9 @@ def control_rungs(played: Played, hosts: Hosts, plans: tuple[Plan, ...]) -> list
         distance = np.abs(played.fresh.added.mean(0)[at_once] - np.mean(looking.added))
         rungs.append(of_plan("adapters everywhere", at_once[int(distance.argmin())]))
     rungs += [rung_of(name, outcome) for name, outcome in played.baselines.items()]
+    if FULL_TUNING in played.baselines:
+        copies = tuned_copy(played.baselines[FULL_TUNING], hosts.fresh)
+        rungs.append(rung_of(f"{FULL_TUNING} of a copy", copies))
     rungs += tuned
     if len(set(tasks)) > 1:
         utility = played.again.test_utility
