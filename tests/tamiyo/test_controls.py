@@ -1,8 +1,10 @@
 """The control policies without a network."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, RELEVANT_HEADS, Op
@@ -46,6 +48,23 @@ def test_the_random_policy_is_uniform_over_legal_options() -> None:
         if head in RELEVANT_HEADS[Op.GERMINATE] and head != "blueprint":
             assert set(grown[:, 2 + i].tolist()) == set(range(HEAD_WIDTHS[head])), head
     assert set(actions[actions[:, 0] == Op.WAIT][:, 1].tolist()) == {0}
+
+
+def test_the_random_policy_knows_the_log_prob_of_its_actions() -> None:
+    """One over the number of whole actions that could be drawn along the same way."""
+    observation = random_observation((200,), slots=3, seed=2)
+    actor = RandomActor(seed=3)
+    actor.begin(torch.arange(200, device=CPU), episode=0)
+    actions, log_prob, value = actor.act(observation, 0)
+    legal, kinds = observation.masks.slots.tolist(), observation.masks.kinds.tolist()
+    for row, action in enumerate(actions.tolist()):
+        op, slot = Op(action[0]), action[1]
+        options = {"op": sum(map(any, legal[row])), "slot": sum(legal[row][op])}
+        options |= HEAD_WIDTHS | {"blueprint": sum(kinds[row][slot]), "op": options["op"]}
+        ways = math.prod(options[head] for head in RELEVANT_HEADS[op])
+        assert log_prob[row].item() == pytest.approx(-math.log(ways), abs=1e-6)
+    assert len(set(actions[:, 0].tolist())) == len(Op)
+    assert not value.any()
 
 
 def test_the_never_policy_always_waits() -> None:

@@ -5,13 +5,16 @@ from torch import Tensor
 
 from esper.kasmina.rng import Purpose
 from esper.leyline.actions import CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
-from esper.tamiyo.policy.action_masks import MaskedCategorical
+from esper.tamiyo.policy.action_masks import MaskedCategorical, relevance
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.noise import action_noise
 
 
 def without_learning(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``actions [N, heads]`` with log-probs and values of 0 ``[N]``, which only learning uses."""
+    """``actions [N, heads]`` that were certain, so that their log-probs are 0, and values of 0.
+
+    Log-probs and values have the shape ``[N]``.
+    """
     zeros = torch.zeros(len(actions), device=actions.device)
     return actions, zeros, zeros
 
@@ -43,11 +46,15 @@ class RandomActor:
             return MaskedCategorical(torch.zeros_like(uniform), mask).sample(uniform)
 
         op = draw(masks.ops, 0)
-        slot = draw(masks.slots_of(op), 1)
+        slots = masks.slots_of(op)
+        slot = draw(slots, 1)
         slot = torch.where(op == Op.WAIT, CANONICAL_CHOICE["slot"], slot)
         options = masks.choices_of(op, slot)
         others = [draw(options[:, i], 2 + i) for i in range(options.shape[1])]
-        return without_learning(torch.stack([op, slot, *others], -1))
+        actions, _, value = without_learning(torch.stack([op, slot, *others], -1))
+        legal = torch.stack([mask.sum(-1) for mask in (masks.ops, slots, *options.unbind(1))], -1)
+        log_prob = -torch.where(relevance(op), legal, 1).log().sum(-1)
+        return actions, log_prob, value
 
 
 class NeverActor:
