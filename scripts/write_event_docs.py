@@ -124,7 +124,8 @@ def _views() -> str:
     ]
     with Store([]) as store:
         for view, columns in store.columns().items():
-            told = ", ".join(f"`{name}` {kind}" for name, kind in columns)
+            # Unescaped, [][] would be a link.
+            told = ", ".join(f"`{name}` " + kind.replace("][", r"]\[") for name, kind in columns)
             lines.append(f"**{view}**: {told}\n")
     return "\n".join(lines)
 

@@ -73,6 +73,7 @@ OF_A_RUN = {"config.json", "events.jsonl", "events.parquet", "report.html", "man
     "tensorboard",
     "wandb",
     "checkpoints",
+    "records",
     "refused",
 }
 """First parts of paths that a run or a user makes."""

@@ -92,7 +92,8 @@ ROOMS = {
     "growth": {"learner", "growth"},
     "gym": {"learner", "gym"},
     "run": {"learner", "run"},
-    "training": {"learner", "growth", "gym", "run", "training"},
+    "records": {"learner", "run", "records"},
+    "training": {"learner", "growth", "gym", "run", "records", "training"},
     "tools": {"learner", "growth", "gym", "run", "training", "tools"},
     "evaluation": {"learner", "growth", "run", "tools", "evaluation"},
 }

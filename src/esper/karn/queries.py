@@ -1,6 +1,7 @@
-"""SQL over the events of runs, live or ended, in an in-memory database without file access."""
+"""SQL over events and records of runs, live or ended, in a database without file access."""
 
 import json
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -9,14 +10,18 @@ from typing import Any, Self
 import duckdb
 import pyarrow
 
+from esper.karn.record_views import RECORD_VIEWS, create_record_views
 from esper.karn.runs import find_runs, inspect, stored
 from esper.karn.views import TASKS, VIEWS, WORDS, event_table, view_definitions
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, PPOUpdateCompleted, TrainingStarted, event_type
 from esper.leyline.events.reader import EventReader
+from esper.leyline.records import record_files
 
 CHUNK = 4096
 """Lines per record batch of the database."""
+
+_NAMES_RECORDS = re.compile(rf"\b({'|'.join(RECORD_VIEWS)})\b", re.IGNORECASE)
 
 _RUNS = pyarrow.schema(
     [
@@ -49,10 +54,11 @@ _RUNS = pyarrow.schema(
 
 
 class Store:
-    """Views over the events that some runs have when the store is created.
+    """Views over the events that some runs have when the store is created, and their records.
 
     Args:
         places: run directories, or directories that contain some at any depth.
+        skip_bad: whether to leave out damaged records, each with one line on stderr.
 
     Attributes:
         unreadable: number of lines skipped in all runs; a warning on stderr shows it.
@@ -61,12 +67,13 @@ class Store:
         UsageError: a place contains no run.
     """
 
-    def __init__(self, places: list[Path]):
+    def __init__(self, places: list[Path], skip_bad: bool = False):
         paths = _runs_at(places)
         self._lines: dict[str, list[pyarrow.RecordBatch]] = defaultdict(list)
         self._metrics: set[str] = set()
-        names = _names(paths)
-        rows = [self._read(path, name) for path, name in names.items()]
+        self._names, self._skip_bad = _names(paths), skip_bad
+        self._records_opened = False
+        rows = [self._read(path, name) for path, name in self._names.items()]
         self.unreadable = sum(row["unreadable"] for row in rows)
         if self.unreadable:
             lines = "line" if self.unreadable == 1 else "lines"
@@ -83,8 +90,11 @@ class Store:
         """Run one SELECT and return its result.
 
         Raises:
-            UsageError: ``sql`` is not one SELECT, or it is invalid.
+            UsageError: ``sql`` is not one SELECT, or it is invalid; or it names records, of which
+                one is damaged.
         """
+        if _NAMES_RECORDS.search(sql):
+            self._open_records()
         try:
             statements = self._database.extract_statements(sql)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -95,18 +105,25 @@ class Store:
 
     def columns(self) -> dict[str, list[tuple[str, str]]]:
         """Return the names and types of the columns of each view."""
+        self._open_records()
         return {
             view: [
                 (row[0], row[1]) for row in self._database.execute(f"DESCRIBE {view}").fetchall()
             ]
-            for view in VIEWS
+            for view in (*VIEWS, *RECORD_VIEWS)
         }
+
+    def _open_records(self) -> None:
+        """Check the records and create their views, when they are first needed."""
+        if not self._records_opened:
+            create_record_views(self._database, self._names, self._skip_bad)
+            self._records_opened = True
 
     def _read(self, path: Path, name: str) -> dict[str, Any]:
         """Read the lines of a run; return its row of the view ``runs``."""
         reader, pending = EventReader(path), defaultdict(list)
         started: list[TrainingStarted] = []
-        for line, event in reader:
+        for line, event in reader if _has_events(path) else ():
             kind = event_type(type(event))
             pending[kind].append(line)
             if len(pending[kind]) == CHUNK:
@@ -149,12 +166,18 @@ def _runs_at(places: list[Path]) -> list[Path]:
             raise UsageError(f"run: there is no directory {place}; esper runs lists your runs")
         here = [place] if _is_readable(place) else [p for p in find_runs(place) if _is_readable(p)]
         if not here:
-            raise UsageError(f"run: {place} has no run with events; esper runs lists your runs")
+            raise UsageError(
+                f"run: {place} has no run with events or records; esper runs lists your runs"
+            )
         found += here
     return list(dict.fromkeys(path.resolve() for path in found))
 
 
 def _is_readable(path: Path) -> bool:
+    return _has_events(path) or bool(record_files(path))
+
+
+def _has_events(path: Path) -> bool:
     return (path / "events.jsonl").is_file()
 
 

@@ -26,7 +26,7 @@ COMMANDS = {
         "grow": "Grow one network with a policy and export it.",
         "sanctum": "Watch a run on the terminal, live or finished.",
         "report": "Write an HTML report about one or more runs.",
-        "query": "Query the events of runs with SQL.",
+        "query": "Query the events and records of runs with SQL.",
         "runs": "List runs and their status; `runs prune` removes some.",
         "replay": "Repeat a refused update to find its first non-finite tensor.",
         "tasks": "List tasks; `tasks check` checks your own, `tasks fetch` downloads data.",

@@ -1,4 +1,4 @@
-"""``esper query``: SQL over the events of runs."""
+"""``esper query``: SQL over the events and records of runs."""
 
 import csv
 import io
@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn.queries import Store
-from esper.karn.views import VIEWS
 from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, number
@@ -29,7 +28,7 @@ MOST_ROWS = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryArguments:
-    """Query the events of running or ended runs with SQL: esper query RUN... "SELECT ..."."""
+    """Query what running or ended runs have written with SQL: esper query RUN... "SELECT ..."."""
 
     runs: tuple[str, ...] = setting((), positional=True)
     """Run directories, or directories that contain some, followed by the SQL: one SELECT."""
@@ -37,10 +36,12 @@ class QueryArguments:
     """Format of the result: a table to read, or csv, json or parquet."""
     output: Path | None = setting(None, aliases=("o",))
     """File to write to instead of the terminal; required for parquet."""
+    skip_bad: bool = False
+    """Leave out damaged records, each with a warning, instead of refusing the query."""
 
 
 def query(arguments: list[str]) -> int:
-    """Query the events of runs with SQL."""
+    """Query the events and records of runs with SQL."""
     program = "esper query"
     try:
         settings = parse(QueryArguments, program, arguments)
@@ -52,7 +53,7 @@ def query(arguments: list[str]) -> int:
         raise UsageError(f'{program}: needs runs and SQL: {program} RUN "SELECT * FROM updates"')
     if settings.format == "parquet" and settings.output is None:
         raise UsageError("output: parquet is not text; name a file with -o")
-    with Store([Path(run) for run in runs]) as store:
+    with Store([Path(run) for run in runs], settings.skip_bad) as store:
         table = store.query(sql)
     if settings.output is None:
         _print(table, settings.format)
@@ -72,9 +73,9 @@ def _views() -> str:
     with Store([]) as store:
         columns = store.columns()
     lines = ["views and their columns:"]
-    for view in VIEWS:
+    for view, own in columns.items():
         lines += ["", f"  {view}"]
-        lines += [f"    {name:<32}{kind}" for name, kind in columns[view]]
+        lines += [f"    {name:<32}{kind}" for name, kind in own]
     lines += ["", "and one table per kind of event, with the columns in docs/events.md:", ""]
     return "\n".join([*lines, *(f"  {name.lower()}" for name in EVENTS)])
 

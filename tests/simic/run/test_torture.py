@@ -1,4 +1,7 @@
-"""Training that is killed, interrupted by signals, or started twice, at arbitrary moments."""
+"""Training that is killed, interrupted by signals, or started twice, at arbitrary moments.
+
+The runs record their rollouts, so that records meet the same moments as checkpoints.
+"""
 
 import random
 import shutil
@@ -12,6 +15,7 @@ from torture import TINY, Training, flags, pause, rounds_announced
 
 from esper.karn.store import read_events
 from esper.leyline.events import CheckpointSaved, TrainingFinished
+from esper.simic.records.episodes import RecordReader, read_episodes
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training.vectorized import resume_ppo
 from small_runs import assert_same, timeless
@@ -28,6 +32,7 @@ class Uninterrupted:
     def __init__(self, folder: Path, rounds: int):
         self.rounds = rounds
         settings = {"rounds": rounds, "telemetry_dir": folder, "keep_checkpoints": rounds}
+        settings["record"] = True
         training = Training(flags(**TINY, **settings), folder.with_suffix(".log"))
         assert training.wait_for("started")
         begin = time.perf_counter()
@@ -62,7 +67,7 @@ class Chain:
         log = self.folder.with_name(f"{self.folder.name}-{self.attempts}.log")
         if self.run is None:
             shutil.rmtree(self.folder, ignore_errors=True)  # nothing in it was announced
-            place = {"telemetry_dir": self.folder, "keep_checkpoints": 2}
+            place = {"telemetry_dir": self.folder, "keep_checkpoints": 2, "record": True}
             return Training(flags(**TINY, rounds=self.reference.rounds, **place), log)
         return Training(flags(resume=self.run, rounds=self.reference.rounds), log)
 
@@ -77,6 +82,9 @@ class Chain:
         assert found.round >= max(announced, *events, 0)
         assert capsys.readouterr().err == "", "a kill must not leave a corrupt checkpoint"
         assert_same(found.parts["policy"], self.reference.policy(found.round))
+        recorded = [part.rounds[0].item() for part in RecordReader([self.run])]
+        assert recorded[: found.round] == list(range(1, found.round + 1))
+        assert len(recorded) <= found.round + 1
         return found.round
 
     def check_end(self) -> None:
@@ -88,6 +96,11 @@ class Chain:
         assert timeless(self.run) == timeless(self.reference.run)
         names = {path.name for path in (self.run / "checkpoints").iterdir()}
         assert names == {f"{self.reference.rounds - k:06d}" for k in (0, 1)}
+        own, others = (read_episodes([run]) for run in (self.run, self.reference.run))
+        assert own.rounds.tolist() == others.rounds.tolist()
+        assert_same(own.observation.tensors(), others.observation.tensors())
+        assert_same({"log_prob": own.log_prob}, {"log_prob": others.log_prob})
+        assert not list((self.run / "records").glob("*.draft"))
 
     def kill(self, training: Training, generator: random.Random, inside: bool) -> bool:
         """Kill at a random time, or at a random step of one of the next two saves.

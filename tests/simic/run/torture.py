@@ -60,7 +60,10 @@ _CONTEXT.set_forkserver_preload(["esper.scripts.train", "sklearn.datasets", "tor
 
 def flags(**settings: object) -> list[str]:
     """Settings as command-line flags."""
-    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    return [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in settings.items()
+    ]
 
 
 class Training:

@@ -13,11 +13,13 @@ def check(config: TrainConfig) -> None:
         UsageError: names the field, its value and the range.
     """
     check_ranges(TrainConfig, flatten(config))
-    learner, machine = config.learner, config.machine
+    learner, machine, output = config.learner, config.machine, config.output
     if learner.lr_warmup_steps and learner.lr_warmup_frac:
         raise UsageError("lr_warmup_steps: lr_warmup_frac sets the same length; give one of them")
     if learner.lr_adaptive_kl is not None and learner.lr_decay != "none":
         raise UsageError("lr_adaptive_kl: it sets the learning rate itself; leave lr_decay out")
+    if output.record_last is not None and not output.record:
+        raise UsageError("record_last: nothing is recorded; give --record too, or leave it out")
     if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:
         raise UsageError(
             "experimental_gpu_preload_gather: needs data on the device; leave out --no-gpu-preload"

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -71,7 +72,8 @@ class RunDirectory:
             parent = Path(place).expanduser()
             parent.mkdir(parents=True, exist_ok=True)
             path = _create_unused(parent, name)
-            directory = cls._begun(path, {"settings": flatten(config), "fingerprint": fingerprint})
+            content = {"id": _new_id(), "settings": flatten(config), "fingerprint": fingerprint}
+            directory = cls._begun(path, content)
             sync(parent)
         except UsageError:
             raise
@@ -134,6 +136,7 @@ class RunDirectory:
         try:
             content = json.loads(path.read_text())
             content["settings"] = flatten(config)
+            content.setdefault("id", _new_id())
             content.setdefault("resumed", []).append(fingerprint)
             self._write_settings(content)
         except OSError as error:
@@ -152,6 +155,11 @@ class RunDirectory:
         if self._made_lock:
             (self.path / "lock").unlink(missing_ok=True)
         self.close()
+
+
+def _new_id() -> str:
+    """A random identity of a run, by which its records are recognised wherever it is copied."""
+    return uuid.uuid4().hex
 
 
 def _locked(path: Path) -> BinaryIO:

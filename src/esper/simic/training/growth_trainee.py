@@ -14,6 +14,7 @@ from esper.nissa.hub import Hub
 from esper.runtime.tasks import Task
 from esper.simic.growth.collect import Actor, collect
 from esper.simic.growth.step import Step
+from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, restore_agent
 from esper.simic.training.decisions import WatchedActor
@@ -92,6 +93,20 @@ class GrowthTrainee:
 
         with self.agent.policy.frozen_weights() if self.agent else nullcontext():
             return collect(self.environment, actor, number, note_step)
+
+    def record(self, number: int, rollout: Rollout[Observation]) -> RoundRecord:
+        """See ``Trainee.record``."""
+        environment, agent = self.environment, self.agent
+        return RoundRecord(
+            round=number,
+            policy=self.policy,
+            rollout=rollout,
+            environments=environment.environments,
+            twins=environment.groups,
+            tasks=[environment.tasks[task] for task in environment.task_of.tolist()],
+            values=None if agent is None else agent.return_moments.restore(rollout.values),
+            twin_scores=self.recorder.twin_scores,
+        )
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]

@@ -20,6 +20,7 @@ from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.memory_tasks import register
 from esper.simic.gym.vector_environment import Episode, GymEnvironments, make
+from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, restore_agent
 from esper.simic.training.setup import plugin_paths, policy_dtype
@@ -128,6 +129,10 @@ class GymTrainee:
             on_step(step)
 
         return collect(self.environments, self.agent, self.steps, number, note_step)
+
+    def record(self, number: int, rollout: Rollout[FlatObservation]) -> RoundRecord | None:
+        """See ``Trainee.record``."""
+        return None
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]

@@ -88,6 +88,7 @@ class Recorder:
         self.actor = actor
         self._rewards: list[Tensor] = []
         self._rollbacks: list[Tensor] = []
+        self._twin_scores: list[Tensor] = []
         self._stages: list[tuple[Tensor, Tensor, Tensor]] = []
         self.last: Step | None = None
 
@@ -99,11 +100,17 @@ class Recorder:
         report = step.report
         self._rewards.append(step.reward)
         self._rollbacks.append(report.rollback)
+        self._twin_scores.append(report.twin_score)
         self._stages.append((report.before.stage, report.acted.stage, report.after.stage))
         if self.hub.wants(GovernorRollback):
             self._emit_rollbacks(t, report)
         if self.hub.wants(EpochCompleted):
             self._emit_step(t, actions, step)
+
+    @property
+    def twin_scores(self) -> Tensor:
+        """Score of each environment's twin after each step so far, ``[T, N]``."""
+        return torch.stack(self._twin_scores)
 
     def _emit_step(self, t: int, actions: Tensor, step: Step) -> None:
         decision = self.actor.last if self.actor and self.hub.wants(DecisionsMade) else None

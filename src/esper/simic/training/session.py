@@ -19,6 +19,8 @@ from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
 from esper.simic.optimiser import GROUPS
 from esper.simic.ppo import PPOAgent
+from esper.simic.records.record_writer import RecordWriter
+from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import save
 from esper.simic.run.disk import sync
 from esper.simic.run.run_directory import RunDirectory
@@ -56,6 +58,7 @@ class Session:
         observer: notified of every step and round.
         stop: records whether a signal was received.
         saved: round of the latest checkpoint, None if there is none.
+        records: writes the rollouts of rounds; None if they are not recorded.
         events_bytes: length of the event file at the end of the last round.
         refusals: number of updates in a row that were refused.
         detector: detects anomalies in learning.
@@ -66,6 +69,7 @@ class Session:
     observer: Observer
     stop: StopSignal
     saved: int | None = None
+    records: RecordWriter | None = None
     events_bytes: int = 0
     refusals: int = 0
     detector: AnomalyDetector = field(default_factory=AnomalyDetector)
@@ -143,12 +147,14 @@ class Session:
         begin = time.perf_counter()
         rollout = self.trainee.collect(hub, index, on_step)
         collected = time.perf_counter()
+        self._record(index, rollout)
+        recorded = time.perf_counter()
         metrics: dict[str, float | None] = self.agent.update(rollout) if self.agent else {}
         end = time.perf_counter()
 
         speed = self.trainee.count * self.trainee.steps / (end - begin)
         update = self._update_completed(index, metrics) if self.agent else None
-        snapshot = self._snapshot(index, metrics, speed, collected - begin, end - collected)
+        snapshot = self._snapshot(index, metrics, speed, collected - begin, end - recorded)
         if update is not None:
             hub.emit(update)
             self._note_refusal(hub, index)
@@ -158,6 +164,14 @@ class Session:
         summary = self.trainee.finish(hub, index, speed, metrics)
         self._note_events(hub)
         return summary
+
+    def _record(self, index: int, rollout: Rollout[Any]) -> None:
+        """Write the record of a round, before a checkpoint can say that the round is done."""
+        if self.records is None:
+            return
+        record = self.trainee.record(index, rollout)
+        if record is not None:
+            self.records.write(record)
 
     def _update_completed(self, index: int, metrics: dict[str, float | None]) -> PPOUpdateCompleted:
         assert self.agent is not None, "no learner"

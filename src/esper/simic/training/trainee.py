@@ -9,6 +9,7 @@ from esper.nissa.hub import Hub
 from esper.simic.growth.step import Step
 from esper.simic.gym.collect import GymStep
 from esper.simic.ppo import PPOAgent
+from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
 from esper.tolaria.precision import Precision
 
@@ -68,6 +69,10 @@ class Trainee(Protocol):
 
     def collect(self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]) -> Rollout[Any]:
         """Act for one round and emit its events; ``on_step`` may raise to end the round early."""
+        ...
+
+    def record(self, number: int, rollout: Rollout[Any]) -> RoundRecord | None:
+        """The rollout of a round for a file, before its update; None for a Gymnasium task."""
         ...
 
     def finish(

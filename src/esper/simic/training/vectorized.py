@@ -14,6 +14,7 @@ from esper.leyline.config import TrainConfig, check, flatten, unflatten
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.nissa.sinks import check_sinks
+from esper.simic.records.record_writer import RecordWriter, remove_records_after
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.run.run_directory import (
     RunDirectory,
@@ -127,8 +128,14 @@ def run_training(
     with stop.listening():
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
         directory, done = _open(trainee, resume, fingerprint)
+        output = trainee.config.output
         session = Session(
-            directory, trainee, observer or Unobserved(), stop, saved=done if resume else None
+            directory,
+            trainee,
+            observer or Unobserved(),
+            stop,
+            saved=done if resume else None,
+            records=RecordWriter(directory.path, output.record_last) if output.record else None,
         )
         try:
             with _arithmetic(device, trainee.operation_threads):
@@ -181,6 +188,7 @@ def _open(
                 f"rounds: {resume} has {checkpoint.round} rounds already; give a larger total"
             )
         trainee.restore(checkpoint.parts)
+        remove_records_after(resume, checkpoint.round)
         directory.cut_events(checkpoint.events_bytes, checkpoint.round)
         directory.note_resume(config, fingerprint)
     except UsageError:
