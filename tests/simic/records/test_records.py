@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -80,7 +81,7 @@ def test_episodes_equal_the_rollouts(mixed) -> None:
 
 
 def test_records_agree_with_the_events_of_the_run(mixed) -> None:
-    """Twins' accuracies average to their scores; decisions are rounded to five decimals."""
+    """The log-probs of events are rounded to five decimals."""
     run, _ = mixed
     episodes = read_episodes([run.path])
     steps = list(read_events(run.path, EpochCompleted))
@@ -91,9 +92,6 @@ def test_records_agree_with_the_events_of_the_run(mixed) -> None:
         assert log_prob.tolist() == pytest.approx(decision.log_prob, abs=1e-5)
         rewards = part(episodes.rewards, event.round - 1, 6)[at]
         assert rewards.tolist() == pytest.approx(event.reward, abs=1e-6)
-    third, fourth, fifth = (steps[i].twin_expected_accuracy for i in (2, 3, 4))
-    means = [sum(values) / 3 for values in zip(third, fourth, fifth, strict=True)]
-    assert part(episodes.twin_scores, 0, 6)[4].tolist() == pytest.approx(means, abs=1e-6)
 
 
 def test_values_are_in_units_of_reward(train: Train, monkeypatch) -> None:
@@ -157,6 +155,39 @@ def test_runs_of_other_lengths_slots_and_backends_are_padded(train: Train) -> No
     assert not bool(episodes.terminated[3:, :4].any())
     assert torch.equal(own.slots[:, 4:], rollouts[0].observation.slots)
     assert torch.equal(episodes.actions[3:, :4], episodes.actions[:1, :4].expand(2, -1, -1))
+
+
+def test_the_padding_of_an_episode_earns_and_ends_nothing(train: Train) -> None:
+    short, long = (
+        next(iter(RecordReader([train("random", rounds=1, episode_length=steps)[0].path])))
+        for steps in (3, 5)
+    )
+    ones = torch.ones_like(short.rewards)
+    short = replace(short, rewards=ones, terminated=ones.bool(), truncated=ones.bool())
+    joined = join_episodes([short, long])
+    for name in ("rewards", "terminated", "truncated"):
+        assert getattr(joined, name)[:, 0].tolist() == [1, 1, 1, 0, 0]
+    assert torch.equal(joined.rewards[:, 4:], long.rewards)
+    assert joined.lengths.tolist() == [3] * 4 + [5] * 4
+
+
+def test_twin_scores_are_those_of_the_twins(train: Train) -> None:
+    """Mean of the last three expected accuracies; on the last step fossilised seeds alone act."""
+    run, _ = train("random", rounds=1, episode_length=16, max_batches=4, telemetry_level="normal")
+    found = read_episodes([run.path]).twin_scores
+    steps = [event.twin_expected_accuracy for event in read_events(run.path, EpochCompleted)]
+    own = [event.expected_accuracy for event in read_events(run.path, EpochCompleted)]
+    assert steps != own
+    for t in range(2, 15):
+        means = [sum(values) / 3 for values in zip(*steps[t - 2 : t + 1], strict=True)]
+        assert found[t].tolist() == pytest.approx(means, abs=1e-6)
+
+
+def test_a_draw_of_a_family_has_both_names(train: Train) -> None:
+    run, _ = train("never", task=["from_scratch:1", "from_scratch:2"], rounds=1)
+    episodes = read_episodes([run.path])
+    assert set(episodes.tasks) == {"from_scratch"}
+    assert set(episodes.draws) <= {"from_scratch:1", "from_scratch:2"}
 
 
 def test_one_round_at_a_time_gives_the_same_as_all_together(mixed) -> None:
