@@ -25,7 +25,7 @@ from esper.leyline.evaluation import CLAIRVOYANT, LOOKING, Evaluation
 from esper.runtime.tasks import SUITES, Task, find, find_all
 from esper.runtime.worth import TABLE
 from esper.scripts.entry import guarded
-from esper.simic.evaluation.plans import Plan, library, schedule
+from esper.tamiyo.plans import Plan, library, schedule
 
 FIXED = "best fixed schedule"
 COLUMNS = {

@@ -23,9 +23,9 @@ from esper.karn.ladder import headroom, headroom_text, steps
 from esper.runtime.tasks import FAMILIES
 from esper.simic.evaluation.controls import controls_identity
 from esper.simic.evaluation.ladder import RULE, SPLITS, evaluate, evaluation_hosts
-from esper.simic.evaluation.plans import library
 from esper.simic.evaluation.shipped_controls import ShippedControls, write_shipped
 from esper.simic.run.run_directory import git_revision
+from esper.tamiyo.plans import library
 
 
 def progress(suite: str, stage: str, done: int, total: int) -> None:

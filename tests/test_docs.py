@@ -36,7 +36,12 @@ from esper.scripts.report import ReportArguments
 from esper.scripts.runs import PruneArguments, RunsArguments
 from esper.scripts.sanctum import SanctumArguments
 from esper.scripts.tasks import TasksArguments
-from esper.scripts.train import HeuristicArguments, PPOArguments
+from esper.scripts.train import (
+    HeuristicArguments,
+    PPOArguments,
+    RandomArguments,
+    ScheduleArguments,
+)
 from esper.simic.gym.memory_tasks import register
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +54,8 @@ RECORDED = ROOT / "tests" / "recorded" / "healthy"
 ARGUMENTS: dict[str, type] = {
     "train ppo": PPOArguments,
     "train heuristic": HeuristicArguments,
+    "train random": RandomArguments,
+    "train schedule": ScheduleArguments,
     "evaluate": EvaluateArguments,
     "grow": GrowArguments,
     "sanctum": SanctumArguments,

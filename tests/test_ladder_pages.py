@@ -16,8 +16,8 @@ from esper.runtime.worth import read_worth
 from esper.simic.evaluation.kept_stages import digest, hosts_of
 from esper.simic.evaluation.ladder import SPLITS as SPLITS_OF_EVALUATE
 from esper.simic.evaluation.ladder import evaluation_hosts, tasks_in_turn
-from esper.simic.evaluation.plans import NEVER, PlannedSeed, library
-from esper.simic.evaluation.plans import Plan as PlanOfLibrary
+from esper.tamiyo.plans import NEVER, PlannedSeed, library
+from esper.tamiyo.plans import Plan as PlanOfLibrary
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -9,10 +9,10 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.data import digits
 from esper.runtime.shifts import Shift, shifted_digits
 from esper.runtime.tasks import Pretraining, Task
-from esper.simic.evaluation.plans import Plan, PlannedSeed, schedule
 from esper.simic.evaluation.play import Population, tasks_of_groups
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.fixed_schedule import NEVER, Schedule, ScheduleActor
+from esper.tamiyo.plans import Plan, PlannedSeed, schedule
 from esper.tamiyo.policy.features import HOST_FEATURES, Observation
 
 CLEAN = Pretraining(digits, steps=60, learning_rate=5e-2, hosts=2)

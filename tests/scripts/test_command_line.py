@@ -67,12 +67,22 @@ def test_the_users_smoke_command_runs_as_written(tmp_path: Path) -> None:
         assert wanted in done.stdout
 
 
-def test_the_controls_run_from_the_command_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["heuristic", "random", "schedule"])
+def test_the_controls_run_from_the_command_line(policy: str, tmp_path: Path) -> None:
     done = esper(
-        "train heuristic --envs 2 --episode-length 2 --max-batches 1 --batch-size 8", tmp_path
+        f"train {policy} --envs 2 --episode-length 2 --max-batches 1 --batch-size 8 --rounds 2 "
+        "--record --record-last 1",
+        tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert "finished" in done.stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    sql = "SELECT policy, round, steps FROM record_files"
+    asked = called(["query", str(run), sql, "--format", "csv"], tmp_path)
+    assert asked.stdout.splitlines() == ["policy,round,steps", f"{policy},2,2"]
+
+
+def test_the_tasks_are_listed(tmp_path: Path) -> None:
     assert "digits_shift" in esper("tasks", tmp_path).stdout
 
 

@@ -32,8 +32,8 @@ from esper.simic.evaluation import (
 )
 from esper.simic.evaluation.baselines import FINE_TUNING
 from esper.simic.evaluation.ladder import SPLITS, evaluation_hosts
-from esper.simic.evaluation.plans import NEVER, library
 from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.tamiyo.plans import NEVER, library
 from tiny_population import LARGE, tiny
 
 PLANS = NEVER, next(plan for plan in library() if plan.at_once), LARGE

@@ -1,4 +1,4 @@
-"""``esper train ppo|heuristic``, also ``python -m esper.scripts.train``.
+"""``esper train ppo|heuristic|random|schedule``, also ``python -m esper.scripts.train``.
 
 The training code is imported only after the command line is checked: importing torch takes seconds.
 """
@@ -61,14 +61,29 @@ class PPOArguments(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeuristicArguments:
-    """Run the plateau heuristic in the same environments, as a control; it does not learn."""
+class ControlArguments:
+    """Run a policy that does not learn in the same environments."""
 
     world: WorldConfig = field(default_factory=lambda: defaults_of("heuristic").world)
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     source: FileConfig = field(default_factory=FileConfig)
     view: ViewConfig = field(default_factory=ViewConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeuristicArguments(ControlArguments):
+    """Run the plateau heuristic in the same environments, as a control; it does not learn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomArguments(ControlArguments):
+    """Draw every action uniformly from the legal ones, as a control and for records."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleArguments(ControlArguments):
+    """Follow fixed schedules of growth, for records: another one in each environment and round."""
 
 
 def ppo(arguments: list[str]) -> int:
@@ -88,9 +103,24 @@ def ppo(arguments: list[str]) -> int:
 
 def heuristic(arguments: list[str]) -> int:
     """Run the plateau heuristic, as a control."""
-    given = read_flags(HeuristicArguments, "esper train heuristic", arguments)
+    return _control("heuristic", HeuristicArguments, arguments)
+
+
+def random(arguments: list[str]) -> int:
+    """Draw every action uniformly from the legal ones."""
+    return _control("random", RandomArguments, arguments)
+
+
+def schedule(arguments: list[str]) -> int:
+    """Follow fixed schedules of growth, a library of them in turn."""
+    return _control("schedule", ScheduleArguments, arguments)
+
+
+def _control(policy: str, command: type, arguments: list[str]) -> int:
+    """Run a policy that does not learn."""
+    given = read_flags(command, f"esper train {policy}", arguments)
     file, sanctum = given.pop("config_json", None), given.pop("sanctum", False)
-    return _train("heuristic", _configured(given, file, defaults_of("heuristic")), sanctum)
+    return _train(policy, _configured(given, file, defaults_of("heuristic")), sanctum)
 
 
 def _configured(
@@ -109,11 +139,11 @@ def _train(policy: str, config: TrainConfig, sanctum: bool) -> int:
     return train(policy, config, sanctum)
 
 
-COMMANDS = {"ppo": ppo, "heuristic": heuristic}
+COMMANDS = {"ppo": ppo, "heuristic": heuristic, "random": random, "schedule": schedule}
 
 
 def train(arguments: list[str]) -> int:
-    """Train a growth policy with PPO, or run the heuristic."""
+    """Train a growth policy with PPO, or run one that does not learn."""
     return dispatch("esper train", COMMANDS, arguments)
 
 

@@ -1,5 +1,6 @@
 """Fixed schedules: seeds, slots and steps of growth, chosen before the episode."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -50,6 +51,19 @@ class Schedule:
         for s, slot in enumerate(slots):
             rows.blueprint[:, s] = max(slot.kinds, key=lambda kind: slot.layouts[kind].size)
         return rows
+
+    @classmethod
+    def stacked(cls, parts: Sequence["Schedule"]) -> "Schedule":
+        """The schedules one below the other, with as many slots as the widest."""
+        slots = max(part.start.shape[1] for part in parts)
+        stacked = cls.never(sum(len(part.start) for part in parts), slots)
+        begin = 0
+        for part in parts:
+            count, width = part.start.shape
+            for f in fields(cls):
+                getattr(stacked, f.name)[begin : begin + count, :width] = getattr(part, f.name)
+            begin += count
+        return stacked
 
     def take(self, rows: Tensor) -> "Schedule":
         """The schedules of the environments ``rows``, int64 ``[M]``; rows may repeat."""

@@ -12,8 +12,8 @@ from esper.simic.evaluation import baselines, controls
 from esper.simic.evaluation.baselines import BASELINES, play_baseline, population_of, tuned_copy
 from esper.simic.evaluation.controls import Played, control_rungs
 from esper.simic.evaluation.kept_stages import Stages
-from esper.simic.evaluation.plans import NEVER, Plan, PlannedSeed
 from esper.simic.evaluation.play import Floats, Hosts, Outcome, Population, play_plans
+from esper.tamiyo.plans import NEVER, Plan, PlannedSeed
 from tiny_population import LARGE, TASKS, hosts
 
 HOSTS = hosts(4, data_seed=1)

@@ -18,10 +18,10 @@ from esper.simic.evaluation.ladder import (
     evaluation_hosts,
     policy_rungs,
 )
-from esper.simic.evaluation.plans import NEVER, library
 from esper.simic.evaluation.play import Hosts, Outcome
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.tamiyo.plans import NEVER, library
 from tiny_population import LARGE, hosts
 
 PLANS = NEVER, next(plan for plan in library() if plan.at_once), LARGE

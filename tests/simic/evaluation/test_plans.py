@@ -5,7 +5,8 @@ import torch
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.data import digits
 from esper.runtime.tasks import Task, find
-from esper.simic.evaluation.plans import (
+from esper.tamiyo.fixed_schedule import NEVER as NO_START
+from esper.tamiyo.plans import (
     NEVER,
     SIZES,
     STARTS,
@@ -15,7 +16,6 @@ from esper.simic.evaluation.plans import (
     library,
     schedule,
 )
-from esper.tamiyo.fixed_schedule import NEVER as NO_START
 
 
 def task(channels: tuple[int, ...] = (3, 4, 5), length: int = 20) -> Task:

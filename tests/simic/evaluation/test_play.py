@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from esper.simic.evaluation import play as module
-from esper.simic.evaluation.plans import NEVER, library
 from esper.simic.evaluation.play import Outcome, Rules, play, play_plans
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import NeverActor, RandomActor
+from esper.tamiyo.plans import NEVER, library
 from esper.tamiyo.policy.features import HOST_FEATURES
 from tiny_population import LARGE, TASKS, growing, hosts
 

@@ -5,9 +5,9 @@ import pytest
 
 from esper.simic.evaluation import rules
 from esper.simic.evaluation.controls import known_plans
-from esper.simic.evaluation.plans import library
 from esper.simic.evaluation.play import Outcome
 from esper.simic.evaluation.rules import RULES, STATIC_FEATURES, Known, Rule, best_fixed
+from esper.tamiyo.plans import library
 from esper.tamiyo.policy.features import HOST_FEATURES
 
 LENGTH, FEATURES, HOSTS = 8, len(HOST_FEATURES) + 4, 200

@@ -17,7 +17,6 @@ from esper.runtime.tasks import Family, add_family
 from esper.simic.evaluation import shipped_controls as module
 from esper.simic.evaluation.controls import ORDERS, controls_identity
 from esper.simic.evaluation.ladder import evaluation_hosts
-from esper.simic.evaluation.plans import NEVER, library
 from esper.simic.evaluation.play import Hosts, play_plans
 from esper.simic.evaluation.shipped_controls import (
     ShippedControls,
@@ -25,6 +24,7 @@ from esper.simic.evaluation.shipped_controls import (
     shipped_suites,
     write_shipped,
 )
+from esper.tamiyo.plans import NEVER, library
 from tiny_population import tiny
 
 REPLAYED = 2

@@ -204,7 +204,7 @@ def test_one_round_at_a_time_gives_the_same_as_all_together(mixed) -> None:
     assert actions(next(iter(reader))) == actions(parts[0])
 
 
-@pytest.mark.parametrize("policy", ["heuristic", "never", "random"])
+@pytest.mark.parametrize("policy", ["heuristic", "never", "random", "schedule"])
 def test_policies_that_do_not_learn_are_recorded_without_values(train: Train, policy: str) -> None:
     run, rollouts = train(policy, rounds=2, episode_length=12)
     episodes = read_episodes([run.path])

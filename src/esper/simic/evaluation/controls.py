@@ -19,10 +19,10 @@ from esper.simic.evaluation.baselines import (
     tuned_copy,
 )
 from esper.simic.evaluation.kept_stages import OnBatch, Stages, digest, hosts_of
-from esper.simic.evaluation.plans import Plan
 from esper.simic.evaluation.play import Hosts, Outcome, Population, play, play_plans
 from esper.simic.evaluation.rules import RULES, Known
 from esper.simic.evaluation.trials import TRIALS, trial_actor
+from esper.tamiyo.plans import Plan
 
 ORDERS = 1, 2
 """Seeds of the two data orders."""

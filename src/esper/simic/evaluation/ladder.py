@@ -21,13 +21,13 @@ from esper.simic.evaluation.controls import (
     rung_of,
 )
 from esper.simic.evaluation.kept_stages import OnBatch
-from esper.simic.evaluation.plans import NEVER, library
 from esper.simic.evaluation.play import Hosts, Population, Rules, play, play_plans
 from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
 from esper.simic.evaluation.without_looking import Recording, blind_twin, recorded, yoked
 from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
+from esper.tamiyo.plans import NEVER, library
 
 TRAINING_HOSTS, FRESH_HOSTS = 0, 1 << 20
 """Identities of the first training host and of the first fresh host."""

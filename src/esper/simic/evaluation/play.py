@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from esper.runtime.tasks import Task
-from esper.simic.evaluation.plans import NEVER, Plan, schedule
 from esper.simic.growth.collect import Actor, collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
+from esper.tamiyo.plans import NEVER, Plan, schedule
 from esper.tolaria.precision import Precision
 
 Floats = NDArray[np.float64]
@@ -122,7 +122,7 @@ def play_plans(
 
         def actor(env: GrowthEnv, chosen: tuple[Plan, ...] = chosen) -> Actor:
             rows = [schedule(chosen, task) for task in tasks_of_groups(env)]
-            return ScheduleActor(_stacked(rows))
+            return ScheduleActor(Schedule.stacked(rows))
 
         rules = Rules(one_at_a_time=places is in_turn)
         parts.append(play(population, actor, len(chosen), rules, on_batch))
@@ -219,17 +219,3 @@ def tasks_of_groups(env: GrowthEnv) -> list[Task]:
     """The task of each group of an environment with assigned tasks."""
     assert env.assigned is not None
     return [env.tasks[index] for index in env.assigned[:: env.config.group_size].tolist()]
-
-
-def _stacked(rows: Sequence[Schedule]) -> Schedule:
-    """The schedules one below the other, with as many slots as the widest."""
-    slots = max(row.start.shape[1] for row in rows)
-    total = sum(len(row.start) for row in rows)
-    stacked = Schedule.never(total, slots)
-    begin = 0
-    for row in rows:
-        count, width = row.start.shape
-        for name in Schedule.__slots__:
-            getattr(stacked, name)[begin : begin + count, :width] = getattr(row, name)
-        begin += count
-    return stacked

@@ -5,10 +5,10 @@ from itertools import product
 
 import torch
 
-from esper.simic.evaluation.plans import blueprint_of
 from esper.simic.evaluation.play import tasks_of_groups
 from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
+from esper.tamiyo.plans import blueprint_of
 from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor
 
 REST = 2

@@ -213,6 +213,11 @@ class GrowthEnv:
         return self._merge(self._each([partial(shard.reset, episode) for shard in self.shards]))
 
     @property
+    def current_tasks(self) -> list[Task]:
+        """The task of each environment in this episode."""
+        return [self.tasks[task] for task in self.task_of.tolist()]
+
+    @property
     def shards(self) -> list[Shard]:
         """The shards of the environments in this episode."""
         return [part.shard for part in self.parts]

@@ -29,7 +29,7 @@ class GrowthTrainee:
 
     Args:
         config: settings of the run.
-        policy: ``ppo`` learns; ``heuristic``, ``random`` and ``never`` do not.
+        policy: ``ppo`` learns; ``heuristic``, ``random``, ``schedule`` and ``never`` do not.
         devices: devices over which the hosts are distributed; the policy is on the first.
 
     Raises:
@@ -103,7 +103,7 @@ class GrowthTrainee:
             rollout=rollout,
             environments=environment.environments,
             twins=environment.groups,
-            tasks=[environment.tasks[task] for task in environment.task_of.tolist()],
+            tasks=environment.current_tasks,
             values=None if agent is None else agent.return_moments.restore(rollout.values),
             twin_scores=self.recorder.twin_scores,
         )

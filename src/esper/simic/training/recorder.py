@@ -139,7 +139,7 @@ class Recorder:
         return [record] if decision is None else [decision.record(now, self.round, t), record]
 
     def _emit_start(self) -> None:
-        tasks = [self.environment.tasks[i] for i in self.environment.task_of.tolist()]
+        tasks = self.environment.current_tasks
         self.hub.emit(
             EpisodeStarted(
                 time=time.time(),

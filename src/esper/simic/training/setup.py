@@ -22,6 +22,7 @@ from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
+from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends.choice import NAMES as BACKENDS
 from esper.tolaria.precision import disabled, resolve_precision
@@ -195,10 +196,12 @@ def _resolved_backend(name: str, environment: GrowthEnv) -> str:
 
 
 def control(policy: str, environment: GrowthEnv) -> Actor:
-    """The actor of a control policy: ``heuristic``, ``random`` or ``never``."""
+    """The actor of a control policy: ``heuristic``, ``random``, ``schedule`` or ``never``."""
     if policy == "heuristic":
         return HeuristicActor(environment.config.episode_length)
     if policy == "random":
         return RandomActor(environment.config.seed)
+    if policy == "schedule":
+        return LibraryActor(lambda: environment.current_tasks, environment.config.episode_length)
     assert policy == "never", policy
     return NeverActor()

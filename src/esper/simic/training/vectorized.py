@@ -106,7 +106,9 @@ def run_training(
     resume: Path | None = None,
     observer: Observer | None = None,
 ) -> RunSummary:
-    """Run rounds with ``policy``: ``ppo`` learns; ``heuristic``, ``random`` and ``never`` do not.
+    """Run rounds with ``policy``.
+
+    ``ppo`` learns; ``heuristic``, ``random``, ``schedule`` and ``never`` do not.
 
     Args:
         config: settings of the run.

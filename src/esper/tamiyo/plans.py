@@ -1,17 +1,20 @@
-"""A library of fixed schedules that fits every host.
+"""A library of fixed schedules that fits every host, and an actor that follows all of them.
 
 Controls choose among these plans: the best for all hosts, the best after one look, the best for
 each host in hindsight.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import HEAD_WIDTHS, Style
 from esper.runtime.tasks import Task
-from esper.tamiyo.fixed_schedule import Schedule
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
+from esper.tamiyo.policy.features import Observation
 
 STARTS = 0.0, 0.3, 0.6
 """Parts of the episode after which the systematic plans begin to grow."""
@@ -100,14 +103,21 @@ def _drawn(number: int) -> Plan:
     return Plan(f"random {number}", seeds)
 
 
-def schedule(plans: tuple[Plan, ...], task: Task) -> Schedule:
-    """The plans for the host of ``task``, a row each."""
+def schedule(plans: tuple[Plan, ...], task: Task, episode_length: int | None = None) -> Schedule:
+    """The plans for the host of ``task``, a row each.
+
+    Args:
+        plans: the plans.
+        task: the task.
+        episode_length: steps per episode; those of the task if None.
+    """
+    length = episode_length or task.episode_length
     slots = task.host.slots
     rows = Schedule.never(len(plans), len(slots))
     for row, plan in enumerate(plans):
         for seed in plan.seeds:
             s = round(seed.position * (len(slots) - 1))
-            rows.start[row, s] = round(seed.start * task.episode_length)
+            rows.start[row, s] = round(seed.start * length)
             rows.blueprint[row, s] = blueprint_of(seed.size, slots[s])
             rows.style[row, s], rows.tempo[row, s] = seed.style, seed.tempo
     return rows
@@ -117,3 +127,37 @@ def blueprint_of(size: float, slot: SlotSpec) -> int:
     """The blueprint at ``size`` among those that a slot accepts, ordered by parameters."""
     kinds = sorted(slot.kinds, key=lambda kind: slot.layouts[kind].size)
     return kinds[round(size * (len(kinds) - 1))]
+
+
+class LibraryActor:
+    """Follows the plans of ``library`` in turn: each environment another one in every episode.
+
+    Args:
+        tasks: returns the task of each environment in the current episode.
+        episode_length: steps per episode.
+    """
+
+    def __init__(self, tasks: Callable[[], Sequence[Task]], episode_length: int):
+        self.tasks, self.episode_length = tasks, episode_length
+        self.plans = library()
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.growth.collect.Actor.begin``."""
+        self._environments, self._episode = environments, episode
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.growth.collect.Actor.act``. Tasks are known only after ``begin``."""
+        if step == 0:
+            self._actor = ScheduleActor(self._schedule())
+            self._actor.begin(self._environments, self._episode)
+        return self._actor.act(observation, step)
+
+    def _schedule(self) -> Schedule:
+        """The plan of each environment in this episode."""
+        first = self._episode * len(self._environments)
+        return Schedule.stacked(
+            [
+                schedule((self.plans[(first + i) % len(self.plans)],), task, self.episode_length)
+                for i, task in enumerate(self.tasks())
+            ]
+        )
