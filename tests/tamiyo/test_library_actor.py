@@ -6,7 +6,7 @@ from esper.runtime.tasks import find
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
-from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
+from esper.tamiyo.fixed_schedule import NEVER, Schedule, ScheduleActor
 from esper.tamiyo.plans import LibraryActor, library, schedule
 from esper.tolaria.precision import Precision
 from synthetic import CPU
@@ -43,9 +43,11 @@ def test_each_environment_follows_its_plan_for_the_task_it_drew() -> None:
 
 
 def test_starts_are_parts_of_the_episode_that_is_played() -> None:
-    task, late = find("digits_shift"), library()[-3:]
-    starts = [schedule(late, task, length).start for length in (10, 100)]
-    known = starts[0] < LENGTH
-    assert bool(known.any())
-    assert torch.equal(starts[0][known] * 10, starts[1][known])
-    assert torch.equal(schedule(late, task).start, schedule(late, task, task.episode_length).start)
+    task = find("digits_shift")
+    later = tuple(plan for plan in library() if plan.start == 0.3)
+    for length, expected in ((10, 3), (100, 30)):
+        starts = schedule(later, task, length).start
+        assert set(starts[starts < NEVER].tolist()) == {expected}
+    assert torch.equal(
+        schedule(later, task).start, schedule(later, task, task.episode_length).start
+    )
