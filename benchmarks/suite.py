@@ -155,7 +155,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=80, help="fresh hosts of each suite")
     parser.add_argument("--training-hosts", type=int, default=112)
     parser.add_argument("--splits", type=int, default=SPLITS, help="0: the tasks as they are")
-    parser.add_argument("--random-plans", type=int, default=56)
+    parser.add_argument("--random-plans", type=int, default=24)
     parser.add_argument("--members", type=int, default=2, help="episodes per host, if sampled")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
