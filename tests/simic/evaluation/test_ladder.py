@@ -140,7 +140,7 @@ def test_a_broken_stage_is_a_usage_error(tmp_path: Path, content: bytes):
 
 
 def test_a_family_is_scored_on_held_out_draws_and_a_suite_on_other_identities():
-    family = evaluation_hosts("adaptation", 20, 130, 1)
+    family = evaluation_hosts("adaptation", 20, 258, 1)
     assert [task.name for task in family.training.tasks] == [f"adaptation:{i}" for i in range(20)]
     held_out = [task.name for task in find_all(["adaptation_held_out"])]
     assert [task.name for task in family.fresh.tasks] == [*held_out, *held_out[:2]]

@@ -18,7 +18,8 @@ STARTS = 0.0, 0.3, 0.6
 SIZES = 1 / 3, 2 / 3
 """Sizes of seeds in the systematic plans, see ``PlannedSeed``."""
 PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0}
-"""Slots of the systematic plans."""
+"""Slots of the systematic plans, whose observations rules see; of two slots the first one is also
+the middle one."""
 _LATEST = 0.7
 
 
@@ -106,11 +107,16 @@ def schedule(plans: tuple[Plan, ...], task: Task) -> Schedule:
     rows = Schedule.never(len(plans), len(slots))
     for row, plan in enumerate(plans):
         for seed in plan.seeds:
-            s = round(seed.position * (len(slots) - 1))
+            s = slot_at(seed.position, len(slots))
             rows.start[row, s] = round(seed.start * task.episode_length)
             rows.blueprint[row, s] = blueprint_of(seed.size, slots[s])
             rows.style[row, s], rows.tempo[row, s] = seed.style, seed.tempo
     return rows
+
+
+def slot_at(position: float, slots: int) -> int:
+    """Index of the slot at ``position``, from 0 for the first to 1 for the last."""
+    return round(position * (slots - 1))
 
 
 def blueprint_of(size: float, slot: SlotSpec) -> int:
