@@ -15,7 +15,7 @@ from esper.tamiyo.fixed_schedule import Schedule
 
 STARTS = 0.0, 0.3, 0.6
 """Parts of the episode after which the systematic plans begin to grow."""
-SIZES = 1 / 3, 2 / 3
+SIZES = 0.0, 1 / 3, 2 / 3
 """Sizes of seeds in the systematic plans, see ``PlannedSeed``."""
 PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0}
 """Slots of the systematic plans, whose observations rules see; of two slots the first one is also
@@ -79,9 +79,10 @@ def library(random: int = 0) -> tuple[Plan, ...]:
                 seed = PlannedSeed(position, size, start)
                 plans.append(Plan(f"size {size:.2f} in the {name} slot from {start:.2f}", (seed,)))
     for start in STARTS[:2]:
-        seeds = tuple(PlannedSeed(position, SIZES[0], start) for position in PLACES.values())
-        name = f"size {SIZES[0]:.2f} in every slot at once from {start:.2f}"
-        plans.append(Plan(name, seeds, at_once=True))
+        for size in SIZES[:2]:
+            seeds = tuple(PlannedSeed(position, size, start) for position in PLACES.values())
+            name = f"size {size:.2f} in every slot at once from {start:.2f}"
+            plans.append(Plan(name, seeds, at_once=True))
     return (*plans, *(_drawn(number) for number in range(random)))
 
 
