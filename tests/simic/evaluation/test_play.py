@@ -16,7 +16,7 @@ from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES
 from tiny_population import LARGE, TASKS, growing, hosts
 
 HOSTS = hosts(4, first=5)
-AT_ONCE = next(plan for plan in library() if plan.at_once)
+AT_ONCE = next(plan for plan in library() if plan.at_once and plan.seeds[0].size > 0.0)
 PLANS = NEVER, AT_ONCE, LARGE
 
 
