@@ -143,7 +143,8 @@ def studied(suite: str, arguments: Any) -> tuple[list[str], dict[str, Any]]:
         ]
         own, figures[target] = target_page(target, ladder, seeds, policies)
         page += own
-    return page, {"suite": suite, "policies": len(runs), "episodes": episodes, "fresh": figures}
+    overview = {"policies": len(runs), "episodes": episodes, "plans": len(ladder.plans)}
+    return page, {"suite": suite, **overview, "fresh": figures}
 
 
 def main() -> int:
