@@ -143,7 +143,8 @@ def studied(suite: str, arguments: Any) -> tuple[list[str], dict[str, Any]]:
         ]
         own, figures[target] = target_page(target, ladder, seeds, policies)
         page += own
-    return page, {"suite": suite, "policies": len(runs), "episodes": episodes, "fresh": figures}
+    overview = {"policies": len(runs), "episodes": episodes, "plans": len(ladder.plans)}
+    return page, {"suite": suite, **overview, "fresh": figures}
 
 
 def main() -> int:
@@ -155,7 +156,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=80, help="fresh hosts of each suite")
     parser.add_argument("--training-hosts", type=int, default=112)
     parser.add_argument("--splits", type=int, default=SPLITS, help="0: the tasks as they are")
-    parser.add_argument("--random-plans", type=int, default=56)
+    parser.add_argument("--random-plans", type=int, default=24)
     parser.add_argument("--members", type=int, default=2, help="episodes per host, if sampled")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()

@@ -122,8 +122,8 @@ def main() -> int:
     """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--suites", nargs="+", default=["suite", "held_out"])
-    parser.add_argument("--hosts", type=int, default=24, help="fresh hosts of each task")
-    parser.add_argument("--training-hosts", type=int, default=24)
+    parser.add_argument("--hosts", type=int, default=16, help="fresh hosts of each task")
+    parser.add_argument("--training-hosts", type=int, default=16)
     parser.add_argument("--splits", type=int, default=SPLITS, help="0: the tasks as they are")
     parser.add_argument("--random-plans", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)

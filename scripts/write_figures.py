@@ -81,6 +81,11 @@ def one_policy(trained_on: str, found: dict[str, Any]) -> str:
         f"{found['policies']} policies were each trained on {names[trained_on]} for "
         f"{found['episodes']:,} episodes."
     ]
+    if "plans" not in found:
+        parts.append(
+            "The rules that they are compared with choose among plans without the smallest seeds, "
+            "which is what most of these policies grow: they are to be measured again."
+        )
     for suite, own in found["fresh"].items():
         one = own["policies"]["sampled"]
         rule = own["controls"][one["rule"]]["gain"]

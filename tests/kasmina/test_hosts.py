@@ -8,6 +8,7 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host, resolve_slots
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
+from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
 from oracles.naive import naive_host
 from support import F64, small_gpt, small_host, small_mlp
@@ -133,3 +134,17 @@ def test_dense_applies_the_linear_map_of_each_environment(shared: bool, rows: in
         expected = expected + bias
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert found.is_contiguous()
+
+
+def test_slots_accept_only_the_named_blueprints():
+    host = small_host(seeds=("conv_heavy", "conv_small"))
+    for slot, every in zip(host.slots, small_host().slots, strict=True):
+        assert [BLUEPRINTS[kind] for kind in slot.kinds] == ["conv_small", "conv_heavy"]
+        assert slot.layouts.keys() == set(slot.kinds)
+        assert len(every.kinds) > 2
+        assert slot.width <= every.width
+
+
+def test_a_blueprint_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"^seeds must be among .*norm.*, got 'mlp_small'"):
+        small_host(seeds=("norm", "mlp_small"))

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chi2_contingency
 
 from esper.karn.runs import inspect
+from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime.data import digits, mislabelled
@@ -17,9 +19,13 @@ from esper.runtime.families import ADAPTATION, FROM_SCRATCH, PRICES, SEQUENCES, 
 from esper.runtime.registry import HELD_OUT_DRAWS
 from esper.runtime.shifts import IMAGE_KINDS, LABEL_KINDS, Shift
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, add_family, find, find_all
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
 from esper.simic.training.vectorized import run_training
 from esper.tolaria.bank import StackKey
+from esper.tolaria.precision import Precision
 from small_runs import SMALL
+from support import needs_native
 
 DRAWS = [adaptation(number) for number in range(1200)]
 
@@ -238,3 +244,21 @@ def test_a_run_on_a_family_tells_of_one_task(tmp_path: Path):
     assert [len(set(episode)) for episode in draws] == [4, 4]  # groups of two
     assert draws[0] != draws[1]
     assert inspect(run.parent).tasks == ["adaptation"]
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
+def test_only_convolutions_grow_in_the_hosts_of_adaptation(backend: str):
+    config = GrowthConfig(
+        seed=1, episode_length=24, max_batches=1, batch_size=8, group_size=1, backend=backend
+    )
+    tasks = [adaptation(number) for number in (3, 4)]
+    env = GrowthEnv(tasks, torch.arange(4), config, Precision("cpu"), torch.device("cpu"))
+    seen = env.reset(0)
+    allowed = seen.masks.kinds.flatten(0, 1).any(0)
+    names = {"conv_small", "conv_light", "bottleneck", "conv_heavy"}
+    assert {BLUEPRINTS[i] for i in allowed.nonzero().flatten().tolist()} == names
+    action = torch.zeros(4, len(HEADS), dtype=torch.long)
+    action[:, HEADS.index("op")] = Op.GERMINATE
+    for blueprint, grows in (("norm", False), ("conv_light", True)):
+        action[:, HEADS.index("blueprint")] = BLUEPRINTS.index(blueprint)
+        assert env.step(action).report.success.tolist() == [grows] * 4

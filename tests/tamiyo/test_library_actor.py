@@ -28,7 +28,7 @@ def test_each_environment_follows_its_plan_for_the_task_it_drew() -> None:
     actor = LibraryActor(lambda: env.current_tasks, LENGTH)
     plans = library()
     seen = []
-    for episode in range(4):
+    for episode in range(6):
         found = collect(env, actor, episode).actions
         tasks = env.current_tasks
         assert {task.name for task in tasks} == {"digits_shift", "digits_deep"}

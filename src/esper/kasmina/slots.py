@@ -23,6 +23,7 @@ class SlotSpec:
         size: height and width of the activation.
         depth: position of the slot between input and output, in (0, 1].
         family: family of blueprints for the slot, one of ``blueprints.FAMILIES``.
+        accepts: names of the blueprints of the family that can live here; all of them if empty.
     """
 
     name: str
@@ -30,11 +31,13 @@ class SlotSpec:
     size: tuple[int, int]
     depth: float
     family: str = "conv"
+    accepts: tuple[str, ...] = ()
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
         """Indices of the blueprints that can live here."""
-        return blueprints.of_family(self.family)
+        fitting = blueprints.of_family(self.family)
+        return tuple(k for k in fitting if not self.accepts or BLUEPRINTS[k] in self.accepts)
 
     @cached_property
     def layouts(self) -> dict[int, Layout]:

@@ -21,7 +21,8 @@ from esper.runtime.registry import Family
 from esper.runtime.shifts import IMAGE_KINDS, LABEL_KINDS, Shift, shifted_digits
 from esper.runtime.task import ChannelShift, Drift, Pretraining, Task
 
-_ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1))
+_CONVOLUTIONS = "conv_small", "conv_light", "bottleneck", "conv_heavy"
+_ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1), seeds=_CONVOLUTIONS)
 _CLEAN = Pretraining(DrawnSplit(digits), steps=120, learning_rate=2e-2)
 PRICES = 0.02, 0.3
 """Least and greatest rent of a drawn task; its logarithm is uniform."""
@@ -35,7 +36,9 @@ def adaptation(number: int) -> Task:
     strengths; the time, in the first 60 % of the episode; when training ends, in the last 30 %; the
     number of labelled images; and the price of parameters. Before the shift nothing tells whether
     one will come, or which block it will concern. Channels of the last block do not shift: only the
-    head reads them, so that would be a shift of the output.
+    head reads them, so that would be a shift of the output. Only convolutions may grow: seeds that
+    merely rescale channels raise the confidence of any host, shifted or not, so that they would pay
+    nearly everywhere.
     """
     draws = np.random.default_rng([1, number])
     count = int(draws.choice(3, p=(0.3, 0.52, 0.18)))

@@ -18,10 +18,11 @@ from esper.tamiyo.policy.features import Observation
 
 STARTS = 0.0, 0.3, 0.6
 """Parts of the episode after which the systematic plans begin to grow."""
-SIZES = 1 / 3, 2 / 3
+SIZES = 0.0, 1 / 3, 2 / 3
 """Sizes of seeds in the systematic plans, see ``PlannedSeed``."""
 PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0}
-"""Slots of the systematic plans."""
+"""Slots of the systematic plans, whose observations rules see; of two slots the first one is also
+the middle one."""
 _LATEST = 0.7
 
 
@@ -81,9 +82,10 @@ def library(random: int = 0) -> tuple[Plan, ...]:
                 seed = PlannedSeed(position, size, start)
                 plans.append(Plan(f"size {size:.2f} in the {name} slot from {start:.2f}", (seed,)))
     for start in STARTS[:2]:
-        seeds = tuple(PlannedSeed(position, SIZES[0], start) for position in PLACES.values())
-        name = f"size {SIZES[0]:.2f} in every slot at once from {start:.2f}"
-        plans.append(Plan(name, seeds, at_once=True))
+        for size in SIZES[:2]:
+            seeds = tuple(PlannedSeed(position, size, start) for position in PLACES.values())
+            name = f"size {size:.2f} in every slot at once from {start:.2f}"
+            plans.append(Plan(name, seeds, at_once=True))
     return (*plans, *(_drawn(number) for number in range(random)))
 
 
@@ -116,11 +118,16 @@ def schedule(plans: tuple[Plan, ...], task: Task, episode_length: int | None = N
     rows = Schedule.never(len(plans), len(slots))
     for row, plan in enumerate(plans):
         for seed in plan.seeds:
-            s = round(seed.position * (len(slots) - 1))
+            s = slot_at(seed.position, len(slots))
             rows.start[row, s] = round(seed.start * length)
             rows.blueprint[row, s] = blueprint_of(seed.size, slots[s])
             rows.style[row, s], rows.tempo[row, s] = seed.style, seed.tempo
     return rows
+
+
+def slot_at(position: float, slots: int) -> int:
+    """Index of the slot at ``position``, from 0 for the first to 1 for the last."""
+    return round(position * (slots - 1))
 
 
 def blueprint_of(size: float, slot: SlotSpec) -> int:

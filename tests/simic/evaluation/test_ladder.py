@@ -24,7 +24,7 @@ from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.plans import NEVER, library
 from tiny_population import LARGE, hosts
 
-PLANS = NEVER, next(plan for plan in library() if plan.at_once), LARGE
+PLANS = NEVER, next(plan for plan in library() if plan.at_once and plan.seeds[0].size > 0.0), LARGE
 HOSTS = Hosts(hosts(20), hosts(6, first=FRESH_HOSTS))
 Calls = list[tuple[str, int, int]]
 
@@ -34,7 +34,7 @@ def small_library(monkeypatch) -> None:
     monkeypatch.setattr(ladder, "library", lambda random=0: PLANS)
     monkeypatch.setattr(baselines, "FACTORS", {})
     for module in (controls, trials):
-        monkeypatch.setattr(module, "TRIALS", trials.TRIALS[::8])
+        monkeypatch.setattr(module, "TRIALS", trials.TRIALS[8::8])
     monkeypatch.setattr(rules, "TREES", 10)
 
 
@@ -140,7 +140,7 @@ def test_a_broken_stage_is_a_usage_error(tmp_path: Path, content: bytes):
 
 
 def test_a_family_is_scored_on_held_out_draws_and_a_suite_on_other_identities():
-    family = evaluation_hosts("adaptation", 20, 130, 1)
+    family = evaluation_hosts("adaptation", 20, 258, 1)
     assert [task.name for task in family.training.tasks] == [f"adaptation:{i}" for i in range(20)]
     held_out = [task.name for task in find_all(["adaptation_held_out"])]
     assert [task.name for task in family.fresh.tasks] == [*held_out, *held_out[:2]]

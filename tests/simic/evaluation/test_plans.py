@@ -41,7 +41,7 @@ def test_plans_of_one_kind_differ_in_their_start_alone():
     for same in singles:
         assert [plan.start for plan in same] == list(STARTS)
         assert len({(plan.seeds[0].position, plan.seeds[0].size) for plan in same}) == 1
-    assert [len(same) for same in kinds.values() if same[0].at_once] == [2]
+    assert [len(same) for same in kinds.values() if same[0].at_once] == [2, 2]
 
 
 def test_a_schedule_places_each_seed_by_its_parts():

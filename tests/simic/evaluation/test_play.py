@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from esper.kasmina.hosts.cnn import CnnHost
 from esper.simic.evaluation import play as module
-from esper.simic.evaluation.play import Outcome, Rules, play, play_plans
+from esper.simic.evaluation.play import Outcome, Population, Rules, play, play_plans
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.plans import NEVER, library
-from esper.tamiyo.policy.features import HOST_FEATURES
+from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES
 from tiny_population import LARGE, TASKS, growing, hosts
 
 HOSTS = hosts(4, first=5)
-AT_ONCE = next(plan for plan in library() if plan.at_once)
+AT_ONCE = next(plan for plan in library() if plan.at_once and plan.seeds[0].size > 0.0)
 PLANS = NEVER, AT_ONCE, LARGE
 
 
@@ -129,3 +130,18 @@ def test_rules_of_growth_apply():
 def test_the_first_plan_must_be_never():
     with pytest.raises(ValueError, match="the first plan must be NEVER"):
         play_plans(HOSTS, (LARGE, NEVER))
+
+
+def test_features_are_those_of_the_first_middle_and_last_slot_of_hosts_of_any_depth(monkeypatch):
+    deep = replace(
+        TASKS[1], host=CnnHost((4, 4, 4, 4), 10, (8, 8, 1)), pretraining=None, name="tiny:9"
+    )
+    shallow = replace(TASKS[0], host=CnnHost((4,), 10, (8, 8, 1)), pretraining=None, name="tiny:8")
+    mixed = Population((deep, TASKS[0], shallow))
+    found = play_plans(mixed, (NEVER,)).features
+    monkeypatch.setattr(module, "ROWS", 1)
+    np.testing.assert_allclose(play_plans(mixed, (NEVER,)).features, found, rtol=1e-4, atol=1e-5)
+    width, depth = len(SLOT_FEATURES), SLOT_FEATURES.index("depth")
+    assert found.shape[2] == len(HOST_FEATURES) + 3 * width
+    seen = found[:, 0, len(HOST_FEATURES) :].reshape(3, 3, width)[..., depth]
+    np.testing.assert_allclose(seen, [[0.25, 0.75, 1.0], [0.5, 0.5, 1.0], [1.0, 1.0, 1.0]])

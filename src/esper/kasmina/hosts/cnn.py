@@ -4,15 +4,17 @@ Slot ``r0cI`` follows block I, before its pool; slot ``r1cI`` follows the pool, 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 from torch import Tensor
 
 from esper.kasmina import ops
+from esper.kasmina.blueprints import of_family
 from esper.kasmina.hosts.host import Instruction, NormedHost, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, weight
+from esper.leyline.actions import BLUEPRINTS
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class CnnHost(NormedHost):
         kernel: kernel size of every block, 1 or 3.
         pools: number of initial blocks that end in 2x2 max pooling.
         slot_names: the slots in use; all slots if empty.
+        seeds: names of the blueprints that the slots accept; all that fit if empty.
+
+    Raises:
+        ValueError: a size or a name is invalid.
     """
 
     channels: tuple[int, ...]
@@ -34,10 +40,15 @@ class CnnHost(NormedHost):
     kernel: int = 3
     pools: int = 0
     slot_names: tuple[str, ...] = ()
+    seeds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.channels or min(self.channels) < 1:
             raise ValueError("channels needs one or more numbers, all of them positive")
+        fitting = [BLUEPRINTS[kind] for kind in of_family("conv")]
+        unknown = [name for name in self.seeds if name not in fitting]
+        if unknown:
+            raise ValueError(f"seeds must be among {', '.join(fitting)}, got {unknown[0]!r}")
         if self.kernel not in (1, 3):
             raise ValueError(f"kernel must be 1 or 3, got {self.kernel}")
         if not 0 <= self.pools <= len(self.channels):
@@ -50,14 +61,14 @@ class CnnHost(NormedHost):
     @cached_property
     def all_slots(self) -> tuple[SlotSpec, ...]:
         """See ``Host.all_slots``."""
-        slots = []
+        slots, slot = [], partial(SlotSpec, accepts=self.seeds)
         height, width, _ = self.image
         for block, channels in enumerate(self.channels):
             depth = (block + 1) / len(self.channels)
-            slots.append(SlotSpec(f"r0c{block}", channels, (height, width), depth))
+            slots.append(slot(f"r0c{block}", channels, (height, width), depth))
             if block < self.pools:
                 height, width = height // 2, width // 2
-                slots.append(SlotSpec(f"r1c{block}", channels, (height, width), depth))
+                slots.append(slot(f"r1c{block}", channels, (height, width), depth))
         return tuple(slots)
 
     @cached_property

@@ -13,7 +13,7 @@ from esper.simic.growth.collect import Actor, collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
-from esper.tamiyo.plans import NEVER, Plan, schedule
+from esper.tamiyo.plans import NEVER, PLACES, Plan, schedule, slot_at
 from esper.tolaria.precision import Precision
 
 Floats = NDArray[np.float64]
@@ -80,8 +80,8 @@ class Outcome:
         test_score, validation_score: expected accuracy.
         test_accuracy: share of correct predictions.
         added: parameters of the fossilised seeds.
-        features: host features and then slot features that the first member observed in each step,
-            ``[H, T, F]``.
+        features: what the first member observed in each step, ``[H, T, F]``: host features, then
+            the slot features at each of ``plans.PLACES``, whatever the number of slots.
     """
 
     test_utility: Floats
@@ -198,8 +198,13 @@ def _batch(
     rollout = collect(env, actor(env), 0, keep)
     report = last[0].report
     assert report.test is not None
-    host, slots = rollout.observation.host, rollout.observation.slots.flatten(2)
-    seen = torch.cat([host, slots], 2)[:, ::members].transpose(0, 1)
+    host, slots = (
+        part[:, ::members] for part in (rollout.observation.host, rollout.observation.slots)
+    )
+    counts = [len(task.host.slots) for task in tasks]
+    places = torch.tensor([[slot_at(p, count) for p in PLACES.values()] for count in counts])
+    chosen = slots[:, torch.arange(len(tasks))[:, None], places]
+    seen = torch.cat([host, chosen.flatten(2)], 2).transpose(0, 1)
 
     def table(values: torch.Tensor) -> Floats:
         return values.double().view(len(tasks), members).numpy()

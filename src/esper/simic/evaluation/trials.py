@@ -8,7 +8,7 @@ import torch
 from esper.simic.evaluation.play import tasks_of_groups
 from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
-from esper.tamiyo.plans import blueprint_of
+from esper.tamiyo.plans import SIZES, blueprint_of
 from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor
 
 REST = 2
@@ -37,9 +37,7 @@ class TrialPlan:
         return max(1, min(round(self.decision * length), length - slots - REST))
 
 
-TRIALS = tuple(
-    TrialPlan(*chosen) for chosen in product((1 / 3, 2 / 3), (0.0, 0.25), (1, 99), (0.5, 1.0))
-)
+TRIALS = tuple(TrialPlan(*chosen) for chosen in product(SIZES, (0.0, 0.25), (1, 99), (0.5, 1.0)))
 
 
 def trial_actor(env: GrowthEnv) -> Actor:
