@@ -95,6 +95,7 @@ VALID: dict[str, list[Any]] = {
     "episode_length": [1, 2, 3],
     "batch_size": [2, 5, 8],
     "lstm_hidden": [1, 4, 8],
+    "record_last": [None],  # a number needs --record
     "telemetry_dir": [
         "runs",
         "deep/er",

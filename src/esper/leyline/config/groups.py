@@ -237,8 +237,8 @@ class OutputConfig:
     keep_checkpoints: int = setting(3, up_to(10_000_000), on_resume=True)
     """Number of most recent checkpoints to keep."""
     record: bool = setting(False, only="growth", on_resume=True)
-    """Whether to write the rollout of each round to the run directory: observations, actions,
-    log-probs, values and rewards; see docs/records.md."""
+    """Whether to keep the rollout of each round (observations, actions, log-probs, values, rewards)
+    as a file in the run directory; see docs/records.md."""
     record_last: int | None = setting(None, up_to(10_000_000), only="growth", on_resume=True)
     """Number of most recent rounds whose records are kept; by default all."""
 
