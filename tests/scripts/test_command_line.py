@@ -152,6 +152,8 @@ MISTAKES = [
     ("train ppo --use-amp --no-use-amp", "contradict"),
     ("train ppo --telemetry-dir ~nosuchuser/x", "telemetry_dir"),
     ("train ppo --telemetry-dir=", "telemetry_dir"),
+    ("train impala --lag -1", "lag"),
+    ("train ppo --lag 1", "--lag"),
 ]
 
 

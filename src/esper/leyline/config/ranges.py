@@ -18,6 +18,11 @@ def check(config: TrainConfig) -> None:
         raise UsageError("lr_warmup_steps: lr_warmup_frac sets the same length; give one of them")
     if learner.lr_adaptive_kl is not None and learner.lr_decay != "none":
         raise UsageError("lr_adaptive_kl: it sets the learning rate itself; leave lr_decay out")
+    if config.impala.c_clip > config.impala.rho_clip:
+        raise UsageError(
+            f"c_clip: must be at most rho_clip, {config.impala.rho_clip}, "
+            f"got {config.impala.c_clip}"
+        )
     if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:
         raise UsageError(
             "experimental_gpu_preload_gather: needs data on the device; leave out --no-gpu-preload"
