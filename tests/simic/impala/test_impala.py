@@ -338,6 +338,29 @@ def test_a_rollout_that_is_not_finite_is_refused_and_the_lag_goes_on() -> None:
     assert all(torch.equal(x, before[name]) for name, x in acting.items())
 
 
+def test_a_compiled_policy_learns_the_same(monkeypatch) -> None:
+    """Graphs are traced without code generation, which takes a minute."""
+    compile_function = torch.compile
+
+    def trace(function, mode):
+        return compile_function(function, backend="aot_eager", fullgraph=False)
+
+    monkeypatch.setattr(torch, "compile", trace)
+    torch._dynamo.reset()
+    config = LearnerConfig(lstm_hidden=8, **ONE_STEP)
+    plain, compiled = (
+        growth_agent(config, 0, CPU, None, mode, impala=ImpalaConfig(lag=1))
+        for mode in ("off", "default")
+    )
+    for episode in range(3):
+        rollout = rollout_of(plain, episode)
+        metrics = [agent.update(rollout) for agent in (plain, compiled)]
+        assert compiled.compiled.active
+        assert metrics[1]["first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+        for name in ("policy_loss", "value_loss", "entropy", "grad_norm", "lag_kl"):
+            assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-3, abs=1e-5), name
+
+
 def test_half_precision_evaluates_as_it_acts() -> None:
     config = LearnerConfig(lstm_hidden=16, **ONE_STEP)
     agent = growth_agent(config, 0, CPU, torch.bfloat16, impala=ImpalaConfig())

@@ -120,6 +120,13 @@ def test_a_usage_error_is_one_line_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("program", "default"), [("impala", "1"), ("ppo", "4; with --gym: 10")])
+def test_the_help_shows_the_defaults_of_the_command(program: str, default: str, capsys) -> None:
+    assert guarded(esper, ["train", program, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"Passes over the rollout of each round. (default: {default})" in text
+
+
 @pytest.mark.parametrize(
     ("program", "settings", "says"),
     [
@@ -206,10 +213,10 @@ def test_cartpole_is_learned(tmp_path: Path) -> None:
         rounds=20,
         learning_rate=5e-3,
         lstm_hidden=16,
-        seed=1,
+        seed=2,
         telemetry_dir=str(tmp_path),
         telemetry_level="minimal",
     )
     lengths = [r.episode_length for r in summary.rounds if r.episodes]
     assert fmean(lengths[:2]) < 35.0
-    assert fmean(lengths[-4:]) > 120.0
+    assert fmean(lengths[-4:]) > 200.0
