@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from reporting import new_parser
 
 from esper.karn.store import read_events
-from esper.leyline.config import flatten, unflatten
+from esper.leyline.config import ALGORITHMS, flatten, unflatten
 from esper.leyline.events import (
     AnalyticsSnapshot,
     EpisodeOutcome,
@@ -135,13 +135,16 @@ def study_parser(doc: str | None, work: str, seeds: int, rounds: int) -> argpars
 
 def trained(policy: str, settings: Settings, folder: Path) -> Run:
     """Return the finished run of a policy in ``folder``: reused, resumed, or trained now."""
-    config = unflatten({**settings, "telemetry_dir": str(folder), "telemetry_level": "minimal"})
+    learns = policy in ALGORITHMS
+    algorithm = {"algorithm": policy} if learns else {}
+    place = {"telemetry_dir": str(folder), "telemetry_level": "minimal"}
+    config = unflatten({**settings, **algorithm, **place})
     for run in sorted(folder.glob("*")):
         _same(flatten(config), run)
         ends = list(read_events(run, TrainingFinished)) if (run / "events.jsonl").exists() else []
         if ends and ends[-1].status == "finished" and ends[-1].round >= settings["rounds"]:
             return Run(run)
-        if policy == "ppo" and any((run / "checkpoints").glob("0*")):
+        if learns and any((run / "checkpoints").glob("0*")):
             return Run(resume_ppo(run, {"rounds": settings["rounds"]}).path)
     return Run(run_training(config, policy).path)
 

@@ -27,17 +27,20 @@ fields there and run the script again.
 Each setting is a flag of `esper train ppo`, a key of a flat JSON file and an argument in Python:
 [Settings](settings.md) explains how to give them. The flag of `learning_rate` is
 `--learning-rate`; a setting that is true or false is also switched off by a flag, such as
-`--no-gpu-preload`. `esper train heuristic`, `random` and `schedule` take the groups World, Machine
-and Output.
+`--no-gpu-preload`. `esper train impala` also has the flags of the group IMPALA;
+`esper train heuristic`, `random` and `schedule` take the groups World, Machine and Output.
 
 **Runs** names the kind of run that has the setting: growing networks (growth), Gymnasium tasks
-(gym) or all of them. **Resume** says whether `--resume` accepts a new value.
+(gym), both with `esper train impala` (impala), or all of them. **Resume** says whether `--resume`
+accepts a new value.
 """
 
 TITLES = {
     "world": "World",
     "gymnasium": "Gymnasium",
+    "method": "Method",
     "learner": "Learner",
+    "impala": "IMPALA",
     "machine": "Machine",
     "output": "Output",
 }

@@ -38,6 +38,7 @@ from esper.scripts.sanctum import SanctumArguments
 from esper.scripts.tasks import TasksArguments
 from esper.scripts.train import (
     HeuristicArguments,
+    ImpalaArguments,
     PPOArguments,
     RandomArguments,
     ScheduleArguments,
@@ -53,6 +54,7 @@ RECORDED = ROOT / "tests" / "recorded" / "healthy"
 
 ARGUMENTS: dict[str, type] = {
     "train ppo": PPOArguments,
+    "train impala": ImpalaArguments,
     "train heuristic": HeuristicArguments,
     "train random": RandomArguments,
     "train schedule": ScheduleArguments,
@@ -161,7 +163,10 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert known.issuperset([asked] if isinstance(asked, str) else asked), command
             if name.startswith("train") and "resume" not in given:
                 own = ("sanctum", "config_json")
-                check(unflatten(canonical({k: v for k, v in given.items() if k not in own})))
+                settings = {k: v for k, v in given.items() if k not in own}
+                if name == "train impala":
+                    settings["algorithm"] = "impala"
+                check(unflatten(canonical(settings)))
             if name == "query" and "runs" in given:
                 query(RECORDED, given["runs"][-1])
         else:

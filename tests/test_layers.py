@@ -89,8 +89,9 @@ def test_every_package_says_what_it_is_for(folder) -> None:
 
 ROOMS = {
     "learner": {"learner"},
-    "growth": {"learner", "growth"},
-    "gym": {"learner", "gym"},
+    "impala": {"learner", "impala"},
+    "growth": {"learner", "impala", "growth"},
+    "gym": {"learner", "impala", "gym"},
     "run": {"learner", "run"},
     "records": {"learner", "run", "records"},
     "training": {"learner", "growth", "gym", "run", "records", "training"},

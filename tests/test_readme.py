@@ -151,7 +151,7 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_flags_and_targets_of_the_tour_exist() -> None:
     page = (ROOT / "docs" / "command-line.md").read_text()
     section = page.split("## Train")[1].split("## Watch")[0]
-    settings = flatten(TrainConfig()) | flatten(defaults_of("gym"))
+    settings = flatten(TrainConfig()) | flatten(defaults_of("gym")) | flatten(defaults_of("impala"))
     known = {name.replace("_", "-") for name in settings} | {"config-json", "resume"}
     flags = {flag.removeprefix("no-") for flag in re.findall(r"--([a-z][a-z-]+)", section)}
     assert flags - known == {"gym", "sanctum"}

@@ -10,14 +10,21 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from esper.leyline.config import GymConfig, LearnerConfig, TrainConfig
+from esper.leyline.config import (
+    GymConfig,
+    ImpalaConfig,
+    LearnerConfig,
+    MethodConfig,
+    TrainConfig,
+)
 from esper.leyline.config.values import options_of
 from esper.runtime.tasks import SUITES, TASKS
 
 KINDS: dict[str, Any] = {
     f.name: f.type
     for group in dataclasses.fields(TrainConfig)
-    if group.type is not GymConfig  # another kind of run; see tests/simic/gym
+    # Other kinds of run; see tests/simic/gym and tests/simic/impala.
+    if group.type not in (GymConfig, ImpalaConfig, MethodConfig)
     for f in dataclasses.fields(group.type)
 }
 """The type of every setting of growing networks, by name."""

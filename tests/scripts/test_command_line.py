@@ -86,13 +86,20 @@ def test_the_tasks_are_listed(tmp_path: Path) -> None:
     assert "digits_shift" in esper("tasks", tmp_path).stdout
 
 
-def test_help_is_grouped_and_gives_every_setting_with_its_default(tmp_path: Path) -> None:
-    done = esper("train ppo --help", tmp_path)
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_help_is_grouped_and_gives_every_setting_with_its_default(
+    algorithm: str, tmp_path: Path
+) -> None:
+    done = esper(f"train {algorithm} --help", tmp_path)
     assert done.returncode == 0
     for group in ("world", "learner", "machine", "output", "source"):
         assert f"{group} options" in done.stdout
     text = re.sub(r"[\s│]+", " ", done.stdout)
-    flags = {"--" + name.replace("_", "-") for name in settings_of(TrainConfig)}
+    flags = {
+        "--" + name.replace("_", "-")
+        for name, field in settings_of(TrainConfig).items()
+        if name != "algorithm" and about(field).only in (None, "growth", "gym", algorithm)
+    }
     described: dict[str, str] = {}
     for word in re.split(r"[\s,]+", text):
         current = word if word in flags and word not in described else None
@@ -162,6 +169,8 @@ MISTAKES = [
     ("train ppo --use-amp --no-use-amp", "contradict"),
     ("train ppo --telemetry-dir ~nosuchuser/x", "telemetry_dir"),
     ("train ppo --telemetry-dir=", "telemetry_dir"),
+    ("train impala --lag -1", "lag"),
+    ("train ppo --lag 1", "--lag"),
 ]
 
 

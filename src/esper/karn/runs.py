@@ -30,7 +30,7 @@ class RunInfo:
     Attributes:
         path: its directory.
         status: one of ``STATUSES``.
-        policy: ``ppo``, ``heuristic`` and so on; None where it is unknown.
+        policy: ``ppo``, ``impala``, ``heuristic`` and so on; None where it is unknown.
         tasks: names of the tasks it trains on.
         rounds_done: completed rounds.
         rounds_total: number of rounds in the settings; None where unknown.
@@ -87,12 +87,14 @@ def inspect(run: Path) -> RunInfo:
     done = max(tail.done, checkpoint)
     total = settings.get("rounds")
     status = _status(run, tail, done, total)
+    # Runs of versions before IMPALA do not name their algorithm.
+    algorithm = settings.get("algorithm", "ppo")
     resumable = status in ("interrupted", "failed") and checkpoint > 0
     place = shlex.quote(str(run))
     return RunInfo(
         path=run,
         status=status,
-        policy=first.policy if first else ("ppo" if checkpoint else None),
+        policy=first.policy if first else (algorithm if checkpoint else None),
         tasks=first.tasks if first else _listed(settings.get("task")),
         rounds_done=done,
         rounds_total=total,
@@ -101,7 +103,7 @@ def inspect(run: Path) -> RunInfo:
         started=_started(run),
         last_activity=tail.time if tail.time is not None else saved,
         bytes=sum(file.lstat().st_size for file in run.rglob("*") if file.is_file()),
-        resume=f"esper train ppo --resume {place} --rounds {total}" if resumable else None,
+        resume=f"esper train {algorithm} --resume {place} --rounds {total}" if resumable else None,
     )
 
 

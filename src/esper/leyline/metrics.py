@@ -45,7 +45,7 @@ class Metric:
         "entropy", "entropy summed over the heads in use, in nats per decision"
     )
     APPROX_KL: Final = _metric(
-        "approx_kl", "k3 estimate of the KL divergence from the policy that acted, in nats"
+        "approx_kl", "k3 estimate of the KL divergence from the policy before the update, in nats"
     )
     CLIP_FRACTION: Final = _metric(
         "clip_fraction", "fraction of decisions whose importance ratio was outside the clip range"
@@ -88,6 +88,15 @@ class Metric:
         "ratio_variance", "mean squared distance of the importance ratio from 1"
     )
     AMP_SCALE: Final = _metric("amp_scale", "loss scale of mixed precision")
+    LAG_KL: Final = _metric(
+        "lag_kl",
+        "IMPALA: k3 estimate of the KL divergence of the policy before the update from the policy "
+        "that acted, in nats; 0 up to rounding without a lag",
+    )
+    RHO_CLIP_FRACTION: Final = _metric(
+        "rho_clip_fraction",
+        "IMPALA: fraction of decisions whose importance ratio was above rho_clip before the update",
+    )
 
     HEAD_GRAD_NORMS: Final = _head_metric(
         "head_grad_norms", "gradient norm of the head's own parameters"

@@ -121,7 +121,9 @@ def _hint(f: Field[Any], default: Any) -> str:
     if default is MISSING:
         return "(required)"
     text = " ".join(default) if isinstance(default, tuple) else str(default)
-    others = [f"with --{run}: {value}" for run, value in about(f).defaults.items() if run == "gym"]
+    # A command's own default also holds for its Gymnasium tasks.
+    gym = about(f).defaults.get("gym") if default == f.default else None
+    others = [] if gym is None else [f"with --gym: {gym}"]
     return f"(default: {'; '.join([text, *others])})"
 
 

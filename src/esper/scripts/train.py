@@ -1,4 +1,4 @@
-"""``esper train ppo|heuristic|random|schedule``, also ``python -m esper.scripts.train``.
+"""``esper train ppo|impala|heuristic|random|schedule``, also ``python -m esper.scripts.train``.
 
 The training code is imported only after the command line is checked: importing torch takes seconds.
 """
@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import (
+    Algorithm,
+    GymConfig,
+    ImpalaConfig,
+    LearnerConfig,
     MachineConfig,
     OutputConfig,
     TrainConfig,
@@ -50,12 +54,34 @@ class ViewConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PPOArguments(TrainConfig):
+class PPOArguments:
     """Train a growth policy with PPO: it decides in every epoch what grows in each host, and where.
 
     If a Gymnasium environment is named, train a policy for it instead.
     """
 
+    world: WorldConfig = field(default_factory=WorldConfig)
+    gymnasium: GymConfig = field(default_factory=GymConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    machine: MachineConfig = field(default_factory=MachineConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    source: SourceConfig = field(default_factory=SourceConfig)
+    view: ViewConfig = field(default_factory=ViewConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImpalaArguments:
+    """Train a growth policy with IMPALA: V-trace corrects for an acting policy that lags behind.
+
+    If a Gymnasium environment is named, train a policy for it instead.
+    """
+
+    world: WorldConfig = field(default_factory=WorldConfig)
+    gymnasium: GymConfig = field(default_factory=GymConfig)
+    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+    learner: LearnerConfig = field(default_factory=lambda: defaults_of("impala").learner)
+    machine: MachineConfig = field(default_factory=MachineConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
     view: ViewConfig = field(default_factory=ViewConfig)
 
@@ -88,11 +114,22 @@ class ScheduleArguments(ControlArguments):
 
 def ppo(arguments: list[str]) -> int:
     """Train a growth policy with PPO."""
-    given = read_flags(PPOArguments, "esper train ppo", arguments)
+    return _learn("ppo", PPOArguments, arguments)
+
+
+def impala(arguments: list[str]) -> int:
+    """Train a growth policy with IMPALA."""
+    return _learn("impala", ImpalaArguments, arguments)
+
+
+def _learn(algorithm: Algorithm, command: type, arguments: list[str]) -> int:
+    """Start or resume a run that learns."""
+    given = read_flags(command, f"esper train {algorithm}", arguments)
     run, file = given.pop("resume", None), given.pop("config_json", None)
     sanctum = given.pop("sanctum", False)
+    given["algorithm"] = algorithm
     if run is None:
-        return _train("ppo", _configured(given, file), sanctum)
+        return _train(algorithm, _configured(given, file), sanctum)
     if file is not None:
         raise UsageError("config_json: a resumed run keeps its own settings; leave this flag out")
     canonical(given)
@@ -128,6 +165,10 @@ def _configured(
 ) -> TrainConfig:
     """Settings of a new run: flags take precedence over the file, the file over defaults."""
     from_file = {} if file is None else settings_file(file)
+    algorithm = given.get("algorithm", "ppo")
+    stored = from_file.get("algorithm", algorithm)
+    if stored != algorithm:
+        raise UsageError(f"algorithm: {file} says {stored}; use esper train {stored}")
     config = unflatten({**from_file, **canonical(given)}, base)
     check(config)
     return config
@@ -139,11 +180,17 @@ def _train(policy: str, config: TrainConfig, sanctum: bool) -> int:
     return train(policy, config, sanctum)
 
 
-COMMANDS = {"ppo": ppo, "heuristic": heuristic, "random": random, "schedule": schedule}
+COMMANDS = {
+    "ppo": ppo,
+    "impala": impala,
+    "heuristic": heuristic,
+    "random": random,
+    "schedule": schedule,
+}
 
 
 def train(arguments: list[str]) -> int:
-    """Train a growth policy with PPO, or run one that does not learn."""
+    """Train a growth policy with PPO or IMPALA, or run one that does not learn."""
     return dispatch("esper train", COMMANDS, arguments)
 
 

@@ -1,4 +1,4 @@
-"""A learner whose rollout step and minibatch step are captured as CUDA graphs."""
+"""An actor and a learner whose steps are captured as CUDA graphs."""
 
 from typing import Any
 
@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from esper.leyline.metrics import Metric
+from esper.simic.actor import PolicyActor
 from esper.simic.capture import Captured, CudaRecorder, Recorder, Tensors
+from esper.simic.observation_moments import ObservationMoments
 from esper.simic.ppo import PPOAgent
 from esper.simic.sequences import Sequences
 from esper.simic.update_metrics import Metrics
 from esper.tamiyo.policy.interface import (
     ObservationT,
+    Policy,
     RecurrentState,
     hidden_from,
     inputs_from,
@@ -20,19 +23,23 @@ from esper.tamiyo.policy.interface import (
 )
 
 
-class CapturedAgent(PPOAgent[ObservationT]):
-    """A ``PPOAgent`` that replays captured graphs and computes the same numbers.
+class CapturedActor(PolicyActor[ObservationT]):
+    """A ``PolicyActor`` that replays a captured graph and chooses the same actions.
 
     Args:
-        recorder: records the graphs; a ``CudaRecorder`` if None.
+        recorder: records the graph; a ``CudaRecorder`` if None.
     """
 
     def __init__(self, *arguments: Any, recorder: Recorder | None = None, **named: Any):
+        self._recorder = recorder or CudaRecorder()
+        self._acting = Captured(self._act_on, self._recorder, "rollout step")
         super().__init__(*arguments, **named)
-        recorder = recorder or CudaRecorder()
-        self._acting = Captured(self._act_on, recorder, "rollout step")
-        self._captured_step = Captured(self._minibatch_step_on, recorder, "update")
-        self._missing: set[str] = set()
+
+    def acting_with(
+        self, policy: Policy[ObservationT], moments: ObservationMoments[ObservationT]
+    ) -> PolicyActor[ObservationT]:
+        """See ``PolicyActor.acting_with``."""
+        return CapturedActor(policy, moments, self.seed, self.device, recorder=self._recorder)
 
     def _act(
         self, observation: ObservationT, hidden: RecurrentState, noise: Tensor | None
@@ -48,6 +55,19 @@ class CapturedAgent(PPOAgent[ObservationT]):
             *inputs_from(self._kind, inputs), inputs["noise"]
         )
         return {"actions": actions, "log_prob": log_prob, "value": value, **named_hidden(hidden)}
+
+
+class CapturedAgent(CapturedActor[ObservationT], PPOAgent[ObservationT]):
+    """A ``PPOAgent`` that replays captured graphs and computes the same numbers.
+
+    Args:
+        recorder: records the graphs; a ``CudaRecorder`` if None.
+    """
+
+    def __init__(self, *arguments: Any, recorder: Recorder | None = None, **named: Any):
+        super().__init__(*arguments, recorder=recorder, **named)
+        self._captured_step = Captured(self._minibatch_step_on, self._recorder, "update")
+        self._missing: set[str] = set()
 
     def _minibatch_step(
         self, minibatch: Sequences[ObservationT], stopped: Tensor

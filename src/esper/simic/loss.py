@@ -16,6 +16,20 @@ def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:
     return (x * weight).sum() / weight.sum()
 
 
+def approximate_kl(log_ratio: Tensor, weight: Tensor | None) -> Tensor:
+    """KL divergence of the current policy from the one that acted, in nats.
+
+    The k3 estimator (Schulman, "Approximating KL divergence", 2020).
+
+    Args:
+        log_ratio: log-probability of the actions under the current policy minus that under the
+            policy that acted.
+        weight: see ``weighted_mean``.
+    """
+    # expm1 avoids cancellation.
+    return weighted_mean(torch.expm1(log_ratio) - log_ratio, weight)
+
+
 def ppo_loss(
     evaluation: Evaluation,
     old_log_prob: Tensor,
@@ -34,7 +48,8 @@ def ppo_loss(
 
     Args:
         evaluation: the current policy's evaluation of the actions, ``[L, M]``.
-        old_log_prob: log-probability of the actions when they were taken, ``[L, M]``.
+        old_log_prob: log-probability of the actions before the update, see ``Sequences``,
+            ``[L, M]``.
         advantages, targets: normalised, ``[L, M]``.
         weight: 1 for steps that count, 0 for padding, ``[L, M]``; None if all count.
         clip: clip range of the importance ratio, a scalar on the device.
@@ -58,8 +73,7 @@ def ppo_loss(
         value_weight,
     )
     with torch.no_grad():
-        # k3 estimator (Schulman, "Approximating KL divergence", 2020); expm1 avoids cancellation.
-        kl = weighted_mean(torch.expm1(log_ratio) - log_ratio, weight)
+        kl = approximate_kl(log_ratio, weight)
         outside = ((ratio - 1.0).abs() > clip).float()
         choice = evaluation.head_choice.float()
         head_entropy = evaluation.head_entropy

@@ -1,4 +1,8 @@
-"""Proximal policy optimisation of a recurrent policy (Schulman et al., 2017)."""
+"""Proximal policy optimisation of a recurrent policy (Schulman et al., 2017).
+
+With V-trace instead of generalised advantages, the same learner is that of IMPALA; see
+``simic.impala.estimator``.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,8 +14,10 @@ from torch import Tensor, nn
 from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.config import LearnerConfig
 from esper.leyline.metrics import Metric, part_metric
-from esper.simic.advantage import explained_variance, generalised_advantages
+from esper.simic.actor import OlderActor, PolicyActor
+from esper.simic.advantage import explained_variance
 from esper.simic.compiled import Compiled
+from esper.simic.estimates import Estimates, Estimator, GeneralisedEstimator
 from esper.simic.gradients import GradientNorms
 from esper.simic.loss import weighted_mean
 from esper.simic.loss_scaler import LossScaler
@@ -23,8 +29,7 @@ from esper.simic.rollout import Rollout
 from esper.simic.schedules import AdaptiveRate, Schedules
 from esper.simic.sequences import Sequences, split_sequences
 from esper.simic.update_metrics import Metrics, summarise
-from esper.tamiyo.policy.interface import ObservationT, Policy, RecurrentState, full_precision
-from esper.tamiyo.policy.noise import EpisodeNoise
+from esper.tamiyo.policy.interface import ObservationT, Policy, full_precision
 
 ADVANTAGE_FLOOR = 0.1
 """Smallest divisor of advantages. Rewards in growth are differences of accuracy: a smaller standard
@@ -40,21 +45,19 @@ class LearningBatch(Generic[ObservationT]):
 
     Attributes:
         sequences: inputs of the policy and the loss.
-        values: the critic's estimates, ``[T, N]``.
-        returns: Monte Carlo returns, ``[T, N]``.
-        targets: value targets before scaling, ``[T, N]``.
+        estimates: advantages and value targets before scaling.
         weight: 1 for steps that count, 0 for others, ``[T, N]``; None if all count.
     """
 
     sequences: Sequences[ObservationT]
-    values: Tensor
-    returns: Tensor
-    targets: Tensor
+    estimates: Estimates
     weight: Tensor | None
 
 
-class PPOAgent(Generic[ObservationT]):
+class PPOAgent(PolicyActor[ObservationT]):
     """Policy, critic, optimizer and normalisers: acts in environments and learns from rollouts.
+
+    It acts with the weights that it learns. Rollouts to learn from are collected with ``actor``.
 
     Args:
         config: see ``leyline.config.LearnerConfig``.
@@ -65,8 +68,11 @@ class PPOAgent(Generic[ObservationT]):
         compile_mode: see ``simic.compiled.Compiled``.
         advantage_floor: advantages are divided by their standard deviation or by this, whichever
             is larger.
+        estimator: estimates advantages and value targets; generalised advantages if None.
+        older: makes an older copy of this agent that acts in its place; None if it acts itself.
 
     Attributes:
+        actor: acts in the environments: this agent, or its older copy.
         refusal: why the last update was refused; None if it was not.
         shape: what is needed to rebuild the network in addition to the settings.
     """
@@ -80,14 +86,16 @@ class PPOAgent(Generic[ObservationT]):
         moments: ObservationMoments[ObservationT],
         compile_mode: str = "off",
         advantage_floor: float = ADVANTAGE_FLOOR,
+        estimator: Estimator | None = None,
+        older: Callable[[PolicyActor[ObservationT]], OlderActor[ObservationT]] | None = None,
     ):
-        self.advantage_floor = advantage_floor
-        self.config, self.seed, self.device = config, seed, device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.policy = network().to(device)
+            policy = network().to(device)
+        super().__init__(policy, moments, seed, device)
+        self.config, self.advantage_floor = config, advantage_floor
+        self.estimator = estimator or GeneralisedEstimator(config.discount, config.trace_decay)
         self.optimizer = PolicyOptimizer(self.policy, device)
-        self.moments = moments
         self.return_moments = RunningMoments((), device)
         self.schedules = Schedules.of(config)
         target = config.lr_adaptive_kl
@@ -99,47 +107,11 @@ class PPOAgent(Generic[ObservationT]):
         self.scalars = {name: torch.zeros((), device=device) for name in scheduled}
         self.compiled = Compiled(self.policy, compile_mode)
         self.updates = 0
-        self.greedy = False
+        self._older = older(self) if older is not None else None
+        self.actor = self._older.actor if self._older is not None else self
         self.refusal: Refusal | None = None
         self.shape: dict[str, Any] = {}
         self._before: dict[str, dict[str, Any]] = {}
-
-    # --- acting -------------------------------------------------------------------------------
-
-    def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``Actor.begin``."""
-        self.hidden: RecurrentState = self.policy.initial_hidden(len(environments))
-        self.continue_rollout(environments, episode)
-
-    def continue_rollout(self, environments: Tensor, episode: int) -> None:
-        """Begin a rollout where the last one ended, with the current recurrent state."""
-        self._environments, self._episode = environments, episode
-        self._noise: EpisodeNoise | None = None
-
-    def act(self, observation: ObservationT, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``Actor.act``. Sample from the policy, or take its mode if ``greedy``."""
-        noise = None if self.greedy else self._draw_noise(observation, step)
-        actions, log_prob, value, self.hidden = self._act(observation, self.hidden, noise)
-        return actions, log_prob, value
-
-    def _act(
-        self, observation: ObservationT, hidden: RecurrentState, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, RecurrentState]:
-        return self.policy.act(self.moments.normalise(observation), hidden, noise)
-
-    def value(self, observation: ObservationT) -> Tensor:
-        """The critic's normalised value, ``[N]``; does not change the recurrent state."""
-        return self._act(observation, self.hidden, None)[2]
-
-    def reset_state(self, rows: Tensor) -> None:
-        """Reset the recurrent state of the environments ``rows``, bool ``[N]``."""
-        self.hidden = tuple(torch.where(rows[:, None], 0.0, state) for state in self.hidden)
-
-    def _draw_noise(self, observation: ObservationT, step: int) -> Tensor:
-        heads, widest = self.policy.noise_shape(observation)
-        if self._noise is None or self._noise.shape[-1] != widest:
-            self._noise = EpisodeNoise(self.seed, self._environments, self._episode, widest, heads)
-        return self._noise.at(step)
 
     # --- learning -----------------------------------------------------------------------------
 
@@ -172,7 +144,9 @@ class PPOAgent(Generic[ObservationT]):
             tensor = self._first_not_finite(rollout, minibatch)
             self.refusal, self._before = Refusal(tensor, self._before, rollout.state()), {}
         self.updates += 1
-        self._update_moments(rollout, batch.targets)
+        self._update_moments(rollout, batch.estimates.targets)
+        if self._older is not None:
+            self._older.note_update()
         return summary
 
     def _set_schedules(self) -> None:
@@ -186,35 +160,22 @@ class PPOAgent(Generic[ObservationT]):
 
     def _prepare_batch(self, rollout: Rollout[ObservationT]) -> LearningBatch[ObservationT]:
         """Estimate advantages and value targets, normalise them, and form sequences."""
-        values = self.return_moments.restore(rollout.values)
-        last_value = self.return_moments.restore(rollout.last_value)
-
-        def estimate(trace_decay: float) -> tuple[Tensor, Tensor]:
-            return generalised_advantages(
-                rollout.rewards,
-                values,
-                last_value,
-                rollout.terminated,
-                self.config.discount,
-                trace_decay,
-                None if rollout.valid is None else rollout.truncated,
-            )
-
-        advantages, targets = estimate(self.config.trace_decay)
-        weight = None if rollout.valid is None else rollout.valid.to(self.device, values.dtype)
-        advantages = advantages - weighted_mean(advantages, weight)
-        deviation = weighted_mean(advantages.square(), weight).sqrt()
-        advantages = advantages / deviation.clamp(min=self.advantage_floor)
+        estimates = self.estimator.estimate(rollout, self.policy, self.moments, self.return_moments)
+        targets = estimates.targets
+        weight = None if rollout.valid is None else rollout.valid.to(self.device, targets.dtype)
+        advantages = estimates.normalised_advantages(weight, self.advantage_floor)
         if self.updates == 0 and self.policy.value_layer() is not None:
             # Unnormalised returns would dominate the actor's gradient in the first update.
             self.return_moments.update(self._without_resets(targets, rollout))
         observation = self.moments.normalise(rollout.observation)
         scaled = self.return_moments.scale(targets)
-        sequences = split_sequences(rollout, observation, advantages, scaled)
+        sequences = split_sequences(
+            rollout, observation, estimates.old_log_prob, advantages, scaled
+        )
         if not sequences.hidden:
             hidden = self.policy.initial_hidden(sequences.count)
             sequences = replace(sequences, hidden=hidden)
-        return LearningBatch(sequences, values, estimate(1.0)[1], targets, weight)
+        return LearningBatch(sequences, estimates, weight)
 
     def _refuse_inputs(self, rollout: Rollout[ObservationT]) -> Tensor:
         """Scalar 1 if rollout or optimizer contains a number that is not finite, else 0."""
@@ -319,7 +280,7 @@ class PPOAgent(Generic[ObservationT]):
 
     def _update_metrics(self, batch: LearningBatch[ObservationT]) -> dict[str, Tensor]:
         """Metrics of the update as a whole, in addition to those of its minibatches."""
-        values, returns, weight = batch.values, batch.returns, batch.weight
+        values, returns, weight = batch.estimates.values, batch.estimates.returns, batch.weight
         overall, within = explained_variance(values, returns, weight)
         whole = weight is None  # whole episodes: the episode's return is that of its first step
         metrics = {
@@ -334,6 +295,7 @@ class PPOAgent(Generic[ObservationT]):
                 part_metric(Metric.LEARNING_RATE, name): rate
                 for name, rate in self.optimizer.rates.items()
             },
+            **batch.estimates.metrics,
         }
         if self.scaler is not None:
             metrics[Metric.AMP_SCALE] = self.scaler.scale
@@ -366,13 +328,14 @@ class PPOAgent(Generic[ObservationT]):
         counters: dict[str, Any] = {"updates": torch.tensor(self.updates)}
         if self.adaptive is not None:
             counters["rate_factor"] = self.adaptive.factor
-        return {
+        parts = {
             "policy": dict(self.policy.state_dict()),
             "optimizer": self.optimizer.state(),
             "moments": {name: m.state() for name, m in self._moments().items()},
             "scaler": self.scaler.state() if self.scaler is not None else {},
             "counters": counters,
         }
+        return parts if self._older is None else parts | {"lagged_actor": self._older.state()}
 
     def load_state(self, parts: dict[str, dict[str, Any]]) -> None:
         """The inverse of ``state``.
@@ -388,6 +351,8 @@ class PPOAgent(Generic[ObservationT]):
             self.scaler.load(parts["scaler"])
         if self.adaptive is not None:
             self.adaptive.factor.copy_(parts["counters"]["rate_factor"])
+        if self._older is not None:
+            self._older.load(parts["lagged_actor"])
         self.updates = int(parts["counters"]["updates"])
 
     def _moments(self) -> dict[str, RunningMoments]:

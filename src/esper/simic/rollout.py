@@ -21,6 +21,8 @@ class Rollout(Generic[ObservationT]):
         truncated: whether the episode was cut off after this step, so that the rest of its return
             is estimated, bool ``[T, N]``.
         last_value: the critic's normalised estimate for the state after the last step, ``[N]``.
+        last_observation: observation of that state, leading axis ``[N]``; None if the steps of
+            every environment are one whole episode.
         hidden: recurrent state before the first step; empty at the start of an episode.
         valid: bool ``[T, N]`` on the CPU, false where a step only reset an environment; None if
             the steps of every environment are one whole episode.
@@ -42,6 +44,7 @@ class Rollout(Generic[ObservationT]):
         self.terminated = zeros(per_environment.bool())
         self.truncated = zeros(per_environment.bool())
         self.last_value = per_environment
+        self.last_observation: ObservationT | None = None
         self.hidden: RecurrentState = ()
         self.valid: Tensor | None = None
 
@@ -59,15 +62,22 @@ class Rollout(Generic[ObservationT]):
         """All tensors of the rollout by name, for a file."""
         names = ("actions", "log_prob", "values", "rewards", "terminated", "truncated")
         own = {name: getattr(self, name) for name in (*names, "last_value", "hidden", "valid")}
-        return {"observation": self.observation.tensors(), **own}
+        last = self.last_observation
+        return {
+            "observation": self.observation.tensors(),
+            "last_observation": None if last is None else last.tensors(),
+            **own,
+        }
 
     @classmethod
     def from_state(cls, kind: type[ObservationT], state: dict[str, Any]) -> "Rollout[ObservationT]":
         """The inverse of ``state``; ``kind`` is the class of the observations."""
         rollout = cls.__new__(cls)
+        last = state["last_observation"]
         rollout.observation = kind.from_tensors(state["observation"])
+        rollout.last_observation = None if last is None else kind.from_tensors(last)
         for name, value in state.items():
-            if name != "observation":
+            if not name.endswith("observation"):
                 setattr(rollout, name, value)
         return rollout
 

@@ -18,7 +18,8 @@ class Sequences(Generic[ObservationT]):
     Attributes:
         observation: normalised.
         actions: int64 ``[L, M, heads]``.
-        old_log_prob: log-probability of the actions when they were taken.
+        old_log_prob: log-probability of the actions before the update: with PPO when they were
+            taken, with IMPALA under the policy at the start of the update.
         advantages: normalised.
         targets: normalised value targets.
         hidden: recurrent state before each sequence, tensors ``[layers, M, width]``.
@@ -98,13 +99,50 @@ def segments(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     edge = torch.zeros_like(valid[:1])
     before = torch.cat([edge, valid[:-1]])
     after = torch.cat([valid[1:], edge])
-    environment, first = (valid & ~before).T.nonzero(as_tuple=True)
-    last = (valid & ~after).T.nonzero(as_tuple=True)[1]
+    return _pieces(valid & ~before, valid & ~after)
+
+
+def episode_pieces(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The pieces of episodes in a rollout, including the final observation of each.
+
+    Args:
+        valid: bool ``[T, N]`` on the CPU, see ``Rollout.valid``.
+
+    Returns:
+        first step, environment and length of each piece, int64 ``[M]``, sorted by environment. The
+        steps are counted from 0 to T, where T is the state after the rollout's last step.
+    """
+    edge = torch.ones_like(valid[:1])
+    return _pieces(torch.cat([edge, ~valid]), torch.cat([~valid, edge]))
+
+
+def _pieces(begins: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """First step, environment and length of the pieces between ``begins`` and ``ends [T, N]``."""
+    environment, first = begins.T.nonzero(as_tuple=True)
+    last = ends.T.nonzero(as_tuple=True)[1]
     return first, environment, last - first + 1
 
 
+def padded(first: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of pieces that are padded to the longest, L; padding repeats the first step.
+
+    Args:
+        first, lengths: int64 ``[M]``.
+
+    Returns:
+        the step of each place, int64 ``[L, M]``, and whether it is inside its piece, bool.
+    """
+    steps = torch.arange(int(lengths.max()))[:, None]
+    inside = steps < lengths
+    return torch.where(inside, first + steps, first), inside
+
+
 def split_sequences(
-    rollout: Rollout[ObservationT], observation: ObservationT, advantages: Tensor, targets: Tensor
+    rollout: Rollout[ObservationT],
+    observation: ObservationT,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    targets: Tensor,
 ) -> Sequences[ObservationT]:
     """Split a rollout into sequences.
 
@@ -116,22 +154,23 @@ def split_sequences(
     Args:
         rollout: the rollout.
         observation: its normalised observations.
+        old_log_prob: log-probability of the actions, relative to which the loss takes importance
+            ratios, ``[T, N]``.
         advantages, targets: ``[T, N]``, normalised.
     """
     if rollout.valid is None:
         return Sequences(
             observation,
             rollout.actions,
-            rollout.log_prob,
+            old_log_prob,
             advantages,
             targets,
             rollout.hidden,
         )
     first, environment, lengths = segments(rollout.valid)
-    steps = torch.arange(int(lengths.max()))[:, None]
-    inside = steps < lengths
+    places, inside = padded(first, lengths)
     device = rollout.actions.device
-    time = moved(torch.where(inside, first + steps, first), device)
+    time = moved(places, device)
     environment = moved(environment, device)
     weight = moved(inside, device)
     continues = moved(first == 0, device)[:, None]
@@ -143,7 +182,7 @@ def split_sequences(
     return Sequences(
         type(observation).from_tensors(tensors),
         part(rollout.actions),
-        part(rollout.log_prob),
+        part(old_log_prob),
         part(advantages),
         part(targets),
         tuple(torch.where(continues, h[:, environment], 0.0) for h in rollout.hidden),

@@ -5,7 +5,7 @@ The docstring of a field is its help text on the command line; see ``setting`` f
 
 import os
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from esper.leyline.config.setting import (
     FRACTION,
@@ -18,6 +18,8 @@ from esper.leyline.config.setting import (
     up_to,
 )
 
+Algorithm = Literal["ppo", "impala"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 Reward = Literal["terminal", "paired", "utility", "shaped", "simplified", "basic", "sparse"]
 
 
@@ -51,7 +53,7 @@ class WorldConfig:
         defaults={"gym": 100, "heuristic": 1},
         on_resume=True,
     )
-    """Total number of rounds; a round is one episode of every environment and one PPO update."""
+    """Total number of rounds; a round is one episode of every environment and one update."""
     envs: int = setting(32, up_to(65_536), aliases=("n_envs",), defaults={"gym": 8})
     """Number of environments that train in parallel, not counting never-grow twins."""
     group_size: int = setting(8, up_to(1_000_000), only="growth")
@@ -107,8 +109,35 @@ class GymConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MethodConfig:
+    """The learning algorithm. No flag sets it: the command does."""
+
+    algorithm: Algorithm = setting("ppo", defaults={"impala": "impala"})
+    """Algorithm by which the policy learns: esper train ppo or esper train impala."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImpalaConfig:
+    """How esper train impala learns from rollouts of an older policy (docs/learning.md)."""
+
+    lag: int = setting(0, Range(0, 1_000), only="impala")
+    """Number of updates by which the policy that acts is behind the one that learns. The lag is
+    artificial: it shows, in one process, what actors elsewhere would cause."""
+    correction: Literal["vtrace", "none"] = setting("vtrace", only="impala")
+    """Correction of the lag: vtrace weights every step by the importance ratio of its action; none
+    learns as if the current policy had acted."""
+    rho_clip: float = setting(1.0, POSITIVE, only="impala")
+    """Maximum importance ratio in the errors of V-trace (rho bar). It decides which policy the
+    critic values: with a large one the policy that learns, with a small one the policy that
+    acted."""
+    c_clip: float = setting(1.0, POSITIVE, only="impala")
+    """Maximum importance ratio in the traces of V-trace (c bar), at most rho_clip. It trades bias
+    for variance only while the critic is inexact."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
-    """How the policy learns (PPO)."""
+    """How the policy learns."""
 
     learning_rate: float = setting(1e-3, POSITIVE, aliases=("lr",), defaults={"gym": 1.5e-3})
     """Learning rate of Adam, for the policy and the critic."""
@@ -134,7 +163,7 @@ class LearnerConfig:
     """Target for the approximate KL divergence of an update, in nats: the learning rate adapts to
     meet it. Cannot be combined with --lr-decay."""
     ppo_epochs: int = setting(
-        4, up_to(1_000), aliases=("recurrent_n_epochs",), defaults={"gym": 10}
+        4, up_to(1_000), aliases=("recurrent_n_epochs",), defaults={"gym": 10, "impala": 1}
     )
     """Passes over the rollout of each round."""
     minibatches: int = setting(4, up_to(1_000_000))
@@ -154,7 +183,7 @@ class LearnerConfig:
     discount: float = setting(1.0, FRACTION, aliases=("gamma",), defaults={"gym": 0.99})
     """Discount factor (gamma) per step."""
     trace_decay: float = setting(0.95, FRACTION, aliases=("gae_lambda",), defaults={"gym": 0.98})
-    """Lambda of generalised advantage estimation (GAE)."""
+    """Lambda of generalised advantage estimation (GAE) and of V-trace."""
     entropy: float = setting(0.01, NOT_NEGATIVE, aliases=("entropy_coef",), defaults={"gym": 0.0})
     """Weight of the entropy bonus, in reward per nat."""
     entropy_decay: Literal["none", "linear", "cosine", "step"] = "none"
@@ -249,6 +278,13 @@ class TrainConfig:
 
     world: WorldConfig = field(default_factory=WorldConfig)
     gymnasium: GymConfig = field(default_factory=GymConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+
+
+def impala_of(config: TrainConfig) -> ImpalaConfig | None:
+    """The settings of IMPALA, None for a run that learns by PPO."""
+    return config.impala if config.method.algorithm == "impala" else None

@@ -20,6 +20,11 @@ def check(config: TrainConfig) -> None:
         raise UsageError("lr_adaptive_kl: it sets the learning rate itself; leave lr_decay out")
     if output.record_last is not None and not output.record:
         raise UsageError("record_last: nothing is recorded; give --record too, or leave it out")
+    if config.impala.c_clip > config.impala.rho_clip:
+        raise UsageError(
+            f"c_clip: must be at most rho_clip, {config.impala.rho_clip}, "
+            f"got {config.impala.c_clip}"
+        )
     if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:
         raise UsageError(
             "experimental_gpu_preload_gather: needs data on the device; leave out --no-gpu-preload"

@@ -10,10 +10,13 @@ from esper.leyline.config.values import shown, typed
 from esper.leyline.errors import UsageError, suggestion
 
 
-def defaults_of(run: Run) -> TrainConfig:
-    """The default configuration of a kind of run."""
+def defaults_of(*kinds: Run) -> TrainConfig:
+    """The default configuration of a run; where kinds differ, the last one counts."""
     own = {name: about(f).defaults for name, f in settings_of(TrainConfig).items()}
-    return _with(TrainConfig(), {name: own[name][run] for name in own if run in own[name]})
+    config = TrainConfig()
+    for run in kinds:
+        config = _with(config, {name: own[name][run] for name in own if run in own[name]})
+    return config
 
 
 def flatten(config: TrainConfig) -> dict[str, Any]:
@@ -21,12 +24,11 @@ def flatten(config: TrainConfig) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for group in dataclasses.fields(config):
         flat.update(dataclasses.asdict(getattr(config, group.name)))
-    absent = "gym" if config.gymnasium.gym is None else "growth"
-    fields = settings_of(TrainConfig)
+    kinds, fields = (None, *_kinds(config)), settings_of(TrainConfig)
     return {
         name: list(v) if isinstance(v, tuple) else v
         for name, v in flat.items()
-        if about(fields[name]).only != absent
+        if about(fields[name]).only in kinds
     }
 
 
@@ -42,13 +44,22 @@ def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> Trai
             another kind of run.
     """
     given = canonical(settings)
+    complete = _with(base or TrainConfig(), given)
+    kinds, gym = _kinds(complete), complete.gymnasium.gym
     if base is None:
-        base = TrainConfig()
-        if given.get("gym") is not None:
-            base = _with(defaults_of("gym"), {"gym": given["gym"]})
-    complete = _with(base, given)
-    _check_kind(given, base.gymnasium.gym, complete.gymnasium.gym)
+        complete = _with(defaults_of(*kinds), given)
+    elif (base.gymnasium.gym is None) != (gym is None):
+        raise UsageError(
+            f"gym: {shown(gym)} would change the kind of run; start a new run with esper train ppo"
+        )
+    _check_kinds(given, kinds)
     return complete
+
+
+def _kinds(config: TrainConfig) -> tuple[Run, ...]:
+    """The kinds of run that a configuration describes."""
+    world: Run = "growth" if config.gymnasium.gym is None else "gym"
+    return (world, "impala") if config.method.algorithm == "impala" else (world,)
 
 
 def canonical(settings: dict[str, Any]) -> dict[str, Any]:
@@ -95,16 +106,18 @@ def _with(base: TrainConfig, given: dict[str, Any]) -> TrainConfig:
     return TrainConfig(**groups)
 
 
-def _check_kind(given: dict[str, Any], before: str | None, gym: str | None) -> None:
-    """Refuse settings of growing networks for a Gymnasium task, and vice versa."""
-    if (before is None) != (gym is None):
-        raise UsageError(
-            f"gym: {shown(gym)} would change the kind of run; start a new run with esper train ppo"
-        )
+def _check_kinds(given: dict[str, Any], kinds: tuple[Run, ...]) -> None:
+    """Refuse settings of other kinds of run than ``kinds``."""
     fields = settings_of(TrainConfig)
     for name in given:
         only = None if name == "gym" else about(fields[name]).only
-        if gym is not None and only == "growth":
-            raise UsageError(f"{name}: belongs to growing networks, not to --gym; leave it out")
-        if gym is None and only == "gym":
-            raise UsageError(f"{name}: belongs to a Gymnasium task; give --gym ID, or leave it out")
+        if only is not None and only not in kinds:
+            raise UsageError(f"{name}: {_MISPLACED[only]}")
+
+
+_MISPLACED: dict[Run, str] = {
+    "growth": "belongs to growing networks, not to --gym; leave it out",
+    "gym": "belongs to a Gymnasium task; give --gym ID, or leave it out",
+    "impala": "belongs to IMPALA; train with esper train impala, or leave it out",
+}
+"""By kind of run: what to do with a setting that another kind was given."""

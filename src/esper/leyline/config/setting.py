@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from esper.leyline.errors import UsageError
 
-Run = Literal["growth", "gym", "heuristic"]
-"""Kinds of run: PPO on growing networks, PPO on a Gymnasium task, and the heuristic."""
+Run = Literal["growth", "gym", "heuristic", "impala"]
+"""Kinds of run: a policy that learns on growing networks or on a Gymnasium task, the heuristic, and
+either of the first two with IMPALA instead of PPO."""
 
 
 @dataclass(frozen=True, slots=True)

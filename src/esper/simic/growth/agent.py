@@ -2,9 +2,10 @@
 
 import torch
 
-from esper.leyline.config import LearnerConfig
+from esper.leyline.config import ImpalaConfig, LearnerConfig
 from esper.simic.captured_agent import agent_class
 from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.impala.learner import impala_arguments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation
@@ -17,6 +18,7 @@ def growth_agent(
     amp_dtype: torch.dtype | None = None,
     compile_mode: str = "off",
     threads: int = 1,
+    impala: ImpalaConfig | None = None,
 ) -> PPOAgent[Observation]:
     """A learner of growth policies.
 
@@ -24,6 +26,7 @@ def growth_agent(
         config, seed, device, compile_mode: see ``PPOAgent``.
         amp_dtype: dtype of the policy's trunk, see ``Policy.amp_dtype``.
         threads: CPU threads of the native policy, see ``FactoredLSTM``.
+        impala: settings of IMPALA; None learns by PPO.
     """
 
     def network() -> FactoredLSTM:
@@ -32,4 +35,6 @@ def growth_agent(
         return policy
 
     kind = agent_class(device, compile_mode)
-    return kind(config, seed, device, network, GrowthMoments(device), compile_mode)
+    moments = GrowthMoments(device)
+    arguments = impala_arguments(config, impala)
+    return kind(config, seed, device, network, moments, compile_mode, **arguments)

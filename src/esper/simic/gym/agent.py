@@ -4,9 +4,10 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from esper.leyline.config import TrainConfig
+from esper.leyline.config import TrainConfig, impala_of
 from esper.simic.captured_agent import agent_class
 from esper.simic.gym.box_moments import FlatMoments
+from esper.simic.impala.learner import impala_arguments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy
 
@@ -62,6 +63,7 @@ def gym_agent(
         moments,
         compile_mode,
         advantage_floor=SMALLEST_DEVIATION,
+        **impala_arguments(config.learner, impala_of(config)),
     )
     agent.shape = asdict(shape)
     return agent

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.simic.actor import PolicyActor
 from esper.simic.gym.vector_environment import Episode, GymEnvironments
-from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.recurrent import FlatObservation
 
@@ -51,7 +51,7 @@ class _Outcomes:
 
 def collect(
     environments: GymEnvironments,
-    agent: PPOAgent[FlatObservation],
+    actor: PolicyActor[FlatObservation],
     length: int,
     number: int,
     on_step: Callable[[GymStep], None] | None = None,
@@ -65,30 +65,31 @@ def collect(
 
     Args:
         environments: environments, continued from their current state.
-        agent: agent, continued from its current recurrent state.
+        actor: actor, continued from its current recurrent state.
         length: number of steps T.
         number: number of the rollout, part of the key of the random draws of actions.
         on_step: called after every step.
     """
-    agent.continue_rollout(torch.arange(environments.count, device=agent.device), number)
-    hidden = agent.hidden
+    actor.continue_rollout(torch.arange(environments.count, device=actor.device), number)
+    hidden = actor.hidden
     outcomes = _Outcomes(length, environments.count)
     rollout: Rollout[FlatObservation] | None = None
-    with agent.policy.frozen_weights():
+    with actor.policy.frozen_weights():
         for t in range(length):
-            observation = environments.observation.to(agent.device)
+            observation = environments.observation.to(actor.device)
             over = environments.over.copy()
-            actions, log_prob, value = agent.act(observation, t)
+            actions, log_prob, value = actor.act(observation, t)
             rollout = rollout or Rollout(length, observation, actions)
             rollout.write(t, observation, actions, log_prob, value)
             environments.step(actions.cpu().numpy())
             outcomes.write(t, environments, over)
             if over.any():
-                agent.reset_state(torch.from_numpy(over).to(agent.device))
+                actor.reset_state(torch.from_numpy(over).to(actor.device))
             if on_step is not None:
                 on_step(GymStep(environments.count, t + 1 == length, environments.ended))
         assert rollout is not None
-        rollout.last_value = agent.value(environments.observation.to(agent.device))
+        rollout.last_observation = environments.observation.to(actor.device)
+        rollout.last_value = actor.value(rollout.last_observation)
     outcomes.put_into(rollout)
     rollout.hidden = hidden
     return rollout

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.events import DecisionsMade, Event, nested_numbers, numbers
+from esper.simic.actor import PolicyActor
 from esper.simic.growth.collect import Actor
-from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation
@@ -101,14 +101,14 @@ class WatchedActor:
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``Actor.begin``. Copies the weights from which op probabilities are computed."""
         self.actor.begin(environments, episode)
-        if isinstance(self.actor, PPOAgent) and isinstance(self.actor.policy, FactoredLSTM):
+        if isinstance(self.actor, PolicyActor) and isinstance(self.actor.policy, FactoredLSTM):
             self._ops = self.actor.policy.op_probability_function()
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``Actor.act``."""
         chosen, masks = self.actor.act(observation, step), observation.masks
         ops = None
-        if isinstance(self.actor, PPOAgent) and self._ops is not None:
+        if isinstance(self.actor, PolicyActor) and self._ops is not None:
             ops = partial(self._ops, self.actor.hidden, masks)
         self.last = Decision(masks, *chosen, ops)
         return chosen

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import BLUEPRINTS
-from esper.leyline.config import TrainConfig
+from esper.leyline.config import ALGORITHMS, TrainConfig
 from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
 from esper.runtime.tasks import Task
@@ -29,7 +29,7 @@ class GrowthTrainee:
 
     Args:
         config: settings of the run.
-        policy: ``ppo`` learns; ``heuristic``, ``random``, ``schedule`` and ``never`` do not.
+        policy: ``ppo`` and ``impala`` learn; other policies, see ``control``, do not.
         devices: devices over which the hosts are distributed; the policy is on the first.
 
     Raises:
@@ -44,8 +44,8 @@ class GrowthTrainee:
         self.environment = build_environment(config, devices)
         self.precision = self.environment.precision
         self.config = resolved(config, self.environment)
-        self.agent = build_agent(self.config, devices[0]) if policy == "ppo" else None
-        self.actor: Actor = self.agent or control(policy, self.environment)
+        self.agent = build_agent(self.config, devices[0]) if policy in ALGORITHMS else None
+        self.actor: Actor = self.agent.actor if self.agent else control(policy, self.environment)
         self.backend_name = self.environment.backend_name
         self.steps = self.environment.config.episode_length
         self.count = self.environment.count
@@ -91,12 +91,15 @@ class GrowthTrainee:
             self.recorder.step(t, actions, step)
             on_step(step)
 
-        with self.agent.policy.frozen_weights() if self.agent else nullcontext():
+        with self.agent.actor.policy.frozen_weights() if self.agent else nullcontext():
             return collect(self.environment, actor, number, note_step)
 
     def record(self, number: int, rollout: Rollout[Observation]) -> RoundRecord:
         """See ``Trainee.record``."""
-        environment, agent = self.environment, self.agent
+        environment, agent, values = self.environment, self.agent, None
+        if agent is not None and agent.actor is agent:
+            # The moments of an older copy's values are not known any more.
+            values = agent.return_moments.restore(rollout.values)
         return RoundRecord(
             round=number,
             policy=self.policy,
@@ -104,7 +107,7 @@ class GrowthTrainee:
             environments=environment.environments,
             twins=environment.groups,
             tasks=environment.current_tasks,
-            values=None if agent is None else agent.return_moments.restore(rollout.values),
+            values=values,
             twin_scores=self.recorder.twin_scores,
         )
 

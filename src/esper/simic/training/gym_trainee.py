@@ -89,7 +89,7 @@ class GymTrainee:
         self.operation_threads = config.machine.threads or 1
         self._ended: list[Episode] = []
         self.environments.reset()
-        self.agent.begin(torch.arange(self.count, device=device), 0)
+        self.agent.actor.begin(torch.arange(self.count, device=device), 0)
         self._boundary = self._own_parts()
 
     def started(self, time: float, done: int) -> TrainingStarted:
@@ -102,7 +102,7 @@ class GymTrainee:
             round=done,
             rounds=self.config.world.rounds,
             tasks=[name],
-            policy="ppo",
+            policy=self.config.method.algorithm,
             envs=self.count,
             group_size=1,
             episode_length=self.steps,
@@ -128,7 +128,7 @@ class GymTrainee:
             self._ended += step.ended
             on_step(step)
 
-        return collect(self.environments, self.agent, self.steps, number, note_step)
+        return collect(self.environments, self.agent.actor, self.steps, number, note_step)
 
     def record(self, number: int, rollout: Rollout[FlatObservation]) -> RoundRecord | None:
         """See ``Trainee.record``."""
@@ -169,7 +169,7 @@ class GymTrainee:
         return agent_parts(self.agent) | self._boundary
 
     def _own_parts(self) -> dict[str, dict[str, Any]]:
-        hidden = {str(i): state.clone() for i, state in enumerate(self.agent.hidden)}
+        hidden = {str(i): state.clone() for i, state in enumerate(self.agent.actor.hidden)}
         return {
             "environments": self.environments.state(),
             "memory": hidden,
@@ -180,8 +180,9 @@ class GymTrainee:
         restore_agent(self.agent, parts)
         try:
             hidden = tuple(parts["memory"][str(i)] for i in range(len(parts["memory"])))
-            self.agent.hidden = tuple(
-                state.copy_(stored) for state, stored in zip(self.agent.hidden, hidden, strict=True)
+            actor = self.agent.actor
+            actor.hidden = tuple(
+                state.copy_(stored) for state, stored in zip(actor.hidden, hidden, strict=True)
             )
             self.environments.load(parts["environments"])
         except UsageError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from esper.leyline.config import TrainConfig, unflatten
+from esper.leyline.config import TrainConfig, impala_of, unflatten
 from esper.leyline.errors import UsageError
 from esper.simic.growth.agent import growth_agent
 from esper.simic.gym.agent import Shape, gym_agent
@@ -16,7 +16,7 @@ from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.recurrent import FlatObservation
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +100,6 @@ def _learner(
     cpu = torch.device("cpu")
     if config.gymnasium.gym is not None:
         return gym_agent(config, Shape(**shape), cpu, amp_dtype), FlatObservation
-    return growth_agent(config.learner, config.world.seed, cpu, amp_dtype), Observation
+    impala = impala_of(config)
+    agent = growth_agent(config.learner, config.world.seed, cpu, amp_dtype, impala=impala)
+    return agent, Observation

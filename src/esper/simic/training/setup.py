@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from esper.kasmina.hosts.host import resolve_slots
-from esper.leyline.config import TrainConfig, unflatten
+from esper.leyline.config import TrainConfig, impala_of, unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import Task, agree, find_all
@@ -142,6 +142,7 @@ def build_agent(config: TrainConfig, device: torch.device) -> PPOAgent[Observati
         policy_dtype(config, device),
         resolve_mode(config.machine.compile, device),
         config.machine.threads or torch.get_num_threads(),
+        impala_of(config),
     )
 
 

@@ -1,4 +1,4 @@
-"""Training a policy: rounds of rollouts of N environments, one PPO update per round."""
+"""Training a policy: rounds of rollouts of N environments, one update per round."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from esper.leyline.config import TrainConfig, check, flatten, unflatten
+from esper.leyline.config import ALGORITHMS, TrainConfig, check, flatten, unflatten
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.nissa.sinks import check_sinks
@@ -75,11 +75,33 @@ def train_ppo_vectorized(
     complete = unflatten(settings, config)
     if use_amp:
         complete = unflatten({"use_amp": True}, complete)
+    if complete.method.algorithm != "ppo":
+        raise UsageError(f"algorithm: {complete.method.algorithm} is not PPO; use train_impala")
     return run_training(complete, "ppo", observer=observer)
 
 
+def train_impala(
+    config: TrainConfig | None = None, *, observer: Observer | None = None, **settings: Any
+) -> RunSummary:
+    """Train a policy with IMPALA in a new run directory.
+
+    For example ``train_impala(task="digits_shift", rounds=2, envs=8, lag=1)``.
+
+    Args:
+        config: settings to start from, the defaults of IMPALA if None.
+        observer: notified of every step and round.
+        settings: single settings by name or alias, see ``leyline.config``; they override
+            ``config``.
+
+    Raises:
+        UsageError: a setting is invalid.
+    """
+    complete = unflatten({**settings, "algorithm": "impala"}, config)
+    return run_training(complete, "impala", observer=observer)
+
+
 def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = None) -> RunSummary:
-    """Resume a run from its latest checkpoint.
+    """Resume a run of PPO or IMPALA from its latest checkpoint.
 
     Args:
         run: the run directory.
@@ -93,11 +115,14 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
     stored, _ = stored_config(run)
     before = flatten(stored)
     config = unflatten(settings, stored)
+    trained = stored.method.algorithm
+    if config.method.algorithm != trained:
+        raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
     fields = settings_of(TrainConfig)
     for name, value in flatten(config).items():
         if value != before[name] and not about(fields[name]).on_resume:
             raise UsageError(f"{name}: the run has {before[name]}, and resuming cannot change it")
-    return run_training(config, "ppo", resume=run, observer=observer)
+    return run_training(config, trained, resume=run, observer=observer)
 
 
 def run_training(
@@ -108,11 +133,10 @@ def run_training(
 ) -> RunSummary:
     """Run rounds with ``policy``.
 
-    ``ppo`` learns; ``heuristic``, ``random``, ``schedule`` and ``never`` do not.
-
     Args:
         config: settings of the run.
-        policy: name of the policy.
+        policy: ``ppo`` or ``impala``, which learn and must be the algorithm of ``config``; or
+            ``heuristic``, ``random``, ``schedule`` or ``never``, which do not learn.
         resume: directory of a run to resume; None starts a new run.
         observer: notified of every step and round.
 
@@ -120,6 +144,7 @@ def run_training(
         UsageError: a setting is invalid; no run directory was created or changed.
     """
     begin = time.perf_counter()
+    assert policy not in ALGORITHMS or policy == config.method.algorithm, policy
     check(config)
     check_sinks(config.output)
     devices = resolve_devices(config.machine.devices)
@@ -152,7 +177,7 @@ def _trainee(config: TrainConfig, policy: str, devices: Sequence[torch.device]) 
     """The trainee that the settings describe."""
     if config.gymnasium.gym is None:
         return GrowthTrainee(config, policy, devices)
-    assert policy == "ppo", "control policies act only in growth environments"
+    assert policy in ALGORITHMS, "control policies act only in growth environments"
     return GymTrainee(config, devices[0])
 
 

@@ -1,0 +1,120 @@
+"""Estimation of advantages and value targets from a rollout."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from esper.simic.advantage import generalised_advantages
+from esper.simic.loss import weighted_mean
+from esper.simic.normalise import RunningMoments
+from esper.simic.observation_moments import ObservationMoments
+from esper.simic.rollout import Rollout
+from esper.tamiyo.policy.interface import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What an update learns from, each ``[T, N]``, in the units of the rewards.
+
+    Attributes:
+        values: the critic's values.
+        advantages: not normalised, and not weighted by ``rho``.
+        targets: value targets.
+        returns: Monte Carlo returns, where episodes are cut off completed with ``values``.
+        old_log_prob: log-probability of the actions, relative to which the loss takes importance
+            ratios.
+        rho: weight of each step, by which another policy's experience counts as that of the policy
+            that learns; None if every step counts alike.
+        metrics: metrics of the estimation, scalars on the device.
+    """
+
+    values: Tensor
+    advantages: Tensor
+    targets: Tensor
+    returns: Tensor
+    old_log_prob: Tensor
+    rho: Tensor | None = None
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+    def normalised_advantages(self, weight: Tensor | None, floor: float) -> Tensor:
+        """Advantages for the loss: mean 0 and deviation 1 under the policy that learns.
+
+        Means are weighted by ``rho`` before the advantages are. If the mean of the weighted
+        advantages were subtracted, a step with a ``rho`` of 0 would still move the policy.
+
+        Args:
+            weight: 1 for steps that count, 0 for others, ``[T, N]``; None if all count.
+            floor: smallest divisor.
+        """
+        if self.rho is not None:
+            weight = self.rho if weight is None else self.rho * weight
+        advantages = self.advantages - weighted_mean(self.advantages, weight)
+        deviation = weighted_mean(advantages.square(), weight).sqrt()
+        advantages = advantages / deviation.clamp(min=floor)
+        return advantages if self.rho is None else self.rho * advantages
+
+
+class Estimator(Protocol):
+    """Estimates advantages and value targets."""
+
+    def estimate(
+        self,
+        rollout: Rollout[Any],
+        policy: Policy[Any],
+        observation_moments: ObservationMoments[Any],
+        return_moments: RunningMoments,
+    ) -> Estimates:
+        """The estimates for one rollout.
+
+        Args:
+            rollout: the rollout.
+            policy: the policy that is about to learn from it.
+            observation_moments: normalise the policy's observations.
+            return_moments: convert the critic's normalised values to the units of the rewards.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralisedEstimator:
+    """Generalised advantage estimation, from the values and log-probs of the acting policy.
+
+    Attributes:
+        discount: gamma.
+        trace_decay: lambda.
+    """
+
+    discount: float
+    trace_decay: float
+
+    def estimate(
+        self,
+        rollout: Rollout[Any],
+        policy: Policy[Any],
+        observation_moments: ObservationMoments[Any],
+        return_moments: RunningMoments,
+    ) -> Estimates:
+        """See ``Estimator.estimate``."""
+        values = return_moments.restore(rollout.values)
+        last_value = return_moments.restore(rollout.last_value)
+        advantages, targets = estimate_generalised(
+            rollout, values, last_value, self.discount, self.trace_decay
+        )
+        _, returns = estimate_generalised(rollout, values, last_value, self.discount, 1.0)
+        return Estimates(values, advantages, targets, returns, rollout.log_prob)
+
+
+def estimate_generalised(
+    rollout: Rollout[Any], values: Tensor, last_value: Tensor, discount: float, trace_decay: float
+) -> tuple[Tensor, Tensor]:
+    """``generalised_advantages`` of a rollout with the given values."""
+    return generalised_advantages(
+        rollout.rewards,
+        values,
+        last_value,
+        rollout.terminated,
+        discount,
+        trace_decay,
+        None if rollout.valid is None else rollout.truncated,
+    )

@@ -1,0 +1,1 @@
+"""IMPALA: learning by V-trace from the rollouts of an older policy."""

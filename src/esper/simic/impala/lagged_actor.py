@@ -1,0 +1,66 @@
+"""An actor whose policy is older than the learner's, as in a distributed actor-learner."""
+
+import copy
+from collections import deque
+from typing import Any, Generic
+
+from esper.simic.actor import PolicyActor
+from esper.simic.observation_moments import ObservationMoments
+from esper.tamiyo.policy.interface import ObservationT, Policy
+
+
+class LaggedActor(Generic[ObservationT]):
+    """Copies of a policy and its moments as they were after each of the last updates.
+
+    The lag is artificial: it reproduces in one process, deterministically, what actors in other
+    processes see when their weights arrive late.
+
+    Args:
+        learner: the actor with the weights that the updates change.
+        lag: number of updates L by which the actor is behind, at least 1. In the first L rounds it
+            acts with the initial weights.
+
+    Attributes:
+        actor: acts with the weights and moments of L updates ago.
+    """
+
+    def __init__(self, learner: PolicyActor[ObservationT], lag: int):
+        assert lag > 0, "without a lag the learner itself acts"
+        self._learner, self._lag = learner, lag
+        policy, moments = copy.deepcopy((learner.policy, learner.moments))
+        self.actor = learner.acting_with(policy, moments)
+        self._waiting: deque[dict[str, Any]] = deque()
+
+    def note_update(self) -> None:
+        """Store what an update left, and move the actor forward by one update if it is due."""
+        self._waiting.append(_snapshot(self._learner.policy, self._learner.moments))
+        if len(self._waiting) > self._lag:
+            self._load_actor(self._waiting.popleft())
+
+    def state(self) -> dict[str, Any]:
+        """The weights and moments of the actor and of those that wait, oldest first."""
+        own = _snapshot(self.actor.policy, self.actor.moments)
+        return {str(i): parts for i, parts in enumerate([own, *self._waiting])}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore what ``state`` returned.
+
+        Raises:
+            RuntimeError, ValueError, KeyError: the state is that of another network.
+        """
+        oldest, *waiting = (state[str(i)] for i in range(len(state)))
+        self._load_actor(oldest)
+        self._waiting = deque(copy.deepcopy(waiting))
+
+    def _load_actor(self, parts: dict[str, Any]) -> None:
+        self.actor.policy.load_state_dict(parts["policy"])
+        for name, moments in self.actor.moments.parts().items():
+            moments.load(parts["moments"][name])
+
+
+def _snapshot(policy: Policy[Any], moments: ObservationMoments[Any]) -> dict[str, Any]:
+    """Copies of the weights and the moments, by part."""
+    return {
+        "policy": {name: x.detach().clone() for name, x in policy.state_dict().items()},
+        "moments": {name: part.state() for name, part in moments.parts().items()},
+    }
