@@ -44,7 +44,7 @@ DOCUMENTED = {
     "simic/growth/shard.py:_restore": "rows that were rolled back; only then",
     "simic/training/step_events.py:take": "telemetry: all of a step in a few transfers",
     "simic/training/decisions.py:record": "telemetry: what was decided, in two transfers",
-    "simic/training/recorder.py:_emit_start": "telemetry: which tasks a round trains",
+    "simic/growth/environment.py:current_tasks": "telemetry: which tasks a round trains",
     "simic/training/recorder.py:_emit_rollbacks": "telemetry: which hosts were rolled back",
     "simic/training/recorder.py:finish": "telemetry: the outcome of a round",
     "simic/training/recorder.py:_listed": "telemetry: the outcome of a round",

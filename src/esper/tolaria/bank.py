@@ -162,7 +162,8 @@ class DataBank:
         """
         elapsed = step / length / self.deadlines
         cosine = (1.0 + (math.pi * elapsed.clamp(max=1.0)).cos()) / 2.0
-        factors = torch.where(self.cosine, cosine, 1.0) * (elapsed < 1.0)
+        over = (elapsed >= 1.0) & (self.deadlines < 1.0)
+        factors = torch.where(self.cosine, cosine, 1.0).masked_fill(over, 0.0)
         return factors.to(self.seed_rates.dtype)
 
     @property
