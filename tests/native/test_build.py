@@ -123,7 +123,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
         # A missing field, swapped fields, another type, another value of an enumerator.
         ("step", "int64_t hold, up, down;", "int64_t hold, up;", "Modes.down is missing"),
         ("step", "int64_t hold, up, down;", "int64_t hold, down, up;", "Modes.up is 16"),
-        ("step", "  float host_parameters, ", "  double host_parameters, ", "StepSpec.host_parameters is"),
+        (
+            "step",
+            "  float host_parameters, ",
+            "  double host_parameters, ",
+            "StepSpec.host_parameter",
+        ),
         ("hosts", "conv_light,\n  attention,", "attention,\n  conv_light,", "Kind.conv_light is 1"),
     ],
 )
