@@ -19,6 +19,7 @@ from reporting import made_on, publish, table
 from runs import Mean, Run, study_parser, trained
 
 from esper.karn.intervals import interval
+from esper.karn.ladder import points_text
 from esper.leyline.config import defaults_of
 from esper.leyline.events import to_floats
 
@@ -59,7 +60,7 @@ def difference(one: Sequence[float], other: Sequence[float]) -> str:
         return f"{values.mean():+.1f}"
     found = interval(values[None])
     (mean,), (low,), (high,) = found.mean, found.low, found.high
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return points_text((mean, low, high))
 
 
 def compared(figures: Figures, lags: Sequence[int]) -> str:

@@ -127,7 +127,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
             "step",
             "  float host_parameters, ",
             "  double host_parameters, ",
-            "StepSpec.host_parameter",
+            "StepSpec.host_parameters is",
         ),
         ("hosts", "conv_light,\n  attention,", "attention,\n  conv_light,", "Kind.conv_light is 1"),
     ],

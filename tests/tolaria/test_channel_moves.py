@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from esper.kasmina.hosts.host import NormedHost
+from esper.leyline.actions import HEADS
 from esper.leyline.errors import UsageError
 from esper.runtime.task import ChannelShift, Drift, Task
 from esper.simic.growth.environment import GrowthEnv
@@ -128,8 +129,7 @@ def test_a_rollback_does_not_undo_a_shift():
     assert_identical(row_of(engine.stack, 0), shifted)
 
 
-@pytest.mark.usefixtures("backend")
-def test_environments_and_twins_meet_the_shift_and_score_like_a_shifted_network():
+def test_environments_and_twins_meet_the_shift_and_score_like_a_shifted_network(backend: str):
     task = shifting(0.5, max_batches=1, batch_size=6, episode_length=LENGTH)
     config = GrowthConfig(
         seed=1,
@@ -138,23 +138,23 @@ def test_environments_and_twins_meet_the_shift_and_score_like_a_shifted_network(
         max_batches=1,
         batch_size=6,
         dtype=F64,
+        backend=backend,
     )
     env = GrowthEnv([task], torch.arange(4), config, Precision("cpu"), CPU)
     env.reset(0)
     (shard,) = env.shards
-    stack, idle = shard.engine.stack, torch.zeros(4, 8, dtype=torch.long)
+    stack, idle = shard.engine.stack, torch.zeros(4, len(HEADS), dtype=torch.long)
     before = stack.host.clone()
     for step in range(LENGTH):
-        env.step(idle[:, : shard.idle.shape[1]])
+        env.step(idle)
         moved = (stack.host != before).any(1)
         assert moved.tolist() == [step >= 2] * 6
         assert torch.equal(shard.governor.kept[0], stack.host)
     # Computed with the unshifted parameters and the shift applied to the activations.
     order = ChannelShift(1, 1.0, seed=4).order(HOST.weights[1].shape[0])
     data, views = task.datasets()[1], HOST.layout.views(before[:1])
-    inverse, _ = HOST.channels_moved(1, torch.tensor(order).argsort().tolist())
+    inverse, back = HOST.channels_moved(1, torch.tensor(order).argsort().tolist())
     assert torch.equal(stack.host[:, inverse], before)
-    _, back = HOST.channels_moved(1, torch.tensor(order).argsort().tolist())
     statistics = HOST.buffers.views(stack.buffers[:1, back])
     x = HOST.enter(data.validation_images.to(F64)[:, :, :, None])
     places = [kind for kind, _ in HOST.program]

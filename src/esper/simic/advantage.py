@@ -32,16 +32,35 @@ def generalised_advantages(
     Returns:
         advantages ``[T, N]``, returns (advantages plus values) ``[T, N]``.
     """
-    alive = (~terminated).to(values.dtype)
-    continues = alive if truncated is None else (~(terminated | truncated)).to(values.dtype)
-    next_values = torch.cat([values[1:], last_value[None]])
-    deltas = rewards + discount * next_values * alive - values
+    deltas, continues = step_errors(rewards, values, last_value, terminated, discount, truncated)
     advantages = torch.empty_like(deltas)
     advantage = torch.zeros_like(last_value)
     for t in reversed(range(len(rewards))):
         advantage = deltas[t] + discount * trace_decay * continues[t] * advantage
         advantages[t] = advantage
     return advantages, advantages + values
+
+
+def step_errors(
+    rewards: Tensor,
+    values: Tensor,
+    last_value: Tensor,
+    terminated: Tensor,
+    discount: float,
+    truncated: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Errors of the critic over one step, and where an episode continues after it.
+
+    Arguments as for ``generalised_advantages``.
+
+    Returns:
+        ``r_t + discount V(s_{t+1}) - V(s_t)``, ``[T, N]``; and 1 where the episode continues, 0
+        where it terminated or was truncated, ``[T, N]``.
+    """
+    alive = (~terminated).to(values.dtype)
+    continues = alive if truncated is None else (~(terminated | truncated)).to(values.dtype)
+    next_values = torch.cat([values[1:], last_value[None]])
+    return rewards + discount * next_values * alive - values, continues
 
 
 def explained_variance(

@@ -1,6 +1,7 @@
 """Estimation of advantages and value targets from a rollout."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -98,23 +99,8 @@ class GeneralisedEstimator:
         """See ``Estimator.estimate``."""
         values = return_moments.restore(rollout.values)
         last_value = return_moments.restore(rollout.last_value)
-        advantages, targets = estimate_generalised(
-            rollout, values, last_value, self.discount, self.trace_decay
-        )
-        _, returns = estimate_generalised(rollout, values, last_value, self.discount, 1.0)
+        rewards, ends = rollout.rewards, rollout.terminated
+        estimate = partial(generalised_advantages, rewards, values, last_value, ends, self.discount)
+        advantages, targets = estimate(self.trace_decay, rollout.cut_off)
+        _, returns = estimate(1.0, rollout.cut_off)
         return Estimates(values, advantages, targets, returns, rollout.log_prob)
-
-
-def estimate_generalised(
-    rollout: Rollout[Any], values: Tensor, last_value: Tensor, discount: float, trace_decay: float
-) -> tuple[Tensor, Tensor]:
-    """``generalised_advantages`` of a rollout with the given values."""
-    return generalised_advantages(
-        rollout.rewards,
-        values,
-        last_value,
-        rollout.terminated,
-        discount,
-        trace_decay,
-        None if rollout.valid is None else rollout.truncated,
-    )

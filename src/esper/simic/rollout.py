@@ -48,6 +48,11 @@ class Rollout(Generic[ObservationT]):
         self.hidden: RecurrentState = ()
         self.valid: Tensor | None = None
 
+    @property
+    def cut_off(self) -> Tensor | None:
+        """``truncated``; None if the steps of every environment are one whole episode."""
+        return None if self.valid is None else self.truncated
+
     def tensors(self) -> dict[str, Tensor]:
         """The floating-point tensors by name."""
         named = named_inputs(self.observation, self.hidden) | {

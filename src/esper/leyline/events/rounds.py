@@ -20,7 +20,7 @@ class TrainingStarted(Event, tag="TRAINING_STARTED"):
     tasks: list[str]
     """Names of the tasks that are trained; a family counts as one task."""
     policy: str
-    """The policy: ppo, heuristic, random, schedule or never."""
+    """The policy: ppo, impala, heuristic, random, schedule or never."""
     envs: int
     """Number of environments, not counting twins."""
     group_size: int

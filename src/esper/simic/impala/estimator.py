@@ -8,7 +8,8 @@ import torch
 from esper.kasmina.transfer import moved
 from esper.leyline.config import ImpalaConfig, LearnerConfig
 from esper.leyline.metrics import Metric
-from esper.simic.estimates import Estimates, estimate_generalised
+from esper.simic.advantage import generalised_advantages
+from esper.simic.estimates import Estimates
 from esper.simic.impala.reevaluation import reevaluate
 from esper.simic.impala.vtrace import vtrace
 from esper.simic.loss import approximate_kl, weighted_mean
@@ -78,17 +79,9 @@ class VTraceEstimator:
         }
         if not self.corrected:
             log_ratio = torch.zeros_like(log_ratio)
-        found = vtrace(
-            log_ratio,
-            rollout.rewards,
-            values,
-            last_value,
-            rollout.terminated,
-            self.discount,
-            None if rollout.valid is None else rollout.truncated,
-            self.rho_clip,
-            self.c_clip,
-            self.trace_decay,
-        )
-        _, returns = estimate_generalised(rollout, values, last_value, self.discount, 1.0)
+        rewards, ends = rollout.rewards, rollout.terminated
+        given = rewards, values, last_value, ends, self.discount
+        clips = self.rho_clip, self.c_clip, self.trace_decay
+        found = vtrace(log_ratio, *given, rollout.cut_off, *clips)
+        _, returns = generalised_advantages(*given, 1.0, rollout.cut_off)
         return Estimates(values, found.errors, found.targets, returns, log_prob, found.rho, metrics)

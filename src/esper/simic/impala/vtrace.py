@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.simic.advantage import step_errors
+
 
 @dataclass(frozen=True, slots=True)
 class VTrace:
@@ -75,12 +77,9 @@ def vtrace(
             variance of the targets, but not the fixed point.
         trace_decay: lambda, in [0, 1].
     """
-    alive = (~terminated).to(values.dtype)
-    continues = alive if truncated is None else (~(terminated | truncated)).to(values.dtype)
+    one_step, continues = step_errors(rewards, values, last_value, terminated, discount, truncated)
     ratio = log_ratio.exp()
     rho, trace = ratio.clamp(max=rho_clip), trace_decay * ratio.clamp(max=c_clip)
-    next_values = torch.cat([values[1:], last_value[None]])
-    one_step = rewards + discount * next_values * alive - values
     corrections, errors = torch.empty_like(one_step), torch.empty_like(one_step)
     correction = torch.zeros_like(last_value)
     for t in reversed(range(len(rewards))):
