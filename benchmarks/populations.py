@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation, Rung
 from esper.runtime.tasks import SUITES, find_all
@@ -25,7 +22,6 @@ from esper.simic.evaluation.ladder import (
 )
 from esper.simic.evaluation.play import Hosts, Population
 
-Ints = NDArray[np.int_]
 SPLITS = 8
 """Default number of splits."""
 
@@ -35,15 +31,10 @@ class Part:
     """Hosts of one horizon.
 
     Attributes:
-        hosts: training hosts of the rules, and the fresh hosts, H of them.
+        hosts: training hosts of the rules, and the fresh hosts.
     """
 
     hosts: Hosts
-
-    @property
-    def splits(self) -> Ints:
-        """Split seed of each fresh host, ``[H]``; 0 where no split is drawn."""
-        return np.array([task.split_seed or 0 for task in self.hosts.fresh.tasks])
 
 
 def held_out_of(suite: str) -> str | None:

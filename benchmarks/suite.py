@@ -23,11 +23,10 @@ from ladders import (
     best_rule,
     control_figures,
     ladder_table,
-    pooled,
     standing,
     standing_text,
 )
-from populations import SPLITS, Ints, Part, controls, held_out_of, joined_rungs, parts
+from populations import SPLITS, Part, controls, held_out_of, joined_rungs, parts
 from reporting import kept, made_on, publish, table
 from runs import Run, Settings, study_parser, trained
 
@@ -60,23 +59,24 @@ def played(run: Run, found: list[Part], members: int, path: Path) -> list[Rung]:
 
 
 def target_page(
-    name: str, found: Evaluation, splits: Ints, policies: list[list[Rung]]
+    name: str, found: Evaluation, policies: list[list[Rung]]
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the paragraphs and the figures of the fresh hosts of one suite."""
-    standings = [standing(way, policies, found, splits) for way in WAYS]
+    standings = [standing(way, policies, found) for way in WAYS]
+    hosts, splits = len(found.tasks), len(set(found.splits))
     parts = [
         f"## Fresh hosts of {name}",
-        f"{len(splits)} hosts in {len(np.unique(splits))} splits of the data.",
-        ladder_table(steps(pooled(found, splits)), standings),
+        f"{hosts} hosts in {splits} splits of the data.",
+        ladder_table(steps(found), standings),
         *(standing_text(one, len(policies)) for one in standings),
         by_controller(standings),
     ]
     if len(set(found.tasks)) > 1:
-        parts.append(by_task(found, splits, policies))
+        parts.append(by_task(found, policies))
     figures = {
-        "hosts": len(splits),
-        "splits": len(np.unique(splits)),
-        "controls": control_figures(found, splits),
+        "hosts": hosts,
+        "splits": splits,
+        "controls": control_figures(found),
         "policies": {one.way: asdict(one) for one in standings},
     }
     return parts, figures
@@ -89,14 +89,14 @@ def by_controller(standings: list[Standing]) -> str:
     return table(("gain of each policy", *range(1, count + 1)), rows)
 
 
-def by_task(found: Evaluation, splits: Ints, policies: list[list[Rung]]) -> str:
+def by_task(found: Evaluation, policies: list[list[Rung]]) -> str:
     """Return a table of gains by task: the best rule over all tasks, policy and clairvoyant."""
-    rule = best_rule(found, splits)
+    rule = best_rule(found).name
     lines = []
     for task in dict.fromkeys(found.tasks):
         where = np.array(found.tasks) == task
-        own = {step.rung.name: step.gain for step in steps(pooled(found, splits, where))}
-        ways = (standing(way, policies, found, splits, where).gain for way in WAYS)
+        own = {step.rung.name: step.gain for step in steps(found, where)}
+        ways = (standing(way, policies, found, where).gain for way in WAYS)
         cells = (own[rule], *ways, own[CLAIRVOYANT])
         lines.append((f"`{task}`", *(points_text(cell, "+.1f") for cell in cells)))
     heads = (rule, *(f"policy, {way}" for way in WAYS), CLAIRVOYANT)
@@ -135,13 +135,12 @@ def studied(suite: str, arguments: Any) -> tuple[list[str], dict[str, Any]]:
         counts = (arguments.training_hosts, arguments.hosts)
         found = parts(suite, target, counts, splits, arguments.threads)
         ladder = controls(target, found, arguments.random_plans, stages)
-        seeds = np.concatenate([part.splits for part in found])
         size = f"{arguments.hosts}-hosts-{arguments.members}-members-{arguments.rounds}-rounds"
         policies = [
             played(run, found, arguments.members, stages / f"{target}-seed{seed}-{size}.json")
             for seed, run in runs.items()
         ]
-        own, figures[target] = target_page(target, ladder, seeds, policies)
+        own, figures[target] = target_page(target, ladder, policies)
         page += own
     overview = {"policies": len(runs), "episodes": episodes, "plans": len(ladder.plans)}
     return page, {"suite": suite, **overview, "fresh": figures}

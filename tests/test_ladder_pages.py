@@ -47,10 +47,13 @@ def evaluation(hosts: int = 12, suite: str = "digits", best: float = 0.3) -> Eva
         for i, name in enumerate(RULES)
     ]
     rungs.append(rung("clairvoyant per host", draws + 0.4, chosen=[1] * hosts))
-    return Evaluation("rule", suite, 24, [suite] * hosts, ["never", "one"], rungs, [None] * hosts)
+    rungs.append(rung("never grow, tuned", draws + 0.03))
+    rungs.append(rung("static network of three times the size", draws + 0.35))
+    splits = [1 + 4 * host // hosts for host in range(hosts)]
+    return Evaluation("rule", suite, 24, [suite] * hosts, ["never", "one"], rungs, splits)
 
 
-SPLITS = np.repeat([1, 2, 3, 4], 3)
+SPLITS = [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
 
 
 def policies(above_never: list[float], hosts: int = 12) -> list[list[Rung]]:
@@ -86,11 +89,11 @@ def test_held_out_hosts_are_played_by_horizon_and_rules_are_tuned_on_other_split
     assert sorted(names) == sorted(2 * SUITES["held_out"])
     first, second = (part.hosts.fresh for part in found)
     assert second.first == first.first + len(first.tasks)
-    assert [len(part.splits) for part in found] == [18, 2]
+    assert [len(part.hosts.fresh.tasks) for part in found] == [18, 2]
     for part in found:
         assert len({task.horizon for task in part.hosts.fresh.tasks}) == 1
         assert part.hosts.training == found[0].hosts.training
-        assert set(part.splits) <= set(range(8))
+        assert {task.split_seed for task in part.hosts.fresh.tasks} <= set(range(8))
         seeds = {task.split_seed for task in part.hosts.training.tasks}
         assert seeds <= set(range(8, 16))
     hosts = parts("adaptation", "adaptation_held_out", (20, 40), len(SPLITS_OF_EVALUATE), 1)[
@@ -110,22 +113,10 @@ def test_parts_are_joined_in_order_without_the_rungs_that_one_lacks() -> None:
     first, second = evaluation(4), evaluation(2, suite="digits_long")
     first.rungs.insert(3, rung("best plan per task", [0.0] * 4))
     found = joined([first, second])
-    assert [r.name for r in found.rungs] == [*RULES, "clairvoyant per host"]
+    assert [r.name for r in found.rungs] == [r.name for r in second.rungs]
     assert found.tasks == ["digits"] * 4 + ["digits_long"] * 2
     assert found.rungs[0].utility == first.rungs[0].utility + second.rungs[0].utility
     assert found.rungs[0].chosen == [1] * 6
-
-
-def test_the_units_are_splits_where_there_are_several() -> None:
-    from ladders import pooled, units
-
-    values = np.arange(12.0)
-    assert units(values, SPLITS).tolist() == [1.0, 4.0, 7.0, 10.0]
-    assert units(values, np.ones(12)).tolist() == values.tolist()
-    where = np.arange(12) % 3 == 0
-    assert pooled(evaluation(), SPLITS, where).rungs[0].utility == pytest.approx(
-        np.array(evaluation().rungs[0].utility)[[0, 3, 6, 9]]
-    )
 
 
 def test_intervals_of_policies_have_two_levels() -> None:
@@ -155,26 +146,31 @@ def test_intervals_of_policies_have_two_levels() -> None:
 def test_the_page_says_where_the_policy_stands(gains: list[float], wanted: str) -> None:
     from ladders import standing, standing_text
 
-    found = standing("sampled", policies(gains), evaluation(), SPLITS)
+    found = standing("sampled", policies(gains), evaluation())
     assert found.rule == "tree"
     assert found.gain[0] == pytest.approx(100 * np.mean(gains), abs=1.0)
     assert found.above_rule[0] == pytest.approx(found.gain[0] - 30.0, abs=1e-6)
+    assert found.network == "static network of three times the size"
+    assert found.above_network == pytest.approx(tuple(x - 5.0 for x in found.above_rule))
     assert found.above_blind == pytest.approx((1.0, 1.0, 1.0))
     assert found.validation_gain == pytest.approx(found.gain)
     assert found.by_controller == pytest.approx([100 * gain for gain in gains], abs=2.0)
     text = standing_text(found, len(gains))
     assert f"the policy is {wanted} the best rule (tree): {found.above_rule[0]:+.1f} [" in text
     assert "above its blind twin (+1.0 [+1.0, +1.0])" in text
+    assert f"(static network of three times the size): {found.above_network[0]:+.1f} [" in text
 
 
 def test_the_clairvoyant_and_plans_chosen_per_task_are_no_rules() -> None:
-    from ladders import LOOKING, best_rule
+    from ladders import LOOKING, best_of, best_rule
 
     found = evaluation(best=0.0)
     found.rungs.append(rung("best plan per task", [2.0] * 12))
-    splits = np.zeros(12, dtype=int)
-    assert best_rule(found, splits) == "try and keep"
-    assert best_rule(found, splits, names=LOOKING[:1]) == "one look"
+    assert best_rule(found).name == "try and keep"
+    looking = best_of(found, LOOKING[:1])
+    assert looking is not None
+    assert looking.name == "one look"
+    assert best_of(found, ["full tuning"]) is None
 
 
 def test_a_page_of_a_suite_has_every_control_and_every_policy() -> None:
@@ -182,7 +178,7 @@ def test_a_page_of_a_suite_has_every_control_and_every_policy() -> None:
 
     found = evaluation()
     found.tasks[:] = ["digits", "digits_mlp"] * 6
-    page, figures = target_page("digits", found, SPLITS, policies([0.4, 0.41]))
+    page, figures = target_page("digits", found, policies([0.4, 0.41]))
     text = "\n\n".join(page)
     for name in (*RULES, "clairvoyant per host", "**policy, greedy**", "**policy, sampled**"):
         assert f"| {name} |" in text
@@ -223,7 +219,7 @@ def test_a_plan_is_described_as_it_is_played() -> None:
 def test_figures_of_a_task_go_to_page_and_listing(tmp_path: Path) -> None:
     from tasks import figures_of, page, shipped
 
-    found = {"digits": figures_of(evaluation(), SPLITS, library())}
+    found = {"digits": figures_of(evaluation(), library())}
     own = found["digits"]
     assert (own["hosts"], own["splits"], own["looking"]) == (12, 4, "tree")
     text = "\n".join(page(found, ["digits"]))
@@ -234,4 +230,9 @@ def test_figures_of_a_task_go_to_page_and_listing(tmp_path: Path) -> None:
     worth = read_worth(table)["digits"]
     assert worth.gain == pytest.approx((2.0, 2.0, 2.0))
     assert worth.schedule == own["schedule"]
+    assert (worth.network, worth.network_gain) == (
+        "static network of three times the size",
+        pytest.approx(35.0),
+    )
+    assert "| -33.0 [-33.0, -33.0] (static network of three times the size) |" in text
     assert own["schedule"] in text

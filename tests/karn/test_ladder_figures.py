@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.karn.ladder import Headroom, headroom, headroom_text, steps
+from esper.karn.ladder import Headroom, headroom, headroom_text, steps, units
 from esper.karn.report import write_report
 from esper.karn.report.drawing import styled
 from esper.karn.report.ladder_figures import ladder_picture, ladder_tables
@@ -70,6 +70,27 @@ def test_steps_are_points_with_intervals_over_hosts(task: str | None):
         assert step.validation_gain == pytest.approx(interval_of(above))
         assert step.added == pytest.approx(np.array(step.rung.added)[rows].mean())
     assert found[0].gain == (0.0, 0.0, 0.0)
+
+
+def test_units_are_the_splits_where_there_are_several():
+    values = np.arange(12.0)
+    by_split = [1, 2, 3] * 4
+    assert units(values, by_split).tolist() == [4.5, 5.5, 6.5]
+    assert units(values[None], by_split).shape == (1, 3)
+    for one in ([1] * 12, [None] * 12, [None, *by_split[1:]]):
+        assert units(values, one).tolist() == values.tolist()
+
+
+def test_intervals_are_over_splits_where_there_are_several():
+    splits = [1, 2, 3, 4, 5] * 2
+    found = msgspec.structs.replace(FOUND, splits=splits)
+    never, grown = (np.array(FOUND.rungs[i].utility) for i in (0, 4))
+    own = 100 * (grown - never).reshape(2, 5).mean(0)
+    assert steps(found)[4].gain == pytest.approx(interval_of(own))
+    first = np.arange(HOSTS) < 3
+    assert steps(found, first)[4].gain == pytest.approx(interval_of(100 * (grown - never)[:3]))
+    looking = 100 * (grown - np.array(FOUND.rungs[3].utility)).reshape(2, 5).mean(0)
+    assert headroom(found).over_looking == pytest.approx(interval_of(looking))
 
 
 def test_headroom_compares_the_clairvoyant_with_the_best_of_each_kind():

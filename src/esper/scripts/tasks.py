@@ -189,4 +189,5 @@ def _worth(task: Task, worth: dict[str, Worth]) -> str:
     found = worth[task.name]
     mean, low, high = found.gain
     interval = f"[{low:+.1f}, {high:+.1f}]"
-    return f"{mean:+.1f} points {interval}, val. {found.validation_gain:+.1f}: {found.schedule}"
+    growing = f"{mean:+.1f} points {interval}, val. {found.validation_gain:+.1f}: {found.schedule}"
+    return f"{growing}; {found.network}: {found.network_gain:+.1f}"

@@ -11,14 +11,14 @@ from esper.leyline.evaluation import Evaluation
 from esper.runtime.tasks import find_all
 from esper.simic.evaluation import baselines, controls, ladder, rules, trials
 from esper.simic.evaluation.baselines import FINE_TUNING
-from esper.simic.evaluation.kept_stages import digest, hosts_of, kept_outcome
+from esper.simic.evaluation.kept_stages import Stages, digest, hosts_of, kept_outcome
 from esper.simic.evaluation.ladder import (
     FRESH_HOSTS,
     evaluate,
     evaluation_hosts,
     policy_rungs,
 )
-from esper.simic.evaluation.play import Hosts, Outcome
+from esper.simic.evaluation.play import Hosts, Outcome, Population, Rules, play
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.plans import NEVER, library
@@ -78,6 +78,21 @@ def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
         assert {total for s, _, total in calls if s == stage} == {
             sum(done for s, done, _ in calls if s == stage)
         }
+
+
+def test_trials_are_played_in_turn_and_at_once(tmp_path: Path, monkeypatch):
+    given = []
+
+    def spy(population: Population, actor, members: int, rules: Rules, done) -> Outcome:
+        given.append(rules)
+        return play(population, actor, members, rules, done)
+
+    monkeypatch.setattr(controls, "play", spy)
+    found = controls._of_trials(Stages(tmp_path, lambda *batch: None), "trials", HOSTS.fresh)
+    assert [rules.one_at_a_time for rules in given] == [True, False]
+    in_turn, at_once = np.split(found.test_utility, 2, axis=1)
+    assert in_turn.shape == (6, len(controls.TRIALS))
+    assert not np.array_equal(in_turn, at_once)
 
 
 def test_finished_stages_are_not_repeated(work: Path):
