@@ -114,6 +114,7 @@ bench-recipes: $(READY)
 
 bench-world: $(READY)
 	$(BIN)/python benchmarks/world.py --write
+	$(BIN)/python scripts/write_figures.py
 
 
 $(READY): pyproject.toml constraints.txt

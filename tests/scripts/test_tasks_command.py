@@ -17,7 +17,11 @@ from esper.simic.training.vectorized import run_training
 
 DOCS = Path(__file__).parents[2] / "docs"
 MANUAL = (DOCS / "extending.md").read_text().split("\n## A task\n")[1].split("\n## ")[0]
-WORTH = {"digits_shift": Worth((7.0, 6.14, 7.86), 7.5, "conv_heavy in r0c0 from step 0")}
+WORTH = {
+    "digits_shift": Worth(
+        (7.0, 6.14, 7.86), 7.5, "conv_heavy in r0c0 from step 0", "never grow, tuned", 3.2
+    )
+}
 
 pytestmark = pytest.mark.usefixtures("scratch_register")
 
@@ -65,6 +69,7 @@ def test_a_task_is_listed_with_all_its_properties(terminal: bool, width: int) ->
     if width == 80:
         assert "digits shifted by up to 2 pixels, noise 0.1" in words
         assert "+7.0 points [+6.1, +7.9], val. +7.5: conv_heavy in r0c0 from step 0" in words
+        assert "instead never grow, tuned: +3.2 points" in words
         assert "drift 10 to 60 % into an episode, never in 33 % of episodes" in words
         assert "40 steps of 8 minibatches of 64" in words
     assert max(map(len, text.splitlines())) <= width

@@ -27,6 +27,8 @@ def policy(way: float, rule: list[float]) -> dict[str, Any]:
         "above_rule": rule,
         "above_blind": [0.2, -0.5, 0.9],
         "above_yoked": [0.1, -0.6, 0.8],
+        "network": "static network of three times the size",
+        "above_network": [rule[0] - 5.0, rule[1] - 5.0, rule[2] - 5.0],
     }
 
 
@@ -87,19 +89,29 @@ def test_a_policy_stands_where_its_intervals_put_it(tmp_path: Path) -> None:
     assert "of the held-out suite they gain +9.0" in text
     assert "**below** that rule, by -4.0 [-5.0, -3.0]" in text
     assert text.count("neither above nor below its blind twin, by +0.2 [-0.5, +0.9]") == 2
+    assert "**below** the best network that does not grow (*static network of three" in text
+    assert "times the size*), by -3.0 [-4.5, -1.5]." in text
 
 
-def test_growing_pays_where_the_interval_is_above_zero(tmp_path: Path) -> None:
-    gains = {"digits": [0.1, -0.5, 0.7], "digits_shift": [20.0, 18.0, 22.0]}
-    put(
-        tmp_path,
-        "tasks",
-        {name: {"controls": {"best fixed schedule": {"gain": g}}} for name, g in gains.items()},
-    )
+def test_growing_pays_where_it_is_above_the_best_network_without(tmp_path: Path) -> None:
+    given = {
+        "digits": ([0.1, -0.5, 0.7], [-3.0, -4.0, -2.0]),
+        "digits_deep": ([5.0, 4.0, 6.0], [0.1, -0.1, 0.3]),
+        "digits_shift": ([20.0, 18.0, 22.0], [4.0, 3.0, 5.0]),
+    }
+    figures = {
+        name: {"controls": {"best fixed schedule": {"gain": gain}}, "above_network": above}
+        for name, (gain, above) in given.items()
+    }
+    put(tmp_path, "tasks", figures)
     text = TEXTS["growing"](tmp_path)
-    assert "**Growing pays on 1 of 2 tasks:**" in text
+    assert "on 2 of 3 tasks the best fixed schedule" in text
     assert "largest on `digits_shift`, +20.0 [+18.0, +22.0] points" in text
-    assert "smallest on `digits`, +0.1 [-0.5, +0.7]. Not on `digits`." in text
+    assert "smallest on `digits`, +0.1 [-0.5, +0.7]. Against" in text
+    assert "growing **pays on 1** (`digits_shift`) ([results]" in text
+    del figures["digits_shift"]
+    put(tmp_path, "tasks", figures)
+    assert "growing **pays on 0** ([results]" in TEXTS["growing"](tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +128,12 @@ def test_speed_is_quoted_against_the_fastest_way(tmp_path: Path, way: str, wante
     ]
     put(tmp_path, "hot_path_digits", rows)
     assert "is not measured yet (`make bench-hot-path`)" in TEXTS["speed"](tmp_path)
-    put(tmp_path, "hot_path_pixels", [row | {"ratio": 2.75} for row in rows])
+    pixels = [row | {"ratio": ratio} for row, ratio in zip(rows, (2.75, 0.8), strict=True)]
+    put(tmp_path, "hot_path_pixels", pixels)
     text = TEXTS["speed"](tmp_path)
     assert "On 2 cores the whole training loop of 64 growing networks runs 18.2 times" in text
     assert "2.5 times with torch, as the same loop over ordinary modules in the fastest" in text
-    assert f"mostly {wanted}; on CIFAR-shaped images 2.8 times natively ([results]" in text
+    assert f"mostly {wanted}; on CIFAR-shaped images 2.8 times natively and 0.8 times" in text
 
 
 def test_what_is_not_there_is_not_measured(tmp_path: Path) -> None:
