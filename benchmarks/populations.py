@@ -2,7 +2,7 @@
 
 Hosts that are played together must agree in their horizon, so a suite whose tasks differ is played
 in parts. Rules are tuned on training hosts with other splits than those of the fresh hosts, so that
-no rule was chosen by the test images on which it is scored.
+no rule is scored on the split on which it was chosen.
 """
 
 from collections.abc import Sequence

@@ -44,7 +44,8 @@ def evaluation_hosts(
 
     A family's fresh hosts are held-out draws. The data of the fresh hosts are split with the seeds
     ``splits`` in turn, see ``Task.with_split``, and those of the training hosts with as many other
-    seeds: no rule was chosen by the test images on which it is scored.
+    seeds. Splits are drawn from one set of images, so test images of one may be training images of
+    another.
 
     Raises:
         UsageError: there is no such suite, or its tasks differ in their horizon.
