@@ -28,6 +28,7 @@ from esper.scripts.check import CheckArguments
 from esper.scripts.evaluate import EvaluateArguments
 from esper.scripts.fetch import FetchArguments
 from esper.scripts.flags import read_flags
+from esper.scripts.from_records import ImitationArguments, OfflineArguments
 from esper.scripts.grow import GrowArguments
 from esper.scripts.main import COMMANDS
 from esper.scripts.query import QueryArguments
@@ -55,6 +56,8 @@ RECORDED = ROOT / "tests" / "recorded" / "healthy"
 ARGUMENTS: dict[str, type] = {
     "train ppo": PPOArguments,
     "train impala": ImpalaArguments,
+    "train imitation": ImitationArguments,
+    "train offline": OfflineArguments,
     "train heuristic": HeuristicArguments,
     "train random": RandomArguments,
     "train schedule": ScheduleArguments,

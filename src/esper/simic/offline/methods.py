@@ -19,6 +19,9 @@ from esper.tamiyo.policy.interface import Evaluation
 LEAST_EXPONENT = -50.0
 """Lower bound of advantage / temperature; float32 has no smaller weights than exp(-87)."""
 
+ROUNDING = 1e-4
+"""Difference of log-probs that is attributed to float32."""
+
 
 def method_of(config: ImitationConfig) -> str:
     """The method by which the settings learn."""
@@ -169,7 +172,7 @@ class OffPolicyActorCritic:
         own = _metrics(
             evaluation, batch, loss, metrics[Metric.POLICY_LOSS], metrics[Metric.VALUE_LOSS]
         )
-        clipped = (log_ratio > math.log(self.rho_clip)).float()
+        clipped = (log_ratio > math.log(self.rho_clip) + ROUNDING).float()
         return loss, own | {Metric.RHO_CLIP_FRACTION: weighted_mean(clipped, batch.weight)}
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -253,7 +254,7 @@ def _open(
 
 def _absolute(records: Sequence[str]) -> tuple[str, ...]:
     """Absolute paths, so that the run can be resumed from any directory."""
-    return tuple(str(Path(run).expanduser().resolve()) for run in records)
+    return tuple(os.path.realpath(os.path.expanduser(run)) for run in records)
 
 
 def _check_same_data(run: Path, known: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The data of offline learning: recorded episodes, checked, with their returns and their split."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,7 +79,7 @@ def read_data(config: ImitationConfig) -> RecordedData:
     """
     if not config.records:
         raise UsageError("records: no run is named; give --records RUN, trained with --record")
-    runs = [Path(run).expanduser() for run in config.records]
+    runs = [Path(os.path.expanduser(run)) for run in config.records]
     identities = _identities(runs)
     worlds = {run: stored_config(run)[0].world for run in runs}
     for path in dict.fromkeys(path for world in worlds.values() for path in world.plugin):

@@ -51,10 +51,11 @@ class GrowthTrainee:
         self.policy = policy
         self.environment = build_environment(config, devices)
         self.precision = self.environment.precision
+        # Before paths are resolved: a wrong one is refused here.
+        initial = initial_parts(config) if policy in ALGORITHMS and not resumed else None
         self.config = resolved(config, self.environment)
         self.agent = None
         if policy in ALGORITHMS:
-            initial = None if resumed else initial_parts(self.config)
             self.agent = build_agent(self.config, devices[0], initial)
         self.actor: Actor = self.agent.actor if self.agent else control(policy, self.environment)
         self.backend_name = self.environment.backend_name

@@ -1,5 +1,6 @@
 """Learning that starts from the policy of another run."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
     """
     if config.learner.initial_policy is None:
         return None
-    run = Path(config.learner.initial_policy).expanduser()
-    if not (run / "config.json").is_file():
+    run = Path(os.path.expanduser(config.learner.initial_policy))
+    try:
+        known = (run / "config.json").is_file()
+    except (OSError, ValueError):
+        known = False
+    if not known:
         raise UsageError(
             f"initial_policy: {run} is not a run directory; esper runs lists your runs"
         )
