@@ -164,7 +164,8 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             if not given.get("plugin") and name != "tasks fetch":
                 known = {*TASKS, *SUITES, "NAME", "T"}
                 assert known.issuperset([asked] if isinstance(asked, str) else asked), command
-            if name.startswith("train") and "resume" not in given:
+            from_records = name in ("train imitation", "train offline")
+            if name.startswith("train") and "resume" not in given and not from_records:
                 own = ("sanctum", "config_json")
                 settings = {k: v for k, v in given.items() if k not in own}
                 if name == "train impala":

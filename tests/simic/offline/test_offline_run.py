@@ -79,7 +79,8 @@ def test_a_run_is_one_that_other_commands_take(method: str, recorded: str, tmp_p
     info = inspect(run.path)
     assert (info.status, info.policy, info.rounds_done) == ("finished", "offline", 4)
     page = write_report([run.path], tmp_path / "report.html").read_text()
-    assert "offline" in page
+    assert f"learned by offline from the records of {Path(recorded).name}" in page
+    assert "epochs" in page
     agent = GrowingPolicy.named(str(run.path)).agent(seed=3)
     parts = load_latest(run.path).parts
     assert_same(dict(agent.policy.state_dict()), parts["policy"])

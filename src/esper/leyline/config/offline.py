@@ -83,7 +83,7 @@ class OfflineConfig(ImitationConfig):
     """How to learn: awr (advantage-weighted regression) imitates good actions more than others and
     takes records of any policy; vtrace (off-policy actor-critic) takes those of policies that drew
     their actions at random; bc clones every action, as esper train imitation does."""
-    temperature: float = setting(0.5, POSITIVE)
+    temperature: float = setting(0.25, POSITIVE)
     """Temperature of awr (beta), in standard deviations of the returns: an action counts by
     exp(advantage / temperature). The lower, the fewer actions count."""
     weight_cap: float = setting(20.0, Range(1.0, 1e6))
