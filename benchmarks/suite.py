@@ -27,7 +27,7 @@ from ladders import (
     standing,
     standing_text,
 )
-from populations import SPLITS, Ints, Part, controls, held_out_of, joined_rungs, parts
+from populations import SPLITS, Ints, controls, parts, splits_of
 from reporting import kept, made_on, publish, table
 from runs import Run, Settings, study_parser, trained
 
@@ -36,13 +36,16 @@ from esper.leyline.evaluation import CLAIRVOYANT, Evaluation, Rung
 from esper.runtime.tasks import FAMILIES
 from esper.scripts.entry import guarded
 from esper.simic.evaluation.controls import ORDERS
+from esper.simic.evaluation.hosts import held_out_of
+from esper.simic.evaluation.joining import joined_rungs
 from esper.simic.evaluation.ladder import policy_rungs
+from esper.simic.evaluation.play import Hosts
 from esper.simic.tools.grow import GrowingPolicy
 
 WAYS = "greedy", "sampled"
 
 
-def played(run: Run, found: list[Part], members: int, path: Path) -> list[Rung]:
+def played(run: Run, found: list[Hosts], members: int, path: Path) -> list[Rung]:
     """Return the rungs of a trained policy on all parts, from ``path`` if they are kept there."""
 
     def tell(stage: str, done: int, total: int) -> None:
@@ -51,7 +54,7 @@ def played(run: Run, found: list[Part], members: int, path: Path) -> list[Rung]:
     def make() -> list[dict[str, Any]]:
         grower = GrowingPolicy.named(str(run.path))
         by_part = [
-            policy_rungs(grower, replace(part.hosts.fresh, data_seed=ORDERS[0]), members, tell)
+            policy_rungs(grower, replace(part.fresh, data_seed=ORDERS[0]), members, tell)
             for part in found
         ]
         return [msgspec.to_builtins(joined_rungs(same)) for same in zip(*by_part, strict=True)]
@@ -135,7 +138,7 @@ def studied(suite: str, arguments: Any) -> tuple[list[str], dict[str, Any]]:
         counts = (arguments.training_hosts, arguments.hosts)
         found = parts(suite, target, counts, splits, arguments.threads)
         ladder = controls(target, found, arguments.random_plans, stages)
-        seeds = np.concatenate([part.splits for part in found])
+        seeds = splits_of(ladder)
         size = f"{arguments.hosts}-hosts-{arguments.members}-members-{arguments.rounds}-rounds"
         policies = [
             played(run, found, arguments.members, stages / f"{target}-seed{seed}-{size}.json")

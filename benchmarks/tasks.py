@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from ladders import best_rule, control_figures
-from populations import SPLITS, Ints, controls, parts
+from populations import SPLITS, Ints, controls, parts, splits_of
 from reporting import made_on, new_parser, publish, table
 
 from esper.karn.ladder import points_text
@@ -137,7 +137,7 @@ def main() -> int:
         hosts = parts(task.name, task.name, counts, arguments.splits, arguments.threads)
         stages = arguments.work / f"{arguments.splits}-splits" / task.name
         ladder = controls(task.name, hosts, arguments.random_plans, stages)
-        found[task.name] = figures_of(ladder, hosts[0].splits, plans)
+        found[task.name] = figures_of(ladder, splits_of(ladder), plans)
     title = "What growing is worth on each task"
     text = [*page(found, arguments.suites), f"{made_on()}."]
     publish("tasks", title, text, arguments.write, found)

@@ -1,10 +1,13 @@
 """``esper evaluate``: the table, the files, and bad input in one line."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.progress import Progress, TaskID
 
 from esper.karn.report import write_report
 from esper.leyline.errors import UsageError
@@ -17,7 +20,7 @@ from esper.leyline.evaluation import (
     Rung,
     read_evaluation,
 )
-from esper.runtime.tasks import Family, add_family
+from esper.runtime.tasks import Family, Task, add_family
 from esper.scripts import evaluate as command
 from esper.scripts.entry import guarded
 from esper.scripts.evaluate import evaluate
@@ -31,7 +34,7 @@ from esper.simic.evaluation import (
     trials,
 )
 from esper.simic.evaluation.baselines import FINE_TUNING
-from esper.simic.evaluation.ladder import SPLITS, evaluation_hosts
+from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.plans import NEVER, library
 from tiny_population import LARGE, tiny
@@ -75,6 +78,41 @@ def test_the_ladder_is_printed_and_written_and_kept(capsys, tmp_path: Path, monk
     assert read_evaluation(tmp_path / "other" / LADDER_FILE).rungs == found.rungs[:-1]
 
 
+def test_a_suite_of_several_horizons_is_played_in_parts(capsys, monkeypatch) -> None:
+    """Four hosts of either horizon, scored as in an evaluation of their own."""
+
+    def draw(number: int) -> Task:
+        length = (12, 8)[number % 2]
+        task = tiny(number // 2 % 2)
+        return replace(task, name=f"mixed:{number}", family="mixed", episode_length=length)
+
+    add_family(Family("mixed", "mixed", draw, training=40, held_out=4))
+    totals: dict[str, list[int]] = {}
+
+    class Bars(Progress):
+        def add_task(self, description: str, **settings: Any) -> TaskID:
+            totals[description] = [settings["total"], 0]
+            return TaskID(len(totals) - 1)
+
+        def advance(self, task_id: TaskID, advance: float = 1) -> None:
+            totals[list(totals)[task_id]][1] += int(advance)
+
+    monkeypatch.setattr(command, "Progress", Bars)
+    sizes = ["--hosts", "8", "--training-hosts", "40", "--threads", "1"]
+    assert evaluate(["--policy", "heuristic", "--suite", "mixed", *sizes]) == 0
+    capsys.readouterr()
+    found = read_evaluation(Path("evaluations/mixed-heuristic") / LADDER_FILE)
+    assert (len(found.tasks), found.training_hosts) == (8, 40)
+    assert {place[-11:] for place in totals} == {"part 1 of 2", "part 2 of 2"}
+    assert [done for _, done in totals.values()] == [total for total, _ in totals.values()]
+    stages = Path("evaluations/mixed-stages")
+    for column, part in enumerate(evaluation_hosts("mixed", 40, 8, 1)):
+        alone = ladder.evaluate("heuristic", "mixed", [part], 0, 1, stages)
+        for one, whole in zip(alone.rungs, found.rungs, strict=True):
+            assert one.name == whole.name
+            assert one.utility == whole.utility[4 * column : 4 * column + 4]
+
+
 def test_the_split_seed_of_the_command_replaces_the_default_splits(monkeypatch) -> None:
     seeds: list[tuple[int, ...]] = []
 
@@ -97,7 +135,6 @@ def test_the_split_seed_of_the_command_replaces_the_default_splits(monkeypatch) 
             ["--policy", "rule", "--suite", "tin"],
             "task: there is no task 'tin'; did you mean 'tiny'",
         ),
-        (["--policy", "rule", "--suite", "held_out"], "suite: the tasks of held_out differ"),
         (["--policy", "rule", "--hosts", "3"], "hosts: must lie between 4 and"),
         (["--policy", "rule", "--training-hosts", "x"], "--training-hosts: must be a whole number"),
         (["--policy", "rule", "--out", "file"], "out: .*file is not a directory; name another"),
@@ -121,12 +158,12 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, says: str, caps
 
 def shipped(hosts: int = 6, played: bool = False) -> None:
     """Ship the controls of ``hosts`` hosts, or made-up numbers unless ``played``."""
-    place = evaluation_hosts("tiny", 20, hosts, 1)
+    (place,) = evaluation_hosts("tiny", 20, hosts, 1)
     names = NEVER_GROW, BLIND[0], LOOKING[0], CLAIRVOYANT
     values = [0.5] * hosts
     rungs = [Rung(name, False, values, values, values, [0] * hosts) for name in names]
     if played:
-        rungs = ladder.evaluate("rule", "tiny", place, 0, 1, Path("stages")).rungs
+        rungs = ladder.evaluate("rule", "tiny", [place], 0, 1, Path("stages")).rungs
     identity = controls.controls_identity(place, PLANS)
     made = shipped_controls.ShippedControls(identity, "made here", 20, hosts, rungs)
     assert shipped_controls.write_shipped("tiny", made).parent == Path("shipped").absolute()

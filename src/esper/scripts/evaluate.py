@@ -19,8 +19,9 @@ from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import LADDER_FILE, LADDERS, Evaluation
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
-from esper.simic.evaluation.ladder import SPLITS, evaluation_hosts, usable_controls
+from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
 from esper.simic.evaluation.ladder import evaluate as evaluated
+from esper.simic.evaluation.ladder import usable_controls
 from esper.simic.run.disk import replace_synced
 
 PROGRAM = "esper evaluate"
@@ -41,7 +42,8 @@ class EvaluateArguments:
     """The policy: a run directory (its latest checkpoint), heuristic, never, or rule for the
     controls alone."""
     suite: str = "adaptation"
-    """Suite or family that the hosts are drawn from; a family's fresh hosts are held-out draws."""
+    """Suite, family or task that the hosts are drawn from; a family's fresh hosts are held-out
+    draws, and rules for held-out tasks are tuned on the training suite."""
     hosts: int = setting(64, Range(4, 4096))
     """Number of fresh hosts."""
     training_hosts: int = setting(128, Range(20, 4096))
@@ -78,7 +80,7 @@ def evaluate(arguments: list[str]) -> int:
     threads = given.threads or os.cpu_count() or 1
     torch.set_num_threads(1)
     splits = SPLITS if given.split_seed is None else (given.split_seed,)
-    hosts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads, splits)
+    parts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads, splits)
     console = Console()
     shipped, why_not = None, None
     if not given.fresh:
@@ -97,7 +99,7 @@ def evaluate(arguments: list[str]) -> int:
         found = evaluated(
             given.policy,
             given.suite,
-            hosts,
+            parts,
             given.random_plans,
             given.members,
             work,

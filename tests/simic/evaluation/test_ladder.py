@@ -8,16 +8,11 @@ import pytest
 
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation
-from esper.runtime.tasks import find_all
 from esper.simic.evaluation import baselines, controls, ladder, rules, trials
 from esper.simic.evaluation.baselines import FINE_TUNING
-from esper.simic.evaluation.kept_stages import digest, hosts_of, kept_outcome
-from esper.simic.evaluation.ladder import (
-    FRESH_HOSTS,
-    evaluate,
-    evaluation_hosts,
-    policy_rungs,
-)
+from esper.simic.evaluation.hosts import FRESH_HOSTS
+from esper.simic.evaluation.kept_stages import kept_outcome
+from esper.simic.evaluation.ladder import evaluate, policy_rungs
 from esper.simic.evaluation.play import Hosts, Outcome
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
@@ -45,7 +40,7 @@ def work(tmp_path_factory) -> Path:
 
 def evaluated(policy: str, work: Path, calls: Calls | None = None) -> Evaluation:
     told: Calls = [] if calls is None else calls
-    return evaluate(policy, "tiny", HOSTS, 0, 2, work, lambda *batch: told.append(batch))
+    return evaluate(policy, "tiny", [HOSTS], 0, 2, work, lambda *batch: told.append(batch))
 
 
 def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
@@ -92,7 +87,7 @@ def test_another_suite_does_not_take_the_stages_of_this_one(work: Path):
     evaluated("rule", work)
     before = {path.name for path in work.iterdir()}
     other = Hosts(hosts(20), hosts(6, first=7))
-    evaluate("rule", "tiny", other, 0, 2, work)
+    evaluate("rule", "tiny", [other], 0, 2, work)
     assert before < {path.name for path in work.iterdir()}
 
 
@@ -104,7 +99,7 @@ def test_interrupted_work_continues(work: Path, tmp_path: Path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate("heuristic", "tiny", HOSTS, 0, 2, tmp_path, interrupt)
+        evaluate("heuristic", "tiny", [HOSTS], 0, 2, tmp_path, interrupt)
     assert len(list(tmp_path.iterdir())) == 2
     calls: Calls = []
     assert evaluated("heuristic", tmp_path, calls) == whole
@@ -139,39 +134,8 @@ def test_a_broken_stage_is_a_usage_error(tmp_path: Path, content: bytes):
         kept_outcome(path, outcome)
 
 
-def test_a_family_is_scored_on_held_out_draws_and_a_suite_on_other_identities():
-    family = evaluation_hosts("adaptation", 20, 258, 1)
-    assert [task.name for task in family.training.tasks] == [f"adaptation:{i}" for i in range(20)]
-    held_out = [task.name for task in find_all(["adaptation_held_out"])]
-    assert [task.name for task in family.fresh.tasks] == [*held_out, *held_out[:2]]
-    one = evaluation_hosts("digits", 20, 4, 1)
-    assert {task.name for task in one.fresh.tasks} == {"digits"}
-    assert one.fresh.first >= one.training.first + 20
-
-
-def test_fresh_hosts_have_the_splits_in_turn_and_rules_are_tuned_on_others():
-    for suite in ("adaptation", "suite", "digits"):
-        hosts = evaluation_hosts(suite, 40, 80, 1)
-        seeds = [task.split_seed for task in hosts.fresh.tasks]
-        assert np.bincount(seeds).tolist() == [20] * 4
-        assert {task.split_seed for task in hosts.training.tasks} == {4, 5, 6, 7}
-    of_a_task = {(t.name, t.split_seed) for t in evaluation_hosts("suite", 40, 28, 1).fresh.tasks}
-    assert len(of_a_task) == 28
-    one = evaluation_hosts("digits", 20, 4, 1, (5,))
-    assert {task.split_seed for task in one.fresh.tasks} == {5}
-    assert {task.split_seed for task in one.training.tasks} == {6}
-    assert digest(hosts_of(one.fresh)) != digest(
-        hosts_of(evaluation_hosts("digits", 20, 4, 1, (6,)).fresh)
-    )
-
-
 def test_a_fixed_split_has_no_seed(work: Path):
     assert set(evaluated("rule", work).splits) == {None}
-
-
-def test_tasks_of_different_horizons_are_refused():
-    with pytest.raises(UsageError, match=r"^suite: the tasks of held_out differ"):
-        evaluation_hosts("held_out", 20, 4, 1)
 
 
 def test_a_learned_policy_stands_with_its_blind_twin_and_yoked_copy(tmp_path: Path):

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation, Rung
-from esper.runtime.tasks import SUITES, Task, find_all
 from esper.simic.evaluation.controls import (
     ORDERS,
     control_rungs,
@@ -20,6 +18,8 @@ from esper.simic.evaluation.controls import (
     play_controls,
     rung_of,
 )
+from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
+from esper.simic.evaluation.joining import joined
 from esper.simic.evaluation.kept_stages import OnBatch
 from esper.simic.evaluation.play import Hosts, Population, Rules, play, play_plans
 from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
@@ -29,53 +29,8 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo.plans import NEVER, library
 
-TRAINING_HOSTS, FRESH_HOSTS = 0, 1 << 20
-"""Identities of the first training host and of the first fresh host."""
-SPLITS = 0, 1, 2, 3
-"""Seeds of the splits of the fresh hosts' data, in turn."""
 RULE = "rule"
 """Name of a policy that stands for the controls alone."""
-
-
-def evaluation_hosts(
-    suite: str, training: int, fresh: int, threads: int, splits: Sequence[int] = SPLITS
-) -> Hosts:
-    """Training and fresh hosts of a suite, its tasks in turn.
-
-    A family's fresh hosts are held-out draws. The data of the fresh hosts are split with the seeds
-    ``splits`` in turn, see ``Task.with_split``, and those of the training hosts with as many other
-    seeds: no rule was chosen by the test images on which it is scored.
-
-    Raises:
-        UsageError: there is no such suite, or its tasks differ in their horizon.
-    """
-    held_out = f"{suite}_held_out"
-    others = [(max(splits) + 1 + i) % (1 << 32) for i in range(len(splits))]
-
-    def population(name: str, count: int, first: int, seeds: Sequence[int]) -> Population:
-        tasks = find_all([name])
-        if len({task.horizon for task in tasks}) > 1:
-            raise UsageError(
-                f"suite: the tasks of {name} differ in episode length or minibatches; name one task"
-            )
-        return Population(tasks_in_turn(tasks, count, seeds), first, threads=threads)
-
-    return Hosts(
-        population(suite, training, TRAINING_HOSTS, others),
-        population(held_out if held_out in SUITES else suite, fresh, FRESH_HOSTS, splits),
-    )
-
-
-def tasks_in_turn(tasks: Sequence[Task], count: int, splits: Sequence[int]) -> tuple[Task, ...]:
-    """The tasks of ``count`` hosts.
-
-    Every task meets the split seeds in turn, and so do the draws of a family, each of which is a
-    task with few hosts. Without ``splits`` the tasks stay as they are.
-    """
-    places = (divmod(host, len(tasks)) for host in range(count))
-    if not splits:
-        return tuple(tasks[column] for _, column in places)
-    return tuple(tasks[c].with_split(splits[(r + c) % len(splits)]) for r, c in places)
 
 
 def usable_controls(
@@ -101,8 +56,8 @@ def usable_controls(
         return None, None
 
     def of_other_hosts() -> bool:
-        hosts = evaluation_hosts(suite, stored.training_hosts, stored.hosts, threads=1)
-        return controls_identity(hosts, library()) != stored.identity
+        parts = evaluation_hosts(suite, stored.training_hosts, stored.hosts, threads=1)
+        return [controls_identity(hosts, library()) for hosts in parts] != [stored.identity]
 
     why = None
     if training != stored.training_hosts:
@@ -123,7 +78,7 @@ def usable_controls(
 def evaluate(
     policy: str,
     suite: str,
-    hosts: Hosts,
+    parts: Sequence[Hosts],
     random_plans: int,
     members: int,
     work: Path,
@@ -135,12 +90,12 @@ def evaluate(
     Args:
         policy: a run directory, ``heuristic``, ``never``, or ``RULE`` for the controls alone.
         suite: name of the suite, for the result.
-        hosts: see ``evaluation_hosts``.
+        parts: see ``hosts.evaluation_hosts``.
         random_plans: number of random schedules in the library.
         members: episodes per host of a policy that samples its actions.
         work: directory in which finished stages are kept; they are not repeated.
-        on_batch: see ``OnBatch``.
-        shipped: controls of these hosts, or of more, that need not be played.
+        on_batch: see ``OnBatch``; of several parts, the stages say which.
+        shipped: controls of these hosts, or of more, that need not be played; of one part only.
 
     Raises:
         UsageError: the policy does not exist or has no usable checkpoint, or a finished stage
@@ -148,26 +103,45 @@ def evaluate(
     """
     grower = None if policy == RULE else GrowingPolicy.named(policy)
     if grower is not None and grower.learned:
-        grower.agent(hosts.fresh.seed)  # its errors should come before the controls are played
+        grower.agent(parts[0].fresh.seed)  # its errors should come before the controls are played
     plans, origin = library(random_plans), None
-    scored = replace(hosts.fresh, data_seed=ORDERS[0])
-    if shipped is None:
-        rungs = control_rungs(play_controls(hosts, plans, work, on_batch), hosts, plans)
-    else:
-        rungs = shipped.first(len(scored.tasks))
-        origin = f"{shipped.origin}; {_compared(rungs[0], scored)}"
-    if grower is not None:
-        rungs += policy_rungs(grower, scored, members, on_batch)
-    return Evaluation(
-        policy=policy,
-        suite=suite,
-        training_hosts=len(hosts.training.tasks),
-        tasks=[task.label for task in hosts.fresh.tasks],
-        plans=[plan.name for plan in plans],
-        rungs=rungs,
-        splits=[task.split_seed for task in hosts.fresh.tasks],
-        shipped=origin,
-    )
+    found = []
+    for number, hosts in enumerate(parts, 1):
+        place = f", part {number} of {len(parts)}" if len(parts) > 1 else ""
+
+        def told(stage: str, done: int, total: int, place: str = place) -> None:
+            on_batch(f"{stage}{place}", done, total)
+
+        scored = replace(hosts.fresh, data_seed=ORDERS[0])
+        if shipped is None:
+            rungs = control_rungs(play_controls(hosts, plans, work, told), hosts, plans)
+        else:
+            rungs = shipped.first(len(scored.tasks))
+            origin = f"{shipped.origin}; {_compared(rungs[0], scored)}"
+        if grower is not None:
+            rungs += policy_rungs(grower, scored, members, told)
+        found.append(
+            Evaluation(
+                policy=policy,
+                suite=suite,
+                training_hosts=_tuned_on(parts),
+                tasks=[task.label for task in hosts.fresh.tasks],
+                plans=[plan.name for plan in plans],
+                rungs=rungs,
+                splits=[task.split_seed for task in hosts.fresh.tasks],
+                shipped=origin,
+            )
+        )
+    return joined(found)
+
+
+def _tuned_on(parts: Sequence[Hosts]) -> int:
+    """Number of training hosts; parts may share theirs."""
+    populations: list[Population] = []
+    for hosts in parts:
+        if hosts.training not in populations:
+            populations.append(hosts.training)
+    return sum(len(population.tasks) for population in populations)
 
 
 def _compared(never: Rung, scored: Population) -> str:
