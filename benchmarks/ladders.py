@@ -15,12 +15,10 @@ from reporting import table
 
 from esper.karn.intervals import two_levels
 from esper.karn.ladder import Points, Step, points, points_text, steps, verdict
-from esper.leyline.evaluation import BLIND, LOOKING, Evaluation, Rung, best_rung
+from esper.leyline.evaluation import RULES, Evaluation, Rung, best_rung
 
 Floats = NDArray[np.float64]
 
-RULES = "never grow", "everything at step 0", *BLIND, *LOOKING
-"""Controls that a user could follow instead of a policy; the others know their host's outcomes."""
 VARIANTS = "policy", "blind twin", "yoked copy"
 
 

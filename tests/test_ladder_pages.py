@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from esper.karn.intervals import interval, two_levels
-from esper.leyline.evaluation import Evaluation, Rung
+from esper.leyline.evaluation import LOOKING, Evaluation, Rung
 from esper.runtime.tasks import find
 from esper.runtime.worth import read_worth
 from esper.tamiyo.plans import NEVER, PlannedSeed, library
@@ -115,7 +115,7 @@ def test_the_page_says_where_the_policy_stands(gains: list[float], wanted: str) 
 
 
 def test_the_clairvoyant_and_plans_chosen_per_task_are_no_rules() -> None:
-    from ladders import LOOKING, best_rule
+    from ladders import best_rule
 
     found = evaluation(best=0.0)
     found.rungs.append(rung("best plan per task", [2.0] * 12))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.progress import Progress, TaskID
 
+from esper.karn.comparisons import OPPONENTS, budget_text, differences, differences_text
 from esper.karn.report import write_report
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import (
@@ -231,7 +232,17 @@ def test_the_report_of_a_run_shows_its_evaluations(capsys, tmp_path: Path) -> No
     ).path
     arguments = ["--policy", str(run), "--suite", "tiny", *SMALL, "--members", "1"]
     assert evaluate(arguments) == 0
-    assert f"and {run / 'ladders' / 'tiny.json'}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"and {run / 'ladders' / 'tiny.json'}" in out
+    found = read_evaluation(run / "ladders" / "tiny.json")
+    assert found.rule_episodes == 20 * (len(PLANS) + len(trials.TRIALS))
+    assert found.policy_episodes == 4
+    assert found.differences == differences(found)
+    assert {(one.policy, one.kind) for one in found.differences} == {
+        (f"policy, {way}", kind) for way in ("greedy", "sampled") for kind in OPPONENTS
+    } - {(f"policy, {way}", "training") for way in ("greedy", "sampled")}
+    for words in (differences_text(found), budget_text(found)):
+        assert words in out
     text = write_report([run], tmp_path / "report.html").read_text()
     for words in (f"{run.name} on tiny", "policy, greedy", "yoked copy, sampled", "made here"):
         assert words in text

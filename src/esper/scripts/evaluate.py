@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from esper.karn.comparisons import budget_text, differences, differences_text
 from esper.karn.ladder import HEADS, Step, headroom_text, step_cells, steps
 from esper.karn.report.drawing import styled
 from esper.karn.report.ladder_figures import ladder_picture
@@ -106,6 +107,7 @@ def evaluate(arguments: list[str]) -> int:
             on_batch,
             shipped,
         )
+    found = msgspec.structs.replace(found, differences=differences(found))
     show(console, found)
     if found.shipped is not None:
         line = f"The controls ship with Esper ({found.shipped}); --fresh plays them anew."
@@ -160,7 +162,9 @@ def show(console: Console, found: Evaluation) -> None:
     if len(names) > 1:
         for name in names:
             console.print(_table(name, steps(found, np.array(found.tasks) == name)))
-    console.print(headroom_text(found), soft_wrap=True)
+    for text in (headroom_text(found), differences_text(found), budget_text(found)):
+        if text:
+            console.print(text, soft_wrap=True)
 
 
 def _table(title: str, rows: list[Step]) -> Table:

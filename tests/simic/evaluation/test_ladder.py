@@ -69,6 +69,9 @@ def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
     assert rungs["try and keep"].chosen is None
     assert found.tasks == ["tiny"] * 6
     assert (found.training_hosts, found.plans[0]) == (20, "never")
+    # Three plans and every variant of try-and-keep on each training host.
+    assert found.rule_episodes == 20 * (3 + len(trials.TRIALS))
+    assert found.policy_episodes == 0
     for stage in dict.fromkeys(stage for stage, _, _ in calls):
         assert {total for s, _, total in calls if s == stage} == {
             sum(done for s, done, _ in calls if s == stage)
@@ -80,6 +83,7 @@ def test_finished_stages_are_not_repeated(work: Path):
     again = evaluated("rule", work, calls)
     assert calls == []
     assert again == first
+    assert again.policy_episodes is None
     assert not [rung for rung in again.rungs if rung.policy]
 
 
@@ -140,7 +144,7 @@ def test_a_fixed_split_has_no_seed(work: Path):
 
 def test_a_learned_policy_stands_with_its_blind_twin_and_yoked_copy(tmp_path: Path):
     run = train_ppo_vectorized(
-        rounds=1,
+        rounds=2,
         envs=4,
         group_size=2,
         episode_length=4,
@@ -152,6 +156,7 @@ def test_a_learned_policy_stands_with_its_blind_twin_and_yoked_copy(tmp_path: Pa
     ).path
     calls: Calls = []
     grower = GrowingPolicy.named(str(run))
+    assert (grower.learned, grower.episodes) == (True, 2 * 4)
     rungs = policy_rungs(grower, HOSTS.fresh, 2, lambda *batch: calls.append(batch))
     assert [(rung.name, rung.policy) for rung in rungs] == [
         (f"{kind}, {way}", kind == "policy")

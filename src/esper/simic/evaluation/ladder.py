@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from esper.leyline.evaluation import Evaluation, Rung
+from esper.simic.evaluation import trials
 from esper.simic.evaluation.controls import (
     ORDERS,
     control_rungs,
@@ -130,6 +131,8 @@ def evaluate(
                 rungs=rungs,
                 splits=[task.split_seed for task in hosts.fresh.tasks],
                 shipped=origin,
+                rule_episodes=_tuned_on(parts) * (len(plans) + len(trials.TRIALS)),
+                policy_episodes=None if grower is None else grower.episodes,
             )
         )
     return joined(found)
