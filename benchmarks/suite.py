@@ -38,6 +38,7 @@ from esper.scripts.entry import guarded
 from esper.simic.evaluation.controls import ORDERS
 from esper.simic.evaluation.hosts import held_out_of
 from esper.simic.evaluation.joining import joined_rungs
+from esper.simic.evaluation.kept_stages import Stages
 from esper.simic.evaluation.ladder import policy_rungs
 from esper.simic.evaluation.play import Hosts
 from esper.simic.tools.grow import GrowingPolicy
@@ -52,9 +53,9 @@ def played(run: Run, found: list[Hosts], members: int, path: Path) -> list[Rung]
         print(f"{run.path.parent.name} {stage}: {done} more of {total} episodes", flush=True)
 
     def make() -> list[dict[str, Any]]:
-        grower = GrowingPolicy.named(str(run.path))
+        grower, stages = GrowingPolicy.named(str(run.path)), Stages(path.parent, tell)
         by_part = [
-            policy_rungs(grower, replace(part.fresh, data_seed=ORDERS[0]), members, tell)
+            policy_rungs(grower, replace(part.fresh, data_seed=ORDERS[0]), members, stages)
             for part in found
         ]
         return [msgspec.to_builtins(joined_rungs(same)) for same in zip(*by_part, strict=True)]

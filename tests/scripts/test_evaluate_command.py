@@ -72,7 +72,7 @@ def test_the_ladder_is_printed_and_written_and_kept(capsys, tmp_path: Path, monk
     assert "Never growing is best on" in out
     assert f"wrote {files / LADDER_FILE} and {files / 'ladder.svg'}" in out
     assert (files / "ladder.svg").read_text().startswith("<svg")
-    assert len(list(Path("evaluations/tiny-stages").iterdir())) == 5 + len(FINE_TUNING)
+    assert len(list(Path("evaluations/tiny-stages").iterdir())) == 6 + len(FINE_TUNING)
     # The controls of another policy are the same, and are not played again.
     monkeypatch.setattr(controls, "play_plans", None)
     assert evaluate(["--policy", "rule", "--suite", "tiny", *SMALL, "--out", "other"]) == 0

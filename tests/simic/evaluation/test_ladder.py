@@ -1,6 +1,5 @@
 """The ladder: its rungs on a tiny population, and stages that are kept."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,8 @@ from esper.simic.evaluation import baselines, controls, ladder, rules, trials
 from esper.simic.evaluation.baselines import FINE_TUNING
 from esper.simic.evaluation.hosts import FRESH_HOSTS
 from esper.simic.evaluation.kept_stages import kept_outcome
-from esper.simic.evaluation.ladder import evaluate, policy_rungs
+from esper.simic.evaluation.ladder import evaluate
 from esper.simic.evaluation.play import Hosts, Outcome
-from esper.simic.tools.grow import GrowingPolicy
-from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.plans import NEVER, library
 from tiny_population import LARGE, hosts
 
@@ -140,31 +137,3 @@ def test_a_broken_stage_is_a_usage_error(tmp_path: Path, content: bytes):
 
 def test_a_fixed_split_has_no_seed(work: Path):
     assert set(evaluated("rule", work).splits) == {None}
-
-
-def test_a_learned_policy_stands_with_its_blind_twin_and_yoked_copy(tmp_path: Path):
-    run = train_ppo_vectorized(
-        rounds=2,
-        envs=4,
-        group_size=2,
-        episode_length=4,
-        max_batches=1,
-        lstm_hidden=8,
-        minibatches=2,
-        strict_gates=True,
-        telemetry_dir=str(tmp_path),
-    ).path
-    calls: Calls = []
-    grower = GrowingPolicy.named(str(run))
-    assert (grower.learned, grower.episodes) == (True, 2 * 4)
-    rungs = policy_rungs(grower, HOSTS.fresh, 2, lambda *batch: calls.append(batch))
-    assert [(rung.name, rung.policy) for rung in rungs] == [
-        (f"{kind}, {way}", kind == "policy")
-        for way in ("greedy", "sampled")
-        for kind in ("policy", "blind twin", "yoked copy")
-    ]
-    assert [total for _, _, total in calls] == [6] * 3 + [12] * 3
-    shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UsageError, match=r"^policy: "):
-        evaluated(str(run), tmp_path / "work")
-    assert not (tmp_path / "work").exists()

@@ -21,8 +21,8 @@ from esper.simic.evaluation.controls import (
 )
 from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
 from esper.simic.evaluation.joining import joined
-from esper.simic.evaluation.kept_stages import OnBatch
-from esper.simic.evaluation.play import Hosts, Population, Rules, play, play_plans
+from esper.simic.evaluation.kept_stages import OnBatch, Stages
+from esper.simic.evaluation.play import Hosts, Outcome, Population, Rules, play, play_plans
 from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
 from esper.simic.evaluation.without_looking import Recording, blind_twin, recorded, yoked
 from esper.simic.growth.collect import Actor
@@ -32,6 +32,9 @@ from esper.tamiyo.plans import NEVER, library
 
 RULE = "rule"
 """Name of a policy that stands for the controls alone."""
+
+Made = Callable[[GrowthEnv], Actor]
+"""Makes the actor of an environment of consecutive hosts."""
 
 
 def usable_controls(
@@ -120,7 +123,7 @@ def evaluate(
             rungs = shipped.first(len(scored.tasks))
             origin = f"{shipped.origin}; {_compared(rungs[0], scored)}"
         if grower is not None:
-            rungs += policy_rungs(grower, scored, members, told)
+            rungs += policy_rungs(grower, scored, members, Stages(work, told))
         found.append(
             Evaluation(
                 policy=policy,
@@ -158,12 +161,16 @@ def _compared(never: Rung, scored: Population) -> str:
 
 
 def policy_rungs(
-    grower: GrowingPolicy, scored: Population, members: int, on_batch: OnBatch
+    grower: GrowingPolicy, scored: Population, members: int, stages: Stages
 ) -> list[Rung]:
     """The rungs of a policy; those of a learned one with its blind twin and its yoked copy.
 
     A learned policy follows the rules of growth of its run. It is played greedily and, ``members``
-    times per host, with sampled actions.
+    times per host, with sampled actions. The policy and its yoked copy, which repeats its actions,
+    are one stage.
+
+    Raises:
+        UsageError: a finished stage cannot be read.
     """
     world = grower.settings.world
     rules = Rules(world.one_at_a_time, world.strict_gates, world.max_seeds)
@@ -174,20 +181,24 @@ def policy_rungs(
         def actor(env: GrowthEnv, greedy: bool = way == "greedy") -> Actor:
             return grower.actor(env, greedy)
 
-        def rung(
-            kind: str, made: Callable[[GrowthEnv], Actor], way: str = way, count: int = count
-        ) -> Rung:
-            name, total = f"{kind}, {way}", len(scored.tasks) * count
+        def kept(stage: str, made: Sequence[Made], count: int = count) -> list[Outcome]:
+            players = [(grower.identity, rules, m) for m in range(len(made) * count)]
 
-            def done(episodes: int) -> None:
-                on_batch(name, episodes, total)
+            def make(done: Callable[[int], None]) -> Outcome:
+                parts = [play(scored, one, count, rules, done) for one in made]
+                return Outcome.join(parts, axis=1)
 
-            outcome = play(scored, made, count, rules, done)
-            return rung_of(name, outcome, policy=kind == "policy")
+            outcome = stages.kept(stage, scored, players, make)
+            return [outcome.members(i * count, (i + 1) * count) for i in range(len(made))]
 
+        if not grower.learned:
+            (alone,) = kept(f"{way} policy", [actor])
+            rungs.append(rung_of(f"policy, {way}", alone, policy=True))
+            continue
         recordings: list[Recording] = []
-        rungs.append(rung("policy", recorded(actor, recordings)))
-        if grower.learned:
-            rungs.append(rung("blind twin", blind_twin(actor)))
-            rungs.append(rung("yoked copy", yoked(recordings)))
+        pair = recorded(actor, recordings), yoked(recordings)
+        policy, copy = kept(f"{way} policy and yoked copy", pair)
+        (blind,) = kept(f"{way} blind twin", [blind_twin(actor)])
+        rungs.append(rung_of(f"policy, {way}", policy, policy=True))
+        rungs += [rung_of(f"blind twin, {way}", blind), rung_of(f"yoked copy, {way}", copy)]
     return rungs

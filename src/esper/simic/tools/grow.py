@@ -65,6 +65,11 @@ class GrowingPolicy:
         return self.checkpoint is not None
 
     @property
+    def identity(self) -> object:
+        """What tells the policy from others, wherever its run lies: the checksums of its parts."""
+        return self.name if self.checkpoint is None else self.checkpoint.sha256
+
+    @property
     def episodes(self) -> int:
         """Number of episodes on which the policy was trained."""
         if self.checkpoint is None:
