@@ -71,7 +71,9 @@ def test_the_ladder_is_printed_and_written_and_kept(capsys, tmp_path: Path, monk
         assert f"{mean:.1f}" in out, rung.name
     assert "Never growing is best on" in out
     assert f"wrote {files / LADDER_FILE} and {files / 'ladder.svg'}" in out
-    assert (files / "ladder.svg").read_text().startswith("<svg")
+    drawing = (files / "ladder.svg").read_text()
+    assert drawing.startswith("<svg")
+    assert "<style>:root {" in drawing
     assert len(list(Path("evaluations/tiny-stages").iterdir())) == 6 + len(FINE_TUNING)
     # The controls of another policy are the same, and are not played again.
     monkeypatch.setattr(controls, "play_plans", None)

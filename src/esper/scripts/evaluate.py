@@ -13,7 +13,7 @@ from rich.table import Table
 
 from esper.karn.comparisons import budget_text, differences, differences_text
 from esper.karn.ladder import HEADS, Step, headroom_text, step_cells, steps
-from esper.karn.report.drawing import styled
+from esper.karn.report.drawing import standalone, styled
 from esper.karn.report.ladder_figures import ladder_picture
 from esper.leyline.config.setting import SEEDS, Range, setting
 from esper.leyline.errors import UsageError
@@ -116,7 +116,7 @@ def evaluate(arguments: list[str]) -> int:
         drawing = ladder_picture(found).svg
     files = {LADDER_FILE: msgspec.json.encode(found)}
     if drawing is not None:
-        files["ladder.svg"] = drawing.encode()
+        files["ladder.svg"] = standalone(drawing).encode()
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
