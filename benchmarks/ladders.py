@@ -13,13 +13,11 @@ from reporting import table
 
 from esper.karn.intervals import two_levels
 from esper.karn.ladder import Points, Step, points, points_text, steps, units, verdict
-from esper.leyline.evaluation import BLIND, LOOKING, WITHOUT_GROWING, Evaluation, Rung
+from esper.leyline.evaluation import RULES, WITHOUT_GROWING, Evaluation, Rung
 
 Floats = NDArray[np.float64]
 Splits = Sequence[int | None]
 
-RULES = "never grow", "everything at step 0", *BLIND, *LOOKING
-"""Controls that a user could follow instead of a policy; the others know their host's outcomes."""
 VARIANTS = "policy", "blind twin", "yoked copy"
 
 

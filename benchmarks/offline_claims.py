@@ -10,14 +10,14 @@ from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
-from populations import Part, parts
+from populations import parts
 from reporting import kept
 from runs import Run, Settings, trained
 
 from esper.karn.store import read_events
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig, OfflineMethod
 from esper.leyline.events import TrainingFinished
-from esper.simic.evaluation.play import Rules, play, play_plans
+from esper.simic.evaluation.play import Hosts, Rules, play, play_plans
 from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.offline.offline_run import learn_offline
@@ -73,7 +73,7 @@ class Study:
         counts = (self.envs, self.record_rounds, self.hosts, self.members, self.epochs)
         return f"{self.suite}-{'-'.join(map(str, counts))}"
 
-    def hosts_of(self) -> list[Part]:
+    def hosts_of(self) -> list[Hosts]:
         """Return training and fresh hosts, see ``populations.parts``."""
         counts = self.training_hosts, self.hosts
         return parts(self.suite, self.suite, counts, 4, self.threads)
@@ -110,7 +110,7 @@ def best_plan(study: Study) -> Plan:
     plans = tuple(plan for plan in library() if not plan.at_once)
 
     def make() -> list[float]:
-        hosts = study.hosts_of()[0].hosts.training
+        hosts = study.hosts_of()[0].training
         return [float(x) for x in play_plans(hosts, plans).test_utility.mean(0)]
 
     path = study.work / f"plans-{study.suite}-{study.training_hosts}.json"
@@ -138,7 +138,7 @@ def gain(study: Study, actor: Callable[[GrowthEnv], Actor]) -> float:
 
 def utility(study: Study, actor: Callable[[GrowthEnv], Actor]) -> Floats:
     """Return the test utility on each fresh host, the mean over its episodes."""
-    populations = [part.hosts.fresh for part in study.hosts_of()]
+    populations = [part.fresh for part in study.hosts_of()]
     return np.concatenate(
         [play(hosts, actor, study.members, Rules()).test_utility.mean(1) for hosts in populations]
     )

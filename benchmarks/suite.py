@@ -26,7 +26,7 @@ from ladders import (
     standing,
     standing_text,
 )
-from populations import SPLITS, Part, controls, held_out_of, joined_rungs, parts
+from populations import SPLITS, controls, parts
 from reporting import kept, made_on, publish, table
 from runs import Run, Settings, study_parser, trained
 
@@ -35,22 +35,26 @@ from esper.leyline.evaluation import CLAIRVOYANT, Evaluation, Rung
 from esper.runtime.tasks import FAMILIES
 from esper.scripts.entry import guarded
 from esper.simic.evaluation.controls import ORDERS
+from esper.simic.evaluation.hosts import held_out_of
+from esper.simic.evaluation.joining import joined_rungs
+from esper.simic.evaluation.kept_stages import Stages
 from esper.simic.evaluation.ladder import policy_rungs
+from esper.simic.evaluation.play import Hosts
 from esper.simic.tools.grow import GrowingPolicy
 
 WAYS = "greedy", "sampled"
 
 
-def played(run: Run, found: list[Part], members: int, path: Path) -> list[Rung]:
+def played(run: Run, found: list[Hosts], members: int, path: Path) -> list[Rung]:
     """Return the rungs of a trained policy on all parts, from ``path`` if they are kept there."""
 
     def tell(stage: str, done: int, total: int) -> None:
         print(f"{run.path.parent.name} {stage}: {done} more of {total} episodes", flush=True)
 
     def make() -> list[dict[str, Any]]:
-        grower = GrowingPolicy.named(str(run.path))
+        grower, stages = GrowingPolicy.named(str(run.path)), Stages(path.parent, tell)
         by_part = [
-            policy_rungs(grower, replace(part.hosts.fresh, data_seed=ORDERS[0]), members, tell)
+            policy_rungs(grower, replace(part.fresh, data_seed=ORDERS[0]), members, stages)
             for part in found
         ]
         return [msgspec.to_builtins(joined_rungs(same)) for same in zip(*by_part, strict=True)]

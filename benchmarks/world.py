@@ -21,7 +21,8 @@ from reporting import made_on, new_parser, publish
 from esper.karn.ladder import headroom, headroom_text, steps
 from esper.runtime.tasks import FAMILIES
 from esper.simic.evaluation.controls import controls_identity
-from esper.simic.evaluation.ladder import RULE, SPLITS, evaluate, evaluation_hosts
+from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
+from esper.simic.evaluation.ladder import RULE, evaluate
 from esper.simic.evaluation.shipped_controls import ShippedControls, write_shipped
 from esper.simic.run.run_directory import git_revision
 from esper.tamiyo.plans import library
@@ -51,11 +52,11 @@ def main() -> int:
     ]
     figures: dict[str, dict[str, Any]] = {}
     for family in arguments.families:
-        hosts = evaluation_hosts(
+        (hosts,) = evaluation_hosts(
             family, arguments.training_hosts, arguments.hosts, arguments.threads
         )
         found = evaluate(
-            RULE, family, hosts, 0, 1, arguments.work / family, partial(progress, family)
+            RULE, family, [hosts], 0, 1, arguments.work / family, partial(progress, family)
         )
         if arguments.write:
             plans = library()

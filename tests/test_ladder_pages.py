@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 from esper.karn.intervals import interval, two_levels
-from esper.leyline.errors import UsageError
-from esper.leyline.evaluation import Evaluation, Rung
-from esper.runtime.tasks import SUITES, find, find_all
+from esper.leyline.evaluation import LOOKING, Evaluation, Rung
+from esper.runtime.tasks import find
 from esper.runtime.worth import read_worth
-from esper.simic.evaluation.kept_stages import digest, hosts_of
-from esper.simic.evaluation.ladder import SPLITS as SPLITS_OF_EVALUATE
-from esper.simic.evaluation.ladder import evaluation_hosts, tasks_in_turn
 from esper.tamiyo.plans import NEVER, PlannedSeed, library
 from esper.tamiyo.plans import Plan as PlanOfLibrary
 
@@ -70,55 +66,6 @@ def policies(above_never: list[float], hosts: int = 12) -> list[list[Rung]]:
     ]
 
 
-def test_every_task_meets_every_split_and_so_do_the_draws_of_a_family() -> None:
-    tasks = tasks_in_turn(find_all(["suite"]), 56, range(1, 9))
-    assert len({(task.name, task.split_seed) for task in tasks}) == 56
-    draws = tasks_in_turn(find_all(["adaptation_held_out"]), 128, range(1, 9))
-    assert np.bincount([task.split_seed or 0 for task in draws]).tolist() == [0, *[16] * 8]
-    plain = tasks_in_turn(find_all(["suite"]), 8, ())
-    assert plain == (*plain[:7], plain[0])
-    assert plain[0] is find("digits_shift")
-
-
-def test_held_out_hosts_are_played_by_horizon_and_rules_are_tuned_on_other_splits() -> None:
-    from populations import parts
-
-    found = parts("suite", "held_out", (14, 20), 8, 1)
-    assert [{task.episode_length for task in p.hosts.fresh.tasks} for p in found] == [{40}, {60}]
-    names = [task.name for part in found for task in part.hosts.fresh.tasks]
-    assert sorted(names) == sorted(2 * SUITES["held_out"])
-    first, second = (part.hosts.fresh for part in found)
-    assert second.first == first.first + len(first.tasks)
-    assert [len(part.hosts.fresh.tasks) for part in found] == [18, 2]
-    for part in found:
-        assert len({task.horizon for task in part.hosts.fresh.tasks}) == 1
-        assert part.hosts.training == found[0].hosts.training
-        assert {task.split_seed for task in part.hosts.fresh.tasks} <= set(range(8))
-        seeds = {task.split_seed for task in part.hosts.training.tasks}
-        assert seeds <= set(range(8, 16))
-    hosts = parts("adaptation", "adaptation_held_out", (20, 40), len(SPLITS_OF_EVALUATE), 1)[
-        0
-    ].hosts
-    same = evaluation_hosts("adaptation", 20, 40, 1)
-    for kind in ("training", "fresh"):
-        one, other = (digest(hosts_of(getattr(every, kind))) for every in (hosts, same))
-        assert one == other
-    with pytest.raises(UsageError, match=r"^suites: the tasks of held_out differ in horizon"):
-        parts("held_out", "held_out", (14, 20), 8, 1)
-
-
-def test_parts_are_joined_in_order_without_the_rungs_that_one_lacks() -> None:
-    from populations import joined
-
-    first, second = evaluation(4), evaluation(2, suite="digits_long")
-    first.rungs.insert(3, rung("best plan per task", [0.0] * 4))
-    found = joined([first, second])
-    assert [r.name for r in found.rungs] == [r.name for r in second.rungs]
-    assert found.tasks == ["digits"] * 4 + ["digits_long"] * 2
-    assert found.rungs[0].utility == first.rungs[0].utility + second.rungs[0].utility
-    assert found.rungs[0].chosen == [1] * 6
-
-
 def test_intervals_of_policies_have_two_levels() -> None:
     from ladders import over_controllers
 
@@ -162,7 +109,7 @@ def test_the_page_says_where_the_policy_stands(gains: list[float], wanted: str) 
 
 
 def test_the_clairvoyant_and_plans_chosen_per_task_are_no_rules() -> None:
-    from ladders import LOOKING, best_of, best_rule
+    from ladders import best_of, best_rule
 
     found = evaluation(best=0.0)
     found.rungs.append(rung("best plan per task", [2.0] * 12))

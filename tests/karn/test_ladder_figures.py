@@ -1,7 +1,9 @@
 """Figures of a ladder against numpy, and the gate on its headroom."""
 
+import re
 from dataclasses import replace
 from html import unescape
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
@@ -10,7 +12,7 @@ from scipy import stats
 
 from esper.karn.ladder import Headroom, headroom, headroom_text, steps, units
 from esper.karn.report import write_report
-from esper.karn.report.drawing import styled
+from esper.karn.report.drawing import standalone, styled
 from esper.karn.report.ladder_figures import ladder_picture, ladder_tables
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import LADDERS, Evaluation, Rung, read_evaluation
@@ -148,6 +150,20 @@ def test_the_picture_names_every_rung_and_marks_the_policy():
         assert name in drawing.svg
     assert "10 fresh hosts of tiny" in drawing.text
     assert "128 other hosts" in drawing.text
+
+
+def test_a_picture_of_its_own_has_every_colour_that_it_uses():
+    with styled():
+        drawing = ladder_picture(FOUND).svg
+    assert drawing is not None
+    used = {*re.findall(r"var\((--[\w-]+)\)", drawing)}
+    assert used >= {"--grid", "--muted", "--series-0"}
+    assert "<style>" not in drawing
+    alone = standalone(drawing)
+    ElementTree.fromstring(alone)
+    style = alone.split("<style>")[1].split("</style>")[0]
+    for scheme in style.split("@media"):
+        assert used | {"--page"} <= {*re.findall(r"(--[\w-]+): #", scheme)}
 
 
 def test_the_tables_hold_every_rung_over_all_hosts_and_by_task():

@@ -18,6 +18,8 @@ BLIND = "best fixed schedule", "lookup on static features"
 """Rungs that choose a plan without a look at the host."""
 LOOKING = "one look", "trigger", "tree", "forest", "optimal stopping", "try and keep"
 """Rungs that look at the host."""
+RULES = NEVER_GROW, "everything at step 0", *BLIND, *LOOKING
+"""Rungs that a user could follow instead of a policy; others know the outcomes of their hosts."""
 CLAIRVOYANT = "clairvoyant per host"
 WITHOUT_GROWING = (
     "never grow, tuned",
@@ -58,6 +60,27 @@ def best_rung(rungs: Iterable[Rung], names: Sequence[str]) -> Rung | None:
     return max(named, key=lambda rung: fmean(rung.utility), default=None)
 
 
+class Difference(msgspec.Struct, frozen=True):
+    """Test utility of a policy minus that of an opponent, paired by host, in percentage points.
+
+    Attributes:
+        policy: name of the policy's rung.
+        kind: what the opponent is, see ``karn.comparisons.OPPONENTS``.
+        opponent: name of the opponent's rung.
+        mean: mean difference.
+        low, high: ends of its 95 % interval.
+        verdict: on which side of zero the interval lies, see ``karn.ladder.verdict``.
+    """
+
+    policy: str
+    kind: str
+    opponent: str
+    mean: float
+    low: float
+    high: float
+    verdict: str
+
+
 class Evaluation(msgspec.Struct, frozen=True):
     """A ladder.
 
@@ -70,6 +93,11 @@ class Evaluation(msgspec.Struct, frozen=True):
         rungs: the controls from the bottom up, then the policy; the first never grows.
         splits: seed of the split of each host's data, ``[H]``; None where no split is drawn.
         shipped: where the controls come from if they are those that ship with Esper.
+        rule_episodes: number of episodes over which the rules were searched: every plan and every
+            variant of try-and-keep on every training host; None if it was not recorded.
+        policy_episodes: number of episodes on which the policy was trained, 0 if it was not
+            trained; None as above.
+        differences: the policy against its opponents.
     """
 
     policy: str
@@ -81,6 +109,9 @@ class Evaluation(msgspec.Struct, frozen=True):
     splits: list[int | None]
     schema: int = SCHEMA
     shipped: str | None = None
+    rule_episodes: int | None = None
+    policy_episodes: int | None = None
+    differences: list[Difference] = []
 
 
 def read_evaluation(path: Path) -> Evaluation:

@@ -16,7 +16,7 @@ from esper.leyline.evaluation import NEVER_GROW, Rung
 from esper.runtime.tasks import Family, add_family
 from esper.simic.evaluation import shipped_controls as module
 from esper.simic.evaluation.controls import ORDERS, controls_identity
-from esper.simic.evaluation.ladder import evaluation_hosts
+from esper.simic.evaluation.hosts import evaluation_hosts
 from esper.simic.evaluation.play import Hosts, play_plans
 from esper.simic.evaluation.shipped_controls import (
     ShippedControls,
@@ -36,7 +36,7 @@ SIZE = 300_000
 
 def check(suite: str, controls: ShippedControls) -> None:
     """Play some of the controls again and compare."""
-    whole = evaluation_hosts(suite, controls.training_hosts, controls.hosts, 1)
+    (whole,) = evaluation_hosts(suite, controls.training_hosts, controls.hosts, 1)
     assert controls.identity == controls_identity(whole, library()), "play them anew"
     fresh = replace(whole.fresh, tasks=whole.fresh.tasks[:REPLAYED], data_seed=ORDERS[0])
     plans = library()
@@ -73,7 +73,8 @@ def test_what_is_shipped_is_what_is_played_today(suite: str):
 @contextmanager
 def tiny_family() -> Iterator[Hosts]:
     add_family(Family("tiny", "tiny", tiny, training=2, held_out=2))
-    yield evaluation_hosts("tiny", 20, 4, 1)
+    (hosts,) = evaluation_hosts("tiny", 20, 4, 1)
+    yield hosts
 
 
 def made(hosts: Hosts) -> ShippedControls:

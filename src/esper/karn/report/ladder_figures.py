@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from esper.karn.comparisons import budget_text, differences_text
 from esper.karn.ladder import HEADS, headroom_text, step_cells, steps
-from esper.karn.report.drawing import MUTED, Picture, new_figure, picture
+from esper.karn.report.drawing import MUTED, SERIES, Picture, new_figure, picture
 from esper.karn.report.tables import Table
 from esper.leyline.evaluation import Evaluation
 
@@ -15,7 +16,7 @@ def ladder_picture(found: Evaluation) -> Picture:
     axes = figure.add_subplot(xlabel="utility on the test split, points")
     for place, row in enumerate(rows):
         mean, low, high = row.utility
-        colour = "C0" if row.rung.policy else MUTED
+        colour = SERIES[0] if row.rung.policy else MUTED
         axes.plot([low, high], [place, place], color=colour, linewidth=2.0)
         axes.plot(mean, place, "o", color=colour)
     axes.set_yticks(range(len(rows)), [row.rung.name for row in rows])
@@ -29,7 +30,8 @@ def ladder_picture(found: Evaluation) -> Picture:
 def ladder_tables(found: Evaluation) -> list[Table]:
     """The rungs over all hosts, and for each task where there are several."""
     title = f"{found.policy} on {found.suite}"
-    text = headroom_text(found)
+    parts = (headroom_text(found), differences_text(found), budget_text(found))
+    text = " ".join(part for part in parts if part)
     if found.shipped is not None:
         text += f" The controls ship with Esper ({found.shipped})."
     tables = [_table(found, title, text, None)]

@@ -53,7 +53,7 @@ def play_controls(hosts: Hosts, plans: tuple[Plan, ...], work: Path, on_batch: O
     """Play the plans, the variants of try-and-keep and the baselines.
 
     Args:
-        hosts: see ``ladder.evaluation_hosts``.
+        hosts: see ``hosts.evaluation_hosts``.
         plans: the library.
         work: directory in which finished stages are kept; they are not repeated.
         on_batch: see ``OnBatch``.
