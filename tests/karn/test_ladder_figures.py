@@ -195,7 +195,9 @@ def changed(place: int, **values: object) -> Evaluation:
         (changed(4, chosen=[6] * HOSTS), "'clairvoyant per host' chooses an unknown plan"),
         (changed(4, name="other"), "controls are missing"),
         (changed(0, name="other"), "does not begin with 'never grow'"),
+        (changed(2, score=[0.5]), "'one look' has not one value per host"),
         (msgspec.structs.replace(FOUND, tasks=[]), "on at least one host"),
+        (msgspec.structs.replace(FOUND, rents=[0.1]), "it has not one price per host"),
     ],
 )
 def test_a_damaged_ladder_is_refused_and_the_report_shows_the_rest(tmp_path, damaged, says: str):

@@ -10,6 +10,7 @@ import pytest
 from rich.progress import Progress, TaskID
 
 from esper.karn.comparisons import OPPONENTS, budget_text, differences, differences_text
+from esper.karn.price_front import front
 from esper.karn.report import write_report
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import (
@@ -82,12 +83,12 @@ def test_the_ladder_is_printed_and_written_and_kept(capsys, tmp_path: Path, monk
 
 
 def test_a_suite_of_several_horizons_is_played_in_parts(capsys, monkeypatch) -> None:
-    """Four hosts of either horizon, scored as in an evaluation of their own."""
+    """Four hosts of either horizon, scored as in an evaluation of their own; prices are drawn."""
 
     def draw(number: int) -> Task:
         length = (12, 8)[number % 2]
-        task = tiny(number // 2 % 2)
-        return replace(task, name=f"mixed:{number}", family="mixed", episode_length=length)
+        drawn = {"episode_length": length, "rent": 0.05 * (1 + number % 4)}
+        return replace(tiny(number // 2 % 2), name=f"mixed:{number}", family="mixed", **drawn)
 
     add_family(Family("mixed", "mixed", draw, training=40, held_out=4))
     totals: dict[str, list[int]] = {}
@@ -103,9 +104,12 @@ def test_a_suite_of_several_horizons_is_played_in_parts(capsys, monkeypatch) -> 
     monkeypatch.setattr(command, "Progress", Bars)
     sizes = ["--hosts", "8", "--training-hosts", "40", "--threads", "1"]
     assert evaluate(["--policy", "heuristic", "--suite", "mixed", *sizes]) == 0
-    capsys.readouterr()
     found = read_evaluation(Path("evaluations/mixed-heuristic") / LADDER_FILE)
     assert (len(found.tasks), found.training_hosts) == (8, 40)
+    assert found.rents == pytest.approx(2 * [0.05, 0.15] + 2 * [0.1, 0.2])
+    assert found.front == front(found)
+    assert {row.rung for row in found.front} >= {"never grow", "policy, heuristic"}
+    assert "by price of parameters" in capsys.readouterr().out
     assert {place[-11:] for place in totals} == {"part 1 of 2", "part 2 of 2"}
     assert [done for _, done in totals.values()] == [total for total, _ in totals.values()]
     stages = Path("evaluations/mixed-stages")
@@ -189,7 +193,7 @@ def test_shipped_controls_are_not_played(capsys, monkeypatch) -> None:
     assert played.shipped is None
     for one, other in zip(found.rungs, played.rungs, strict=True):
         assert (one.name, one.chosen) == (other.name, other.chosen)
-        for column in ("utility", "validation", "added"):
+        for column in ("utility", "validation", "added", "score"):
             assert getattr(one, column) == pytest.approx(getattr(other, column), abs=1e-5)
 
 

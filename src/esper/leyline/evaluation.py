@@ -41,6 +41,7 @@ class Rung(msgspec.Struct, frozen=True):
         validation: the same with the validation split.
         added: parameters added per host.
         chosen: for a control that chooses one plan per host, its index in ``plans``, ``[H]``.
+        score: expected accuracy on the test split per host; None if it was not recorded.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Rung(msgspec.Struct, frozen=True):
     validation: list[float]
     added: list[float]
     chosen: list[int] | None = None
+    score: list[float] | None = None
 
 
 def best_rung(rungs: Iterable[Rung], names: Sequence[str]) -> Rung | None:
@@ -81,6 +83,26 @@ class Difference(msgspec.Struct, frozen=True):
     verdict: str
 
 
+class PricedRung(msgspec.Struct, frozen=True):
+    """A rung on the hosts of one third of the prices; means with the ends of 95 % intervals.
+
+    Attributes:
+        rung: its name.
+        prices: least and greatest price (rent) of these hosts.
+        hosts: number of these hosts.
+        added: parameters added.
+        score: expected accuracy on the test split, in percent.
+        utility: test utility, in percentage points.
+    """
+
+    rung: str
+    prices: tuple[float, float]
+    hosts: int
+    added: tuple[float, float, float]
+    score: tuple[float, float, float]
+    utility: tuple[float, float, float]
+
+
 class Evaluation(msgspec.Struct, frozen=True):
     """A ladder.
 
@@ -98,6 +120,8 @@ class Evaluation(msgspec.Struct, frozen=True):
         policy_episodes: number of episodes on which the policy was trained, 0 if it was not
             trained; None as above.
         differences: the policy against its opponents.
+        rents: price of parameters on each host, ``[H]``; empty if it was not recorded.
+        front: rungs by thirds of the price, from the lowest; empty where prices are not drawn.
     """
 
     policy: str
@@ -112,6 +136,8 @@ class Evaluation(msgspec.Struct, frozen=True):
     rule_episodes: int | None = None
     policy_episodes: int | None = None
     differences: list[Difference] = []
+    rents: list[float] = []
+    front: list[PricedRung] = []
 
 
 def read_evaluation(path: Path) -> Evaluation:
@@ -142,9 +168,11 @@ def _fault(found: Evaluation) -> str | None:
     if not all({*names} & {*kind} for kind in (BLIND, LOOKING, (CLAIRVOYANT,))):
         return "controls are missing"
     for rung in found.rungs:
-        columns = (rung.utility, rung.validation, rung.added, rung.chosen)
+        columns = (rung.utility, rung.validation, rung.added, rung.chosen, rung.score)
         if any(column is not None and len(column) != hosts for column in columns):
             return f"{rung.name!r} has not one value per host"
         if any(not 0 <= plan < len(found.plans) for plan in rung.chosen or []):
             return f"{rung.name!r} chooses an unknown plan"
+    if found.rents and len(found.rents) != hosts:
+        return "it has not one price per host"
     return None

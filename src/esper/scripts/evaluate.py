@@ -13,11 +13,12 @@ from rich.table import Table
 
 from esper.karn.comparisons import budget_text, differences, differences_text
 from esper.karn.ladder import HEADS, Step, headroom_text, step_cells, steps
+from esper.karn.price_front import FRONT_HEADS, front, front_cells, price_range
 from esper.karn.report.drawing import standalone, styled
 from esper.karn.report.ladder_figures import ladder_picture
 from esper.leyline.config.setting import SEEDS, Range, setting
 from esper.leyline.errors import UsageError
-from esper.leyline.evaluation import LADDER_FILE, LADDERS, Evaluation
+from esper.leyline.evaluation import LADDER_FILE, LADDERS, Evaluation, PricedRung
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
 from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
@@ -107,7 +108,7 @@ def evaluate(arguments: list[str]) -> int:
             on_batch,
             shipped,
         )
-    found = msgspec.structs.replace(found, differences=differences(found))
+    found = msgspec.structs.replace(found, differences=differences(found), front=front(found))
     show(console, found)
     if found.shipped is not None:
         line = f"The controls ship with Esper ({found.shipped}); --fresh plays them anew."
@@ -162,6 +163,9 @@ def show(console: Console, found: Evaluation) -> None:
     if len(names) > 1:
         for name in names:
             console.print(_table(name, steps(found, np.array(found.tasks) == name)))
+    rows = front(found)
+    if rows:
+        console.print(_front_table(rows))
     for text in (headroom_text(found), differences_text(found), budget_text(found)):
         if text:
             console.print(text, soft_wrap=True)
@@ -175,4 +179,19 @@ def _table(title: str, rows: list[Step]) -> Table:
     for row in rows:
         style = "bold" if row.rung.policy else None
         table.add_row(row.rung.name, *step_cells(row), style=style)
+    return table
+
+
+def _front_table(rows: list[PricedRung]) -> Table:
+    table = Table(title="by price of parameters", title_justify="left")
+    table.add_column("price")
+    for head in ("", *FRONT_HEADS):
+        table.add_column(head, justify="right" if head else "left")
+    prices = ""
+    for row in rows:
+        if price_range(row) != prices:
+            table.add_section()
+        same, prices = price_range(row) == prices, price_range(row)
+        style = "bold" if row.rung.startswith("policy") else None
+        table.add_row("" if same else prices, row.rung, *front_cells(row), style=style)
     return table

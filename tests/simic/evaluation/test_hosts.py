@@ -159,8 +159,11 @@ def evaluation(hosts: int, suite: str, names: tuple[str, ...] = NAMES) -> Evalua
     def values() -> list[float]:
         return draws.normal(size=hosts).tolist()
 
-    rungs = [Rung(name, False, values(), values(), values(), [1] * hosts) for name in names]
-    return Evaluation("rule", suite, 24, [suite] * hosts, ["never", "one"], rungs, [None] * hosts)
+    rungs = [
+        Rung(name, False, values(), values(), values(), [1] * hosts, values()) for name in names
+    ]
+    tasks, splits = [suite] * hosts, [None] * hosts
+    return Evaluation("rule", suite, 24, tasks, ["never", "one"], rungs, splits, rents=values())
 
 
 def test_parts_are_joined_in_order_without_the_rungs_that_one_lacks():
@@ -170,7 +173,8 @@ def test_parts_are_joined_in_order_without_the_rungs_that_one_lacks():
     assert [rung.name for rung in found.rungs] == [*NAMES]
     assert found.tasks == ["digits"] * 4 + ["digits_long"] * 2
     assert found.splits == [None] * 6
-    for column in ("utility", "validation", "added", "chosen"):
+    assert found.rents == first.rents + second.rents
+    for column in ("utility", "validation", "added", "chosen", "score"):
         for place, (one, other) in ((0, (0, 0)), (3, (4, 3))):
             whole = getattr(first.rungs[one], column) + getattr(second.rungs[other], column)
             assert getattr(found.rungs[place], column) == whole

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import NEVER_GROW, Rung
@@ -24,6 +25,7 @@ from esper.simic.evaluation.shipped_controls import (
     shipped_suites,
     write_shipped,
 )
+from esper.simic.growth.rewards import utility
 from esper.tamiyo.plans import NEVER, library
 from tiny_population import tiny
 
@@ -114,7 +116,7 @@ def test_a_replay_notices_values_and_tasks_that_are_no_longer_played(
 
 DRAWS = np.random.default_rng(0)
 RUNGS = [
-    Rung(name, False, *DRAWS.normal(size=(3, 7)).tolist(), chosen)
+    Rung(name, False, *DRAWS.uniform(size=(3, 7)).tolist(), chosen)
     for name, chosen in (("a", list(range(7))), ("b", None))
 ]
 CONTROLS = ShippedControls("identity", "made here", 20, 7, RUNGS)
@@ -131,12 +133,27 @@ def test_the_file_is_small_and_read_as_it_was_written(monkeypatch, tmp_path: Pat
     found = shipped_controls("mine")
     assert found is not None
     assert (found.identity, found.origin, found.hosts) == ("identity", "made here", 7)
-    for rung, written in zip(found.first(3), RUNGS, strict=True):
+    tasks = [tiny(number) for number in range(7)]
+    for rung, written in zip(found.first(tasks[:3]), RUNGS, strict=True):
         assert rung.chosen == (None if written.chosen is None else [0, 1, 2])
         for column in ("utility", "validation", "added"):
             expected = getattr(written, column)[:3]
             assert getattr(rung, column) == pytest.approx(expected, abs=5.1e-6)
-    assert len(found.first(7)[0].utility) == 7
+    assert len(found.first(tasks)[0].utility) == 7
+
+
+def test_scores_follow_from_utility_and_rent():
+    tasks = [replace(tiny(number), rent=0.1 * (1 + number)) for number in range(7)]
+    for rung, stored in zip(CONTROLS.first(tasks), CONTROLS.rungs, strict=True):
+        assert rung.score is not None
+        assert stored.score is None
+        for task, score, paid, added in zip(
+            tasks, rung.score, rung.utility, rung.added, strict=True
+        ):
+            expected = utility(
+                torch.tensor(score), torch.tensor(added), task.host.parameter_count, task.rent
+            )
+            assert paid == pytest.approx(float(expected), abs=1e-6)
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b cut off"])

@@ -172,6 +172,7 @@ def rung_of(
         validation=column(outcome.validation_utility),
         added=column(outcome.added),
         chosen=None if chosen is None else chosen.tolist(),
+        score=column(outcome.test_score),
     )
 
 

@@ -22,6 +22,7 @@ def joined(evaluations: Sequence[Evaluation]) -> Evaluation:
         tasks=[task for found in evaluations for task in found.tasks],
         rungs=[joined_rungs([own[name] for own in tables]) for name in common],
         splits=[split for found in evaluations for split in found.splits],
+        rents=[rent for found in evaluations for rent in found.rents],
     )
 
 
@@ -32,10 +33,6 @@ def joined_rungs(rungs: Sequence[Rung]) -> Rung:
         return [value for rung in rungs for value in getattr(rung, name)]
 
     first = rungs[0]
-    return msgspec.structs.replace(
-        first,
-        utility=column("utility"),
-        validation=column("validation"),
-        added=column("added"),
-        chosen=None if first.chosen is None else column("chosen"),
-    )
+    columns = "utility", "validation", "added", "chosen", "score"
+    there = [name for name in columns if getattr(first, name) is not None]
+    return msgspec.structs.replace(first, **{name: column(name) for name in there})

@@ -120,7 +120,7 @@ def evaluate(
         if shipped is None:
             rungs = control_rungs(play_controls(hosts, plans, work, told), hosts, plans)
         else:
-            rungs = shipped.first(len(scored.tasks))
+            rungs = shipped.first(scored.tasks)
             origin = f"{shipped.origin}; {_compared(rungs[0], scored)}"
         if grower is not None:
             rungs += policy_rungs(grower, scored, members, Stages(work, told))
@@ -136,6 +136,7 @@ def evaluate(
                 shipped=origin,
                 rule_episodes=_tuned_on(parts) * (len(plans) + 2 * len(trials.TRIALS)),
                 policy_episodes=None if grower is None else grower.episodes,
+                rents=[task.rent for task in hosts.fresh.tasks],
             )
         )
     return joined(found)
