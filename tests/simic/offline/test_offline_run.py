@@ -115,6 +115,25 @@ def test_the_policy_that_is_kept_is_the_one_with_the_lowest_held_out_loss(
     assert means[-1] < means[0]
 
 
+def test_every_epoch_takes_each_episode_once_in_another_order(
+    recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def step(self: Trainer, batch: Any, own: Callable = Trainer.step) -> Any:
+        seen.extend(batch.returns[0].tolist())
+        return own(self, batch)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    learned(recorded, tmp_path, epochs=3)
+    data = read_data(ImitationConfig(**SETTINGS, records=(recorded,)))
+    count = len(data.learned)
+    epochs = [seen[i : i + count] for i in range(0, len(seen), count)]
+    expected = sorted(data.returns[0, data.learned].tolist())
+    assert [sorted(epoch) for epoch in epochs] == [expected] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
 def test_without_held_out_episodes_the_last_epoch_is_kept(recorded: str, tmp_path: Path) -> None:
     run = learned(recorded, tmp_path, held_out=0.0, epochs=3, patience=1)
     assert [epoch.best for epoch in run.epochs] == [True] * 3
