@@ -97,6 +97,7 @@ def test_the_policy_that_is_kept_is_the_one_with_the_lowest_held_out_loss(
     assert losses.index(min(losses)) + 1 == run.best < len(losses) == run.best + 5 < 30
     assert [epoch.epoch for epoch in run.epochs if epoch.best][-1] == run.best
     assert len(list((run.path / "checkpoints").iterdir())) == 2
+    assert inspect(run.path).rounds_done == len(losses)
     config = ImitationConfig(**SETTINGS, records=(recorded,))
     data = read_data(config)
     trainer = build_trainer(config, data, CPU, 1)
