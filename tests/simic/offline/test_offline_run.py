@@ -97,6 +97,7 @@ def test_the_policy_that_is_kept_is_the_one_with_the_lowest_held_out_loss(
     assert losses.index(min(losses)) + 1 == run.best < len(losses) == run.best + 5 < 30
     assert [epoch.epoch for epoch in run.epochs if epoch.best][-1] == run.best
     assert len(list((run.path / "checkpoints").iterdir())) == 2
+    assert inspect(run.path).rounds_done == len(losses)
     config = ImitationConfig(**SETTINGS, records=(recorded,))
     data = read_data(config)
     trainer = build_trainer(config, data, CPU, 1)
@@ -113,6 +114,25 @@ def test_the_policy_that_is_kept_is_the_one_with_the_lowest_held_out_loss(
     assert min(losses) == pytest.approx(expected, rel=1e-5)
     means = [summary.metrics["negative_log_likelihood"] for summary in run.epochs]
     assert means[-1] < means[0]
+
+
+def test_every_epoch_takes_each_episode_once_in_another_order(
+    recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def step(self: Trainer, batch: Any, own: Callable = Trainer.step) -> Any:
+        seen.extend(batch.returns[0].tolist())
+        return own(self, batch)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    learned(recorded, tmp_path, epochs=3)
+    data = read_data(ImitationConfig(**SETTINGS, records=(recorded,)))
+    count = len(data.learned)
+    epochs = [seen[i : i + count] for i in range(0, len(seen), count)]
+    expected = sorted(data.returns[0, data.learned].tolist())
+    assert [sorted(epoch) for epoch in epochs] == [expected] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
 def test_without_held_out_episodes_the_last_epoch_is_kept(recorded: str, tmp_path: Path) -> None:
