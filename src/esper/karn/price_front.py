@@ -38,6 +38,7 @@ def front(found: Evaluation) -> list[PricedRung]:
     rows = []
     for third in np.unique(thirds):
         where = thirds == third
+        splits = [split for split, counts in zip(found.splits, where, strict=True) if counts]
         prices = float(rents[where].min()), float(rents[where].max())
         for rung in rungs:
             added, score, utility = (
@@ -49,9 +50,9 @@ def front(found: Evaluation) -> list[PricedRung]:
                     rung.name,
                     prices,
                     int(where.sum()),
-                    points(added / 100.0),
-                    points(score),
-                    points(utility),
+                    points(added / 100.0, splits),
+                    points(score, splits),
+                    points(utility, splits),
                 )
             )
     return rows
