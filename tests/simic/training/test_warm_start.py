@@ -112,6 +112,9 @@ def test_a_policy_that_does_not_fit_is_refused_in_one_line(clone: Path, tmp_path
     assert refused(tmp_path, initial_policy=str(control.path)) == (
         f"initial_policy: {control.path} has no checkpoint"
     )
+    given = unflatten(SMALL | {"initial_policy": str(clone), "telemetry_dir": str(tmp_path)})
+    with pytest.raises(UsageError, match=r"^initial_policy: heuristic does not learn; leave"):
+        run_training(given, "heuristic")
     with pytest.raises(UsageError, match=r"^initial_policy: belongs to growing networks"):
         unflatten({"gym": "CartPole-v1", "initial_policy": str(clone)})
 

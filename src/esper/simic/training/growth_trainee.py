@@ -9,6 +9,7 @@ from torch import Tensor
 
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import ALGORITHMS, TrainConfig
+from esper.leyline.errors import UsageError
 from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
 from esper.runtime.tasks import Task
@@ -52,7 +53,9 @@ class GrowthTrainee:
         self.environment = build_environment(config, devices)
         self.precision = self.environment.precision
         # Before paths are resolved: a wrong one is refused here.
-        initial = initial_parts(config) if policy in ALGORITHMS and not resumed else None
+        if config.learner.initial_policy is not None and policy not in ALGORITHMS:
+            raise UsageError(f"initial_policy: {policy} does not learn; leave this setting out")
+        initial = None if resumed else initial_parts(config)
         self.config = resolved(config, self.environment)
         self.agent = None
         if policy in ALGORITHMS:
