@@ -65,9 +65,9 @@ def schedules(task: Task, groups: int) -> dict[str, Any]:
         result = played(task, plan, groups, name == "everything")
         found[name] = {
             "schedule": name,
-            "utility": (100 * result.utility).tolist(),
-            "accuracy": (100 * result.accuracy).tolist(),
-            "bits": (BITS_PER_NAT * result.loss).tolist(),
+            "utility": (100 * result.validation.utility).tolist(),
+            "accuracy": (100 * result.validation.accuracy).tolist(),
+            "bits": (BITS_PER_NAT * result.validation.loss).tolist(),
         }
     return found
 
