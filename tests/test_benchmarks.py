@@ -80,6 +80,19 @@ def test_what_was_made_once_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("on_path")
+def test_printed_sentences_are_wrapped_and_tables_are_not_touched() -> None:
+    import example_ladder
+
+    table = "│ never grow │    53.4 │\n└────────────┴─────────┘"
+    sentence = "The policy is below the best rule. " * 6
+    lines = example_ladder.wrapped(f"{table}   \n{sentence}\n\nend").splitlines()
+    assert lines[:2] == table.splitlines()
+    assert " ".join(lines[2:-2]) == sentence.strip()
+    assert max(map(len, lines)) <= example_ladder.WIDTH
+    assert lines[-2:] == ["", "end"]
+
+
+@pytest.mark.usefixtures("on_path")
 def test_text_is_scored_on_test_with_student_intervals_and_validation_beside() -> None:
     import text
 
