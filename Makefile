@@ -118,6 +118,7 @@ bench-recipes: $(READY)
 
 bench-world: $(READY)
 	$(BIN)/python benchmarks/world.py --write
+	$(BIN)/python benchmarks/example_ladder.py --write
 	$(BIN)/python scripts/write_figures.py
 
 

@@ -73,7 +73,8 @@ def recipes() -> list[str]:
 def text() -> list[str]:
     page = (RESULTS / "text.md").read_text().split("## text_gpt")[1]
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if "|" in line]
-    gains = [float(row[3].split(" ± ")[0]) for row in rows[2:]]
+    assert rows[0][3] == "gain"
+    gains = [float(row[3].split()[0]) for row in rows[2:]]
     assert gains
     assert max(gains) <= 0
     return ["On `text_gpt` no seed that was tried beats never growing"]
