@@ -57,7 +57,7 @@ def two_errors(differences: list[float]) -> tuple[float, float, bool]:
     return float(values.mean()), error, bool(values.mean() > 2.0 * error)
 
 
-def said(met: bool) -> str:
+def verdict(met: bool) -> str:
     """Return the verdict on a claim."""
     return "**Met.**" if met else "**Not met.**"
 
@@ -89,10 +89,10 @@ def claim_parts(found: dict[str, Any], study: Study) -> list[str]:
         f"The best fixed schedule that grows one seed at a time, on training hosts, is "
         f"*{found['plan']}*; on the fresh hosts it gains {schedule:+.1f} points. Its clone reaches "
         f"{100 * share:.0f} % of that with sampled actions. At least {100 * ENOUGH:.0f} %: "
-        f"{said(share >= ENOUGH)}",
+        f"{verdict(share >= ENOUGH)}",
         f"Advantage-weighted regression is above cloning of the same record by {mean:+.1f} ± "
         f"{error:.1f} points (sampled actions, mean and standard error over {len(seeds)} seeds). "
-        f"By two standard errors: {said(above)}",
+        f"By two standard errors: {verdict(above)}",
         *warm_parts(found, study),
     ]
 
@@ -118,7 +118,7 @@ def warm_parts(found: dict[str, Any], study: Study) -> list[str]:
         f"(`--initial-policy`): gain in training, mean of {WINDOW} rounds, in points.",
         table(heads, rows),
         f"PPO's gain after {study.rounds} rounds in at most half the rounds, in every seed: "
-        f"{said(all(halves))}",
+        f"{verdict(all(halves))}",
     ]
 
 

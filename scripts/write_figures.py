@@ -248,9 +248,9 @@ def backends(results: Path) -> str:
 def picture(results: Path) -> str:
     """What the picture of growth shows."""
     drawn = (results.parents[1] / "docs" / "images" / "growth.svg").read_text()
-    said = found(r"<desc>(.*)</desc>", drawn)[0]
-    envs, gain = found(r"median gain of (\d+): ([^)]*)\)", said)
-    host, grown = found(r"twin (\d+) parameters, grown host (\d+)", said)
+    description = found(r"<desc>(.*)</desc>", drawn)[0]
+    envs, gain = found(r"median gain of (\d+): ([^)]*)\)", description)
+    host, grown = found(r"twin (\d+) parameters, grown host (\d+)", description)
     return (
         "*One episode on `digits_shift`. The never-grow twin has the same initial weights and the "
         f"same minibatches. The host started with {host} parameters and ended with {grown}. The "

@@ -23,7 +23,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def ran(command: list[str], where: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A command that has ended, in whatever way, with what it said."""
+    """A command that has ended, in whatever way, with its output."""
     return subprocess.run(
         command,
         cwd=where,

@@ -106,9 +106,9 @@ def block(after: str, language: str = "") -> list[str]:
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_figures_agree_with_committed_results(claim: Callable[[], list[str]]) -> None:
     # The link to the result stands within the sentence here and there.
-    said = prose().replace(" ([results])", "").replace("([results])", "")
+    text = prose().replace(" ([results])", "").replace("([results])", "")
     for sentence in claim():
-        assert sentence in said
+        assert sentence in text
 
 
 def test_every_figure_belongs_to_a_claim() -> None:

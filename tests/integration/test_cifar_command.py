@@ -66,8 +66,8 @@ def test_it_trains_and_every_head_has_a_finite_gradient_norm(place: Path, sanctu
     command = [word for word in COMMAND if sanctum or word != "--sanctum"]
     done = called(command, place, train)
     assert done.returncode == 0, done.stderr
-    said = done.stderr.count("sanctum: needs a terminal; training without it")
-    assert said == int(sanctum)
+    warnings = done.stderr.count("sanctum: needs a terminal; training without it")
+    assert warnings == int(sanctum)
     assert_learned(run_of(place))
 
 

@@ -85,7 +85,7 @@ def test_a_run_is_running_while_a_process_holds_its_lock(tmp_path: Path) -> None
         ([started(), *whole_round(1), finished(1), started(), step(2, 1)], "interrupted"),
         ([started(), outcome(1), finished(1), started(), outcome(2), finished(2)], "finished"),
     ],
-    ids=["a signal", "said so", "killed", "killed early", "killed when resumed", "resumed"],
+    ids=["a signal", "reported", "killed", "killed early", "killed when resumed", "resumed"],
 )
 def test_status_of_a_run_without_a_process(tmp_path: Path, events: list, status: str) -> None:
     assert inspect(write_run(tmp_path / "run", events)).status == status

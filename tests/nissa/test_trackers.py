@@ -106,10 +106,10 @@ def test_a_missing_library_is_reported_in_one_line_before_anything_is_written(
     runs = tmp_path / "runs"
     arguments = ["train", "ppo", f"--{name}", "--telemetry-dir", str(runs)]
     assert guarded(esper, arguments) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith(f"esper: {name}: ")
-    assert "esper-growth[trackers]" in said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert errors.startswith(f"esper: {name}: ")
+    assert "esper-growth[trackers]" in errors
     assert not runs.exists()
 
 

@@ -97,7 +97,7 @@ def finished_runs(place: Path, before: dict[str, str], after: dict[str, str]) ->
     return runs
 
 
-def judge(case: Case, outcome: Outcome, place: Path, before: dict[str, str]) -> bool:
+def check_outcome(case: Case, outcome: Outcome, place: Path, before: dict[str, str]) -> bool:
     """Return whether ``case`` trained; fails if it violates a guarantee."""
     after = contents(place)
     assert not outcome.escaped, "an exception"
@@ -143,7 +143,7 @@ def results(
             outcome = execute(case.arguments)
         trained = False
         try:
-            trained = judge(case, outcome, place, before)
+            trained = check_outcome(case, outcome, place, before)
         except AssertionError as error:
             failures.append(told(index, case, outcome, str(error).splitlines()[0]))
         outcomes.append(Outcome(outcome.code, outcome.out, outcome.err, trained=trained))
@@ -264,7 +264,7 @@ def test_another_process_gives_the_same_outcomes(
         started.append((case, place, before, process))
     for case, place, before, process in started:
         out, err = (stream.decode() for stream in process.communicate(timeout=WATCHDOG))
-        assert judge(case, Outcome(process.returncode, out, err), place, before) == (
+        assert check_outcome(case, Outcome(process.returncode, out, err), place, before) == (
             case.expected == 0
         )
         if case.expected == 2:

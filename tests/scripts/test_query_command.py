@@ -79,11 +79,11 @@ def test_a_usage_error_is_one_line_and_exit_status_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert run(*arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("esper: ")
-    assert said.err.count("\n") == 1
-    assert says in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("esper: ")
+    assert output.err.count("\n") == 1
+    assert says in output.err
 
 
 def test_help_lists_views_and_columns(capsys: pytest.CaptureFixture[str]) -> None:

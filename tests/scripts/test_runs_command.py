@@ -16,7 +16,7 @@ from run_directories import finished, recorded_run, started, whole_round, write_
 DAY = 86400.0
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     """Run a command; return exit status, stdout and stderr."""
     code = guarded(esper, [str(argument) for argument in arguments])
     return code, *capsys.readouterr()
@@ -47,7 +47,7 @@ def test_the_list_shows_each_run_with_its_status(
     cut = write_run(place / "cut", [started(9), *whole_round(1)], rounds=9)
     (cut / "checkpoints" / "000001").mkdir(parents=True)
     (cut / "checkpoints" / "000001" / "manifest.json").touch()
-    code, out, _ = said(capsys, "runs", place)
+    code, out, _ = run_command(capsys, "runs", place)
     assert code == 0
     assert len(re.findall(r"run-\d +✓ finished +1/1 +\+1\.0 +\+0\.0 +ppo +a<b", out)) == 3
     assert re.search(r"broken +✗ failed +0/3 +-", out)
@@ -56,7 +56,7 @@ def test_the_list_shows_each_run_with_its_status(
 
 
 def test_json_lists_the_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = said(capsys, "runs", "--json", place)
+    code, out, _ = run_command(capsys, "runs", "--json", place)
     assert code == 0
     listed = {Path(run["path"]).name: run for run in json.loads(out)}
     assert listed.keys() == names(place)
@@ -79,7 +79,7 @@ def test_json_lists_the_runs(place: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_prune_removes_the_runs_that_the_rule_selects(
     place: Path, capsys: pytest.CaptureFixture[str], rule: tuple[str, ...], left: set[str]
 ) -> None:
-    code, out, _ = said(capsys, "runs", "prune", place, *rule, "--yes")
+    code, out, _ = run_command(capsys, "runs", "prune", place, *rule, "--yes")
     assert code == 0
     assert names(place) == left
     assert out.count("removed ") == 4 - len(left)
@@ -91,7 +91,7 @@ def test_prune_shows_the_runs_and_asks(
     monkeypatch.setattr(module.sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
     for answer, code, left in (("", 1, 4), ("n", 1, 4), ("y", 0, 1)):
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
-        done, out, _ = said(capsys, "runs", "prune", place, "--keep", 1)
+        done, out, _ = run_command(capsys, "runs", "prune", place, "--keep", 1)
         assert done == code
         assert "run-3" in out
         assert len(names(place)) == left
@@ -101,7 +101,7 @@ def test_without_a_terminal_prune_needs_yes(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.sys, "stdin", type("Pipe", (), {"isatty": lambda self: False})())
-    code, _, err = said(capsys, "runs", "prune", place, "--keep", 1)
+    code, _, err = run_command(capsys, "runs", "prune", place, "--keep", 1)
     assert code == 2
     assert "--yes" in err
     assert len(names(place)) == 4
@@ -138,7 +138,7 @@ def test_a_usage_error_is_one_line_and_exit_status_2(
     monkeypatch.chdir(tmp_path)
     run = recorded_run(tmp_path / "run", 1)
     before = sorted(tmp_path.rglob("*"))
-    code, out, err = said(capsys, *arguments.split())
+    code, out, err = run_command(capsys, *arguments.split())
     assert code == 2
     assert says in err
     assert err.count("\n") == 1
@@ -152,15 +152,15 @@ def test_report_writes_the_file_it_names(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recorded_run(tmp_path / "run", 1)
-    assert said(capsys, "report", "run", "-o", "x.html")[:2] == (0, "x.html\n")
-    assert said(capsys, "report", "--output=y.html", "--", "run")[:2] == (0, "y.html\n")
+    assert run_command(capsys, "report", "run", "-o", "x.html")[:2] == (0, "x.html\n")
+    assert run_command(capsys, "report", "--output=y.html", "--", "run")[:2] == (0, "y.html\n")
     assert Path("x.html").read_bytes() == Path("y.html").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "x.html", "y.html"]
 
 
 def test_prune_leaves_a_running_run_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with locked(place / "run-3"):
-        code, out, _ = said(capsys, "runs", "prune", place, "--keep", 0, "--yes")
+        code, out, _ = run_command(capsys, "runs", "prune", place, "--keep", 0, "--yes")
         assert re.search(r"run-2 +✓ finished", out)
         assert "run-3" not in out
     assert code == 0

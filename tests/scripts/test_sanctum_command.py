@@ -233,8 +233,8 @@ def test_a_hundred_kills_do_not_touch_a_training(
 def test_command_summaries_agree_with_the_commands_docstrings() -> None:
     for name, command in COMMANDS.items():
         module = import_module(f"esper.scripts.{name}")
-        said = getattr(module, name).__doc__.strip().splitlines()[0]
-        assert command.__doc__ == said
+        summary = getattr(module, name).__doc__.strip().splitlines()[0]
+        assert command.__doc__ == summary
 
 
 def test_sanctum_does_not_import_torch(tmp_path: Path) -> None:
