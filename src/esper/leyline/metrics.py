@@ -98,6 +98,11 @@ class Metric:
         "IMPALA: fraction of decisions whose importance ratio was above rho_clip before the update",
     )
 
+    VERSION_LAG: Final = _metric(
+        "version_lag",
+        "IMPALA with actors: mean number of updates by which the weights that acted were behind",
+    )
+
     HEAD_GRAD_NORMS: Final = _head_metric(
         "head_grad_norms", "gradient norm of the head's own parameters"
     )

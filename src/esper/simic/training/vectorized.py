@@ -25,6 +25,8 @@ from esper.simic.run.run_directory import (
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
 from esper.simic.training.observer import Observer, Unobserved
+from esper.simic.training.remote_growth import RemoteGrowthTrainee
+from esper.simic.training.remote_gym import RemoteGymTrainee
 from esper.simic.training.session import Session
 from esper.simic.training.setup import resolve_devices
 from esper.simic.training.stop_signal import StopSignal
@@ -122,6 +124,11 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
     for name, value in flatten(config).items():
         if value != before[name] and not about(fields[name]).on_resume:
             raise UsageError(f"{name}: the run has {before[name]}, and resuming cannot change it")
+    if stored.impala.lag and (stored.impala.actors == 0) != (config.impala.actors == 0):
+        raise UsageError(
+            f"actors: the run has {stored.impala.actors} and a lag of {stored.impala.lag}, so its "
+            "older weights are elsewhere; resume it with actors if it had some, else without"
+        )
     return run_training(config, trained, resume=run, observer=observer)
 
 
@@ -149,8 +156,8 @@ def run_training(
     check_sinks(config.output)
     devices = resolve_devices(config.machine.devices)
     device = devices[0]
-    trainee = _trainee(config, policy, devices)
     stop = StopSignal()
+    trainee = _trainee(config, policy, devices, stop)
     # Up to here nothing has been written, so a signal may end the process at once.
     with stop.listening():
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
@@ -173,9 +180,15 @@ def run_training(
     return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)
 
 
-def _trainee(config: TrainConfig, policy: str, devices: Sequence[torch.device]) -> Trainee:
+def _trainee(
+    config: TrainConfig, policy: str, devices: Sequence[torch.device], stop: StopSignal
+) -> Trainee:
     """The trainee that the settings describe."""
-    if config.gymnasium.gym is None:
+    growth = config.gymnasium.gym is None
+    if policy == "impala" and config.impala.actors:
+        kind = RemoteGrowthTrainee if growth else RemoteGymTrainee
+        return kind(config, devices[0], stop.check)
+    if growth:
         return GrowthTrainee(config, policy, devices)
     assert policy in ALGORITHMS, "control policies act only in growth environments"
     return GymTrainee(config, devices[0])
