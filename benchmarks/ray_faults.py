@@ -12,6 +12,7 @@ optimizer and normalisers in the checkpoint, and every event.
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -211,7 +212,7 @@ def kill_actors(folder: Path, rounds: int, kills: int, expected: Path) -> dict[s
     """Kill an actor again and again, each time once the last one is at work again."""
     training = Training.start(folder, *flags(folder, rounds, actors=2))
     draws, seconds = random.Random(0), []
-    until(lambda: training.rounds() >= 1, "first round")
+    until(partial(_reported, training, 1), "first round")
     for kill in range(kills):
         until(lambda: len(actors_of(training.process.pid)) == 2, "two actors")
         time.sleep(draws.random())
@@ -233,9 +234,18 @@ def kill_actors(folder: Path, rounds: int, kills: int, expected: Path) -> dict[s
 
 
 def _told_of(training: Training, deaths: int) -> bool:
-    if training.process.poll() is not None:
-        raise RuntimeError("the run ended before all kills; give it more rounds")
+    _check_runs(training)
     return len(training.about("was lost")) >= deaths
+
+
+def _reported(training: Training, rounds: int) -> bool:
+    _check_runs(training)
+    return training.rounds() >= rounds
+
+
+def _check_runs(training: Training) -> None:
+    if training.process.poll() is not None:
+        raise RuntimeError("the run ended too early: " + "\n".join(training.lines[-3:]))
 
 
 def refuse(folder: Path, what: str, address: str) -> dict[str, Any]:
@@ -263,7 +273,7 @@ def lose_head(folder: Path, rounds: int, expected: Path) -> dict[str, Any]:
     with head(where, port) as processes:
         joined = flags(folder, rounds, actors=2, ray_address=address)
         training = Training.start(folder, *joined)
-        until(lambda: training.rounds() >= 2, "two rounds")
+        until(partial(_reported, training, 2), "two rounds")
         for process in processes:
             _kill(process)
         begin = time.monotonic()
@@ -290,7 +300,7 @@ def lose_head(folder: Path, rounds: int, expected: Path) -> dict[str, Any]:
 def lose_learner(folder: Path, rounds: int, expected: Path) -> dict[str, Any]:
     """Kill the learner during a run, and resume the run."""
     training = Training.start(folder, *flags(folder, rounds, actors=2))
-    until(lambda: training.rounds() >= 2, "two rounds")
+    until(partial(_reported, training, 2), "two rounds")
     actors = actors_of(training.process.pid)
     training.process.kill()
     training.wait()
@@ -324,6 +334,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=80, help="rounds of the run with kills")
     parser.add_argument("--few", type=int, default=8, help="rounds of the other runs")
     arguments = parser.parse_args()
+    # Ray lets nobody without the token join the cluster that this starts.
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     work = arguments.work / time.strftime("%H%M%S")
     few = undisturbed(work / "few", arguments.few)
     many = undisturbed(work / "many", arguments.rounds)

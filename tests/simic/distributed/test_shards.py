@@ -12,7 +12,7 @@ from esper.nissa.hub import Hub
 from esper.simic.distributed.remote_actors import ShardProcess
 from esper.simic.distributed.wire import as_arrays, as_tensors
 from esper.simic.impala.lagged_actor import snapshot
-from esper.simic.training.actor_specs import actor_specs
+from esper.simic.training.actor_specs import actor_specs, data_from_files
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.joining import joined_rollout
 from esper.simic.training.remote_growth import GrowthShard
@@ -37,8 +37,9 @@ TASKS["pieces"] = lambda: made
 def collected(config: Any, cuts: list[int], rounds: int = 2) -> list[dict[str, Any]]:
     """The rollouts of shards that were built from specifications that travelled as bytes."""
     tasks = resolve_tasks(config)
-    specs = pickle.loads(pickle.dumps(actor_specs(config, cuts, True, tasks)))
-    processes = [ShardProcess(GrowthShard, spec) for spec in specs]
+    sent = pickle.dumps((actor_specs(config, cuts, True), data_from_files(config, tasks)))
+    specs, data = pickle.loads(sent)
+    processes = [ShardProcess(GrowthShard, spec, data) for spec in specs]
     weights = as_arrays(snapshot(GrowthTrainee(config, "impala", (CPU,)).agent))  # type: ignore[arg-type]
     found = []
     for number in range(1, rounds + 1):
@@ -94,12 +95,14 @@ def test_a_shard_needs_no_file_of_the_learner(
     tasks = resolve_tasks(config)
     expected = in_one_process(config, 1)
     weights = as_arrays(snapshot(GrowthTrainee(config, "impala", (CPU,)).agent))  # type: ignore[arg-type]
-    sent = pickle.dumps(actor_specs(config, [2, 2], True, tasks))
+    sent = pickle.dumps((actor_specs(config, [2, 2], True), data_from_files(config, tasks)))
     assert str(tmp_path).encode() not in sent.replace(PLUGIN.format(path=str(there)).encode(), b"")
     for file in tmp_path.iterdir():
         file.unlink()
+    specs, data = pickle.loads(sent)
+    assert list(data) == [tasks[0].name]
     deliveries = [
-        ShardProcess(GrowthShard, spec).collect(1, 0, weights, None) for spec in pickle.loads(sent)
+        ShardProcess(GrowthShard, spec, data).collect(1, 0, weights, None) for spec in specs
     ]
     states = [as_tensors(delivery.rollout)["rollout"] for delivery in deliveries]
     assert_equal(joined_rollout(Observation, states, CPU).state(), expected[0])

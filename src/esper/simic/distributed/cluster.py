@@ -108,8 +108,8 @@ class Cluster:
             if address is None:
                 raise UsageError(f"actors: ray could not be started ({reason})") from error
             raise UsageError(
-                f"ray_address: no cluster was found at {address} ({reason}); start its head with "
-                "ray start --head, and esper on a machine of the cluster"
+                f"ray_address: no cluster could be joined at {address} ({reason}); start esper on "
+                "a machine of the cluster, with RAY_AUTH_MODE=token if it asks for a token"
             ) from error
 
     def unreachable(self) -> float:

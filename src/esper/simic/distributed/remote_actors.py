@@ -82,12 +82,13 @@ class ShardProcess:
     """Runs in the process of an actor: builds its shard when it is first needed, and collects.
 
     Args:
-        make: makes the shard from ``spec``; a function that can be imported on every machine.
+        make: makes the shard from ``spec`` and ``shared``; must be importable on every machine.
         spec: plain data.
+        shared: plain data that all actors have in common.
     """
 
-    def __init__(self, make: Callable[[Any], Shard], spec: Any):
-        self._make, self._spec = make, spec
+    def __init__(self, make: Callable[[Any, Any], Shard], spec: Any, shared: Any):
+        self._make, self._spec, self._shared = make, spec, shared
         self._shard: Shard | None = None
 
     def place(self) -> Place:
@@ -105,7 +106,7 @@ class ShardProcess:
     def _built(self) -> Shard:
         # The setting belongs to the thread, and ray may call from several.
         torch.set_num_threads(1)
-        self._shard = self._shard or self._make(self._spec)
+        self._shard = self._shard or self._make(self._spec, self._shared)
         return self._shard
 
 
@@ -142,7 +143,7 @@ class RemoteActors:
 
     Args:
         cluster: where they run.
-        make, specs: see ``ShardProcess``; one actor per spec.
+        make, specs, shared: see ``ShardProcess``; one actor per spec.
         lag: most updates by which the weights of a rollout may be behind.
         last: number of the last rollout.
         environments: number of environments of all actors.
@@ -157,8 +158,9 @@ class RemoteActors:
     def __init__(
         self,
         cluster: Cluster,
-        make: Callable[[Any], Shard],
+        make: Callable[[Any, Any], Shard],
         specs: Sequence[Any],
+        shared: Any,
         lag: int,
         last: int,
         environments: int,
@@ -171,7 +173,9 @@ class RemoteActors:
             max_task_retries=MOST_REPEATS,
             concurrency_groups={"questions": 1},
         )(ShardProcess)
-        handles = [remote.remote(make, spec) for spec in specs]
+        # Kept: an actor that is started again is made from it again.
+        self._shared = self.ray.put(shared)
+        handles = [remote.remote(make, spec, self._shared) for spec in specs]
         try:
             places = self._started(handles)
             self._actors = [_Remote(*pair) for pair in zip(handles, places, strict=True)]

@@ -5,7 +5,7 @@ Actors may be on other machines, which have none of the learner's files.
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ class ActorSpec:
         total: number of all environments.
         synchronous: whether results must be those of one process, to the last bit.
         plugins: name and source code of each plugin.
-        data: data that come from the learner's files, by task.
     """
 
     settings: dict[str, Any]
@@ -43,7 +42,6 @@ class ActorSpec:
     total: int
     synchronous: bool
     plugins: tuple[tuple[str, str], ...] = ()
-    data: dict[str, Data] = field(default_factory=dict)
 
     def config(self) -> TrainConfig:
         """The settings; its plugins are run."""
@@ -55,31 +53,32 @@ class ActorSpec:
                 plugins.load(str(file))
         return unflatten(self.settings)
 
-    def with_data(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
-        """``tasks`` with the data that came along."""
-        return tuple(
-            _with(task, self.data[task.name]) if task.name in self.data else task for task in tasks
-        )
+
+def data_from_files(config: TrainConfig, tasks: Sequence[Task]) -> dict[str, Data]:
+    """The data that come from files of this machine, by task."""
+    all_of_them = bool(config.world.plugin) or config.world.text_file is not None
+    return {
+        task.name: _data(task)
+        for task in tasks
+        if all_of_them or any(isinstance(maker, FromDirectory) for maker in _makers(task))
+    }
 
 
-def actor_specs(
-    config: TrainConfig, cuts: Sequence[int], synchronous: bool, tasks: Sequence[Task] = ()
-) -> list[ActorSpec]:
+def with_data(tasks: Sequence[Task], data: dict[str, Data]) -> tuple[Task, ...]:
+    """``tasks`` with the data that ``data_from_files`` returned elsewhere."""
+    return tuple(_with(task, data[task.name]) if task.name in data else task for task in tasks)
+
+
+def actor_specs(config: TrainConfig, cuts: Sequence[int], synchronous: bool) -> list[ActorSpec]:
     """The specifications of the actors, whose numbers of environments are ``cuts``."""
     settings = flatten(config)
     for name in _OF_THE_LEARNER:
         settings.pop(name, None)
     settings |= {"threads": 1, "telemetry_level": "off"}
     sources = tuple((Path(path).name, Path(path).read_text()) for path in config.world.plugin)
-    from_files = bool(sources) or config.world.text_file is not None
-    data = {
-        task.name: _data(task)
-        for task in tasks
-        if from_files or any(isinstance(maker, FromDirectory) for maker in _makers(task))
-    }
     ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
     return [
-        ActorSpec(settings, end - count, end, ends[-1], synchronous, sources, data)
+        ActorSpec(settings, end - count, end, ends[-1], synchronous, sources)
         for count, end in zip(cuts, ends, strict=True)
     ]
 

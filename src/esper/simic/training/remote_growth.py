@@ -24,7 +24,13 @@ from esper.simic.impala.lagged_actor import load_snapshot, snapshot
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, restore_agent
-from esper.simic.training.actor_specs import ActorSpec, actor_specs
+from esper.simic.training.actor_specs import (
+    ActorSpec,
+    Data,
+    actor_specs,
+    data_from_files,
+    with_data,
+)
 from esper.simic.training.decisions import Decision, KnownDecision
 from esper.simic.training.growth_trainee import GrowthRounds
 from esper.simic.training.joining import joined, joined_rollout
@@ -70,11 +76,12 @@ class GrowthShard:
 
     Args:
         spec: what to build.
+        data: data of tasks, see ``data_from_files``.
     """
 
-    def __init__(self, spec: ActorSpec):
+    def __init__(self, spec: ActorSpec, data: dict[str, Data]):
         config = spec.config()
-        tasks = spec.with_data(resolve_tasks(config))
+        tasks = with_data(resolve_tasks(config), data)
         identities = torch.arange(spec.begin, spec.end)
         self.environment = build_environment(config, [CPU], tasks, identities)
         # All groups of the run: the widest task that one of them draws sets the width of the noise.
@@ -155,11 +162,12 @@ class RemoteGrowthTrainee(GrowthRounds):
         groups = torch.unique_consecutive(self.layout.groups, return_counts=True)[1]
         cuts = [int(part.sum()) for part in groups.tensor_split(impala.actors)]
         complete = resolved(config, self.layout, config.machine.backend)
-        specs = actor_specs(complete, cuts, lag == 0, tasks)
+        specs = actor_specs(complete, cuts, lag == 0)
+        data = data_from_files(config, tasks)
         self.cluster = Cluster(impala.ray_address, impala.actors)
         try:
             self.actors = RemoteActors(
-                self.cluster, GrowthShard, specs, lag, world.rounds, world.envs
+                self.cluster, GrowthShard, specs, data, lag, world.rounds, world.envs
             )
         except BaseException:
             self.cluster.close()

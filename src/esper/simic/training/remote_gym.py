@@ -42,9 +42,10 @@ class GymShard:
 
     Args:
         spec: what to build.
+        shared: nothing.
     """
 
-    def __init__(self, spec: ActorSpec):
+    def __init__(self, spec: ActorSpec, shared: None):
         self.config = spec.config()
         self.environments = made_environments(self.config, spec.begin, spec.end)
         # A learner that never learns: its policy and its moments are what acts.
@@ -111,7 +112,7 @@ class RemoteGymTrainee(GymRounds):
         specs = actor_specs(self.config, self.cuts, lag == 0)
         self.cluster = Cluster(config.impala.ray_address, actors)
         try:
-            self.actors = RemoteActors(self.cluster, GymShard, specs, lag, rounds, self.count)
+            self.actors = RemoteActors(self.cluster, GymShard, specs, None, lag, rounds, self.count)
         except BaseException:
             self.cluster.close()
             raise
