@@ -6,7 +6,8 @@ Trains a small growth policy with two actors and a lag of 0, whose result must b
 process to the last bit, and kills with SIGKILL: actors during the run, the learner, and the head
 node of a cluster that the run has joined. Also names a head node that does not exist, and one that
 accepts connections but never answers. Every run is compared with an undisturbed one: weights,
-optimizer and normalisers in the checkpoint, and every event.
+optimizer and normalisers in the checkpoint, and every event. What is finished is kept under
+``--work`` and not repeated.
 """
 
 import json
@@ -19,6 +20,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reporting import made_on, new_parser, publish, table
+from reporting import kept, made_on, new_parser, publish, table
 
 from esper.simic.distributed.cluster import HEAD_SECONDS, START_SECONDS
 from esper.simic.run.checkpoint import load_latest
@@ -157,20 +159,20 @@ def _told(run: Path) -> list[Any]:
 
 
 @contextmanager
-def head(folder: Path, port: int) -> Iterator[list[int]]:
-    """Within the context, run the head node of a cluster; yields its processes."""
-    folder.mkdir(parents=True, exist_ok=True)
+def head() -> Iterator[tuple[str, list[int]]]:
+    """Within the context, run the head node of a cluster; yields its address and processes."""
+    folder = Path(tempfile.mkdtemp(prefix="ray"))
+    port = free_port()
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}"]
     more = ["--num-cpus=2", "--include-dashboard=false", f"--temp-dir={folder}"]
     more += ["--object-store-memory=200000000", "--disable-usage-stats"]
-    before = set(_ray_processes(folder))
     subprocess.run([*command, *more], check=True, capture_output=True)
-    processes = [process for process in _ray_processes(folder) if process not in before]
     try:
-        yield processes
+        yield f"127.0.0.1:{port}", _ray_processes(folder)
     finally:
         for process in _ray_processes(folder):
             _kill(process)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ray_processes(folder: Path) -> list[int]:
@@ -200,12 +202,13 @@ def free_port() -> int:
 # --- the faults -------------------------------------------------------------------------------
 
 
-def undisturbed(folder: Path, rounds: int) -> Path:
-    """Return a run of one process."""
+def alone(folder: Path, rounds: int) -> str:
+    """Return the run directory of an undisturbed run of one process."""
+    shutil.rmtree(folder, ignore_errors=True)
     training = Training.start(folder, *flags(folder, rounds))
     if training.wait() != 0:
         raise RuntimeError("\n".join(training.lines))
-    return run_of(folder)
+    return str(run_of(folder))
 
 
 def kill_actors(folder: Path, rounds: int, kills: int, expected: Path) -> dict[str, Any]:
@@ -267,10 +270,7 @@ def refuse(folder: Path, what: str, address: str) -> dict[str, Any]:
 
 def lose_head(folder: Path, rounds: int, expected: Path) -> dict[str, Any]:
     """Kill the head node during a run, start it again, and resume the run."""
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    where = Path(f"/tmp/ray-faults-{os.getpid()}")  # short: a path of a socket has 107 bytes
-    with head(where, port) as processes:
+    with head() as (address, processes):
         joined = flags(folder, rounds, actors=2, ray_address=address)
         training = Training.start(folder, *joined)
         until(partial(_reported, training, 2), "two rounds")
@@ -281,13 +281,12 @@ def lose_head(folder: Path, rounds: int, expected: Path) -> dict[str, Any]:
         seconds = time.monotonic() - begin
     lines = [line for line in training.lines if line.startswith(("esper:", "ray: the head"))]
     run = run_of(folder)
-    kept = load_latest(run).round
-    with head(where, port):
-        resumed = Training.start(folder, "--resume", str(run), "--rounds", str(rounds))
-        resumed_code = resumed.wait()
-    shutil.rmtree(where, ignore_errors=True)
+    saved = load_latest(run).round
+    with head() as (address, _):
+        again = ["--resume", str(run), "--rounds", str(rounds), "--ray-address", address]
+        resumed_code = Training.start(folder, *again).wait()
     return {
-        "fault": f"SIGKILL of the head node after round {kept} of {rounds}, then --resume",
+        "fault": f"SIGKILL of the head node after round {saved} of {rounds}, then --resume",
         "code": code,
         "lines": len(lines),
         "seconds": seconds,
@@ -306,11 +305,11 @@ def lose_learner(folder: Path, rounds: int, expected: Path) -> dict[str, Any]:
     training.wait()
     seconds = until(lambda: not any(map(_lives, actors)), "end of the actors")
     run = run_of(folder)
-    kept = load_latest(run).round
+    saved = load_latest(run).round
     resumed = Training.start(folder, "--resume", str(run), "--rounds", str(rounds))
     code = resumed.wait()
     return {
-        "fault": f"SIGKILL of the learner after round {kept} of {rounds}, then --resume",
+        "fault": f"SIGKILL of the learner after round {saved} of {rounds}, then --resume",
         "code": code,
         "lines": len(resumed.about("esper:")),
         "seconds": seconds,
@@ -336,20 +335,29 @@ def main() -> int:
     arguments = parser.parse_args()
     # Ray lets nobody without the token join the cluster that this starts.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    work = arguments.work / time.strftime("%H%M%S")
-    few = undisturbed(work / "few", arguments.few)
-    many = undisturbed(work / "many", arguments.rounds)
-    found = [kill_actors(work / "actors", arguments.rounds, arguments.kills, many)]
-    found.append(refuse(work / "closed", "nothing listens", f"127.0.0.1:{free_port()}"))
+    work = arguments.work
+    few, many = (
+        Path(kept(work / f"{rounds}.json", partial(alone, work / str(rounds), rounds)))
+        for rounds in (arguments.few, arguments.rounds)
+    )
+    found = []
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         silent = f"127.0.0.1:{mute.getsockname()[1]}"
-        found.append(refuse(work / "silent", "it accepts connections and never answers", silent))
-    found.append(lose_head(work / "head", arguments.few, few))
-    found.append(lose_learner(work / "learner", arguments.few, few))
-    for one in found:
-        print(one, flush=True)
+        faults = {
+            "actors": partial(
+                kill_actors, work / "actors", arguments.rounds, arguments.kills, many
+            ),
+            "closed": partial(refuse, work / "closed", "nothing listens", "127.0.0.1:9"),
+            "silent": partial(refuse, work / "silent", "one that never answers", silent),
+            "head": partial(lose_head, work / "head", arguments.few, few),
+            "learner": partial(lose_learner, work / "learner", arguments.few, few),
+        }
+        for name, fault in faults.items():
+            shutil.rmtree(work / name, ignore_errors=True)
+            found.append(kept(work / f"{name}.json", fault))
+            print(found[-1], flush=True)
     heads = ("fault", "exit status", "lines", "seconds", "nothing lost")
     rows = [
         (

@@ -79,6 +79,26 @@ def test_shards_collect_the_bits_of_one_process(cuts: list[int], more: dict) -> 
         assert_equal(mine, theirs)
 
 
+def test_noise_is_as_wide_as_the_widest_host_of_the_round_needs() -> None:
+    """Its draws are keyed by its width, so a shard of narrow hosts must draw as all do."""
+    config = unflatten(
+        {**SMALL, "envs": 6, "task": ["digits_deep", "digits_shift"], "algorithm": "impala"}
+    )
+    weights = as_arrays(snapshot(GrowthTrainee(config, "impala", (CPU,)).agent))  # type: ignore[arg-type]
+    for spec in actor_specs(config, [2, 2, 2], True):
+        shard = GrowthShard(spec, {})
+        shard.collect(1, weights, None)
+        assert shard.actor.least_options == 3
+    narrow, wide = shard.actor, GrowthShard(spec, {}).actor
+    narrow.least_options, wide.least_options = 0, 40
+    observation = shard.environment.reset(1)
+    noise = []
+    for actor in (narrow, wide):
+        actor.begin(shard.environment.environments, 1)
+        noise.append(actor._draw_noise(observation, 0))
+    assert noise[0].shape[-1] < noise[1].shape[-1] == 40
+
+
 @pytest.mark.parametrize("source", ["plugin", "text_file"])
 def test_a_shard_needs_no_file_of_the_learner(
     source: str, tmp_path: Path, scratch_register: None

@@ -125,6 +125,18 @@ def test_a_usage_error_is_one_line_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_ended_in_its_first_round_with_actors_begins_anew_without() -> None:
+    """The actors have told nothing of the environments yet."""
+    fresh, resumed = (
+        GymTrainee(unflatten({**GYM, "algorithm": "impala"}), torch.device("cpu")) for _ in "ab"
+    )
+    resumed.restore(fresh.agent.state())
+    assert torch.equal(
+        fresh.environments.observation.features, resumed.environments.observation.features
+    )
+    assert resumed.parts().keys() == fresh.parts().keys()
+
+
 def test_a_run_with_a_lag_keeps_to_actors_or_to_none(tmp_path: Path) -> None:
     run = train_impala(rounds=1, telemetry_dir=str(tmp_path), lag=1, **GYM).path
     with pytest.raises(UsageError, match="actors: the run has 0 and a lag of 1"):

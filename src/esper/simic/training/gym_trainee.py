@@ -202,6 +202,8 @@ class GymTrainee(GymRounds):
     def restore(self, parts: dict[str, dict[str, Any]]) -> None:
         """See ``Trainee.restore``."""
         restore_agent(self.agent, parts)
+        if "environments" not in parts:
+            return  # a run with actors that ended in its first round
         try:
             hidden = tuple(parts["memory"][str(i)] for i in range(len(parts["memory"])))
             actor = self.agent.actor

@@ -142,6 +142,8 @@ class RemoteGymTrainee(GymRounds):
     def restore(self, parts: dict[str, dict[str, Any]]) -> None:
         """See ``Trainee.restore``. Whether the environments fit, the actors find out."""
         restore_agent(self.agent, parts)
+        if "environments" not in parts:
+            return  # the run ended in its first round
         try:
             self._last = {name: parts[name] for name in ("environments", "memory")}
             states = _apart(self._last, self.cuts)
