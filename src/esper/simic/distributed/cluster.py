@@ -2,10 +2,10 @@
 
 import os
 import socket
+import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -67,7 +67,7 @@ class Cluster:
 
     Attributes:
         ray: the module.
-        head: host and port of the head node.
+        places: host and port of the head node, and of ray's process on this machine.
 
     Raises:
         UsageError: ray is not installed, or there is no cluster at the address.
@@ -79,8 +79,13 @@ class Cluster:
         if self._owned:
             self._connect(address, actors)
         host, _, port = self.ray.get_runtime_context().gcs_address.rpartition(":")
-        self.head = host.strip("[]"), int(port)
-        self._seen = time.monotonic()
+        self.places = {"the head node": (host.strip("[]"), int(port))}
+        own = self.ray.get_runtime_context().get_node_id()
+        for node in self.ray.nodes():
+            if node["NodeID"] == own:
+                place = node["NodeManagerAddress"], node["NodeManagerPort"]
+                self.places["ray on this machine"] = place
+        self._seen = dict.fromkeys(self.places, time.monotonic())
         if self._owned:
             what = "started a cluster on this machine" if address is None else f"joined {address}"
             print(f"ray {self.ray.__version__}: {what}, for {actors} actors", file=sys.stderr)
@@ -100,7 +105,8 @@ class Cluster:
                     )
                 else:
                     check_address(address)
-                    _within(START_SECONDS, partial(init, address))
+                    _try_to_join(address)
+                    init(address)
         except UsageError:
             raise
         except (OSError, RuntimeError, ValueError, AssertionError) as error:
@@ -112,27 +118,27 @@ class Cluster:
                 "a machine of the cluster, with RAY_AUTH_MODE=token if it asks for a token"
             ) from error
 
-    def unreachable(self) -> float:
-        """Seconds since the head node last accepted a connection; tries one now, for 2 s."""
-        if reachable(*self.head, seconds=2.0):
-            self._seen = time.monotonic()
-            return 0.0
-        return time.monotonic() - self._seen
+    def check(self) -> bool:
+        """Whether the head node and ray's process on this machine accept connections now.
 
-    def check_head(self) -> bool:
-        """Whether the head node can be reached.
+        To be asked before objects are stored or fetched: without its process on this machine, ray
+        would end this one in the middle of that, without a word.
 
         Raises:
-            ActorsLost: not for ``HEAD_SECONDS``.
+            ActorsLost: one of them has not for ``HEAD_SECONDS``.
         """
-        missing = self.unreachable()
-        if missing > HEAD_SECONDS:
-            host, port = self.head
-            raise ActorsLost(
-                f"ray: the head node {host}:{port} has been unreachable for {missing:.0f} s, so "
-                "the run stops; its checkpoint is kept, and --resume continues it"
-            )
-        return missing == 0.0
+        now, all_there = time.monotonic(), True
+        for name, (host, port) in self.places.items():
+            if reachable(host, port, seconds=2.0):
+                self._seen[name] = now
+                continue
+            all_there, missing = False, now - self._seen[name]
+            if missing > HEAD_SECONDS:
+                raise ActorsLost(
+                    f"ray: {name}, {host}:{port}, has been unreachable for {missing:.0f} s, so the "
+                    "run stops; its checkpoint is kept, and --resume continues it"
+                )
+        return all_there
 
     def close(self) -> None:
         """Leave the cluster; a local one ends."""
@@ -140,23 +146,23 @@ class Cluster:
             self.ray.shutdown()
 
 
-def _within(seconds: float, call: Callable[[], object]) -> None:
-    """Call a function that has no time limit of its own; ``TimeoutError`` if it takes longer."""
-    raised: list[BaseException] = []
+def _try_to_join(address: str) -> None:
+    """Join the cluster in a process that can be ended, because ray has no limit of its own.
 
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
-    if raised:
-        raise raised[0]
+    Raises:
+        OSError: it could not be joined, or not within ``START_SECONDS``.
+    """
+    code = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+    command = [sys.executable, "-c", code, address]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=START_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"no answer within {START_SECONDS:.0f} s") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise OSError(lines[-1] if lines else f"status {done.returncode}")
 
 
 @contextmanager

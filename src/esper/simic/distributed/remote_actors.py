@@ -206,6 +206,9 @@ class RemoteActors:
                 ended its process again and again.
             UsageError: an actor met a mistake in the input.
         """
+        while not self.cluster.check():
+            check()
+            time.sleep(POLL_SECONDS)
         version, stored = number - 1, self.ray.put(weights)
         while True:
             for actor in self._actors:
@@ -213,10 +216,16 @@ class RemoteActors:
             if all(actor.delivered for actor in self._actors):
                 break
             calls = {actor.call: actor for actor in self._actors if actor.call is not None}
-            ready, _ = self.ray.wait(list(calls), num_returns=1, timeout=POLL_SECONDS)
+            # Without fetching: if ray's process here died during a fetch, this one would end too.
+            ready, _ = self.ray.wait(
+                list(calls), num_returns=1, timeout=POLL_SECONDS, fetch_local=False
+            )
             check()
             if not ready:
                 self._check_alive(list(calls.values()))
+            elif not self.cluster.check():
+                time.sleep(POLL_SECONDS)
+                continue
             for call in ready:
                 self._receive(calls[call], version, stored)
         found = [actor.delivered.popleft() for actor in self._actors]
@@ -253,7 +262,7 @@ class RemoteActors:
                 raise error.cause from error
             raise
         except (errors.RayActorError, errors.ObjectLostError) as error:
-            if not self.cluster.check_head():
+            if not self.cluster.check():
                 # Nothing is known of the actor until the head node answers.
                 time.sleep(POLL_SECONDS)
                 actor.call = self._call(actor, version, weights, number)
@@ -295,7 +304,7 @@ class RemoteActors:
         Raises:
             ActorsLost: one has answered nothing for ``SILENT_SECONDS``, or the head node is gone.
         """
-        if not self.cluster.check_head():
+        if not self.cluster.check():
             return
         for actor in waiting:
             if actor.question is not None:
