@@ -26,7 +26,7 @@ from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.loss_scales import LossScales, ScaleTable
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
-from esper.tolaria.slot_measures import SLOT_MEASURES
+from esper.tolaria.slot_measures import SLOT_MEASURES, measured_images
 from oracles import naive
 from oracles.residual import NaiveResidual
 from residual_hosts import random_numbers, residual_host
@@ -58,7 +58,10 @@ GAINS = {layer: 4 + layer for layer in LastLayer}
 
 
 class Probe(nn.Module):
-    """Keeps the activation after a slot and its gradient; ``newborn`` learns as if added."""
+    """Keeps the activation after a slot and its gradient; ``newborn`` learns as if added.
+
+    It learns from the measured images alone.
+    """
 
     def __init__(self, seed: nn.Module | None, newborn: nn.Module | None, rows: slice):
         super().__init__()
@@ -72,10 +75,16 @@ class Probe(nn.Module):
         if self.newborn is None:
             return self.y
         branch = self.newborn(self.x)
-        counted = torch.zeros(x.shape[2], dtype=x.dtype)
-        counted[self.rows] = 1.0
-        branch = branch * (counted * len(counted) / counted.sum())[:, None]
+        branch = branch * counted(x.shape[2], self.rows)[:, None]
+        branch = branch * counted(len(x), slice(measured_images(len(x))))[:, None, None, None]
         return self.y + (branch - branch.detach())
+
+
+def counted(count: int, chosen: slice) -> Tensor:
+    """Weights of ``count`` terms with which the chosen ones stand for all, the others for none."""
+    weights = torch.zeros(count, dtype=F64)
+    weights[chosen] = 1.0
+    return weights * count / weights.sum()
 
 
 class Hidden(nn.Module):
@@ -158,10 +167,12 @@ def expected_measures(
                 predictions = passed(environment.host, seeds, batch, n)
                 even = slot.family == "sequence" and layer is LastLayer.SPATIAL
                 found[n, s, GAINS[layer]] = last.grad.norm() / (3.0**0.5 if even else 1.0)
-            found[n, s, 0] = probe.y.grad.norm() * predictions**0.5
+            kept = measured_images(len(probe.x))
+            mine = predictions * kept / len(probe.x)
+            found[n, s, 0] = (probe.y.grad[:kept] * predictions).norm() / mine**0.5
             found[n, s, 1] = ratio(environment.host, FEEDING[type(host), slot.name])
-            found[n, s, 2] = probe.x.square().mean().sqrt()
-            found[n, s, 3] = (probe.x > 0).double().mean()
+            found[n, s, 2] = probe.x[:kept].square().mean().sqrt()
+            found[n, s, 3] = (probe.x[:kept] > 0).double().mean()
     return found
 
 
@@ -296,7 +307,34 @@ def test_every_blueprint_names_the_layer_that_it_has() -> None:
     assert seen == {*LastLayer}
 
 
-# --- which minibatch, which rows --------------------------------------------------------------
+# --- which minibatch, images, rows ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("images", "kept"), [(1, 1), (2, 1), (7, 4), (32, 16)])
+def test_half_the_images_are_measured(images: int, kept: int) -> None:
+    assert measured_images(images) == kept
+
+
+def test_images_beyond_the_first_half_change_only_the_block_ratio(backend: str) -> None:
+    host = small_host()
+    (batch,) = random_batches(host, 2, 1, 8)
+    # Group norm of the small host treats every image alone.
+    order = torch.tensor([3, 1, 0, 2, 7, 4, 6, 5])
+    within = torch.tensor([3, 1, 0, 2, 4, 5, 6, 7])
+    found = [
+        measured(
+            backend_of(host),
+            host,
+            random_stack(host, 2),
+            [{}, {}],
+            [(batch[0][places], batch[1].unflatten(1, (8, -1))[:, places].flatten(1))],
+        )
+        for places in (order, within, torch.arange(8).roll(4))
+    ]
+    assert_close(found[0], found[1])
+    other = torch.isclose(found[2], found[1], rtol=1e-9, equal_nan=True)
+    assert bool(other[..., 1].all())
+    assert not bool(other[..., [0, 2]].any())
 
 
 def test_the_last_minibatch_is_measured_also_on_frozen_hosts(backend: str) -> None:
@@ -331,7 +369,7 @@ def test_a_row_is_measured_alike_alone_and_beside_nan(backend: str, dtype: torch
 
     together, spoilt = slots_of([0, 1, 2], False), slots_of([0, 1, 2], True)
     assert torch.equal(spoilt[::2].nan_to_num(), together[::2].nan_to_num())
-    assert bool(spoilt[1, :, 0].isnan().all())
+    assert bool(spoilt[1, :, 2].isnan().all())
     tolerance = 0.0 if backend == "native" else 1e-5 if dtype is torch.float32 else 1e-12
     alone = slots_of([2], False)
     torch.testing.assert_close(alone[0], together[2], rtol=tolerance, atol=0.0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""What one minibatch of an epoch shows about each slot without a seed."""
+"""What half a minibatch of an epoch shows about each slot without a seed."""
 
 from dataclasses import dataclass, field
 
@@ -19,14 +19,24 @@ SLOT_MEASURES = (
 """Measurements of a slot without a seed, in order:
 
 - ``gradient``: norm of the gradient of a prediction's loss with respect to the activation at the
-  slot, as a root mean square over the predictions of the minibatch.
+  slot, as a root mean square over the predictions of the measured images.
 - ``gradient_ratio``: gradient norm of the parameters of the block feeding the slot over their norm,
   the ratio of Auto-RGN (Lee et al., "Surgical fine-tuning improves adaptation to distribution
   shifts", ICLR 2023); also measured where the learning rate is 0.
 - ``activation``: root mean square of the activation.
 - ``active_share``: fraction of its elements that are above 0.
-- ``gain_...``: see ``kasmina.newborns.gradient_norms``.
+- ``gain_...``: see ``kasmina.newborns.gradient_norms``, of the mean loss of the measured images.
+
+``measured_images`` of the minibatch are measured; ``gradient_ratio`` is that of all its images.
 """
+
+
+def measured_images(images: int) -> int:
+    """Number of images of a minibatch, its first, from which the slots are measured.
+
+    Half of them halve what measuring costs; they are as random as the minibatch.
+    """
+    return (images + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ def slot_measures(
 
     Args:
         host: the hosts.
-        watch: the activations of the forward pass.
+        watch: the activations of the forward pass over B images.
         gradients: gradient of the loss with respect to each of ``watch.outputs``, by slot index.
         parameters: parameters of the hosts in that pass, ``[N, P]``.
         parameter_gradients: their gradient, ``[N, P]``.
@@ -77,15 +87,20 @@ def slot_measures(
     """
     measured = []
     for s, slot in enumerate(host.slots):
-        x, gradient = watch.inputs[s].to(parameters), gradients[s].to(parameters)
+        images = len(watch.inputs[s])
+        kept = measured_images(images)
+        # The loss of the measured images alone has this times their gradient.
+        factor = images / kept
+        x = watch.inputs[s][:kept].to(parameters)
+        gradient = gradients[s][:kept].to(parameters)
         columns, elements = host.feeding_columns[s], x[:, :, :, 0].numel()
         statistics = [
-            per_environment(gradient.square()).sqrt() * predictions**0.5,
+            per_environment(gradient.square()).sqrt() * (factor * predictions) ** 0.5,
             _norm(parameter_gradients, columns) / _norm(parameters, columns),
             (per_environment(x.square()) / elements).sqrt(),
             per_environment((x > 0).to(x.dtype)) / elements,
         ]
-        gains = gradient_norms(slot, x, gradient)
+        gains = factor * gradient_norms(slot, x, gradient)
         measured.append(torch.cat([torch.stack(statistics, 1), gains], 1))
     return torch.stack(measured, 1).masked_fill(seeds[..., None], float("nan"))
 

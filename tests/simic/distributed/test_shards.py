@@ -1,6 +1,7 @@
 """Shards as an actor builds them, in this process: from plain data, with the bits of one run."""
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from esper.simic.distributed.wire import as_arrays, as_tensors
 from esper.simic.impala.lagged_actor import snapshot
 from esper.simic.training.actor_specs import actor_specs, data_from_files
 from esper.simic.training.growth_trainee import GrowthTrainee
-from esper.simic.training.joining import joined_rollout
+from esper.simic.training.joined_rollouts import joined_rollout
 from esper.simic.training.remote_growth import GrowthShard
 from esper.simic.training.setup import resolve_tasks
+from esper.simic.training.vectorized import train_impala
 from esper.tamiyo.policy.features import Observation
 from small_runs import SMALL
 from synthetic import CPU
@@ -99,28 +101,31 @@ def test_noise_is_as_wide_as_the_widest_host_of_the_round_needs() -> None:
     assert noise[0].shape[-1] < noise[1].shape[-1] == 40
 
 
-@pytest.mark.parametrize("source", ["plugin", "text_file"])
+@pytest.mark.parametrize("source", ["plugin", "text_file", "initial_policy"])
 def test_a_shard_needs_no_file_of_the_learner(
     source: str, tmp_path: Path, scratch_register: None
 ) -> None:
     there = tmp_path / "there"
     there.write_bytes(bytes(range(32, 127)) * 200)
+    more: dict[str, Any]
     if source == "plugin":
         plugin = tmp_path / "plugin.py"
         plugin.write_text(PLUGIN.format(path=str(there)))
         more = {"plugin": [str(plugin)], "task": "pieces"}
-    else:
+    elif source == "text_file":
         more = {"text_file": str(there), "task": "text_bytes"}
+    else:
+        before = train_impala(**SMALL, rounds=1, telemetry_dir=str(tmp_path))
+        more = {"initial_policy": str(before.path)}
     config = unflatten({**SMALL, "envs": 4, "algorithm": "impala", "lag": 0, **more})
     tasks = resolve_tasks(config)
     expected = in_one_process(config, 1)
     weights = as_arrays(snapshot(GrowthTrainee(config, "impala", (CPU,)).agent))  # type: ignore[arg-type]
     sent = pickle.dumps((actor_specs(config, [2, 2], True), data_from_files(config, tasks)))
     assert str(tmp_path).encode() not in sent.replace(PLUGIN.format(path=str(there)).encode(), b"")
-    for file in tmp_path.iterdir():
-        file.unlink()
+    shutil.rmtree(tmp_path)
     specs, data = pickle.loads(sent)
-    assert list(data) == [tasks[0].name]
+    assert list(data) == ([] if source == "initial_policy" else [tasks[0].name])
     deliveries = [
         ShardProcess(GrowthShard, spec, data).collect(1, 0, weights, None) for spec in specs
     ]

@@ -17,7 +17,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.evaluation.play import Outcome, Population
 from esper.simic.run.disk import replace_synced
 
-ARITHMETIC = 2
+ARITHMETIC = 3
 """Raise it when training, measuring or a rule changes results: what was played before then no
 longer counts."""
 

@@ -18,8 +18,9 @@ Data = tuple[Dataset | None, ...]
 """Data of a task: its own, those after its drift, and those of its pretraining."""
 
 _OF_THE_LEARNER = (
-    *("data_dir", "text_file", "plugin", "actors", "ray_address", "compile", "device", "devices"),
-    *("telemetry_dir", "tensorboard", "wandb", "record", "record_last"),
+    *("data_dir", "text_file", "plugin", "initial_policy", "actors", "ray_address"),
+    *("compile", "device", "devices", "telemetry_dir", "tensorboard", "wandb", "record"),
+    "record_last",
 )
 """Settings that actors do not have: paths, the learner's device, and what the learner writes."""
 

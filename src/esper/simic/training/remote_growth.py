@@ -33,7 +33,7 @@ from esper.simic.training.actor_specs import (
 )
 from esper.simic.training.decisions import Decision, KnownDecision
 from esper.simic.training.growth_trainee import GrowthRounds
-from esper.simic.training.joining import joined, joined_rollout
+from esper.simic.training.joined_rollouts import joined, joined_rollout
 from esper.simic.training.recorder import Recorder
 from esper.simic.training.setup import (
     build_agent,
@@ -44,6 +44,7 @@ from esper.simic.training.setup import (
     resolved,
 )
 from esper.simic.training.trainee import AnyStep
+from esper.simic.training.warm_start import initial_parts
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation
@@ -143,6 +144,7 @@ class RemoteGrowthTrainee(GrowthRounds):
     Args:
         config: settings of the run, with actors.
         device: device of the learner; hosts run on the CPUs of the actors.
+        resumed: whether ``restore`` follows, so that no initial policy is read.
         check: called while waiting for actors; may raise.
 
     Raises:
@@ -152,8 +154,16 @@ class RemoteGrowthTrainee(GrowthRounds):
     policy = "impala"
     agent: PPOAgent[Observation]
 
-    def __init__(self, config: TrainConfig, device: torch.device, check: Callable[[], None]):
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: torch.device,
+        resumed: bool,
+        check: Callable[[], None],
+    ):
         world, impala = config.world, config.impala
+        # Actors act with the learner's weights, so they need not have this policy.
+        initial = None if resumed else initial_parts(config)
         tasks = resolve_tasks(config)
         settings = growth_config(config, tasks, CPU)
         self.layout = GrowthLayout(tasks, torch.arange(world.envs), settings, CPU)
@@ -177,7 +187,7 @@ class RemoteGrowthTrainee(GrowthRounds):
         self.backend_name = " and ".join(sorted(names))
         self.precision = known[0]["precision"]
         self.config = resolved(config, self.layout, self.backend_name)
-        self.agent = build_agent(self.config, device)
+        self.agent = build_agent(self.config, device, initial)
         if self.precision.reason:
             print(f"warning: use_amp: {self.precision.reason}; running in float32", file=sys.stderr)
 

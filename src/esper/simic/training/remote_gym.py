@@ -28,7 +28,7 @@ from esper.simic.training.gym_trainee import (
     resolved,
     shape_of,
 )
-from esper.simic.training.joining import joined, joined_rollout
+from esper.simic.training.joined_rollouts import joined, joined_rollout
 from esper.simic.training.trainee import AnyStep
 from esper.tamiyo.policy.recurrent import FlatObservation
 

@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from esper.simic.run.run_directory import (
     machine_fingerprint,
     stored_config,
 )
+from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
 from esper.simic.training.observer import Observer, Unobserved
@@ -157,7 +157,7 @@ def run_training(
     devices = resolve_devices(config.machine.devices)
     device = devices[0]
     stop = StopSignal()
-    trainee = _trainee(config, policy, devices, stop)
+    trainee = _trainee(config, policy, devices, resume is not None, stop)
     # Up to here nothing has been written, so a signal may end the process at once.
     with stop.listening():
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
@@ -172,7 +172,7 @@ def run_training(
             records=RecordWriter(directory.path, output.record_last) if output.record else None,
         )
         try:
-            with _arithmetic(device, trainee.operation_threads):
+            with arithmetic(device, trainee.operation_threads, config.machine.tf32):
                 status, code, rounds = session.run(done)
         finally:
             directory.close()
@@ -181,35 +181,22 @@ def run_training(
 
 
 def _trainee(
-    config: TrainConfig, policy: str, devices: Sequence[torch.device], stop: StopSignal
+    config: TrainConfig,
+    policy: str,
+    devices: Sequence[torch.device],
+    resumed: bool,
+    stop: StopSignal,
 ) -> Trainee:
     """The trainee that the settings describe."""
     growth = config.gymnasium.gym is None
     if policy == "impala" and config.impala.actors:
-        kind = RemoteGrowthTrainee if growth else RemoteGymTrainee
-        return kind(config, devices[0], stop.check)
+        if growth:
+            return RemoteGrowthTrainee(config, devices[0], resumed, stop.check)
+        return RemoteGymTrainee(config, devices[0], stop.check)
     if growth:
-        return GrowthTrainee(config, policy, devices)
+        return GrowthTrainee(config, policy, devices, resumed)
     assert policy in ALGORITHMS, "control policies act only in growth environments"
     return GymTrainee(config, devices[0])
-
-
-@contextmanager
-def _arithmetic(device: torch.device, threads: int) -> Iterator[None]:
-    """Within the context, use ``threads`` per operation on a CPU, or TF32 products on CUDA."""
-    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    convolutions = torch.backends.cudnn.allow_tf32
-    if device.type == "cpu":
-        torch.set_num_threads(threads)
-    else:
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before[0])
-        torch.set_float32_matmul_precision(before[1])
-        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _open(

@@ -51,7 +51,7 @@ class Worker {
   Maps<T> minibatch(int count);
   Maps<T> input_maps(int images, int lanes) const;
   void backward(Maps<T> dy, T* measures);
-  void measure_slot(int s, Maps<T> g, T* measures);
+  void measure_slot(int s, Maps<T> dy, T* measures);
   void measure_blocks(const T* parameters, T* measures) const;
   void update_host(const TrainCall<T>& call, int64_t n);
   void update_seeds(const TrainCall<T>& call, int64_t n);
@@ -266,20 +266,25 @@ void Worker<T>::backward(Maps<T> dy, T* measures) {
   }
 }
 
-// Writes what the gradient g of a slot's output shows, if the slot has no seed.
+// Writes what the gradient dy of a slot's output shows in half the images, if the slot has no seed.
 // Twin of tolaria.slot_measures.slot_measures.
 template <class T>
-void Worker<T>::measure_slot(int s, Maps<T> g, T* measures) {
+void Worker<T>::measure_slot(int s, Maps<T> dy, T* measures) {
   if (slots_[size_t(s)].seed().kind >= 0) return;
   Watched& watched = watched_[size_t(s)];
-  const Maps<T> x = watched.x;
+  const Maps<T> x = first_half(watched.x, arena_), g = first_half(dy, arena_);
   const SlotSums<T> found = slot_sums(x, g);
+  // The loss of these images alone has this times their gradient.
+  const T factor = T(dy.images) / T(x.images);
   const T count = T(x.channels) * T(x.pixels()) * T(x.images);
   T* own = measures + s * kSlotMeasures;
-  own[int(SlotStatistic::gradient)] = std::sqrt(found.gradient_squares * T(x.images));
+  own[int(SlotStatistic::gradient)] = std::sqrt(found.gradient_squares * T(dy.images) * factor);
   own[int(SlotStatistic::activation)] = std::sqrt(found.squares / count);
   own[int(SlotStatistic::active_share)] = found.active / count;
   watched.newborns.measure(x, g, found.products, arena_, own + kStatistics);
+  for (int layer = 0; layer < kLastLayers; ++layer) own[kStatistics + layer] *= factor;
+  arena_.give_back(g);
+  arena_.give_back(x);
 }
 
 // Writes the gradient-to-weight ratios, once the backward pass has found the host's gradient.
