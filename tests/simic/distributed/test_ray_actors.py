@@ -160,7 +160,7 @@ def test_a_ray_actor_that_always_dies_ends_the_run(
     assert load_latest(found.path).round == len(found.rounds) >= 1
     (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("esper:")]
     assert "actor 1 of 1 was lost 4 times in rollout" in line
-    assert "its checkpoint is kept" in line
+    assert "--resume continues its checkpoint" in line
 
 
 @pytest.mark.slow
@@ -183,6 +183,21 @@ def test_a_lost_head_of_ray_ends_the_run_with_a_checkpoint(
     assert load_latest(found.path).round == 1
     (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("esper:")]
     assert "has been unreachable for" in line
+
+
+@pytest.mark.slow
+def test_a_head_of_ray_that_is_lost_at_the_start_is_one_line(
+    on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    monkeypatch.setattr(sys.modules[RemoteActors.__module__], "START_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_module, "HEAD_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_module, "reachable", lambda *any, seconds: False)
+    words = f"--gym CartPole-v1 --actors 1 --telemetry-dir {tmp_path}"
+    assert guarded(esper, ["train", "impala", *words.split()]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("esper: actors: the head node, ")
+    assert "has been unreachable for" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

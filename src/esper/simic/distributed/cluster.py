@@ -14,7 +14,10 @@ from typing import Any
 from esper.leyline.errors import UsageError
 
 START_SECONDS = 60.0
-"""Longest wait for a cluster, and for the processes of all actors, when a run starts."""
+"""Longest wait for a cluster when a run starts, and for CPUs that it does not have."""
+
+PROCESS_SECONDS = 300.0
+"""Longest wait for the processes of all actors when a run starts: on busy cores they start late."""
 
 HEAD_SECONDS = 30.0
 """Longest time for which the head node may be unreachable during a run. Less than the 60 s after
@@ -38,7 +41,7 @@ _ENVIRONMENT = {
 
 
 class ActorsLost(RuntimeError):
-    """Actors, or the cluster they run on, were lost for good; the message is one line."""
+    """Actors, or the cluster they run on, were lost for good; the message says which, and why."""
 
 
 def load_ray() -> Any:
@@ -134,10 +137,7 @@ class Cluster:
                 continue
             all_there, missing = False, now - self._seen[name]
             if missing > HEAD_SECONDS:
-                raise ActorsLost(
-                    f"ray: {name}, {host}:{port}, has been unreachable for {missing:.0f} s, so the "
-                    "run stops; its checkpoint is kept, and --resume continues it"
-                )
+                raise ActorsLost(f"{name}, {host}:{port}, has been unreachable for {missing:.0f} s")
         return all_there
 
     def close(self) -> None:

@@ -18,7 +18,12 @@ from typing import Any, Protocol
 import torch
 
 from esper.leyline.errors import UsageError
-from esper.simic.distributed.cluster import START_SECONDS, ActorsLost, Cluster
+from esper.simic.distributed.cluster import (
+    PROCESS_SECONDS,
+    START_SECONDS,
+    ActorsLost,
+    Cluster,
+)
 from esper.simic.distributed.wire import size_of
 
 POLL_SECONDS = 0.5
@@ -152,7 +157,8 @@ class RemoteActors:
         descriptions: see ``Shard.describe``, of each actor.
 
     Raises:
-        UsageError: a shard cannot be built, or the cluster has no room for the actors.
+        UsageError: a shard cannot be built, the cluster has no room for the actors, or they or the
+            head node were lost before the first rollout.
     """
 
     def __init__(
@@ -180,9 +186,11 @@ class RemoteActors:
             places = self._started(handles)
             self._actors = [_Remote(*pair) for pair in zip(handles, places, strict=True)]
             self.descriptions = self._described()
-        except BaseException:
+        except BaseException as error:
             for handle in handles:
                 self.ray.kill(handle)
+            if isinstance(error, ActorsLost):
+                raise UsageError(f"actors: {error}") from error
             raise
         self._announced = False
 
@@ -268,8 +276,8 @@ class RemoteActors:
                 actor.call = self._call(actor, version, weights, number)
                 return
             raise ActorsLost(
-                f"ray: {self._name(actor)} was lost {MOST_REPEATS + 1} times in rollout {number} "
-                f"({_first_line(error)}), so the run stops; its checkpoint is kept"
+                f"{self._name(actor)} was lost {MOST_REPEATS + 1} times in rollout {number} "
+                f"({_first_line(error)})"
             ) from error
         if delivery.place != actor.place:
             old, new = actor.place, delivery.place
@@ -313,8 +321,7 @@ class RemoteActors:
                     actor.question = None
                 elif time.monotonic() - since > SILENT_SECONDS:
                     raise ActorsLost(
-                        f"ray: {self._name(actor)} has answered nothing for "
-                        f"{SILENT_SECONDS:.0f} s, so the run stops; its checkpoint is kept"
+                        f"{self._name(actor)} has answered nothing for {SILENT_SECONDS:.0f} s"
                     )
             if actor.question is None:
                 actor.question = self._asked(actor.handle), time.monotonic()
@@ -327,13 +334,23 @@ class RemoteActors:
     def _started(self, handles: list[Any]) -> list[Place]:
         """The processes of the actors, once all have started."""
         questions = [self._asked(handle) for handle in handles]
-        ready, _ = self.ray.wait(questions, num_returns=len(questions), timeout=START_SECONDS)
-        if len(ready) < len(questions):
-            cpus = self.ray.cluster_resources().get("CPU", 0.0)
-            raise UsageError(
-                f"actors: {len(ready)} of {len(questions)} started within {START_SECONDS:.0f} s; "
-                f"each takes a CPU, and the cluster has {cpus:.0f}; take fewer actors"
+        begin = time.monotonic()
+        ready: list[Any] = []
+        while len(ready) < len(questions):
+            ready, _ = self.ray.wait(
+                questions, num_returns=len(questions), timeout=POLL_SECONDS, fetch_local=False
             )
+            waited = time.monotonic() - begin
+            # In this order: without the head node, ray would wait to be told of the CPUs.
+            if waited < START_SECONDS or not self.cluster.check() or len(ready) == len(questions):
+                continue
+            cpus = self.ray.cluster_resources().get("CPU", 0.0)
+            limit = START_SECONDS if cpus < len(questions) else PROCESS_SECONDS
+            if waited > limit:
+                raise UsageError(
+                    f"actors: {len(ready)} of {len(questions)} started within {limit:.0f} s; each "
+                    f"takes a CPU, and the cluster has {cpus:.0f}; take fewer actors"
+                )
         try:
             return self.ray.get(questions)
         except self.ray.exceptions.RayError as error:

@@ -106,7 +106,10 @@ class Session:
                 # Incomplete rollouts are discarded: weights are those of the last complete round.
                 self._save(hub, done + len(summaries))
             except (_Refused, ActorsLost) as error:
-                print(f"esper: {error}", file=sys.stderr)
+                line = str(error)
+                if isinstance(error, ActorsLost):
+                    line = f"ray: {error}, so the run stops; --resume continues its checkpoint"
+                print(f"esper: {line}", file=sys.stderr)
                 status, code = "failed", 1
                 self._save(hub, done + len(summaries))
             if self.agent is not None and self.saved != done + len(summaries):

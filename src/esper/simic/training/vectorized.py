@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,7 @@ def run_training(
     stop = StopSignal()
     trainee = _trainee(config, policy, devices, resume is not None, stop)
     # Up to here nothing has been written, so a signal may end the process at once.
-    with stop.listening():
+    with stop.listening(), closing(trainee):
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
         directory, done = _open(trainee, resume, fingerprint)
         output = trainee.config.output
@@ -176,7 +177,6 @@ def run_training(
                 status, code, rounds = session.run(done)
         finally:
             directory.close()
-            trainee.close()
     return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)
 
 
