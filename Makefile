@@ -6,10 +6,16 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # What only the comparisons with other libraries need.
 BENCH := $(VENV)/.ready-bench
+# What only runs with actors on ray need.
+RAY := $(VENV)/.ready-ray
+# RLlib asks for one version of gymnasium, so its comparisons have an environment of their own, which
+# sees the packages of $(VENV).
+RLLIB_VENV := .venv-rllib
+RLLIB := $(RLLIB_VENV)/.ready
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -27,7 +33,7 @@ QUICK := test_layers.py test_release.py test_docstrings.py leyline runtime/test_
   tolaria/test_optim.py tolaria/test_health.py tolaria/test_bank.py tolaria/test_minibatches.py \
   tolaria/test_measure_oracle.py tamiyo/policy/test_features.py tamiyo/policy/test_factored_lstm.py \
   simic/test_advantage.py simic/test_loss.py simic/test_optimiser.py simic/test_rollout.py \
-  simic/impala/test_vtrace.py simic/growth/test_host_families.py simic/gym/test_gym_acting.py simic/run/test_checkpoint.py simic/records/test_damaged_records.py \
+  simic/impala/test_vtrace.py simic/distributed/test_wire.py simic/growth/test_host_families.py simic/gym/test_gym_acting.py simic/run/test_checkpoint.py simic/records/test_damaged_records.py \
   simic/test_trainer.py simic/offline/test_offline_methods.py \
   simic/training/test_decisions.py simic/tools/test_diagnosis.py simic/evaluation/test_plans.py nissa/test_trackers.py \
   karn/test_runs.py karn/sanctum/test_log.py karn/sanctum/test_signs.py scripts/test_runs_command.py
@@ -45,8 +51,9 @@ test: lint types
 steady: $(READY)
 	scripts/steady.sh 10
 
-test-all: test
+test-all: test $(RAY) $(RLLIB)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 $(RLLIB_VENV)/bin/python -m pytest -m slow tests/simic/impala/test_vtrace.py
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
@@ -78,6 +85,12 @@ bench-schedules: $(READY)
 
 bench-impala: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/impala_lag.py --write
+
+bench-ray: $(RAY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ray_faults.py --write
+
+bench-rllib: $(RLLIB)
+	OMP_NUM_THREADS=1 $(RLLIB_VENV)/bin/python benchmarks/rllib_impala.py --write
 
 bench-offline: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/offline.py --write
@@ -132,9 +145,20 @@ $(BENCH): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@
 
+$(RAY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"
+	touch $@
+
+$(RLLIB): $(READY)
+	$(PYTHON) -m venv $(RLLIB_VENV)
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(RLLIB_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/esper.pth"
+	grep -v '^gymnasium==' constraints.txt > $(RLLIB_VENV)/constraints.txt
+	$(RLLIB_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(RLLIB_VENV)/constraints.txt "ray[rllib]>=2.40"
+	touch $@
+
 $(DOCS): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
 clean:
-	rm -rf site $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site $(VENV) $(RLLIB_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

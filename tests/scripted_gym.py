@@ -60,9 +60,9 @@ class Scripted(gymnasium.Env):
         return seen, self.info
 
 
-def scripted(count: int, seed: int = 3, **arguments: Any) -> GymEnvironments:
+def scripted(count: int, seed: int = 3, first: int = 0, **arguments: Any) -> GymEnvironments:
     """Environments that have been reset."""
-    environments = GymEnvironments([Scripted(**arguments) for _ in range(count)], seed)
+    environments = GymEnvironments([Scripted(**arguments) for _ in range(count)], seed, first)
     environments.reset()
     return environments
 

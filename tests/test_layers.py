@@ -90,11 +90,15 @@ def test_every_package_says_what_it_is_for(folder) -> None:
 ROOMS = {
     "learner": {"learner"},
     "impala": {"learner", "impala"},
+    "distributed": {"learner", "distributed"},
     "growth": {"learner", "impala", "growth"},
     "gym": {"learner", "impala", "gym"},
     "run": {"learner", "run"},
     "records": {"learner", "run", "records"},
-    "training": {"learner", "growth", "gym", "run", "records", "training"},
+    "training": {
+        *("learner", "impala", "distributed", "growth", "gym"),
+        *("run", "records", "training"),
+    },
     "offline": {"learner", "impala", "growth", "run", "records", "training", "offline"},
     "tools": {"learner", "growth", "gym", "run", "training", "tools"},
     "evaluation": {"learner", "growth", "run", "tools", "evaluation"},

@@ -116,6 +116,11 @@ class Metric:
         "learning from records: negative_log_likelihood of the held-out episodes",
     )
 
+    VERSION_LAG: Final = _metric(
+        "version_lag",
+        "IMPALA with actors: mean number of updates by which the weights that acted were behind",
+    )
+
     HEAD_GRAD_NORMS: Final = _head_metric(
         "head_grad_norms", "gradient norm of the head's own parameters"
     )

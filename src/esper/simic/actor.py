@@ -22,6 +22,7 @@ class PolicyActor(Generic[ObservationT]):
     Attributes:
         greedy: whether to take the most probable action instead of drawing one.
         hidden: the recurrent state, after ``begin``.
+        least_options: fewest options per head for which noise is drawn; it is keyed by them.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class PolicyActor(Generic[ObservationT]):
         device: torch.device,
     ):
         self.policy, self.moments, self.seed, self.device = policy, moments, seed, device
-        self.greedy = False
+        self.greedy, self.least_options = False, 0
 
     def acting_with(
         self, policy: Policy[ObservationT], moments: ObservationMoments[ObservationT]
@@ -71,6 +72,7 @@ class PolicyActor(Generic[ObservationT]):
 
     def _draw_noise(self, observation: ObservationT, step: int) -> Tensor:
         heads, widest = self.policy.noise_shape(observation)
+        widest = max(widest, self.least_options)
         if self._noise is None or self._noise.shape[-1] != widest:
             self._noise = EpisodeNoise(self.seed, self._environments, self._episode, widest, heads)
         return self._noise.at(step)

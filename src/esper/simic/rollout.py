@@ -26,7 +26,10 @@ class Rollout(Generic[ObservationT]):
         hidden: recurrent state before the first step; empty at the start of an episode.
         valid: bool ``[T, N]`` on the CPU, false where a step only reset an environment; None if
             the steps of every environment are one whole episode.
+        lag: mean number of updates by which the weights that acted were behind; None if unknown.
     """
+
+    lag: float | None = None
 
     def __init__(self, length: int, first: ObservationT, actions: Tensor):
         def zeros(like: Tensor) -> Tensor:

@@ -104,7 +104,12 @@ def test_an_interrupted_run_says_how_it_is_resumed(tmp_path: Path) -> None:
         ("impala --c-clip 1.5", "c_clip: must be at most rho_clip"),
         ("impala --correction gae", "--correction: must be one of 'vtrace', 'none'"),
         ("impala --algorithm ppo", "--algorithm: esper train impala has no such setting"),
-        ("impala --actors 4", "--actors: esper train impala has no such setting"),
+        ("impala --actors -1", "actors: must lie between 0 and 10000, got -1"),
+        ("impala --actors 5", "actors: 5 are more than the 4 groups of 8 environments"),
+        ("impala --gym CartPole-v1 --actors 9", "actors: 9 are more than the 8 environments"),
+        ("impala --ray-address auto", "ray_address: there are no actors; give --actors too"),
+        ("impala --actors 2 --devices cpu cpu", "devices: with actors, hosts run on their CPUs"),
+        ("ppo --actors 2", "--actors: esper train ppo has no such setting"),
         ("ppo --lag 1", "--lag: esper train ppo has no such setting"),
         ("heuristic --lag 1", "--lag: esper train heuristic has no such setting"),
     ],
@@ -118,6 +123,24 @@ def test_a_usage_error_is_one_line_and_writes_nothing(
     assert printed.err.count("\n") == 1
     assert printed.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_ended_in_its_first_round_with_actors_begins_anew_without() -> None:
+    """The actors have told nothing of the environments yet."""
+    fresh, resumed = (
+        GymTrainee(unflatten({**GYM, "algorithm": "impala"}), torch.device("cpu")) for _ in "ab"
+    )
+    resumed.restore(fresh.agent.state())
+    assert torch.equal(
+        fresh.environments.observation.features, resumed.environments.observation.features
+    )
+    assert resumed.parts().keys() == fresh.parts().keys()
+
+
+def test_a_run_with_a_lag_keeps_to_actors_or_to_none(tmp_path: Path) -> None:
+    run = train_impala(rounds=1, telemetry_dir=str(tmp_path), lag=1, **GYM).path
+    with pytest.raises(UsageError, match="actors: the run has 0 and a lag of 1"):
+        resume_ppo(run, {"rounds": 2, "actors": 2})
 
 
 @pytest.mark.parametrize(("program", "default"), [("impala", "1"), ("ppo", "4; with --gym: 10")])

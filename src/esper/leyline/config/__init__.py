@@ -12,6 +12,7 @@ from esper.leyline.config.groups import (
     TrainConfig,
     WorldConfig,
     impala_of,
+    lag_of,
 )
 from esper.leyline.config.ranges import check
 from esper.leyline.config.reading import canonical, defaults_of, flatten, unflatten
@@ -33,6 +34,7 @@ __all__ = [
     "defaults_of",
     "flatten",
     "impala_of",
+    "lag_of",
     "shown",
     "unflatten",
 ]

@@ -121,9 +121,18 @@ class MethodConfig:
 class ImpalaConfig:
     """How esper train impala learns from rollouts of an older policy (docs/learning.md)."""
 
-    lag: int = setting(0, Range(0, 1_000), only="impala")
-    """Number of updates by which the policy that acts is behind the one that learns. The lag is
-    artificial: it shows, in one process, what actors elsewhere would cause."""
+    actors: int = setting(0, Range(0, 10_000), only="impala", on_resume=True)
+    """Number of actors, which collect the rollouts in processes of their own, on ray (extra `ray`);
+    each has a part of the environments and takes one CPU. With 0, the learner's process collects
+    them."""
+    ray_address: str | None = setting(None, only="impala", on_resume=True)
+    """Head node of the ray cluster on which the actors run, as HOST:PORT, or auto for the cluster
+    that this machine belongs to; by default ray is started on this machine."""
+    lag: int | None = setting(None, Range(0, 1_000), only="impala")
+    """Without actors: number of updates by which the policy that acts is behind the one that
+    learns, by default 0. The lag is artificial: it shows, in one process, what actors elsewhere
+    cause. With actors: largest number of updates by which the weights of a rollout may be behind,
+    by default 1; with 0, actors wait for every update, and results are those of one process."""
     correction: Literal["vtrace", "none"] = setting("vtrace", only="impala")
     """Correction of the lag: vtrace weights every step by the importance ratio of its action; none
     learns as if the current policy had acted."""
@@ -291,6 +300,13 @@ class TrainConfig:
     impala: ImpalaConfig = field(default_factory=ImpalaConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+
+
+def lag_of(impala: ImpalaConfig) -> int:
+    """The lag, by default 0 without and 1 with actors."""
+    if impala.lag is not None:
+        return impala.lag
+    return 1 if impala.actors else 0
 
 
 def impala_of(config: TrainConfig) -> ImpalaConfig | None:

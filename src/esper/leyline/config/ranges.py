@@ -25,9 +25,33 @@ def check(config: TrainConfig) -> None:
             f"c_clip: must be at most rho_clip, {config.impala.rho_clip}, "
             f"got {config.impala.c_clip}"
         )
+    _check_actors(config)
     if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:
         raise UsageError(
             "experimental_gpu_preload_gather: needs data on the device; leave out --no-gpu-preload"
         )
     if config.gymnasium.gym is not None and len(machine.devices) > 1:
         raise UsageError("devices: a Gymnasium task takes one device; give it with --device")
+
+
+def _check_actors(config: TrainConfig) -> None:
+    """Refuse actors that would have no environments, and settings that actors do not have.
+
+    Raises:
+        UsageError: names the field, its value and the fix.
+    """
+    actors, world = config.impala.actors, config.world
+    if not actors:
+        if config.impala.ray_address is not None:
+            raise UsageError("ray_address: there are no actors; give --actors too, or leave it out")
+        return
+    if len(config.machine.devices) > 1:
+        raise UsageError("devices: with actors, hosts run on their CPUs; give one device")
+    size = world.group_size if config.gymnasium.gym is None else 1
+    groups = -(-world.envs // size)
+    if actors > groups:
+        what = "environments" if size == 1 else f"groups of {size} environments"
+        raise UsageError(
+            f"actors: {actors} are more than the {groups} {what}, which stay whole; take fewer "
+            "actors or more envs"
+        )

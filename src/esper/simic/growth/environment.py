@@ -16,10 +16,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from esper.kasmina.rng import Purpose, random_bits
 from esper.runtime.tasks import Task
+from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.merge import merged
-from esper.simic.growth.rewards import REWARD_MODES, utility
+from esper.simic.growth.rewards import REWARD_MODES
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig, Step
 from esper.tamiyo.policy.features import Observation
@@ -78,8 +78,8 @@ class _Part:
     twins: Tensor
 
 
-class GrowthEnv:
-    """N environments of one or more tasks.
+class GrowthEnv(GrowthLayout):
+    """N environments of one or more tasks, with their hosts.
 
     Args:
         tasks: the tasks; each group draws one of them for every episode.
@@ -96,7 +96,6 @@ class GrowthEnv:
         precision: the precision in effect.
         scales: loss scales, of environments first and then of twins by group; None if losses are
             not scaled. An environment keeps its scale from episode to episode, whatever its task.
-        task_of: index in ``tasks`` of each environment's task in this episode, int64 ``[N]``.
 
     Raises:
         ValueError: the reward mode is unknown, or there is no task or no device.
@@ -118,15 +117,8 @@ class GrowthEnv:
         if not devices:
             raise ValueError("devices must not be empty")
         device = devices[0]
-        self.tasks, self.config, self.device, self.devices = tuple(tasks), config, device, devices
-        self.environments = environments.to(device)
-        self.count: int = len(environments)
-        self.groups = self.environments // config.group_size
-        self.assigned = None if assigned is None else assigned.to(device)
-        counts = [task.host.parameter_count for task in self.tasks]
-        rents = [task.rent for task in self.tasks]
-        self._host_parameters = torch.tensor(counts, device=device)
-        self._rents = torch.tensor(rents, dtype=torch.float64, device=device)
+        super().__init__(tasks, environments, config, device, assigned)
+        self.devices = devices
         data = [(task, task.datasets()) for task in self.tasks]
         keys = [StackKey.of(*pair) for pair in data]
         distinct = list(dict.fromkeys(keys))
@@ -207,15 +199,10 @@ class GrowthEnv:
         for table in self._tables:
             if table is not None:
                 table.load(self._kept_scales)
-        self.task_of = self._draw(episode) if self.assigned is None else self.assigned
+        self.draw_tasks(episode)
         if self._tasks_of_shards is None or not torch.equal(self._tasks_of_shards, self.task_of):
             self._make_shards()
         return self._merge(self._each([partial(shard.reset, episode) for shard in self.shards]))
-
-    @property
-    def current_tasks(self) -> list[Task]:
-        """The task of each environment in this episode."""
-        return [self.tasks[task] for task in self.task_of.tolist()]
 
     @property
     def shards(self) -> list[Shard]:
@@ -238,26 +225,6 @@ class GrowthEnv:
         if step.done and self.scales is not None:
             self._kept_scales = self.scales.state()
         return step
-
-    def utility(self, score: Tensor, added: Tensor) -> Tensor:
-        """Utility of each environment's host in this episode, ``[N]``; see ``rewards.utility``."""
-        hosts, rents = self._host_parameters[self.task_of], self._rents[self.task_of]
-        return utility(score, added, hosts, rents.to(score.dtype))
-
-    def _draw(self, episode: int) -> Tensor:
-        """Draw the task of each environment, int64 ``[N]``.
-
-        Consecutive groups get different tasks; the order of the tasks is random per episode.
-        """
-        bits = random_bits(
-            self.config.seed,
-            torch.tensor([episode], device=self.device),
-            Purpose.TASK,
-            0,
-            0,
-            len(self.tasks),
-        )
-        return bits[0].argsort()[self.groups % len(self.tasks)]
 
     def _make_shards(self) -> None:
         """Split the environments into shards: by device, then by bank, then by thread."""

@@ -70,7 +70,7 @@ def collect(
         number: number of the rollout, part of the key of the random draws of actions.
         on_step: called after every step.
     """
-    actor.continue_rollout(torch.arange(environments.count, device=actor.device), number)
+    actor.continue_rollout(environments.identities.to(actor.device), number)
     hidden = actor.hidden
     outcomes = _Outcomes(length, environments.count)
     rollout: Rollout[FlatObservation] | None = None

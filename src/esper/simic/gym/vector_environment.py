@@ -24,7 +24,7 @@ class Episode:
     """An episode that ended.
 
     Attributes:
-        environment: index of its environment.
+        environment: identity of its environment.
         episode_return: sum of its rewards, unnormalised.
         length: number of steps.
         terminated: whether the episode reached a terminal state rather than being truncated.
@@ -42,8 +42,10 @@ class GymEnvironments:
     Args:
         environments: environments of one task, not yet reset.
         seed: seed of the run.
+        first: identity of the first environment; those of the others follow.
 
     Attributes:
+        identities: identities of the environments, int64 ``[N]``.
         observation: the current observations; overwritten by the next step.
         reward: rewards of the last step, float64 ``[N]``.
         terminated, truncated: whether the last step ended the episode, bool ``[N]``.
@@ -55,8 +57,9 @@ class GymEnvironments:
         UsageError: Esper does not support a space.
     """
 
-    def __init__(self, environments: list[Env[Any, Any]], seed: int):
+    def __init__(self, environments: list[Env[Any, Any]], seed: int, first: int = 0):
         self.environments, self.seed = environments, seed
+        self.identities = torch.arange(first, first + len(environments))
         self.features: Features = features_of(environments[0])
         self.actions: Actions = actions_of(environments[0])
         count, heads = len(environments), len(self.actions.options)
@@ -101,7 +104,7 @@ class GymEnvironments:
             environment.close()
 
     def _begin(self, i: int, episode: int) -> None:
-        bits = random_bits(self.seed, torch.tensor([i]), Purpose.GYM_RESET, episode, 0, 1)
+        bits = random_bits(self.seed, self.identities[i : i + 1], Purpose.GYM_RESET, episode, 0, 1)
         observation, info = self.environments[i].reset(seed=int(bits))
         self.episode[i] = episode
         self._history[i].clear()
@@ -119,7 +122,12 @@ class GymEnvironments:
         if terminated or truncated:
             self.over[i] = True
             self.ended.append(
-                Episode(i, float(self._returns[i]), len(self._history[i]), bool(terminated))
+                Episode(
+                    int(self.identities[i]),
+                    float(self._returns[i]),
+                    len(self._history[i]),
+                    bool(terminated),
+                )
             )
 
     def _store(self, i: int, observation: Any, info: dict[str, Any]) -> None:

@@ -77,6 +77,8 @@ class VTraceEstimator:
             Metric.LAG_KL: approximate_kl(log_ratio, weight),
             Metric.RHO_CLIP_FRACTION: weighted_mean(clipped.float(), weight),
         }
+        if rollout.lag is not None:
+            metrics[Metric.VERSION_LAG] = torch.full_like(metrics[Metric.LAG_KL], rollout.lag)
         if not self.corrected:
             log_ratio = torch.zeros_like(log_ratio)
         rewards, ends = rollout.rewards, rollout.terminated

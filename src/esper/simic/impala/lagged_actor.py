@@ -5,8 +5,7 @@ from collections import deque
 from typing import Any, Generic
 
 from esper.simic.actor import PolicyActor
-from esper.simic.observation_moments import ObservationMoments
-from esper.tamiyo.policy.interface import ObservationT, Policy
+from esper.tamiyo.policy.interface import ObservationT
 
 
 class LaggedActor(Generic[ObservationT]):
@@ -33,13 +32,13 @@ class LaggedActor(Generic[ObservationT]):
 
     def note_update(self) -> None:
         """Store what an update left, and move the actor forward by one update if it is due."""
-        self._waiting.append(_snapshot(self._learner.policy, self._learner.moments))
+        self._waiting.append(snapshot(self._learner))
         if len(self._waiting) > self._lag:
-            self._load_actor(self._waiting.popleft())
+            load_snapshot(self.actor, self._waiting.popleft())
 
     def state(self) -> dict[str, Any]:
         """The weights and moments of the actor and of those that wait, oldest first."""
-        own = _snapshot(self.actor.policy, self.actor.moments)
+        own = snapshot(self.actor)
         return {str(i): parts for i, parts in enumerate([own, *self._waiting])}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -49,18 +48,24 @@ class LaggedActor(Generic[ObservationT]):
             RuntimeError, ValueError, KeyError: the state is that of another network.
         """
         oldest, *waiting = (state[str(i)] for i in range(len(state)))
-        self._load_actor(oldest)
+        load_snapshot(self.actor, oldest)
         self._waiting = deque(copy.deepcopy(waiting))
 
-    def _load_actor(self, parts: dict[str, Any]) -> None:
-        self.actor.policy.load_state_dict(parts["policy"])
-        for name, moments in self.actor.moments.parts().items():
-            moments.load(parts["moments"][name])
 
-
-def _snapshot(policy: Policy[Any], moments: ObservationMoments[Any]) -> dict[str, Any]:
-    """Copies of the weights and the moments, by part."""
+def snapshot(actor: PolicyActor[Any]) -> dict[str, Any]:
+    """Copies of an actor's weights and moments, by part."""
     return {
-        "policy": {name: x.detach().clone() for name, x in policy.state_dict().items()},
-        "moments": {name: part.state() for name, part in moments.parts().items()},
+        "policy": {name: x.detach().clone() for name, x in actor.policy.state_dict().items()},
+        "moments": {name: part.state() for name, part in actor.moments.parts().items()},
     }
+
+
+def load_snapshot(actor: PolicyActor[Any], parts: dict[str, Any]) -> None:
+    """Give an actor the weights and moments of which ``snapshot`` made copies.
+
+    Raises:
+        RuntimeError, ValueError, KeyError: they are those of another network.
+    """
+    actor.policy.load_state_dict(parts["policy"])
+    for name, moments in actor.moments.parts().items():
+        moments.load(parts["moments"][name])

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from esper.leyline.config import ImpalaConfig, LearnerConfig
+from esper.leyline.config import ImpalaConfig, LearnerConfig, lag_of
 from esper.simic.impala.estimator import VTraceEstimator
 from esper.simic.impala.lagged_actor import LaggedActor
 
@@ -12,5 +12,7 @@ def impala_arguments(learner: LearnerConfig, impala: ImpalaConfig | None) -> dic
     """Arguments with which a ``PPOAgent`` learns by IMPALA; none without ``impala``."""
     if impala is None:
         return {}
-    older = partial(LaggedActor, lag=impala.lag) if impala.lag else None
+    # The weights of actors elsewhere are behind by themselves.
+    lag = 0 if impala.actors else lag_of(impala)
+    older = partial(LaggedActor, lag=lag) if lag else None
     return {"estimator": VTraceEstimator.of(learner, impala), "older": older}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -84,6 +85,19 @@ class Decision:
             torch.cat([self.actions, self.masks.ops.long()], 1).cpu(),
             self.actions.shape[1],
         )
+
+
+class Decisive(Protocol):
+    """Knows a decision: the last of an actor, or one that an actor elsewhere made."""
+
+    last: Decision | None
+
+
+@dataclass(slots=True)
+class KnownDecision:
+    """A decision that an actor elsewhere made; see ``Decisive``."""
+
+    last: Decision | None = None
 
 
 class WatchedActor:

@@ -14,7 +14,9 @@ from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
 from esper.runtime.tasks import Task
 from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import Step
+from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, restore_agent
@@ -24,52 +26,42 @@ from esper.simic.training.setup import build_agent, build_environment, control, 
 from esper.simic.training.trainee import AnyStep
 from esper.simic.training.warm_start import initial_parts
 from esper.tamiyo.policy.features import Observation
+from esper.tolaria.precision import Precision
 
 
-class GrowthTrainee:
-    """Growth environments and the policy that acts in them; see ``Trainee``.
+class GrowthRounds:
+    """What a run on growing networks tells of its rounds, wherever the hosts are.
 
-    Args:
-        config: settings of the run.
-        policy: ``ppo`` and ``impala`` learn; other policies, see ``control``, do not.
-        devices: devices over which the hosts are distributed; the policy is on the first.
-        resumed: whether ``restore`` follows, so that no initial policy is read.
-
-    Raises:
-        UsageError: a setting is invalid.
+    Attributes:
+        layout: the environments and their tasks.
+        policy, agent, recorder: the name of the policy, its learner, and the events of the round.
     """
 
     operation_threads = 1
     """One thread per operation, because shards run in parallel."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        policy: str,
-        devices: Sequence[torch.device],
-        resumed: bool = False,
-    ):
-        self.policy = policy
-        self.environment = build_environment(config, devices)
-        self.precision = self.environment.precision
-        # Before paths are resolved: a wrong one is refused here.
-        if config.learner.initial_policy is not None and policy not in ALGORITHMS:
-            raise UsageError(f"initial_policy: {policy} does not learn; leave this setting out")
-        initial = None if resumed else initial_parts(config)
-        self.config = resolved(config, self.environment)
-        self.agent = None
-        if policy in ALGORITHMS:
-            self.agent = build_agent(self.config, devices[0], initial)
-        self.actor: Actor = self.agent.actor if self.agent else control(policy, self.environment)
-        self.backend_name = self.environment.backend_name
-        self.steps = self.environment.config.episode_length
-        self.count = self.environment.count
+    config: TrainConfig
+    layout: GrowthLayout
+    policy: str
+    precision: Precision
+    recorder: Recorder
+    agent: PPOAgent[Observation] | None
+
+    @property
+    def steps(self) -> int:
+        """See ``Trainee``."""
+        return self.layout.config.episode_length
+
+    @property
+    def count(self) -> int:
+        """See ``Trainee``."""
+        return self.layout.count
 
     def started(self, time: float, done: int) -> TrainingStarted:
         """See ``Trainee.started``."""
         world = self.config.world
         tasks: dict[str, Task] = {}
-        for task in self.environment.tasks:
+        for task in self.layout.tasks:
             tasks.setdefault(task.label, task)
         return TrainingStarted(
             time=time,
@@ -91,29 +83,11 @@ class GrowthTrainee:
             split_seed=world.split_seed,
         )
 
-    def amp_scale(self) -> float | None:
-        """See ``Trainee.amp_scale``."""
-        return self.environment.amp.least_scale
-
-    def collect(
-        self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
-    ) -> Rollout[Observation]:
-        """See ``Trainee.collect``."""
-        actor = WatchedActor(self.actor)
-        self.recorder = Recorder(hub, self.environment, number, actor)
-
-        def note_step(t: int, actions: Tensor, step: Step) -> None:
-            self.recorder.step(t, actions, step)
-            on_step(step)
-
-        with self.agent.actor.policy.frozen_weights() if self.agent else nullcontext():
-            return collect(self.environment, actor, number, note_step)
-
     def record(self, number: int, rollout: Rollout[Observation]) -> RoundRecord:
         """See ``Trainee.record``."""
-        environment, agent, values = self.environment, self.agent, None
-        if agent is not None and agent.actor is agent:
-            # The moments of an older copy's values are not known any more.
+        environment, agent, values = self.layout, self.agent, None
+        if agent is not None and agent.actor is agent and not rollout.lag:
+            # The moments of an older policy's values are not known any more.
             values = agent.return_moments.restore(rollout.values)
         return RoundRecord(
             round=number,
@@ -131,6 +105,59 @@ class GrowthTrainee:
     ) -> RoundSummary:
         """See ``Trainee.finish``."""
         return self.recorder.finish(steps_per_second, metrics)
+
+
+class GrowthTrainee(GrowthRounds):
+    """Growth environments in this process and the policy that acts in them; see ``Trainee``.
+
+    Args:
+        config: settings of the run.
+        policy: ``ppo`` and ``impala`` learn; other policies, see ``control``, do not.
+        devices: devices over which the hosts are distributed; the policy is on the first.
+        resumed: whether ``restore`` follows, so that no initial policy is read.
+
+    Raises:
+        UsageError: a setting is invalid.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        policy: str,
+        devices: Sequence[torch.device],
+        resumed: bool = False,
+    ):
+        self.policy = policy
+        self.environment = self.layout = build_environment(config, devices)
+        self.precision = self.environment.precision
+        self.backend_name = self.environment.backend_name
+        # Before paths are resolved: a wrong one is refused here.
+        if config.learner.initial_policy is not None and policy not in ALGORITHMS:
+            raise UsageError(f"initial_policy: {policy} does not learn; leave this setting out")
+        initial = None if resumed else initial_parts(config)
+        self.config = resolved(config, self.environment, self.backend_name)
+        self.agent = None
+        if policy in ALGORITHMS:
+            self.agent = build_agent(self.config, devices[0], initial)
+        self.actor: Actor = self.agent.actor if self.agent else control(policy, self.environment)
+
+    def amp_scale(self) -> float | None:
+        """See ``Trainee.amp_scale``."""
+        return self.environment.amp.least_scale
+
+    def collect(
+        self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
+    ) -> Rollout[Observation]:
+        """See ``Trainee.collect``."""
+        actor = WatchedActor(self.actor)
+        self.recorder = Recorder(hub, self.environment, number, actor)
+
+        def note_step(t: int, actions: Tensor, step: Step) -> None:
+            self.recorder.step(t, actions, step)
+            on_step(step)
+
+        with self.agent.actor.policy.frozen_weights() if self.agent else nullcontext():
+            return collect(self.environment, actor, number, note_step)
 
     def parts(self) -> dict[str, dict[str, Any]]:
         """See ``Trainee.parts``. Every round has new hosts, so only their loss scales are saved."""

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
@@ -20,10 +21,11 @@ from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.memory_tasks import register
 from esper.simic.gym.vector_environment import Episode, GymEnvironments, make
+from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, restore_agent
-from esper.simic.training.setup import plugin_paths, policy_dtype
+from esper.simic.training.setup import plugin_paths, policy_dtype, resolved_lag
 from esper.simic.training.trainee import AnyStep
 from esper.tamiyo.policy.recurrent import FlatObservation
 from esper.tolaria.precision import Precision
@@ -50,47 +52,41 @@ class GymSummary:
     metrics: dict[str, float | None]
 
 
-class GymTrainee:
-    """Environments of a Gymnasium task and the policy that learns it; see ``Trainee``.
+class GymRounds(ABC):
+    """What a run on a Gymnasium task tells of its rounds, wherever the environments are.
 
-    Args:
-        config: settings of the run, with ``gym`` set.
-        device: device of the policy; environments run on the CPU.
-
-    Raises:
-        UsageError: a setting is invalid, or Esper does not support the task's spaces.
+    Attributes:
+        agent: the learner.
     """
 
     backend_name = "gymnasium"
 
-    def __init__(self, config: TrainConfig, device: torch.device):
-        name, world = config.gymnasium.gym, config.world
-        assert name is not None
-        for path in world.plugin:
-            plugins.load(path)
-        register()
-        made = make(name, arguments_of(config.gymnasium.gym_args), world.envs)
-        self.environments = GymEnvironments(made, world.seed)
-        self.config = unflatten(
-            {"plugin": plugin_paths(config), "threads": config.machine.threads or 1}, config
-        )
-        features = self.environments.features
-        shape = Shape(features.width, self.environments.actions.options, features.measured)
-        self.agent = gym_agent(
-            self.config,
-            shape,
-            device,
-            policy_dtype(config, device),
-            resolve_mode(config.machine.compile, device),
-        )
-        self.precision = Precision(device.type)
-        self.steps = config.gymnasium.rollout_steps
-        self.count = world.envs
-        self.operation_threads = config.machine.threads or 1
+    config: TrainConfig
+    agent: PPOAgent[FlatObservation]
+
+    def __init__(self) -> None:
         self._ended: list[Episode] = []
-        self.environments.reset()
-        self.agent.actor.begin(torch.arange(self.count, device=device), 0)
-        self._boundary = self._own_parts()
+        self._boundary: dict[str, dict[str, Any]] = {}
+
+    @property
+    def steps(self) -> int:
+        """See ``Trainee``."""
+        return self.config.gymnasium.rollout_steps
+
+    @property
+    def count(self) -> int:
+        """See ``Trainee``."""
+        return self.config.world.envs
+
+    @property
+    def operation_threads(self) -> int:
+        """See ``Trainee``."""
+        return self.config.machine.threads or 1
+
+    @property
+    def precision(self) -> Precision:
+        """See ``Trainee``."""
+        return Precision(self.agent.device.type)
 
     def started(self, time: float, done: int) -> TrainingStarted:
         """See ``Trainee.started``."""
@@ -118,18 +114,6 @@ class GymTrainee:
         """See ``Trainee.amp_scale``; always None, because environments compute no losses."""
         return None
 
-    def collect(
-        self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
-    ) -> Rollout[FlatObservation]:
-        """See ``Trainee.collect``."""
-        self._ended = []
-
-        def note_step(step: GymStep) -> None:
-            self._ended += step.ended
-            on_step(step)
-
-        return collect(self.environments, self.agent.actor, self.steps, number, note_step)
-
     def record(self, number: int, rollout: Rollout[FlatObservation]) -> RoundRecord | None:
         """See ``Trainee.record``."""
         return None
@@ -150,7 +134,7 @@ class GymTrainee:
                 terminated=[e.terminated for e in ended],
             )
         )
-        self._boundary = self._own_parts()
+        self._boundary = self.own_parts()
         return GymSummary(
             number,
             len(ended),
@@ -168,7 +152,47 @@ class GymTrainee:
         """
         return agent_parts(self.agent) | self._boundary
 
-    def _own_parts(self) -> dict[str, dict[str, Any]]:
+    @abstractmethod
+    def own_parts(self) -> dict[str, dict[str, Any]]:
+        """State of the environments, and of the policy's memory of them, at the end of a round."""
+
+
+class GymTrainee(GymRounds):
+    """Environments of a Gymnasium task and the policy that learns it; see ``Trainee``.
+
+    Args:
+        config: settings of the run, with ``gym`` set.
+        device: device of the policy; environments run on the CPU.
+
+    Raises:
+        UsageError: a setting is invalid, or Esper does not support the task's spaces.
+    """
+
+    def __init__(self, config: TrainConfig, device: torch.device):
+        super().__init__()
+        for path in config.world.plugin:
+            plugins.load(path)
+        self.environments = made_environments(config, 0, config.world.envs)
+        self.config = resolved(config)
+        self.agent = build_gym_agent(self.config, shape_of(self.environments), device)
+        self.environments.reset()
+        self.agent.actor.begin(self.environments.identities.to(device), 0)
+        self._boundary = self.own_parts()
+
+    def collect(
+        self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
+    ) -> Rollout[FlatObservation]:
+        """See ``Trainee.collect``."""
+        self._ended = []
+
+        def note_step(step: GymStep) -> None:
+            self._ended += step.ended
+            on_step(step)
+
+        return collect(self.environments, self.agent.actor, self.steps, number, note_step)
+
+    def own_parts(self) -> dict[str, dict[str, Any]]:
+        """See ``GymRounds``."""
         hidden = {str(i): state.clone() for i, state in enumerate(self.agent.actor.hidden)}
         return {
             "environments": self.environments.state(),
@@ -178,6 +202,8 @@ class GymTrainee:
     def restore(self, parts: dict[str, dict[str, Any]]) -> None:
         """See ``Trainee.restore``."""
         restore_agent(self.agent, parts)
+        if "environments" not in parts:
+            return  # a run with actors that ended in its first round
         try:
             hidden = tuple(parts["memory"][str(i)] for i in range(len(parts["memory"])))
             actor = self.agent.actor
@@ -192,11 +218,45 @@ class GymTrainee:
             raise UsageError(
                 f"resume: the checkpoint belongs to another task ({reason})"
             ) from error
-        self._boundary = self._own_parts()
+        self._boundary = self.own_parts()
 
     def close(self) -> None:
         """See ``Trainee.close``."""
         self.environments.close()
+
+
+def made_environments(config: TrainConfig, begin: int, end: int) -> GymEnvironments:
+    """The environments ``begin`` to ``end`` of the task, not yet reset.
+
+    Raises:
+        UsageError: there is no such task, or Esper does not support its spaces.
+    """
+    name = config.gymnasium.gym
+    assert name is not None
+    register()
+    made = make(name, arguments_of(config.gymnasium.gym_args), end - begin)
+    return GymEnvironments(made, config.world.seed, begin)
+
+
+def shape_of(environments: GymEnvironments) -> Shape:
+    """The sizes that a policy for the environments has."""
+    features = environments.features
+    return Shape(features.width, environments.actions.options, features.measured)
+
+
+def resolved(config: TrainConfig) -> TrainConfig:
+    """The settings, completed with the values that depend on the machine."""
+    threads = config.machine.threads or 1
+    settings = {"plugin": plugin_paths(config), "threads": threads, **resolved_lag(config)}
+    return unflatten(settings, config)
+
+
+def build_gym_agent(
+    config: TrainConfig, shape: Shape, device: torch.device
+) -> PPOAgent[FlatObservation]:
+    """The learner that ``config`` describes."""
+    dtype, mode = policy_dtype(config, device), resolve_mode(config.machine.compile, device)
+    return gym_agent(config, shape, device, dtype, mode)
 
 
 def arguments_of(texts: tuple[str, ...]) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from esper.leyline.events import (
 )
 from esper.leyline.stages import Stage
 from esper.nissa.hub import Hub
-from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import Step, StepReport, seeds_entering
-from esper.simic.training.decisions import Decision, DecisionRecord, WatchedActor
+from esper.simic.training.decisions import Decision, DecisionRecord, Decisive
 from esper.simic.training.step_events import StepRecord
 from esper.tolaria.governor import Reason
 
@@ -80,9 +80,9 @@ class Recorder:
     def __init__(
         self,
         hub: Hub,
-        environment: GrowthEnv,
+        environment: GrowthLayout,
         round_number: int,
-        actor: WatchedActor | None = None,
+        actor: Decisive | None = None,
     ):
         self.hub, self.environment, self.round = hub, environment, round_number
         self.actor = actor

@@ -17,6 +17,7 @@ from esper.leyline.events import (
 from esper.leyline.metrics import Metric, part_metric
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
+from esper.simic.distributed.cluster import ActorsLost
 from esper.simic.optimiser import GROUPS
 from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_writer import RecordWriter
@@ -27,15 +28,11 @@ from esper.simic.run.run_directory import RunDirectory
 from esper.simic.training.anomaly_detector import AnomalyDetector
 from esper.simic.training.observer import Observer
 from esper.simic.training.replay import write_refusal
-from esper.simic.training.stop_signal import StopSignal
+from esper.simic.training.stop_signal import Stopped, StopSignal
 from esper.simic.training.trainee import AnyStep, Trainee
 
 MOST_REFUSALS = 3
 """Number of refused updates in a row after which the run stops."""
-
-
-class _Stopped(Exception):
-    """A signal requested the end of the run."""
 
 
 class _Refused(Exception):
@@ -95,8 +92,7 @@ class Session:
             self._announce(hub, done)
             try:
                 for number in range(done + 1, total + 1):
-                    if self.stop.number is not None:
-                        raise _Stopped
+                    self.stop.check()
                     summaries.append(self._round(hub, number))
                     if number % self.config.output.checkpoint_every == 0 or number == total:
                         self._save(hub, number)
@@ -104,13 +100,16 @@ class Session:
                     self.observer.round_done(summaries[-1])
                     if self.refusals == MOST_REFUSALS:
                         raise _Refused
-            except _Stopped:
+            except Stopped:
                 assert self.stop.number is not None
                 status, code = "interrupted", 128 + self.stop.number
                 # Incomplete rollouts are discarded: weights are those of the last complete round.
                 self._save(hub, done + len(summaries))
-            except _Refused as error:
-                print(f"esper: {error}", file=sys.stderr)
+            except (_Refused, ActorsLost) as error:
+                line = str(error)
+                if isinstance(error, ActorsLost):
+                    line = f"ray: {error}, so the run stops; --resume continues its checkpoint"
+                print(f"esper: {line}", file=sys.stderr)
                 status, code = "failed", 1
                 self._save(hub, done + len(summaries))
             if self.agent is not None and self.saved != done + len(summaries):
@@ -141,8 +140,8 @@ class Session:
     def _round(self, hub: Hub, index: int) -> Any:
         def on_step(step: AnyStep) -> None:
             self.observer.stepped(step)
-            if self.stop.number is not None and not step.done:
-                raise _Stopped
+            if not step.done:
+                self.stop.check()
 
         begin = time.perf_counter()
         rollout = self.trainee.collect(hub, index, on_step)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.kasmina.hosts.host import resolve_slots
-from esper.leyline.config import TrainConfig, impala_of, unflatten
+from esper.leyline.config import TrainConfig, impala_of, lag_of, unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import Task, agree, find_all
@@ -19,6 +20,7 @@ from esper.simic.compiled import resolve_mode
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.baselines import NeverActor, RandomActor
@@ -90,22 +92,18 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
     return tuple(configured(task) for task in find_all(config.world.task))
 
 
-def build_environment(config: TrainConfig, devices: Sequence[torch.device]) -> GrowthEnv:
-    """The environments that ``config`` describes, with their hosts distributed over ``devices``.
-
-    If mixed precision was requested but is not available, a line on stderr gives the reason.
+def growth_config(config: TrainConfig, tasks: Sequence[Task], device: torch.device) -> GrowthConfig:
+    """The settings of growth environments of ``tasks`` whose hosts are on ``device``.
 
     Raises:
-        UsageError: there is no such task or slot, or the environments do not fit into memory.
+        UsageError: a setting is left to the tasks, and they differ in it.
     """
-    tasks, world = resolve_tasks(config), config.world
+    world, machine = config.world, config.machine
     episode_length, max_batches, batch_size = agree(
         tasks, world.episode_length, world.max_batches, world.batch_size
     )
-    machine, device = config.machine, devices[0]
-    precision = resolve_precision(machine.use_amp, device, machine.amp_dtype, machine.backend)
     threads = machine.threads or torch.get_num_threads()
-    growth = GrowthConfig(
+    return GrowthConfig(
         seed=world.seed,
         group_size=world.group_size,
         episode_length=episode_length,
@@ -121,12 +119,38 @@ def build_environment(config: TrainConfig, devices: Sequence[torch.device]) -> G
         threads=threads if device.type == "cpu" else 1,
         preload=True if machine.experimental_gpu_preload_gather else machine.gpu_preload,
     )
+
+
+def build_environment(
+    config: TrainConfig,
+    devices: Sequence[torch.device],
+    tasks: Sequence[Task] | None = None,
+    identities: Tensor | None = None,
+) -> GrowthEnv:
+    """The environments that ``config`` describes, with their hosts distributed over ``devices``.
+
+    If mixed precision was requested but is not available, a line on stderr gives the reason.
+
+    Args:
+        config, devices: the settings, and the devices of the hosts.
+        tasks: the tasks, those of the settings if None.
+        identities: the environments, int64 ``[N]``; all of the settings if None.
+
+    Raises:
+        UsageError: there is no such task or slot, or the environments do not fit into memory.
+    """
+    tasks = resolve_tasks(config) if tasks is None else tasks
+    identities = torch.arange(config.world.envs) if identities is None else identities
+    machine, device = config.machine, devices[0]
+    precision = resolve_precision(machine.use_amp, device, machine.amp_dtype, machine.backend)
+    growth = growth_config(config, tasks, device)
     try:
-        environment = GrowthEnv(tasks, torch.arange(world.envs), growth, precision, *devices)
+        environment = GrowthEnv(tasks, identities, growth, precision, *devices)
         environment.reset(0)
     except (RuntimeError, MemoryError) as error:
         raise UsageError(
-            f"envs: {world.envs} do not fit into memory ({str(error).splitlines()[0]}); take fewer"
+            f"envs: {len(identities)} do not fit into memory ({str(error).splitlines()[0]}); "
+            "take fewer"
         ) from error
     if environment.precision.reason:
         reason = environment.precision.reason
@@ -193,8 +217,11 @@ def _absolute(path: str) -> str:
     return os.path.realpath(os.path.expanduser(path))
 
 
-def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
-    """The settings, completed with the values that depend on the task or the machine."""
+def resolved(config: TrainConfig, environment: GrowthLayout, backend: str) -> TrainConfig:
+    """The settings, completed with the values that depend on the task or the machine.
+
+    ``backend`` is that of the hosts, see ``GrowthEnv.backend_name``.
+    """
     growth = environment.config
     slots = [tuple(slot.name for slot in task.host.slots) for task in environment.tasks]
     slots_differ = len(set(slots)) > 1
@@ -209,16 +236,18 @@ def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
         "episode_length": growth.episode_length,
         "max_batches": growth.max_batches,
         "batch_size": growth.batch_size,
-        "backend": _resolved_backend(config.machine.backend, environment),
         "threads": config.machine.threads or torch.get_num_threads(),
+        **resolved_lag(config),
     }
+    if config.machine.backend == "auto" and backend in BACKENDS:
+        settings["backend"] = backend
     return unflatten(settings, config)
 
 
-def _resolved_backend(name: str, environment: GrowthEnv) -> str:
-    """``name``, or the backend in use if it is ``auto`` and all tasks use the same one."""
-    chosen = environment.backend_name
-    return chosen if name == "auto" and chosen in BACKENDS else name
+def resolved_lag(config: TrainConfig) -> dict[str, int]:
+    """The lag in effect, as a setting; none for a run that learns by PPO."""
+    impala = impala_of(config)
+    return {} if impala is None else {"lag": lag_of(impala)}
 
 
 def control(policy: str, environment: GrowthEnv) -> Actor:

@@ -7,6 +7,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Stopped(Exception):
+    """A signal requested the end of the run."""
+
+
 class StopSignal:
     """Records the first signal that requests the end of a run.
 
@@ -16,6 +20,11 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.number: int | None = None
+
+    def check(self) -> None:
+        """Raise ``Stopped`` if a signal was received."""
+        if self.number is not None:
+            raise Stopped
 
     @contextmanager
     def listening(self) -> Iterator[None]:

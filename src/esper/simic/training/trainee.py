@@ -40,19 +40,31 @@ class Trainee(Protocol):
 
     Attributes:
         config: resolved settings.
-        precision: precision of the environments' arithmetic.
         backend_name: backend of the environments.
-        steps: steps of each environment per round.
-        count: number of environments.
-        operation_threads: CPU threads per operation.
     """
 
     config: TrainConfig
-    precision: Precision
     backend_name: str
-    steps: int
-    count: int
-    operation_threads: int
+
+    @property
+    def precision(self) -> Precision:
+        """Precision of the environments' arithmetic."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Steps of each environment per round."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Number of environments."""
+        ...
+
+    @property
+    def operation_threads(self) -> int:
+        """CPU threads per operation."""
+        ...
 
     @property
     def agent(self) -> PPOAgent[Any] | None:

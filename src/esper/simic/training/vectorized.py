@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
 from esper.simic.training.observer import Observer, Unobserved
+from esper.simic.training.remote_growth import RemoteGrowthTrainee
+from esper.simic.training.remote_gym import RemoteGymTrainee
 from esper.simic.training.session import Session
 from esper.simic.training.setup import resolve_devices
 from esper.simic.training.stop_signal import StopSignal
@@ -122,6 +125,11 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
     for name, value in flatten(config).items():
         if value != before[name] and not about(fields[name]).on_resume:
             raise UsageError(f"{name}: the run has {before[name]}, and resuming cannot change it")
+    if stored.impala.lag and (stored.impala.actors == 0) != (config.impala.actors == 0):
+        raise UsageError(
+            f"actors: the run has {stored.impala.actors} and a lag of {stored.impala.lag}, so its "
+            "older weights are elsewhere; resume it with actors if it had some, else without"
+        )
     return run_training(config, trained, resume=run, observer=observer)
 
 
@@ -149,10 +157,10 @@ def run_training(
     check_sinks(config.output)
     devices = resolve_devices(config.machine.devices)
     device = devices[0]
-    trainee = _trainee(config, policy, devices, resume is not None)
     stop = StopSignal()
+    trainee = _trainee(config, policy, devices, resume is not None, stop)
     # Up to here nothing has been written, so a signal may end the process at once.
-    with stop.listening():
+    with stop.listening(), closing(trainee):
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
         directory, done = _open(trainee, resume, fingerprint)
         output = trainee.config.output
@@ -169,15 +177,23 @@ def run_training(
                 status, code, rounds = session.run(done)
         finally:
             directory.close()
-            trainee.close()
     return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)
 
 
 def _trainee(
-    config: TrainConfig, policy: str, devices: Sequence[torch.device], resumed: bool
+    config: TrainConfig,
+    policy: str,
+    devices: Sequence[torch.device],
+    resumed: bool,
+    stop: StopSignal,
 ) -> Trainee:
     """The trainee that the settings describe."""
-    if config.gymnasium.gym is None:
+    growth = config.gymnasium.gym is None
+    if policy == "impala" and config.impala.actors:
+        if growth:
+            return RemoteGrowthTrainee(config, devices[0], resumed, stop.check)
+        return RemoteGymTrainee(config, devices[0], stop.check)
+    if growth:
         return GrowthTrainee(config, policy, devices, resumed)
     assert policy in ALGORITHMS, "control policies act only in growth environments"
     return GymTrainee(config, devices[0])

@@ -1,0 +1,1 @@
+"""Actors in other processes and on other machines, on ray."""

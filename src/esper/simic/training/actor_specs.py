@@ -1,0 +1,114 @@
+"""What an actor is built from: settings, source code of plugins and data, never a path.
+
+Actors may be on other machines, which have none of the learner's files.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.config import TrainConfig, flatten, unflatten
+from esper.runtime import plugins
+from esper.runtime.data import Dataset, FromDirectory
+from esper.runtime.tasks import Task
+
+Data = tuple[Dataset | None, ...]
+"""Data of a task: its own, those after its drift, and those of its pretraining."""
+
+_OF_THE_LEARNER = (
+    *("data_dir", "text_file", "plugin", "initial_policy", "actors", "ray_address"),
+    *("compile", "device", "devices", "telemetry_dir", "tensorboard", "wandb", "record"),
+    "record_last",
+)
+"""Settings that actors do not have: paths, the learner's device, and what the learner writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """What an actor needs to know to collect rollouts of its environments.
+
+    Attributes:
+        settings: settings of the run, flat.
+        begin, end: its environments, of all of the run.
+        total: number of all environments.
+        synchronous: whether results must be those of one process, to the last bit.
+        plugins: name and source code of each plugin.
+    """
+
+    settings: dict[str, Any]
+    begin: int
+    end: int
+    total: int
+    synchronous: bool
+    plugins: tuple[tuple[str, str], ...] = ()
+
+    def config(self) -> TrainConfig:
+        """The settings; its plugins are run."""
+        with tempfile.TemporaryDirectory() as folder:
+            for i, (name, source) in enumerate(self.plugins):
+                file = Path(folder) / str(i) / name
+                file.parent.mkdir()
+                file.write_text(source)
+                plugins.load(str(file))
+        return unflatten(self.settings)
+
+
+def data_from_files(config: TrainConfig, tasks: Sequence[Task]) -> dict[str, Data]:
+    """The data that come from files of this machine, by task."""
+    all_of_them = bool(config.world.plugin) or config.world.text_file is not None
+    return {
+        task.name: _data(task)
+        for task in tasks
+        if all_of_them or any(isinstance(maker, FromDirectory) for maker in _makers(task))
+    }
+
+
+def with_data(tasks: Sequence[Task], data: dict[str, Data]) -> tuple[Task, ...]:
+    """``tasks`` with the data that ``data_from_files`` returned elsewhere."""
+    return tuple(_with(task, data[task.name]) if task.name in data else task for task in tasks)
+
+
+def actor_specs(config: TrainConfig, cuts: Sequence[int], synchronous: bool) -> list[ActorSpec]:
+    """The specifications of the actors, whose numbers of environments are ``cuts``."""
+    settings = flatten(config)
+    for name in _OF_THE_LEARNER:
+        settings.pop(name, None)
+    settings |= {"threads": 1, "telemetry_level": "off"}
+    sources = tuple((Path(path).name, Path(path).read_text()) for path in config.world.plugin)
+    ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
+    return [
+        ActorSpec(settings, end - count, end, ends[-1], synchronous, sources)
+        for count, end in zip(cuts, ends, strict=True)
+    ]
+
+
+def _makers(task: Task) -> list[Callable[[], Dataset] | None]:
+    parts = (task, task.drift, task.pretraining)
+    return [None if part is None else part.data for part in parts]
+
+
+def _data(task: Task) -> Data:
+    return tuple(None if maker is None else maker() for maker in _makers(task))
+
+
+def _with(task: Task, data: Data) -> Task:
+    own, later, before = (_Given(dataset) for dataset in data)
+    return replace(
+        task,
+        data=own,
+        drift=task.drift and replace(task.drift, data=later),
+        pretraining=task.pretraining and replace(task.pretraining, data=before),
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Given:
+    """Makes a data set by returning it."""
+
+    dataset: Dataset | None
+
+    def __call__(self) -> Dataset:
+        assert self.dataset is not None, "the task has no such data"
+        return self.dataset

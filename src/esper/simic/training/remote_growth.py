@@ -1,0 +1,250 @@
+"""Growth environments in the processes of actors, and the trainee that learns from them."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.config import TrainConfig, lag_of
+from esper.nissa.hub import Hub
+from esper.simic.actor import PolicyActor
+from esper.simic.distributed.cluster import Cluster
+from esper.simic.distributed.placed_actor import PlacedActor
+from esper.simic.distributed.remote_actors import RemoteActors, mean_lag
+from esper.simic.distributed.wire import as_arrays, as_tensors, stacked, unstacked
+from esper.simic.growth.collect import collect
+from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.growth.layout import GrowthLayout
+from esper.simic.growth.merge import merged
+from esper.simic.growth.step import Step, StepReport
+from esper.simic.impala.lagged_actor import load_snapshot, snapshot
+from esper.simic.ppo import PPOAgent
+from esper.simic.rollout import Rollout
+from esper.simic.run.checkpoint import agent_parts, restore_agent
+from esper.simic.training.actor_specs import (
+    ActorSpec,
+    Data,
+    actor_specs,
+    data_from_files,
+    with_data,
+)
+from esper.simic.training.decisions import Decision, KnownDecision
+from esper.simic.training.growth_trainee import GrowthRounds
+from esper.simic.training.joined_rollouts import joined, joined_rollout
+from esper.simic.training.recorder import Recorder
+from esper.simic.training.setup import (
+    build_agent,
+    build_environment,
+    growth_config,
+    policy_dtype,
+    resolve_tasks,
+    resolved,
+)
+from esper.simic.training.trainee import AnyStep
+from esper.simic.training.warm_start import initial_parts
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.factored_lstm import FactoredLSTM
+from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.interface import RecurrentState
+
+CPU = torch.device("cpu")
+
+STEPS_AT_ONCE = 64
+"""Steps of a delivered episode after which the sinks are waited for: their queue is bounded, and
+steps that do not fit are dropped."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What the steps of an episode told besides its rollout, ``[N, T, ...]``.
+
+    Attributes:
+        reward: rewards as the environment gave them.
+        report: see ``Step``.
+        ops: probability of each op.
+    """
+
+    reward: Tensor
+    report: StepReport
+    ops: Tensor
+
+
+class GrowthShard:
+    """Growth environments in the process of an actor; see ``Shard``.
+
+    Args:
+        spec: what to build.
+        data: data of tasks, see ``data_from_files``.
+    """
+
+    def __init__(self, spec: ActorSpec, data: dict[str, Data]):
+        config = spec.config()
+        tasks = with_data(resolve_tasks(config), data)
+        identities = torch.arange(spec.begin, spec.end)
+        self.environment = build_environment(config, [CPU], tasks, identities)
+        # All groups of the run: the widest task that one of them draws sets the width of the noise.
+        settings = self.environment.config
+        self.everyone = GrowthLayout(tasks, torch.arange(spec.total), settings, CPU)
+        self.policy = FactoredLSTM(config.learner.lstm_hidden)
+        self.policy.amp_dtype = policy_dtype(config, CPU)
+        given = self.policy, GrowthMoments(CPU), config.world.seed, CPU
+        rows = spec.begin, spec.end, spec.total
+        self.placed = PlacedActor(*given, *rows) if spec.synchronous else None
+        self.actor: PolicyActor[Observation] = self.placed or PolicyActor(*given)
+
+    def describe(self) -> dict[str, Any]:
+        """See ``Shard.describe``: the backend and the precision in use."""
+        environment = self.environment
+        return {"backend": environment.backend_name, "precision": environment.precision}
+
+    def collect(self, number: int, weights: dict[str, Any], before: Any) -> tuple[Any, Any]:
+        """See ``Shard.collect``. Every episode begins with new hosts, so nothing is kept."""
+        load_snapshot(self.actor, as_tensors(weights))
+        self.everyone.draw_tasks(number)
+        slots = {len(task.host.slots) for task in self.everyone.current_tasks}
+        self.actor.least_options = max(slots)
+        hidden: list[RecurrentState] = []
+        told: list[Step] = []
+
+        def note_step(t: int, actions: Tensor, step: Step) -> None:
+            hidden.append(self.actor.hidden)
+            told.append(step)
+
+        with self.actor.policy.frozen_weights():
+            rollout = collect(self.environment, self.actor, number, note_step)
+        ops = self._op_probabilities(hidden, rollout.observation.masks)
+        steps = [Told(step.reward, step.report, ops[t]) for t, step in enumerate(told)]
+        result = {
+            "rollout": rollout.state(),
+            "told": stacked(steps),
+            "after": told[-1].observation.tensors(),
+        }
+        return as_arrays(result), None
+
+    def _op_probabilities(self, hidden: list[RecurrentState], masks: ActionMasks) -> list[Tensor]:
+        """The probability of each op in every step, each ``[N, ops]``."""
+        compute = self.policy.op_probability_function()
+        found = []
+        for t, state in enumerate(hidden):
+            legal = ActionMasks(masks.slots[t], masks.kinds[t])
+            if self.placed is not None:
+                state = tuple(self.placed.spread(x, 1) for x in state)
+                legal = ActionMasks(*map(self.placed.spread, (legal.slots, legal.kinds)))
+            ops = compute(state, legal)
+            found.append(ops if self.placed is None else self.placed.picked(ops))
+        return found
+
+
+class RemoteGrowthTrainee(GrowthRounds):
+    """Growth environments of actors and the policy that learns from them; see ``Trainee``.
+
+    Args:
+        config: settings of the run, with actors.
+        device: device of the learner; hosts run on the CPUs of the actors.
+        resumed: whether ``restore`` follows, so that no initial policy is read.
+        check: called while waiting for actors; may raise.
+
+    Raises:
+        UsageError: a setting is invalid, or the actors cannot be started.
+    """
+
+    policy = "impala"
+    agent: PPOAgent[Observation]
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: torch.device,
+        resumed: bool,
+        check: Callable[[], None],
+    ):
+        world, impala = config.world, config.impala
+        # Actors act with the learner's weights, so they need not have this policy.
+        initial = None if resumed else initial_parts(config)
+        tasks = resolve_tasks(config)
+        settings = growth_config(config, tasks, CPU)
+        self.layout = GrowthLayout(tasks, torch.arange(world.envs), settings, CPU)
+        lag = lag_of(impala)
+        self._check = check
+        groups = torch.unique_consecutive(self.layout.groups, return_counts=True)[1]
+        cuts = [int(part.sum()) for part in groups.tensor_split(impala.actors)]
+        complete = resolved(config, self.layout, config.machine.backend)
+        specs = actor_specs(complete, cuts, lag == 0)
+        data = data_from_files(config, tasks)
+        self.cluster = Cluster(impala.ray_address, impala.actors)
+        try:
+            self.actors = RemoteActors(
+                self.cluster, GrowthShard, specs, data, lag, world.rounds, world.envs
+            )
+        except BaseException:
+            self.cluster.close()
+            raise
+        known = self.actors.descriptions
+        names = {name for one in known for name in one["backend"].split(" and ")}
+        self.backend_name = " and ".join(sorted(names))
+        self.precision = known[0]["precision"]
+        self.config = resolved(config, self.layout, self.backend_name)
+        self.agent = build_agent(self.config, device, initial)
+        if self.precision.reason:
+            print(f"warning: use_amp: {self.precision.reason}; running in float32", file=sys.stderr)
+
+    def amp_scale(self) -> float | None:
+        """See ``Trainee.amp_scale``."""
+        return None
+
+    def collect(
+        self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
+    ) -> Rollout[Observation]:
+        """See ``Trainee.collect``. The steps are told when all actors have delivered the round."""
+        weights = as_arrays(snapshot(self.agent))
+        deliveries = self.actors.collect(number, weights, self._check)
+        found = [as_tensors(delivery.rollout) for delivery in deliveries]
+        self.layout.draw_tasks(number)
+        states = [one["rollout"] for one in found]
+        rollout = joined_rollout(Observation, states, CPU)
+        rows = torch.arange(self.count)
+        told: Told = merged([one["told"] for one in found], rows)
+        last = {n: joined([one["after"][n] for one in found], 0) for n in found[0]["after"]}
+        decision = KnownDecision()
+        self.recorder = Recorder(hub, self.layout, number, decision)
+        for t in range(self.steps):
+            decision.last = _decision(rollout, told.ops[:, t], t)
+            now: Told = unstacked(told, t, self.steps)
+            done = t + 1 == self.steps
+            seen = last if done else {n: x[t + 1] for n, x in rollout.observation.tensors().items()}
+            step = Step(Observation.from_tensors(seen), now.reward, done, now.report)
+            self.recorder.step(t, rollout.actions[t], step)
+            on_step(step)
+            if t % STEPS_AT_ONCE == STEPS_AT_ONCE - 1:
+                hub.flush()
+        learned = joined_rollout(Observation, states, self.agent.device)
+        learned.lag = mean_lag(deliveries, number, self.actors.lag)
+        return learned
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """See ``Trainee.parts``. Every round has new hosts, and actors keep nothing."""
+        return agent_parts(self.agent) | {"environment": {}}
+
+    def restore(self, parts: dict[str, dict[str, Any]]) -> None:
+        """See ``Trainee.restore``."""
+        restore_agent(self.agent, parts)
+        self.actors.begin(self.agent.updates + 1, [None] * len(self.actors.descriptions))
+
+    def close(self) -> None:
+        """See ``Trainee.close``."""
+        self.actors.close()
+        self.cluster.close()
+
+
+def _decision(rollout: Rollout[Observation], ops: Tensor, t: int) -> Decision:
+    masks = rollout.observation.masks
+    return Decision(
+        ActionMasks(masks.slots[t], masks.kinds[t]),
+        rollout.actions[t],
+        rollout.log_prob[t],
+        rollout.values[t],
+        lambda: ops,
+    )
