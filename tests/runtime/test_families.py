@@ -187,6 +187,31 @@ def test_wrong_labels_are_those_of_the_training_split_alone():
         mislabelled(digits, 1.5)
 
 
+def test_some_classes_are_all_that_occurs_in_every_split():
+    whole, only = digits(seed=3), (5, 6, 7, 8, 9)
+    part = mislabelled(digits, 0.0, seed=3, only=only)
+    for name in ("train", "validation", "test"):
+        labels = getattr(whole, f"{name}_labels").numpy()
+        rows = np.isin(labels, only)
+        assert np.array_equal(getattr(part, f"{name}_labels").numpy(), labels[rows])
+        images = getattr(whole, f"{name}_images").numpy()
+        assert np.array_equal(getattr(part, f"{name}_images").numpy(), images[rows])
+    assert part.classes == whole.classes == 10
+    wrong = mislabelled(digits, 1.0, seed=3, only=only).train_labels
+    assert set(wrong.tolist()) == set(only)
+    assert (wrong != part.train_labels).float().mean() == pytest.approx(0.8, abs=0.05)
+
+
+def test_from_scratch_draws_all_classes_or_one_half():
+    kept = [FROM_SCRATCH.draw(n).data.make.keywords["only"] for n in range(300)]  # type: ignore[attr-defined]
+    shares = Counter(kept)
+    assert set(shares) == {None, (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)}
+    assert min(shares.values()) > 70
+    after = [task.drift for task in map(FROM_SCRATCH.draw, range(300))]
+    for only, drift in zip(kept, after, strict=True):
+        assert drift is None or drift.data.make.keywords["only"] == only  # type: ignore[attr-defined]
+
+
 def drawn(number: int) -> Task:
     return replace(find("digits"), name=f"mine:{number}", family="mine")
 

@@ -185,11 +185,17 @@ def digits(
 
 @cache
 def mislabelled(
-    data: Callable[..., Dataset], share: float, seed: int = 0, **settings: Any
+    data: Callable[..., Dataset],
+    share: float,
+    seed: int = 0,
+    only: tuple[int, ...] | None = None,
+    **settings: Any,
 ) -> Dataset:
-    """``data(seed=seed, **settings)`` with wrong training labels.
+    """``data(seed=seed, **settings)`` with wrong training labels, and with some classes only.
 
     ``share`` of the training labels are replaced by labels drawn uniformly, always the same ones.
+    All splits keep only the classes ``only`` (None: all), from which the wrong labels are drawn
+    too; the labels stay the same and so does ``Dataset.classes``.
 
     Raises:
         ValueError: ``share`` is not in [0, 1].
@@ -197,10 +203,23 @@ def mislabelled(
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"share must lie in [0, 1], got {share}")
     made = data(seed=seed, **settings)
+    if only is not None:
+        made = _of_classes(made, only)
     draws = np.random.default_rng(seed)
     wrong = torch.from_numpy(draws.random(made.train_labels.shape) < share)
-    drawn = torch.from_numpy(draws.integers(made.classes, size=tuple(made.train_labels.shape)))
+    labels = torch.tensor(range(made.classes) if only is None else only)
+    drawn = labels[draws.integers(len(labels), size=tuple(made.train_labels.shape))]
     return replace(made, train_labels=torch.where(wrong, drawn, made.train_labels))
+
+
+def _of_classes(data: Dataset, only: tuple[int, ...]) -> Dataset:
+    """``data`` with the rows of some classes only."""
+    parts: dict[str, Any] = {}
+    for name in ("train", "validation", "test"):
+        images, labels = getattr(data, f"{name}_images"), getattr(data, f"{name}_labels")
+        kept = torch.isin(labels, torch.tensor(only))
+        parts |= {f"{name}_images": images[kept], f"{name}_labels": labels[kept]}
+    return replace(data, **parts)
 
 
 def _part_of_each_class(labels: np.ndarray, fraction: float) -> np.ndarray:

@@ -82,14 +82,16 @@ def from_scratch(number: int) -> Task:
     """Hosts of four layouts learn digits of five kinds from initial weights.
 
     Layouts and data are crossed, so that no static feature tells what is worth growing. Drawn
-    besides: the labelled share of the data, wrong labels, a change to data of another kind (in half
-    of the draws), when training ends, the learning rate and the price of parameters.
+    besides: the classes that occur (all or one half, which the host's ten outputs do not show), the
+    labelled share of the data, wrong labels, a change to data of another kind (in half of the
+    draws), when training ends, the learning rate and the price of parameters.
     """
     draws = np.random.default_rng([2, number])
     host = _DIGIT_HOSTS[draws.integers(len(_DIGIT_HOSTS))]
     kinds = draws.integers(len(_DIGIT_KINDS), size=2)
     share = float((0.1, 0.3, 1.0)[draws.integers(3)])
-    settings = [{"label_fraction": share, **_DIGIT_KINDS[kind]} for kind in kinds]
+    only = _DIGIT_CLASSES[draws.integers(len(_DIGIT_CLASSES))]
+    settings = [{"label_fraction": share, "only": only, **_DIGIT_KINDS[kind]} for kind in kinds]
     return _initial(draws, "from_scratch", number, host, digits, settings)
 
 
@@ -150,6 +152,7 @@ _DIGIT_KINDS: tuple[dict[str, Any], ...] = (
     {"rotation": 3, "noise": 0.1},
     {"noise": 0.3},
 )
+_DIGIT_CLASSES = None, (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 _SEQUENCE_HOSTS: tuple[Host, ...] = (
     CnnHost((8, 8), 10, _SAMPLES),
     CnnHost((4, 8, 8), 10, _SAMPLES),
