@@ -121,6 +121,7 @@ bench-gym: $(BENCH)
 
 bench-gym-proofs: $(BENCH)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_proofs.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_proofs.py --algorithm impala --write
 
 bench-tasks: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tasks.py --write

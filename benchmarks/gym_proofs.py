@@ -1,6 +1,7 @@
-"""Does the engine learn public Gymnasium tasks? Compares it with sb3-contrib, three seeds each.
+"""Does the engine learn public Gymnasium tasks? PPO beside sb3-contrib's, and IMPALA; three seeds.
 
     python benchmarks/gym_proofs.py --write          # about an hour on one core
+    python benchmarks/gym_proofs.py --algorithm impala --write    # about a quarter of an hour
     python benchmarks/gym_proofs.py --only masked --seeds 1
 
 Every run is the command that the page lists. Its checkpoints are evaluated with the most probable
@@ -51,6 +52,7 @@ class Proof:
         settings: settings that differ from the defaults of ``--gym``.
         reached: whether the threshold must be reached; else it must never be.
         compared: whether RecurrentPPO runs on the task too.
+        algorithm: ``ppo`` or ``impala``.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Proof:
     settings: dict[str, Any] = field(default_factory=dict)
     reached: bool = True
     compared: bool = True
+    algorithm: str = "ppo"
 
 
 PROOFS = (
@@ -77,6 +80,15 @@ PROOFS = (
     ),
     Proof("chain8", "esper/MemoryChain-v0", 0.95, 25_000, ("length=8",)),
     Proof("chain32", "esper/MemoryChain-v0", 0.95, 200_000, ("length=32",)),
+    Proof("cartpole-impala", "CartPole-v1", 475.0, 100_000, compared=False, algorithm="impala"),
+    Proof(
+        "masked-impala",
+        "esper/MaskedCartPole-v0",
+        450.0,
+        50_000,
+        compared=False,
+        algorithm="impala",
+    ),
 )
 
 
@@ -99,7 +111,8 @@ class Result:
 
 def config_of(proof: Proof, seed: int, folder: Path) -> TrainConfig:
     """Return the configuration of a proof: its budget as rounds, with all checkpoints kept."""
-    config = unflatten({"gym": proof.gym, "gym_args": proof.args, **proof.settings})
+    settings = {"gym": proof.gym, "gym_args": proof.args, "algorithm": proof.algorithm}
+    config = unflatten({**settings, **proof.settings})
     steps = config.world.envs * config.gymnasium.rollout_steps
     rounds = proof.budget // steps
     return unflatten(
@@ -124,7 +137,7 @@ def ours(proof: Proof, seed: int, work: Path) -> Result:
         if int(saved[-1].name) < config.world.rounds:
             resume_ppo(path, {})
     else:
-        path = run_training(config, "ppo").path
+        path = run_training(config, proof.algorithm).path
     made = make(proof.gym, arguments_of(proof.args), EPISODES)
     environments = GymEnvironments(made, EVALUATION_SEED)
     features = environments.features
@@ -245,7 +258,7 @@ def command(proof: Proof) -> str:
     settings = {**proof.settings, "seed": "SEED"}
     config = config_of(proof, 1, Path("runs"))
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
-    parts = [f"esper train ppo --gym {proof.gym}"]
+    parts = [f"esper train {proof.algorithm} --gym {proof.gym}"]
     parts += [f"--gym-args {' '.join(proof.args)}"] if proof.args else []
     return " ".join([*parts, f"--rounds {config.world.rounds}", *flags])
 
@@ -254,13 +267,15 @@ def main() -> int:
     """Run the benchmark; return its exit status."""
     parser = new_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--algorithm", choices=["ppo", "impala"], default="ppo")
     parser.add_argument("--only", nargs="+", default=[proof.name for proof in PROOFS])
     parser.add_argument("--who", nargs="+", default=["esper", "sb3"], choices=["esper", "sb3"])
     parser.add_argument("--work", type=Path, default=Path("runs/gym_proofs"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     register()
-    chosen = [proof for proof in PROOFS if proof.name in arguments.only]
+    algorithm, impala = arguments.algorithm, arguments.algorithm == "impala"
+    chosen = [p for p in PROOFS if p.name in arguments.only and p.algorithm == algorithm]
     rows = []
     for proof in chosen:
         found: dict[str, list[Result]] = {"esper": [], "sb3": []}
@@ -268,7 +283,7 @@ def main() -> int:
             if who == "esper" or proof.compared:
                 found[who] = results(proof, arguments.seeds, who, arguments.work)
         rows.append(row(proof, found["esper"], found["sb3"]))
-    heads = (
+    heads = [
         "task",
         "threshold, mean return",
         "within steps",
@@ -276,24 +291,40 @@ def main() -> int:
         "best evaluation, median",
         "last evaluation, median",
         "sb3-contrib: median (seeds)",
-    )
-    libraries = ("gymnasium", *(["sb3-contrib"] if "sb3" in arguments.who else []))
-    versions = [f"{library} {version(library)}" for library in libraries]
-    parts = (
+    ]
+    rival_runs = "sb3" in arguments.who and not impala
+    versions = [f"gymnasium {version('gymnasium')}"]
+    versions += [f"sb3-contrib {version('sb3-contrib')}"] if rival_runs else []
+    text = (
         "Environment steps until the mean return of an evaluation first reaches the threshold; "
         f"medians over seeds {', '.join(map(str, arguments.seeds))}. An evaluation follows every "
         f"{BETWEEN} rounds and takes {EPISODES} fresh episodes with the most probable action. "
-        "Steps that only reset are counted. `memoryless` is `masked` without the LSTM; its mean "
-        "return must stay below the threshold. RecurrentPPO of sb3-contrib: 8 x 128 steps, batch "
-        "256, 10 epochs, learning rate 7e-4, lambda 0.98, LSTM 64, normalised, which are the "
-        "settings of its own test of masked CartPole; its run ends when it reaches the threshold.",
+        "Steps that only reset are counted."
+    )
+    if impala:
+        heads.pop()
+        rows = [(cells[:-1], holds) for cells, holds in rows]
+        text += " IMPALA has its defaults, without a lag."
+    else:
+        text += (
+            " `memoryless` is `masked` without the LSTM; its mean return must stay below the "
+            "threshold. RecurrentPPO of sb3-contrib: 8 x 128 steps, batch 256, 10 epochs, learning "
+            "rate 7e-4, lambda 0.98, LSTM 64, normalised, which are the settings of its own test "
+            "of masked CartPole; its run ends when it reaches the threshold."
+        )
+    parts = (
+        text,
         table(heads, [cells for cells, _ in rows]),
         "Commands:",
         "\n".join(f"- {proof.name}: `{command(proof)}`" for proof in chosen),
         f"{made_on(*versions, '1 thread')}.",
     )
-    title = "Gymnasium tasks: Esper and RecurrentPPO of sb3-contrib"
-    publish("gym_proofs", title, parts, arguments.write)
+    if impala:
+        title = "Gymnasium tasks: IMPALA"
+        publish("gym_proofs_impala", title, parts, arguments.write)
+    else:
+        title = "Gymnasium tasks: Esper and RecurrentPPO of sb3-contrib"
+        publish("gym_proofs", title, parts, arguments.write)
     missed = [proof.name for proof, (_, holds) in zip(chosen, rows, strict=True) if not holds]
     if missed:
         print(f"not reached: {', '.join(missed)}", file=sys.stderr)

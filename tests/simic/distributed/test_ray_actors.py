@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -231,10 +232,12 @@ def test_more_ray_actors_than_cpus_are_refused_in_time(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("found", [None, ModuleType("ray")])
 def test_without_ray_the_command_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    found: ModuleType | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
+    """A folder with its name is a module too, without a file."""
+    monkeypatch.setitem(sys.modules, "ray", found)
     words = f"--gym CartPole-v1 --actors 1 --telemetry-dir {tmp_path}"
     assert guarded(esper, ["train", "impala", *words.split()]) == 2
     printed = capsys.readouterr().err

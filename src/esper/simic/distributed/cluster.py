@@ -17,7 +17,7 @@ START_SECONDS = 60.0
 """Longest wait for a cluster when a run starts, and for CPUs that it does not have."""
 
 PROCESS_SECONDS = 300.0
-"""Longest wait for the processes of all actors when a run starts: on busy cores they start late."""
+"""Longest wait for the processes of actors to start: on busy cores that takes minutes."""
 
 HEAD_SECONDS = 30.0
 """Longest time for which the head node may be unreachable during a run. Less than the 60 s after
@@ -53,9 +53,13 @@ def load_ray() -> Any:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
-        return import_module("ray")
+        module = import_module("ray")
     except ImportError as error:
         raise UsageError(f"actors: ray is not installed: {INSTALL}") from error
+    if getattr(module, "__file__", None) is None:
+        # A folder of that name, such as the one that ray itself leaves among temporary files.
+        raise UsageError(f"actors: ray is not installed: {INSTALL}")
+    return module
 
 
 class Cluster:
@@ -112,7 +116,7 @@ class Cluster:
                     init(address)
         except UsageError:
             raise
-        except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        except Exception as error:  # ray raises that class itself when a node takes over 30 s
             reason = " ".join(str(error).split()) or type(error).__name__
             if address is None:
                 raise UsageError(f"actors: ray could not be started ({reason})") from error

@@ -29,7 +29,7 @@ from esper.simic.distributed.wire import size_of
 POLL_SECONDS = 0.5
 """Longest wait before a stop signal is noticed and the head node is tried."""
 
-SILENT_SECONDS = 120.0
+SILENT_SECONDS = PROCESS_SECONDS
 """Longest time for which an actor may answer nothing, restarts included."""
 
 MOST_REPEATS = 3
