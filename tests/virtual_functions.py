@@ -96,6 +96,8 @@ def _to(machine: Machine, function: Any, args: Any, kwargs: Any) -> Any:
             x = x.to(dtype)
         x = _moved(machine, x, target, later)
     options = {"memory_format": layout} if layout is not None else {}
+    if dtype in (None, x.dtype) and not options and not copy:
+        return x
     machine.thread.target = None
     return function(x, dtype or x.dtype, copy=copy, **options)
 

@@ -208,6 +208,10 @@ class Machine:
         """Note the copy of ``x`` to ``target``; one of the two is a device."""
         source = self.where(x)
         device = target if source.type == "cpu" else source
+        if source.type == target.type:  # the host does not wait for a copy between two devices
+            self.forbid_in_capture(what, device)
+            self.note_launch(device, what)
+            return
         storage = x.untyped_storage()
         pinned = source.type == "cuda" or getattr(storage, "pinned", False)
         # torch puts an asynchronous copy to the host into page-locked memory.

@@ -37,14 +37,18 @@ class CudaRecorder:
     """Records CUDA graphs.
 
     Warm-up calls run on a side stream, which torch requires if gradients are captured.
+
+    Args:
+        device: device of the functions; another one may be current.
     """
 
-    def __init__(self) -> None:
-        self._side = torch.cuda.Stream()
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._side = torch.cuda.Stream(device)
 
     def warm(self, function: Callable[[], Tensors]) -> Tensors:
         """See ``Recorder.warm``."""
-        current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
             results = function()
@@ -54,9 +58,19 @@ class CudaRecorder:
     def record(self, function: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
         """See ``Recorder.record``. Recording computes nothing."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # The telemetry thread may wait for a copy meanwhile, which other modes take for an error.
+        mode = "thread_local"
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.graph(graph, stream=self._side, capture_error_mode=mode),
+        ):
             results = function()
-        return graph.replay, results
+
+        def replay() -> None:
+            with torch.cuda.device(self._device):
+                graph.replay()
+
+        return replay, results
 
 
 class Captured:

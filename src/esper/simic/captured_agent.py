@@ -1,5 +1,6 @@
 """An actor and a learner whose steps are captured as CUDA graphs."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,9 +32,13 @@ class CapturedActor(PolicyActor[ObservationT]):
     """
 
     def __init__(self, *arguments: Any, recorder: Recorder | None = None, **named: Any):
-        self._recorder = recorder or CudaRecorder()
-        self._acting = Captured(self._act_on, self._recorder, "rollout step")
+        self._given_recorder = recorder
         super().__init__(*arguments, **named)
+        self._acting = Captured(self._act_on, self._recorder, "rollout step")
+
+    @cached_property
+    def _recorder(self) -> Recorder:
+        return self._given_recorder or CudaRecorder(self.device)
 
     def acting_with(
         self, policy: Policy[ObservationT], moments: ObservationMoments[ObservationT]

@@ -216,6 +216,8 @@ class PPOAgent(PolicyActor[ObservationT]):
         with full_precision(self.device):
             try:
                 return self._backward(minibatch)
+            except torch.OutOfMemoryError:
+                raise  # without compilation it would take more memory, not less
             except Exception as error:
                 # The passes are compiled in their first call: either may raise a compiler error.
                 if not self.compiled.disable(error):
