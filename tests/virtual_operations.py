@@ -84,11 +84,12 @@ class Operations(TorchDispatchMode):
         found.discard(CPU)
         if not found:
             return CPU
+        if name == "copy_":
+            device = machine.where(args[0])
+            return device if device.type == "cuda" else machine.where(args[1])
         if len(found) > 1:
             machine.fault(f"{name}: tensors on {', '.join(sorted(map(str, found)))}")
         (device,) = found
-        if name == "copy_":
-            return device
         indices = (
             args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else []
         )
@@ -115,8 +116,8 @@ class Operations(TorchDispatchMode):
         if to == of:
             return
         if "cpu" not in (to.type, of.type):
-            machine.fault(f"copy_ between {of} and {to}")
-        if to.type == "cpu":
+            machine.transfer(source, to, non_blocking, "copy_ between devices")
+        elif to.type == "cpu":
             self.machine.check_read(target)
             pinned = getattr(target.untyped_storage(), "pinned", False)
             machine.transfer(source, to, non_blocking and pinned, "copy_ to the host")

@@ -10,6 +10,7 @@ from esper.kasmina import blueprints
 from esper.kasmina.blueprints import LastLayer
 from esper.kasmina.cached_tensors import Table
 from esper.kasmina.stack import Layout, weight, zeros
+from esper.kasmina.transfer import moved
 from esper.leyline.actions import BLUEPRINTS, Style
 
 
@@ -127,7 +128,7 @@ class SlotSpec:
 def initial_distribution_on(slot: SlotSpec, device: torch.device) -> tuple[Tensor, Tensor]:
     """``SlotSpec.initial_distribution_table`` on ``device``, copied there once."""
     with torch.inference_mode(False):
-        constant, bound = (table.to(device) for table in slot.initial_distribution_table)
+        constant, bound = (moved(table, device) for table in slot.initial_distribution_table)
     return constant, bound
 
 
