@@ -27,7 +27,7 @@ QUICK := test_layers.py test_release.py test_docstrings.py leyline runtime/test_
   tolaria/test_optim.py tolaria/test_health.py tolaria/test_bank.py tolaria/test_minibatches.py \
   tolaria/test_measure_oracle.py tamiyo/policy/test_features.py tamiyo/policy/test_factored_lstm.py \
   simic/test_advantage.py simic/test_loss.py simic/test_optimiser.py simic/test_rollout.py \
-  simic/impala/test_vtrace.py simic/growth/test_host_families.py simic/gym/test_gym_acting.py simic/run/test_checkpoint.py simic/records/test_damaged_records.py \
+  simic/graphs/test_capture.py simic/impala/test_vtrace.py simic/growth/test_host_families.py simic/gym/test_gym_acting.py simic/run/test_checkpoint.py simic/records/test_damaged_records.py \
   simic/training/test_decisions.py simic/tools/test_diagnosis.py simic/evaluation/test_plans.py nissa/test_trackers.py \
   karn/test_runs.py karn/sanctum/test_log.py karn/sanctum/test_signs.py scripts/test_runs_command.py
 

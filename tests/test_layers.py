@@ -89,9 +89,10 @@ def test_every_package_says_what_it_is_for(folder) -> None:
 
 ROOMS = {
     "learner": {"learner"},
+    "graphs": {"learner", "graphs"},
     "impala": {"learner", "impala"},
-    "growth": {"learner", "impala", "growth"},
-    "gym": {"learner", "impala", "gym"},
+    "growth": {"learner", "graphs", "impala", "growth"},
+    "gym": {"learner", "graphs", "impala", "gym"},
     "run": {"learner", "run"},
     "records": {"learner", "run", "records"},
     "training": {"learner", "growth", "gym", "run", "records", "training"},

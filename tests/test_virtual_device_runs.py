@@ -156,3 +156,24 @@ def test_captured_training_is_eager_training_bit_for_bit(tmp_path: Path) -> None
         updates = read_events(summary.path, PPOUpdateCompleted)
         found.append([update.metrics for update in updates])
     assert found[0] == found[1]
+
+
+def test_updates_of_a_gymnasium_task_are_captured_whatever_the_lengths_of_its_episodes(
+    tmp_path: Path,
+) -> None:
+    rounds, epochs, minibatches = 6, 4, 2
+    settings = {
+        "device": "cuda:0", "gym": "CartPole-v1", "envs": 4, "rollout_steps": 16, "rounds": rounds,
+        "ppo_epochs": epochs, "minibatches": minibatches, "lstm_hidden": 8, "target_kl": 100.0,
+        "telemetry_dir": str(tmp_path), "telemetry_level": "debug",
+    }  # fmt: skip
+    with virtual_device() as machine:
+        summary = run_training(unflatten(settings), "ppo")
+    assert summary.status == "finished"
+    assert machine.faults == []
+    acting, *updates = machine.graphs
+    assert acting.replays > 80
+    # Before a shape is captured, it is computed eagerly a few times.
+    shapes = len(updates)
+    assert shapes < rounds
+    assert sum(graph.replays for graph in updates) > rounds * epochs * minibatches // 2

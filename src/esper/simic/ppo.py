@@ -133,7 +133,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         minibatches = self._draw_minibatches(batch.sequences.count)
         metrics = []
         for chosen in minibatches:
-            step, stopped = self._minibatch_step(batch.sequences.pick(chosen), stopped)
+            step, stopped = self._minibatch_step(self._pick(batch.sequences, chosen), stopped)
             metrics.append(step)
         metrics[0] |= {Metric.REFUSED: torch.maximum(metrics[0][Metric.REFUSED], refused)}
         self._adapt_learning_rate(metrics)
@@ -191,6 +191,9 @@ class PPOAgent(PolicyActor[ObservationT]):
         drawn = random_bits(self.seed, streams, Purpose.POLICY_SHUFFLE, self.updates, 0, sequences)
         count = min(self.config.minibatches, sequences)
         return [part for order in drawn.argsort(1) for part in order.tensor_split(count)]
+
+    def _pick(self, sequences: Sequences[ObservationT], chosen: Tensor) -> Sequences[ObservationT]:
+        return sequences.pick(chosen)
 
     def _minibatch_step(
         self, minibatch: Sequences[ObservationT], stopped: Tensor

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEADS
 from esper.leyline.config import ImpalaConfig, LearnerConfig
-from esper.simic.captured_agent import CapturedAgent
+from esper.simic.graphs.captured_agent import CapturedAgent
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.gym.collect import collect

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.leyline.metrics import Metric
 from esper.simic.actor import PolicyActor
-from esper.simic.capture import Captured, CudaRecorder, Recorder, Tensors
+from esper.simic.graphs.capture import Captured, CudaRecorder, Recorder, Tensors
 from esper.simic.observation_moments import ObservationMoments
 from esper.simic.ppo import PPOAgent
 from esper.simic.sequences import Sequences
@@ -73,6 +73,9 @@ class CapturedAgent(CapturedActor[ObservationT], PPOAgent[ObservationT]):
         super().__init__(*arguments, recorder=recorder, **named)
         self._captured_step = Captured(self._minibatch_step_on, self._recorder, "update")
         self._missing: set[str] = set()
+
+    def _pick(self, sequences: Sequences[ObservationT], chosen: Tensor) -> Sequences[ObservationT]:
+        return sequences.pick_padded(chosen)
 
     def _minibatch_step(
         self, minibatch: Sequences[ObservationT], stopped: Tensor
