@@ -19,6 +19,9 @@ def test_cuda_multiplies_in_tf32_and_a_cpu_does_not() -> None:
     with _arithmetic(torch.device("cuda"), 1):
         assert settings()[1:] == ("high", True)
     assert settings() == before
+    with _arithmetic(torch.device("cuda"), 1, tf32=False):
+        assert settings()[1:] == ("highest", False)
+    assert settings() == before
     with _arithmetic(CPU, 1):
         assert settings()[:2] == (1, "highest")
     assert settings() == before

@@ -242,7 +242,11 @@ class MachineConfig:
     ESPER_DISABLE_AMP=1 disables it."""
     amp_dtype: Literal["auto", "bfloat16", "float16"] = "auto"
     """Dtype of --use-amp and --amp-policy: bfloat16, float16 (with loss scaling), or auto
-    (bfloat16; float16 for hosts on a device without bfloat16)."""
+    (bfloat16; float16 on a device without it)."""
+    tf32: bool = setting(True, on_resume=True)
+    """Whether a CUDA device may round the factors of float32 products to TF32 (10 bits), in hosts
+    and policy alike, as its tensor cores do. --no-tf32 computes them in float32. Has no effect on a
+    CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

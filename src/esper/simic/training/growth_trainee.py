@@ -74,6 +74,7 @@ class GrowthTrainee:
             blueprints=list(BLUEPRINTS),
             level=self.config.output.telemetry_level,
             split_seed=world.split_seed,
+            amp_policy_dtype=None if self.agent is None else self.agent.policy.amp_dtype_name,
         )
 
     def amp_scale(self) -> float | None:

@@ -15,7 +15,6 @@ from esper.leyline.errors import UsageError
 from esper.leyline.events import SCHEMA_VERSION, GymEpisodes, TrainingStarted, numbers
 from esper.nissa.hub import Hub
 from esper.runtime import plugins
-from esper.simic.compiled import resolve_mode
 from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.memory_tasks import register
@@ -23,7 +22,7 @@ from esper.simic.gym.vector_environment import Episode, GymEnvironments, make
 from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, restore_agent
-from esper.simic.training.setup import plugin_paths, policy_dtype
+from esper.simic.training.setup import compile_mode, plugin_paths, policy_dtype
 from esper.simic.training.trainee import AnyStep
 from esper.tamiyo.policy.recurrent import FlatObservation
 from esper.tolaria.precision import Precision
@@ -81,7 +80,7 @@ class GymTrainee:
             shape,
             device,
             policy_dtype(config, device),
-            resolve_mode(config.machine.compile, device),
+            compile_mode(config, device),
         )
         self.precision = Precision(device.type)
         self.steps = config.gymnasium.rollout_steps
@@ -112,6 +111,7 @@ class GymTrainee:
             amp_enabled=False,
             gym=name,
             level=self.config.output.telemetry_level,
+            amp_policy_dtype=self.agent.policy.amp_dtype_name,
         )
 
     def amp_scale(self) -> float | None:

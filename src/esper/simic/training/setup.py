@@ -25,7 +25,7 @@ from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends.choice import NAMES as BACKENDS
-from esper.tolaria.precision import disabled, resolve_precision
+from esper.tolaria.precision import disabled, has_bfloat16, resolve_precision
 
 
 def resolve_device(name: str, setting: str = "device") -> torch.device:
@@ -133,6 +133,18 @@ def build_environment(config: TrainConfig, devices: Sequence[torch.device]) -> G
     return environment
 
 
+def compile_mode(config: TrainConfig, device: torch.device) -> str:
+    """The mode of compilation; on a CPU any but ``off`` is advised against on stderr."""
+    mode = resolve_mode(config.machine.compile, device)
+    if mode != "off" and device.type == "cpu":
+        print(
+            f"warning: compile: on a CPU {mode} delays the first update by minutes, and updates no "
+            "longer use the native policy, which is faster; leave --compile out",
+            file=sys.stderr,
+        )
+    return mode
+
+
 def build_agent(config: TrainConfig, device: torch.device) -> PPOAgent[Observation]:
     """The learner that ``config`` describes."""
     return growth_agent(
@@ -140,7 +152,7 @@ def build_agent(config: TrainConfig, device: torch.device) -> PPOAgent[Observati
         config.world.seed,
         device,
         policy_dtype(config, device),
-        resolve_mode(config.machine.compile, device),
+        compile_mode(config, device),
         config.machine.threads or torch.get_num_threads(),
         impala_of(config),
     )
@@ -149,13 +161,18 @@ def build_agent(config: TrainConfig, device: torch.device) -> PPOAgent[Observati
 def policy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | None:
     """The dtype of the policy's trunk, None for full precision.
 
+    ``auto`` is bfloat16 where the device has it, else float16, as for hosts.
+
     Raises:
-        UsageError: float16 was requested on a device other than CUDA.
+        UsageError: float16 was requested on a device other than CUDA, or bfloat16 on one without.
     """
     if not config.learner.amp_policy or disabled():
         return None
-    if config.machine.amp_dtype != "float16":
+    wanted = config.machine.amp_dtype
+    if wanted != "float16" and has_bfloat16(device):
         return torch.bfloat16
+    if wanted == "bfloat16":
+        raise UsageError(f"amp_policy: {device} has no bfloat16; take --amp-dtype float16 or auto")
     if device.type != "cuda":
         raise UsageError("amp_policy: float16 needs a CUDA device; take --amp-dtype bfloat16")
     return torch.float16

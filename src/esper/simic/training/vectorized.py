@@ -165,7 +165,7 @@ def run_training(
             records=RecordWriter(directory.path, output.record_last) if output.record else None,
         )
         try:
-            with _arithmetic(device, trainee.operation_threads):
+            with _arithmetic(device, trainee.operation_threads, config.machine.tf32):
                 status, code, rounds = session.run(done)
         finally:
             directory.close()
@@ -182,15 +182,15 @@ def _trainee(config: TrainConfig, policy: str, devices: Sequence[torch.device]) 
 
 
 @contextmanager
-def _arithmetic(device: torch.device, threads: int) -> Iterator[None]:
-    """Within the context, use ``threads`` per operation on a CPU, or TF32 products on CUDA."""
+def _arithmetic(device: torch.device, threads: int, tf32: bool = True) -> Iterator[None]:
+    """Within the context, use ``threads`` per operation on a CPU; on CUDA, TF32 products or not."""
     before = torch.get_num_threads(), torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
     if device.type == "cpu":
         torch.set_num_threads(threads)
     else:
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
     try:
         yield
     finally:
