@@ -20,6 +20,7 @@ from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
+from esper.simic.training.out_of_memory import memory_error, what_fits
 from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
@@ -124,6 +125,9 @@ def build_environment(config: TrainConfig, devices: Sequence[torch.device]) -> G
         environment = GrowthEnv(tasks, torch.arange(world.envs), growth, precision, *devices)
         environment.reset(0)
     except (RuntimeError, MemoryError) as error:
+        full = memory_error(error)
+        if full is not None and device.type == "cuda":
+            raise what_fits(full, world.envs, device) from error
         raise UsageError(
             f"envs: {world.envs} do not fit into memory ({str(error).splitlines()[0]}); take fewer"
         ) from error

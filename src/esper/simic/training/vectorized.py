@@ -25,6 +25,7 @@ from esper.simic.run.run_directory import (
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
 from esper.simic.training.observer import Observer, Unobserved
+from esper.simic.training.out_of_memory import memory_error, what_fits
 from esper.simic.training.session import Session
 from esper.simic.training.setup import resolve_devices
 from esper.simic.training.stop_signal import StopSignal
@@ -167,6 +168,11 @@ def run_training(
         try:
             with _arithmetic(device, trainee.operation_threads, config.machine.tf32):
                 status, code, rounds = session.run(done)
+        except RuntimeError as error:
+            full = memory_error(error)
+            if full is None:
+                raise
+            raise what_fits(full, trainee.count, device) from error
         finally:
             directory.close()
             trainee.close()
