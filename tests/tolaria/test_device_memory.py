@@ -64,6 +64,7 @@ def environment(capacity: int, envs: int = 16) -> GrowthEnv:
         task = find("digits_shift")
         env = GrowthEnv([task], torch.arange(envs), config, Precision("cuda"), GPU)
         env.reset(0)
+        torch.cuda.reset_peak_memory_stats(GPU)
         env.step(torch.zeros(envs, 8, dtype=torch.long).to(GPU))
         assert machine.faults == []
         env.peak = machine.ledger(GPU).peak  # type: ignore[attr-defined]
@@ -80,6 +81,7 @@ def test_less_memory_means_more_parts_that_fit() -> None:
     assert little.peak < plenty.peak  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_run_without_memory_ends_with_one_line_that_says_what_fits(tmp_path: Path) -> None:
     settings = SMALL | {
         "device": "cuda:0", "rounds": 2, "envs": 8, "lstm_hidden": 256,
