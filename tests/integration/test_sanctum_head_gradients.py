@@ -264,7 +264,9 @@ def test_head_gradients_finite_cuda_default() -> None:
 @cuda
 @pytest.mark.gpu
 def test_head_gradients_finite_cuda_compiled() -> None:
-    assert_heads_have_gradients(*real_update({"device": "cuda:0", "compile": "default"}))
+    agent, metrics = real_update({"device": "cuda:0", "compile": "default"})
+    assert agent.compiled.active
+    assert_heads_have_gradients(agent, metrics)
 
 
 @cuda
