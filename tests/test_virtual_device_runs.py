@@ -22,7 +22,9 @@ STEP_LIMIT = 4
 """Times that a step may make the host wait for hosts of one shape, telemetry included."""
 
 IN_A_STEP = {
-    "kasmina/transfer.py:wait": "which seeds live where, and whether any host was rolled back",
+    "simic/growth/step_functions.py:act": "which seeds live where decides what is launched",
+    "simic/growth/shard.py:_live": "whether any host was rolled back",
+    "simic/growth/shard.py:_restore": "data of the hosts that were rolled back; only then",
     "tolaria/minibatches.py:__iter__": "streamed images: which of them the epoch draws",
 }
 """Places that wait in every step, and why."""

@@ -18,6 +18,8 @@ from virtual_cuda import CUDAGraph, Stream
 
 SOURCE = str(Path(__file__).parent.parent / "src" / "esper")
 CPU = torch.device("cpu")
+CARRIERS = {"wait", "on_host", "states_on_host", "moved", "moved_together"}
+"""Functions of ``kasmina.transfer`` and ``kasmina.seeds`` that copy for others."""
 
 
 class Fault(Exception):
@@ -288,11 +290,14 @@ class Machine:
 
 
 def place() -> str:
-    """The innermost running function of Esper as file and function."""
+    """The innermost running function of Esper, as file and function, that asked for something.
+
+    Functions that only carry a copy out are left out: what matters is who waits for it.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(SOURCE):
+        if name.startswith(SOURCE) and frame.f_code.co_name not in CARRIERS:
             return f"{name[len(SOURCE) + 1 :]}:{frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return "outside Esper"

@@ -2,7 +2,7 @@
 
 import torch
 
-from esper.simic.training.vectorized import _arithmetic
+from esper.simic.training.vectorized import arithmetic
 from synthetic import CPU
 
 
@@ -16,12 +16,12 @@ def settings() -> tuple:
 
 def test_cuda_multiplies_in_tf32_and_a_cpu_does_not() -> None:
     before = settings()
-    with _arithmetic(torch.device("cuda"), 1):
+    with arithmetic(torch.device("cuda"), 1):
         assert settings()[1:] == ("high", True)
     assert settings() == before
-    with _arithmetic(torch.device("cuda"), 1, tf32=False):
+    with arithmetic(torch.device("cuda"), 1, tf32=False):
         assert settings()[1:] == ("highest", False)
     assert settings() == before
-    with _arithmetic(CPU, 1):
+    with arithmetic(CPU, 1):
         assert settings()[:2] == (1, "highest")
     assert settings() == before

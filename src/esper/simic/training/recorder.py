@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.transfer import HostCopy
+from esper.kasmina.transfer import HostCopy, on_host
 from esper.leyline.events import (
     CounterfactualMatrixComputed,
     DecisionsMade,
@@ -222,6 +222,11 @@ class Recorder:
             "test_expected_accuracy": test.expected,
             "twin_test_expected_accuracy": twin_test.expected,
         }
+        # One transfer for everything: a GPU is waited for once.
+        counted = [] if report.shapley is None else [report.shapley, report.interactions]
+        arrived = on_host(*measured.values(), *(x for x in counted if x is not None))
+        measured = dict(zip(measured, arrived, strict=False))
+        coalitions = arrived[len(measured) :]
         outcome = EpisodeOutcome(
             time=time.time(),
             round=self.round,
@@ -229,16 +234,17 @@ class Recorder:
             **{name: _listed(values) for name, values in measured.items()},
         )
         self.hub.emit(outcome)
-        if report.shapley is not None and report.interactions is not None:
+        if coalitions:
+            shapley, interactions = (values.tolist() for values in coalitions)
             self.hub.emit(
                 CounterfactualMatrixComputed(
                     time=time.time(),
                     round=self.round,
-                    shapley=nested_numbers(report.shapley.tolist()),
-                    interactions=[nested_numbers(rows) for rows in report.interactions.tolist()],
+                    shapley=nested_numbers(shapley),
+                    interactions=[nested_numbers(rows) for rows in interactions],
                 )
             )
-        means = {name: values.double().mean().item() for name, values in shared.items()}
+        means = {name: measured[name].double().mean().item() for name in shared}
         return RoundSummary(
             round=self.round,
             gain=fmean(outcome.gain),

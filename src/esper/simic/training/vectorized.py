@@ -166,7 +166,7 @@ def run_training(
             records=RecordWriter(directory.path, output.record_last) if output.record else None,
         )
         try:
-            with _arithmetic(device, trainee.operation_threads, config.machine.tf32):
+            with arithmetic(device, trainee.operation_threads, config.machine.tf32):
                 status, code, rounds = session.run(done)
         except RuntimeError as error:
             full = memory_error(error)
@@ -188,7 +188,7 @@ def _trainee(config: TrainConfig, policy: str, devices: Sequence[torch.device]) 
 
 
 @contextmanager
-def _arithmetic(device: torch.device, threads: int, tf32: bool = True) -> Iterator[None]:
+def arithmetic(device: torch.device, threads: int, tf32: bool = True) -> Iterator[None]:
     """Within the context, use ``threads`` per operation on a CPU; on CUDA, TF32 products or not."""
     before = torch.get_num_threads(), torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
