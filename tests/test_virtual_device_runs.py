@@ -21,6 +21,9 @@ from virtual_device import Machine, virtual_device
 STEP_LIMIT = 4
 """Times that a step may make the host wait for hosts of one shape, telemetry included."""
 
+TELEMETRY_LAUNCHES = 40
+"""Launches that telemetry may add to a step."""
+
 IN_A_STEP = {
     "simic/growth/step_functions.py:act": "which seeds live where decides what is launched",
     "simic/growth/shard.py:_live": "whether any host was rolled back",
@@ -179,3 +182,18 @@ def test_updates_of_a_gymnasium_task_are_captured_whatever_the_lengths_of_its_ep
     shapes = len(updates)
     assert shapes < rounds
     assert sum(graph.replays for graph in updates) > rounds * epochs * minibatches // 2
+
+
+@pytest.mark.slow
+def test_telemetry_costs_no_wait_and_few_launches(tmp_path: Path) -> None:
+    """The target in docs/performance.md; at every level the training thread waits equally often."""
+    launches, waits = {}, {}
+    for level in ("off", "debug"):
+        with virtual_device() as machine:
+            _, steps = trained(tmp_path / level, machine, telemetry_level=level)
+        assert machine.faults == []
+        launches[level] = sum(machine.launches.values()) / (3 * RUN["episode_length"])
+        waits[level] = [sum(count.values()) for count in steps.counts]
+    print(launches, waits)
+    assert waits["off"] == waits["debug"]
+    assert launches["debug"] - launches["off"] <= TELEMETRY_LAUNCHES

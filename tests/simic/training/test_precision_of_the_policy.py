@@ -15,7 +15,7 @@ from esper.karn.store import read_events
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.events import AnalyticsSnapshot, TrainingStarted
-from esper.leyline.precision import precision_text
+from esper.leyline.precision_text import precision_text
 from esper.simic.training.setup import compile_mode, policy_dtype
 from esper.simic.training.vectorized import train_ppo_vectorized
 from small_runs import SMALL

@@ -13,7 +13,7 @@ from esper.karn.report.gather import RunData
 from esper.karn.report.learning_figures import final_rounds
 from esper.karn.report.machine_figures import anomalies
 from esper.leyline.config import TrainConfig, flatten
-from esper.leyline.precision import precision_text
+from esper.leyline.precision_text import precision_text
 
 NOTHING = "–"
 

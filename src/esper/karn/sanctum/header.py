@@ -12,7 +12,7 @@ from esper.karn.sanctum.playhead import Playhead
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.view import WIDE, Lines
 from esper.leyline.metrics import Metric
-from esper.leyline.precision import precision_text
+from esper.leyline.precision_text import precision_text
 
 QUIET_SECONDS = 10.0
 """Seconds without new data after which Sanctum reports the silence; more for a slow run."""

@@ -15,7 +15,7 @@ from esper.leyline.events import (
     number,
 )
 from esper.leyline.metrics import Metric, part_metric
-from esper.leyline.precision import precision_text
+from esper.leyline.precision_text import precision_text
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
 from esper.simic.optimiser import GROUPS
