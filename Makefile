@@ -9,7 +9,7 @@ BENCH := $(VENV)/.ready-bench
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -28,6 +28,7 @@ QUICK := test_layers.py test_release.py test_docstrings.py leyline runtime/test_
   tolaria/test_measure_oracle.py tamiyo/policy/test_features.py tamiyo/policy/test_factored_lstm.py \
   simic/test_advantage.py simic/test_loss.py simic/test_optimiser.py simic/test_rollout.py \
   simic/graphs/test_capture.py simic/impala/test_vtrace.py simic/growth/test_host_families.py simic/gym/test_gym_acting.py simic/run/test_checkpoint.py simic/records/test_damaged_records.py \
+  simic/test_trainer.py simic/offline/test_offline_methods.py \
   simic/training/test_decisions.py simic/tools/test_diagnosis.py simic/evaluation/test_plans.py nissa/test_trackers.py \
   karn/test_runs.py karn/sanctum/test_log.py karn/sanctum/test_signs.py scripts/test_runs_command.py
 
@@ -78,6 +79,9 @@ bench-schedules: $(READY)
 bench-impala: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/impala_lag.py --write
 
+bench-offline: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/offline.py --write
+
 bench-memory: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py --write
 
@@ -114,6 +118,8 @@ bench-recipes: $(READY)
 
 bench-world: $(READY)
 	$(BIN)/python benchmarks/world.py --write
+	$(BIN)/python benchmarks/example_ladder.py --write
+	$(BIN)/python scripts/write_figures.py
 
 
 $(READY): pyproject.toml constraints.txt

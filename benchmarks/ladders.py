@@ -1,8 +1,7 @@
-"""Figures and tables of ladders: several controllers between the controls, on several splits.
+"""Figures and tables of ladders: several controllers between the controls.
 
-The unit of an interval is a split where there are several, because the hosts of a split share
-their test images, and a host otherwise. Where several policies were trained, intervals have two
-levels: another training run would give another policy.
+Where several policies were trained, intervals have two levels, policies and the units of
+``karn.ladder``: another training run would give another policy.
 """
 
 from collections.abc import Sequence
@@ -10,59 +9,26 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from populations import Ints
 from reporting import table
 
 from esper.karn.intervals import two_levels
-from esper.karn.ladder import Points, Step, points, points_text, steps, verdict
-from esper.leyline.evaluation import BLIND, LOOKING, Evaluation, Rung, best_rung
+from esper.karn.ladder import Points, Step, points, points_text, steps, units, verdict
+from esper.leyline.evaluation import RULES, WITHOUT_GROWING, Evaluation, Rung
 
 Floats = NDArray[np.float64]
+Splits = Sequence[int | None]
 
-RULES = "never grow", "everything at step 0", *BLIND, *LOOKING
-"""Controls that a user could follow instead of a policy; the others know their host's outcomes."""
 VARIANTS = "policy", "blind twin", "yoked copy"
 
 
-def units(values: Floats, splits: Ints) -> Floats:
-    """Return the mean of each split, ``[..., S]``, or ``values [..., H]`` if there is one split."""
-    seeds = np.unique(splits)
-    if len(seeds) == 1:
-        return values
-    return np.stack([values[..., splits == seed].mean(-1) for seed in seeds], -1)
-
-
-def pooled(found: Evaluation, splits: Ints, where: NDArray[np.bool_] | None = None) -> Evaluation:
-    """Return an evaluation whose hosts are the units of the hosts ``where``, bool ``[H]``."""
-    rows = np.ones(len(splits), dtype=bool) if where is None else where
-
-    def column(values: list[float]) -> list[float]:
-        return units(np.array(values)[rows], splits[rows]).tolist()
-
-    rungs = [
-        Rung(r.name, r.policy, column(r.utility), column(r.validation), column(r.added))
-        for r in found.rungs
-    ]
-    count = len(rungs[0].utility)
-    return Evaluation(
-        found.policy,
-        found.suite,
-        found.training_hosts,
-        [found.suite] * count,
-        found.plans,
-        rungs,
-        [None] * count,
-    )
-
-
-def over_controllers(values: Floats, splits: Ints) -> Points:
+def over_controllers(values: Floats, splits: Splits) -> Points:
     """Return the mean of ``values [K, H]``, fractions, with its interval over both, in points.
 
-    A single controller has an interval over its hosts alone.
+    A single controller has an interval over the units of its hosts alone.
     """
     own = units(values, splits)
     if len(own) == 1:
-        return points(own[0])
+        return points(values[0], splits)
     found = two_levels(100.0 * own)
     return float(found.mean), float(found.low), float(found.high)
 
@@ -80,6 +46,9 @@ class Standing:
         rule: name of the rule with the highest utility on these hosts.
         above_rule, above_blind, above_yoked: utility above that rule, the policy's blind twin and
             its yoked copy.
+        network: name of the network that does not grow with the highest utility on these hosts,
+            None if there is none.
+        above_network: utility above that network.
         by_controller: gain of each controller.
     """
 
@@ -92,26 +61,31 @@ class Standing:
     above_rule: Points
     above_blind: Points
     above_yoked: Points
+    network: str | None
+    above_network: Points | None
     by_controller: list[float]
 
 
-def best_rule(
-    found: Evaluation,
-    splits: Ints,
-    where: NDArray[np.bool_] | None = None,
-    names: Sequence[str] = RULES,
-) -> str:
-    """Return the name of the rule with the highest mean utility on the units of these hosts."""
-    best = best_rung(pooled(found, splits, where).rungs, names)
+def best_of(
+    found: Evaluation, names: Sequence[str], where: NDArray[np.bool_] | None = None
+) -> Rung | None:
+    """Return the rung with the highest mean utility on these hosts; None if none has the name."""
+    named = (step for step in steps(found, where) if step.rung.name in names)
+    best = max(named, key=lambda step: step.utility[0], default=None)
+    return None if best is None else best.rung
+
+
+def best_rule(found: Evaluation, where: NDArray[np.bool_] | None = None) -> Rung:
+    """Return the rule with the highest mean utility on these hosts."""
+    best = best_of(found, RULES, where)
     assert best is not None
-    return best.name
+    return best
 
 
 def standing(
     way: str,
     policies: Sequence[Sequence[Rung]],
     found: Evaluation,
-    splits: Ints,
     where: NDArray[np.bool_] | None = None,
 ) -> Standing:
     """Place K policies among the controls.
@@ -120,11 +94,10 @@ def standing(
         way: ``greedy`` or ``sampled``.
         policies: rungs of each policy with its blind twin and yoked copy.
         found: the controls, on the same hosts.
-        splits: split of each host, ``[H]``.
         where: hosts that count, bool ``[H]``; all if None.
     """
-    rows = np.ones(len(splits), dtype=bool) if where is None else where
-    kept = splits[rows]
+    rows = np.ones(len(found.tasks), dtype=bool) if where is None else where
+    kept = [split for split, counts in zip(found.splits, rows, strict=True) if counts]
 
     def columns(variant: str, field: str) -> Floats:
         named = ([rung for rung in own if rung.name == f"{variant}, {way}"] for own in policies)
@@ -134,8 +107,8 @@ def standing(
         return np.array(getattr(rung, field))[rows]
 
     utility, blind, copied = (columns(variant, "utility") for variant in VARIANTS)
-    never, rule = found.rungs[0], best_rule(found, splits, where)
-    best = next(rung for rung in found.rungs if rung.name == rule)
+    never, rule = found.rungs[0], best_rule(found, where)
+    network = best_of(found, WITHOUT_GROWING, where)
     gain = utility - control(never, "utility")
     validation_gain = columns("policy", "validation") - control(never, "validation")
     return Standing(
@@ -144,10 +117,14 @@ def standing(
         gain=over_controllers(gain, kept),
         validation_gain=over_controllers(validation_gain, kept),
         added=float(columns("policy", "added").mean()),
-        rule=rule,
-        above_rule=over_controllers(utility - control(best, "utility"), kept),
+        rule=rule.name,
+        above_rule=over_controllers(utility - control(rule, "utility"), kept),
         above_blind=over_controllers(utility - blind, kept),
         above_yoked=over_controllers(utility - copied, kept),
+        network=None if network is None else network.name,
+        above_network=None
+        if network is None
+        else over_controllers(utility - control(network, "utility"), kept),
         by_controller=(100.0 * units(gain, kept).mean(1)).tolist(),
     )
 
@@ -178,14 +155,20 @@ def standing_text(found: Standing, controllers: int) -> str:
         f"{verdict(value)} its {name} ({points_text(value, '+.1f')})"
         for name, value in (("blind twin", found.above_blind), ("yoked copy", found.above_yoked))
     )
-    return (
+    text = (
         f"With {found.way} actions the policy is {verdict(found.above_rule)} the best rule "
         f"({found.rule}): {points_text(found.above_rule, '+.1f')} points, over {controllers} "
         f"trained policies and the hosts. It is {seen}."
     )
+    if found.above_network is None:
+        return text
+    return (
+        f"{text} It is {verdict(found.above_network)} the best network that does not grow "
+        f"({found.network}): {points_text(found.above_network, '+.1f')}."
+    )
 
 
-def control_figures(found: Evaluation, splits: Ints) -> dict[str, dict[str, object]]:
+def control_figures(found: Evaluation) -> dict[str, dict[str, object]]:
     """Return the figures of every control for a file, by name."""
     return {
         step.rung.name: {
@@ -194,5 +177,5 @@ def control_figures(found: Evaluation, splits: Ints) -> dict[str, dict[str, obje
             "validation_gain": step.validation_gain,
             "added": step.added,
         }
-        for step in steps(pooled(found, splits))
+        for step in steps(found)
     }

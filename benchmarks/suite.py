@@ -23,11 +23,10 @@ from ladders import (
     best_rule,
     control_figures,
     ladder_table,
-    pooled,
     standing,
     standing_text,
 )
-from populations import SPLITS, Ints, Part, controls, held_out_of, joined_rungs, parts
+from populations import SPLITS, controls, parts
 from reporting import kept, made_on, publish, table
 from runs import Run, Settings, study_parser, trained
 
@@ -36,22 +35,26 @@ from esper.leyline.evaluation import CLAIRVOYANT, Evaluation, Rung
 from esper.runtime.tasks import FAMILIES
 from esper.scripts.entry import guarded
 from esper.simic.evaluation.controls import ORDERS
+from esper.simic.evaluation.hosts import held_out_of
+from esper.simic.evaluation.joining import joined_rungs
+from esper.simic.evaluation.kept_stages import Stages
 from esper.simic.evaluation.ladder import policy_rungs
+from esper.simic.evaluation.play import Hosts
 from esper.simic.tools.grow import GrowingPolicy
 
 WAYS = "greedy", "sampled"
 
 
-def played(run: Run, found: list[Part], members: int, path: Path) -> list[Rung]:
+def played(run: Run, found: list[Hosts], members: int, path: Path) -> list[Rung]:
     """Return the rungs of a trained policy on all parts, from ``path`` if they are kept there."""
 
     def tell(stage: str, done: int, total: int) -> None:
         print(f"{run.path.parent.name} {stage}: {done} more of {total} episodes", flush=True)
 
     def make() -> list[dict[str, Any]]:
-        grower = GrowingPolicy.named(str(run.path))
+        grower, stages = GrowingPolicy.named(str(run.path)), Stages(path.parent, tell)
         by_part = [
-            policy_rungs(grower, replace(part.hosts.fresh, data_seed=ORDERS[0]), members, tell)
+            policy_rungs(grower, replace(part.fresh, data_seed=ORDERS[0]), members, stages)
             for part in found
         ]
         return [msgspec.to_builtins(joined_rungs(same)) for same in zip(*by_part, strict=True)]
@@ -60,23 +63,24 @@ def played(run: Run, found: list[Part], members: int, path: Path) -> list[Rung]:
 
 
 def target_page(
-    name: str, found: Evaluation, splits: Ints, policies: list[list[Rung]]
+    name: str, found: Evaluation, policies: list[list[Rung]]
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the paragraphs and the figures of the fresh hosts of one suite."""
-    standings = [standing(way, policies, found, splits) for way in WAYS]
+    standings = [standing(way, policies, found) for way in WAYS]
+    hosts, splits = len(found.tasks), len(set(found.splits))
     parts = [
         f"## Fresh hosts of {name}",
-        f"{len(splits)} hosts in {len(np.unique(splits))} splits of the data.",
-        ladder_table(steps(pooled(found, splits)), standings),
+        f"{hosts} hosts in {splits} splits of the data.",
+        ladder_table(steps(found), standings),
         *(standing_text(one, len(policies)) for one in standings),
         by_controller(standings),
     ]
     if len(set(found.tasks)) > 1:
-        parts.append(by_task(found, splits, policies))
+        parts.append(by_task(found, policies))
     figures = {
-        "hosts": len(splits),
-        "splits": len(np.unique(splits)),
-        "controls": control_figures(found, splits),
+        "hosts": hosts,
+        "splits": splits,
+        "controls": control_figures(found),
         "policies": {one.way: asdict(one) for one in standings},
     }
     return parts, figures
@@ -89,14 +93,14 @@ def by_controller(standings: list[Standing]) -> str:
     return table(("gain of each policy", *range(1, count + 1)), rows)
 
 
-def by_task(found: Evaluation, splits: Ints, policies: list[list[Rung]]) -> str:
+def by_task(found: Evaluation, policies: list[list[Rung]]) -> str:
     """Return a table of gains by task: the best rule over all tasks, policy and clairvoyant."""
-    rule = best_rule(found, splits)
+    rule = best_rule(found).name
     lines = []
     for task in dict.fromkeys(found.tasks):
         where = np.array(found.tasks) == task
-        own = {step.rung.name: step.gain for step in steps(pooled(found, splits, where))}
-        ways = (standing(way, policies, found, splits, where).gain for way in WAYS)
+        own = {step.rung.name: step.gain for step in steps(found, where)}
+        ways = (standing(way, policies, found, where).gain for way in WAYS)
         cells = (own[rule], *ways, own[CLAIRVOYANT])
         lines.append((f"`{task}`", *(points_text(cell, "+.1f") for cell in cells)))
     heads = (rule, *(f"policy, {way}" for way in WAYS), CLAIRVOYANT)
@@ -135,13 +139,12 @@ def studied(suite: str, arguments: Any) -> tuple[list[str], dict[str, Any]]:
         counts = (arguments.training_hosts, arguments.hosts)
         found = parts(suite, target, counts, splits, arguments.threads)
         ladder = controls(target, found, arguments.random_plans, stages)
-        seeds = np.concatenate([part.splits for part in found])
         size = f"{arguments.hosts}-hosts-{arguments.members}-members-{arguments.rounds}-rounds"
         policies = [
             played(run, found, arguments.members, stages / f"{target}-seed{seed}-{size}.json")
             for seed, run in runs.items()
         ]
-        own, figures[target] = target_page(target, ladder, seeds, policies)
+        own, figures[target] = target_page(target, ladder, policies)
         page += own
     overview = {"policies": len(runs), "episodes": episodes, "plans": len(ladder.plans)}
     return page, {"suite": suite, **overview, "fresh": figures}

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from ladders import best_rule, control_figures
-from populations import SPLITS, Ints, controls, parts
+from ladders import best_of, control_figures
+from populations import SPLITS, controls, parts
 from reporting import made_on, new_parser, publish, table
 
-from esper.karn.ladder import points_text
+from esper.karn.ladder import points, points_text
 from esper.leyline.actions import BLUEPRINTS, TEMPO_STEPS, Style
-from esper.leyline.evaluation import CLAIRVOYANT, LOOKING, Evaluation
+from esper.leyline.evaluation import CLAIRVOYANT, LOOKING, WITHOUT_GROWING, Evaluation
 from esper.runtime.tasks import SUITES, Task, find, find_all
 from esper.runtime.worth import TABLE
 from esper.scripts.entry import guarded
@@ -29,6 +29,8 @@ from esper.tamiyo.plans import Plan, library, schedule
 
 FIXED = "best fixed schedule"
 COLUMNS = {
+    "never grow, tuned": "never grow, tuned",
+    "static network of three times the size": "static network, three times the size",
     "everything at step 0": "everything at step 0",
     FIXED: "best fixed schedule",
     "looking": "best rule that looks",
@@ -50,20 +52,23 @@ def words(plan: Plan, task: Task) -> str:
     return ", ".join(seeds) or "never"
 
 
-def figures_of(found: Evaluation, splits: Ints, plans: tuple[Plan, ...]) -> dict[str, Any]:
+def figures_of(found: Evaluation, plans: tuple[Plan, ...]) -> dict[str, Any]:
     """Return the figures of a task, points with intervals."""
-    rungs = control_figures(found, splits)
-    looking = best_rule(found, splits, names=LOOKING)
+    looking, network = (best_of(found, names) for names in (LOOKING, WITHOUT_GROWING))
+    assert looking is not None
+    assert network is not None
     fixed = next(rung for rung in found.rungs if rung.name == FIXED)
     assert fixed.chosen is not None
     plan = plans[fixed.chosen[0]]
     return {
-        "hosts": len(splits),
-        "splits": len(np.unique(splits)),
+        "hosts": len(found.tasks),
+        "splits": len(set(found.splits)),
         "training_hosts": found.training_hosts,
         "schedule": words(plan, find(found.suite)),
-        "looking": looking,
-        "controls": rungs,
+        "looking": looking.name,
+        "network": network.name,
+        "above_network": points(np.subtract(fixed.utility, network.utility), found.splits),
+        "controls": control_figures(found),
     }
 
 
@@ -72,10 +77,13 @@ def page(found: dict[str, dict[str, Any]], suites: list[str]) -> list[str]:
     one = next(iter(found.values()))
     splits, each = one["splits"], one["hosts"] // one["splits"]
     text = [
-        "Points of utility on the test split above never growing, and in brackets 95 % intervals; "
+        "Points of utility on the test split above the never-grow twin of the same recipe, and in "
+        "brackets 95 % intervals; "
         f"v: the mean on validation. {splits} splits of the data with {each} fresh hosts in each; "
         "the intervals are over splits, or over hosts where there is one split. Rules are tuned on "
-        f"{one['training_hosts']} training hosts of the same task, in other splits. The "
+        f"{one['training_hosts']} training hosts of the same task, in other splits. The twin "
+        "with tuned rates and the static network do not grow; the last column compares the best "
+        "fixed schedule with the better of them on the same hosts. The "
         "clairvoyant takes each host's best plan with another data order.",
     ]
     for suite in suites:
@@ -94,8 +102,10 @@ def suite_table(found: dict[str, dict[str, Any]]) -> str:
             rung = rungs[own["looking"] if key == "looking" else key]
             text = f"{points_text(rung['gain'], '+.1f')} v {rung['validation_gain'][0]:+.1f}"
             cells.append(f"{text} ({own['looking']})" if key == "looking" else text)
+        cells.append(f"{points_text(own['above_network'], '+.1f')} ({own['network']})")
         lines.append((f"`{name}`", *cells))
-    return table(("task", "utility of never growing", *COLUMNS.values()), lines)
+    heads = ("task", "utility of never growing", *COLUMNS.values(), "schedule minus network")
+    return table(heads, lines)
 
 
 def schedules_table(found: dict[str, dict[str, Any]]) -> str:
@@ -112,6 +122,8 @@ def shipped(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         name: {
             "gain": own["controls"][FIXED]["gain"],
             "validation_gain": own["controls"][FIXED]["validation_gain"][0],
+            "network": own["network"],
+            "network_gain": own["controls"][own["network"]]["gain"][0],
             "schedule": own["schedule"],
         }
         for name, own in found.items()
@@ -137,7 +149,7 @@ def main() -> int:
         hosts = parts(task.name, task.name, counts, arguments.splits, arguments.threads)
         stages = arguments.work / f"{arguments.splits}-splits" / task.name
         ladder = controls(task.name, hosts, arguments.random_plans, stages)
-        found[task.name] = figures_of(ladder, hosts[0].splits, plans)
+        found[task.name] = figures_of(ladder, plans)
     title = "What growing is worth on each task"
     text = [*page(found, arguments.suites), f"{made_on()}."]
     publish("tasks", title, text, arguments.write, found)

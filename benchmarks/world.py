@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from ladders import control_figures, ladder_table
 from reporting import made_on, new_parser, publish
@@ -22,7 +21,8 @@ from reporting import made_on, new_parser, publish
 from esper.karn.ladder import headroom, headroom_text, steps
 from esper.runtime.tasks import FAMILIES
 from esper.simic.evaluation.controls import controls_identity
-from esper.simic.evaluation.ladder import RULE, SPLITS, evaluate, evaluation_hosts
+from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
+from esper.simic.evaluation.ladder import RULE, evaluate
 from esper.simic.evaluation.shipped_controls import ShippedControls, write_shipped
 from esper.simic.run.run_directory import git_revision
 from esper.tamiyo.plans import library
@@ -45,18 +45,18 @@ def main() -> int:
     torch.set_num_threads(1)
     parts = [
         f"Rules tuned on {arguments.training_hosts} training draws and scored on "
-        f"{arguments.hosts} held-out draws, one host each, on the test split; 95 % intervals over "
-        f"hosts. The data of the fresh hosts are split with the seeds {SPLITS} in turn, those of "
-        "the hosts on which rules are tuned with other seeds. The clairvoyant's plans are chosen "
-        "with one data order and scored with another.",
+        f"{arguments.hosts} held-out draws, one host each, on the test split. The data of the "
+        f"fresh hosts are split with the seeds {SPLITS} in turn, those of the hosts on which rules "
+        "are tuned with other seeds; 95 % intervals are over these splits. The clairvoyant's plans "
+        "are chosen with one data order and scored with another, so a rule can be above it.",
     ]
     figures: dict[str, dict[str, Any]] = {}
     for family in arguments.families:
-        hosts = evaluation_hosts(
+        (hosts,) = evaluation_hosts(
             family, arguments.training_hosts, arguments.hosts, arguments.threads
         )
         found = evaluate(
-            RULE, family, hosts, 0, 1, arguments.work / family, partial(progress, family)
+            RULE, family, [hosts], 0, 1, arguments.work / family, partial(progress, family)
         )
         if arguments.write:
             plans = library()
@@ -74,7 +74,7 @@ def main() -> int:
             "headroom": asdict(room),
             "passes": room.passes,
             "lacking": room.lacking,
-            "controls": control_figures(found, np.zeros(arguments.hosts, dtype=int)),
+            "controls": control_figures(found),
         }
         parts += [f"## {family}", ladder_table(steps(found)), headroom_text(found)]
     parts.append(f"{made_on()}.")

@@ -2,8 +2,9 @@
 
     python scripts/write_figures.py
 
-A page holds a text from the results between ``<!-- figures: NAME -->`` and ``<!-- end -->``. A test
-compares the pages with this script. A result that is not there is said to be not measured.
+A page holds a text from the results between ``<!-- figures: NAME -->`` and ``<!-- end -->``; a
+block of code is copied as it is. A test compares the pages with this script. A result that is not
+there is said to be not measured.
 """
 
 import argparse
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from esper.karn.ladder import points_text, verdict
+from esper.leyline.evaluation import CLAIRVOYANT, NEVER_GROW, RULES
+from esper.simic.evaluation.shipped_controls import shipped_controls, shipped_suites
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = "README.md", "docs/performance.md", "docs/tasks.md"
+PAGES = "README.md", "docs/evaluation.md", "docs/performance.md", "docs/tasks.md"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FIXED, NEVER = "best fixed schedule", "never grow"
+FIXED = "best fixed schedule"
+TUNED_TWIN, COPY = "never grow, tuned", "full tuning of a copy"
 WIDTH = 105
 
 
@@ -55,8 +59,11 @@ def speed(results: Path) -> str:
         "ordinary modules in the fastest of all ways to run it, mostly "
         f"{naive_way(native['naive_way'])}"
     )
-    row = next(row for row in pixels if row["backend"] == "NativeBackend")
-    text += f"; on CIFAR-shaped images {row['ratio']:.1f} times natively"
+    own = {row["backend"]: row["ratio"] for row in pixels}
+    text += (
+        f"; on CIFAR-shaped images {own['NativeBackend']:.1f} times natively and "
+        f"{own['TorchBackend']:.1f} times with torch"
+    )
     return f"{text} ([results](benchmarks/results/hot_path_digits.md))."
 
 
@@ -81,21 +88,18 @@ def one_policy(trained_on: str, found: dict[str, Any]) -> str:
         f"{found['policies']} policies were each trained on {names[trained_on]} for "
         f"{found['episodes']:,} episodes."
     ]
-    if "plans" not in found:
-        parts.append(
-            "The rules that they are compared with choose among plans without the smallest seeds, "
-            "which is what most of these policies grow: they are to be measured again."
-        )
     for suite, own in found["fresh"].items():
         one = own["policies"]["sampled"]
         rule = own["controls"][one["rule"]]["gain"]
         parts.append(
             f"On {own['hosts']} fresh hosts of {names[suite]} they gain {points_text(one['gain'])} "
-            f"points of test utility ({one['validation_gain'][0]:+.1f} on validation); the best "
-            f"rule there, *{one['rule']}*, gains {points_text(rule)}. With sampled actions "
-            f"the policy is **{verdict(one['above_rule'])}** that rule, by "
-            f"{points_text(one['above_rule'])}, and {verdict(one['above_blind'])} its blind twin, "
-            f"by {points_text(one['above_blind'])}."
+            "points of test utility above the never-grow twin of the same recipe "
+            f"({one['validation_gain'][0]:+.1f} on validation); the best rule there, "
+            f"*{one['rule']}*, gains {points_text(rule)}. With sampled actions the policy is "
+            f"**{verdict(one['above_rule'])}** that rule, by {points_text(one['above_rule'])}, "
+            f"{verdict(one['above_blind'])} its blind twin, by {points_text(one['above_blind'])}, "
+            f"and **{verdict(one['above_network'])}** the best network that does not grow "
+            f"(*{one['network']}*), by {points_text(one['above_network'])}."
         )
     return f"{' '.join(parts)} ([results](benchmarks/results/{trained_on}.md))"
 
@@ -118,20 +122,89 @@ def world(results: Path) -> str:
     for name, own in found.items():
         room = own["headroom"]
         text = (
-            f"On {own['hosts']} fresh hosts of `{name}` a clairvoyant is above the best rule that "
-            f"looks by {points_text(room['over_looking'])} points of test utility"
+            f"On {own['hosts']} fresh hosts of `{name}` a clairvoyant is "
+            f"{verdict(room['over_looking'])} the best rule that looks, by "
+            f"{points_text(room['over_looking'])} points of test utility"
         )
         if room["best_training"] is not None:
             text += (
-                f" and {verdict(room['over_training'])} the best network that does not grow "
+                f", and {verdict(room['over_training'])} the best network that does not grow "
                 f"(*{room['best_training']}*), by {points_text(room['over_training'])}"
             )
         parts.append(f"{text}.")
     return f"{' '.join(parts)} ([results](benchmarks/results/world.md))"
 
 
+def gate(results: Path) -> str:
+    """What the gate says of each family, and what a network that does not grow reaches there."""
+    found = read("world", results)
+    if found is None:
+        return "The families are not measured yet in this version (`make bench-world`)."
+    parts = [world_pages(found)]
+    for name, own in found.items():
+        room, controls = own["headroom"], own["controls"]
+        text = (
+            f"`{name}` {'passes' if own['passes'] else 'does not pass'} the gate: a clairvoyant "
+            f"that knows the best plan of each host is {verdict(room['over_looking'])} the best "
+            f"rule that looks, by {points_text(room['over_looking'])} points"
+        )
+        if room["best_training"] is not None:
+            text += (
+                f", and {verdict(room['over_training'])} *{room['best_training']}*, the best "
+                f"network that does not grow, by {points_text(room['over_training'])}"
+            )
+        parts.append(f"{text}.")
+        if COPY in controls:
+            parts.append(
+                f"Its gain is {points_text(controls[CLAIRVOYANT]['gain'])}, that of *{COPY}*, "
+                f"which pays rent, {points_text(controls[COPY]['gain'])}."
+            )
+        if TUNED_TWIN in controls:
+            growing_rules = [rule for rule in RULES if rule in controls and rule != NEVER_GROW]
+            best = max(growing_rules, key=lambda rule: controls[rule]["utility"][0])
+            parts.append(
+                f"Its hosts start from initial weights: the best rule that grows (*{best}*) gains "
+                f"{points_text(controls[best]['gain'])} points, a never-grow twin with a tuned "
+                f"learning rate {points_text(controls[TUNED_TWIN]['gain'])}."
+            )
+    return " ".join(parts)
+
+
+def world_pages(found: dict[str, Any]) -> str:
+    """Where the ladders of the families are, and of how many hosts."""
+    hosts = sorted({own["hosts"] for own in found.values()})
+    return (
+        f"The page of [all families](benchmarks/results/world.md) has "
+        f"{' or '.join(map(str, hosts))} hosts of each; what was tried before is on "
+        "[another](benchmarks/results/rejected_families.md)."
+    )
+
+
+def shipped(results: Path) -> str:
+    """Which controls ship, and of how many hosts; they are results in the package."""
+    stored = {name: shipped_controls(name) for name in shipped_suites()}
+    sizes = {(own.hosts, own.training_hosts) for own in stored.values() if own is not None}
+    (hosts, training), *others = sorted(sizes)
+    if others:
+        raise ValueError(f"the shipped controls are of several sizes: {sorted(sizes)}")
+    *first, last = (f"`{name}`" for name in stored)
+    return (
+        f"The controls of {', '.join(first)} and {last} ship with Esper, played on {hosts} hosts "
+        f"with rules tuned on {training}."
+    )
+
+
+def example(results: Path) -> str:
+    """What ``esper evaluate`` prints, as a block of code."""
+    path = results / "example_ladder.md"
+    if not path.exists():
+        return "Its output is not kept yet in this version (`make bench-world`)."
+    (block,) = re.findall(r"^```\n.*?^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+    return block
+
+
 def growing(results: Path) -> str:
-    """On which tasks growing pays."""
+    """On which tasks growing pays, above the twin and above the best network without growing."""
     found = read("tasks", results)
     if found is None:
         return (
@@ -139,15 +212,17 @@ def growing(results: Path) -> str:
             "(`make bench-tasks`)."
         )
     gains = {name: own["controls"][FIXED]["gain"] for name, own in found.items()}
-    paying = [name for name, gain in gains.items() if gain[1] > 0.0]
+    rising = [name for name, gain in gains.items() if gain[1] > 0.0]
+    paying = [name for name, own in found.items() if own["above_network"][1] > 0.0]
     best, least = (choose(gains, key=lambda name: gains[name][0]) for choose in (max, min))
-    others = [f"`{name}`" for name in gains if name not in paying]
-    rest = f" Not on {', '.join(others)}." if others else ""
+    where = f" ({', '.join(f'`{name}`' for name in paying)})" if paying else ""
     return (
-        f"- **Growing pays on {len(paying)} of {len(gains)} tasks:** there the best fixed "
-        "schedule, chosen on other hosts and splits, is above never growing on test. Its gain is "
-        f"largest on `{best}`, {points_text(gains[best])} points, and smallest on `{least}`, "
-        f"{points_text(gains[least])}.{rest} ([results](benchmarks/results/tasks.md))"
+        f"- **What growing is worth on each task:** on {len(rising)} of {len(gains)} tasks the "
+        "best fixed schedule, chosen on other hosts and splits, is above the never-grow twin of "
+        f"the same recipe on test. Its gain is largest on `{best}`, {points_text(gains[best])} "
+        f"points, and smallest on `{least}`, {points_text(gains[least])}. Against the better of a "
+        "never-grow twin with tuned rates and a tuned static network of three times the size, "
+        f"growing **pays on {len(paying)}**{where} ([results](benchmarks/results/tasks.md))."
     )
 
 
@@ -204,6 +279,9 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "growing": growing,
     "world": world,
     "backends": backends,
+    "gate": gate,
+    "shipped": shipped,
+    "example": example,
 }
 
 
@@ -218,6 +296,8 @@ def written(page: str, results: Path = RESULTS, folder: str = "") -> str:
 
     def block(found: re.Match[str]) -> str:
         text = TEXTS[found[2]](results).replace("](benchmarks/", f"]({folder}benchmarks/")
+        if text.startswith("```"):
+            return f"{found[1]}{text}\n{found[3]}"
         indent = "  " if text.startswith("- ") else ""
         lines = textwrap.wrap(
             text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

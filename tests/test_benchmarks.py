@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
 from esper.runtime.recipes import Recipe, Tuned, read_tuned
 from esper.runtime.tasks import find
@@ -76,6 +77,81 @@ def test_what_was_made_once_is_kept(tmp_path: Path) -> None:
 
     assert kept(tmp_path / "deep" / "a.json", lambda: {"x": 1}) == {"x": 1}
     assert kept(tmp_path / "deep" / "a.json", lambda: {"x": 2}) == {"x": 1}
+
+
+@pytest.mark.usefixtures("on_path")
+def test_printed_sentences_are_wrapped_and_tables_are_not_touched() -> None:
+    import example_ladder
+
+    table = "│ never grow │    53.4 │\n└────────────┴─────────┘"
+    sentence = "The policy is below the best rule. " * 6
+    lines = example_ladder.wrapped(f"{table}   \n{sentence}\n\nend").splitlines()
+    assert lines[:2] == table.splitlines()
+    assert " ".join(lines[2:-2]) == sentence.strip()
+    assert max(map(len, lines)) <= example_ladder.WIDTH
+    assert lines[-2:] == ["", "end"]
+
+
+@pytest.mark.usefixtures("on_path")
+def test_text_is_scored_on_test_with_student_intervals_and_validation_beside() -> None:
+    import text
+
+    draws = np.random.default_rng(0)
+    levels = {"never": 20.0, "norm in r0c0": 30.0}
+    found = {
+        name: {
+            split: {
+                figure: draws.normal(level + more, 1.0, 3).tolist()
+                for figure in ("utility", "gain", "accuracy", "bits")
+            }
+            for split, more in (("test", 0.0), ("validation", 50.0))
+        }
+        for name, level in levels.items()
+    }
+    heads, _, *rows = (line.strip("| ").split(" | ") for line in text.page(found).splitlines())
+    assert [row[0] for row in rows] == ["norm in r0c0", "never"]
+    for row in rows:
+        own = found[row[0]]
+        for figure, form in (("utility", ".1f"), ("gain", "+.1f"), ("bits", ".3f")):
+            values = np.array(own["test"][figure])
+            half = stats.t.ppf(0.975, 2) * stats.sem(values)
+            mean, low, high = values.mean(), values.mean() - half, values.mean() + half
+            cell = row[heads.index("bits per byte" if figure == "bits" else figure)]
+            assert cell == f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+        beside = f"{np.mean(own['validation']['gain']):+.1f}"
+        assert row[heads.index("gain on validation")] == beside
+    assert "untuned: a learning rate of 0.003, constant" in text.recipe(find("text_gpt"))
+
+
+@pytest.mark.usefixtures("on_path")
+def test_a_text_plan_is_scored_on_both_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    import text
+
+    task = replace(find("text_bytes"), episode_length=16, max_batches=1, batch_size=2)
+    chosen = dict(list(text.plans(task).items())[:2])
+    monkeypatch.setattr(text, "plans", lambda task: chosen)
+    found = text.schedules(task, 2)
+    assert list(found) == ["never", "everything"]
+    for split in ("test", "validation"):
+        assert found["never"][split]["gain"] == pytest.approx([0.0, 0.0], abs=1e-4)
+        assert max(found["everything"][split]["gain"]) < -1.0
+    assert found["never"]["test"]["utility"] != found["never"]["validation"]["utility"]
+
+
+@pytest.mark.usefixtures("on_path")
+def test_the_page_on_schedules_has_the_rows_that_are_measured() -> None:
+    """What growing gains is not among them: it is measured against controls elsewhere."""
+    import schedules
+
+    class Flat:
+        def metric(self, name: str) -> np.ndarray:
+            return np.zeros(10)
+
+    rows = [*schedules.measured(Flat())]
+    page = (BENCHMARKS / "results" / "schedules.md").read_text().splitlines()
+    written = [line.split(" | ")[0].strip("| ") for line in page if line.startswith("| ")]
+    assert written[1:] == rows
+    assert not [row for row in rows if "gain" in row]
 
 
 @pytest.mark.usefixtures("on_path")

@@ -17,6 +17,7 @@ from torch import Tensor
 from esper.karn.store import read_events
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.leyline.config import LearnerConfig, unflatten
+from esper.leyline.config.offline import OfflineConfig
 from esper.leyline.events import AnalyticsSnapshot, PPOUpdateCompleted
 from esper.runtime import data
 from esper.runtime.tasks import Task, find
@@ -25,9 +26,10 @@ from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
+from esper.simic.offline.offline_run import learn_offline
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
-from esper.simic.training.vectorized import resume_ppo, train_ppo_vectorized
+from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 from esper.tamiyo.baselines import RandomActor
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends.torch import TorchBackend
@@ -77,6 +79,26 @@ def test_growth_on_cuda_is_growth_on_the_cpu(cuda: str) -> None:
     (actions, rewards), (cuda_actions, cuda_rewards) = played("cpu"), played("cuda:0")
     assert torch.equal(actions, cuda_actions)
     torch.testing.assert_close(rewards, cuda_rewards, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"amp_dtype": "float16"}, {"amp": False, "tf32": False, "compile": "off"}],
+    ids=str,
+)
+def test_a_policy_learns_from_records_on_cuda_what_it_learns_on_the_cpu(
+    cuda: str, tmp_path: Path, settings: dict
+) -> None:
+    given = {"envs": 8, "group_size": 2, "episode_length": 8, "max_batches": 1, "batch_size": 8}
+    place = {"telemetry_dir": str(tmp_path), "record": True, "rounds": 2}
+    records = str(run_training(unflatten(given | place), "random").path)
+    own = {"records": (records,), "epochs": 4, "telemetry_dir": str(tmp_path)}
+    cpu = learn_offline(OfflineConfig(**own))
+    cuda = learn_offline(OfflineConfig(**own, device="cuda:0", **settings))
+    for one, other in zip(cpu.epochs, cuda.epochs, strict=True):
+        assert other.metrics["refused"] == 0.0
+        for name in ("policy_loss", "held_out_policy_loss", "value_loss"):
+            assert other.metrics[name] == pytest.approx(one.metrics[name], rel=0.05), name
 
 
 @pytest.mark.parametrize("use_amp", [False, True])

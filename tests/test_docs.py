@@ -28,6 +28,7 @@ from esper.scripts.check import CheckArguments
 from esper.scripts.evaluate import EvaluateArguments
 from esper.scripts.fetch import FetchArguments
 from esper.scripts.flags import read_flags
+from esper.scripts.from_records import ImitationArguments, OfflineArguments
 from esper.scripts.grow import GrowArguments
 from esper.scripts.main import COMMANDS
 from esper.scripts.query import QueryArguments
@@ -55,6 +56,8 @@ RECORDED = ROOT / "tests" / "recorded" / "healthy"
 ARGUMENTS: dict[str, type] = {
     "train ppo": PPOArguments,
     "train impala": ImpalaArguments,
+    "train imitation": ImitationArguments,
+    "train offline": OfflineArguments,
     "train heuristic": HeuristicArguments,
     "train random": RandomArguments,
     "train schedule": ScheduleArguments,
@@ -161,7 +164,8 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             if not given.get("plugin") and name != "tasks fetch":
                 known = {*TASKS, *SUITES, "NAME", "T"}
                 assert known.issuperset([asked] if isinstance(asked, str) else asked), command
-            if name.startswith("train") and "resume" not in given:
+            from_records = name in ("train imitation", "train offline")
+            if name.startswith("train") and "resume" not in given and not from_records:
                 own = ("sanctum", "config_json")
                 settings = {k: v for k, v in given.items() if k not in own}
                 if name == "train impala":

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 from esper.karn.intervals import interval, two_levels
-from esper.leyline.errors import UsageError
-from esper.leyline.evaluation import Evaluation, Rung
-from esper.runtime.tasks import SUITES, find, find_all
+from esper.leyline.evaluation import LOOKING, Evaluation, Rung
+from esper.runtime.tasks import find
 from esper.runtime.worth import read_worth
-from esper.simic.evaluation.kept_stages import digest, hosts_of
-from esper.simic.evaluation.ladder import SPLITS as SPLITS_OF_EVALUATE
-from esper.simic.evaluation.ladder import evaluation_hosts, tasks_in_turn
 from esper.tamiyo.plans import NEVER, PlannedSeed, library
 from esper.tamiyo.plans import Plan as PlanOfLibrary
 
@@ -47,10 +43,13 @@ def evaluation(hosts: int = 12, suite: str = "digits", best: float = 0.3) -> Eva
         for i, name in enumerate(RULES)
     ]
     rungs.append(rung("clairvoyant per host", draws + 0.4, chosen=[1] * hosts))
-    return Evaluation("rule", suite, 24, [suite] * hosts, ["never", "one"], rungs, [None] * hosts)
+    rungs.append(rung("never grow, tuned", draws + 0.03))
+    rungs.append(rung("static network of three times the size", draws + 0.35))
+    splits = [1 + 4 * host // hosts for host in range(hosts)]
+    return Evaluation("rule", suite, 24, [suite] * hosts, ["never", "one"], rungs, splits)
 
 
-SPLITS = np.repeat([1, 2, 3, 4], 3)
+SPLITS = [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
 
 
 def policies(above_never: list[float], hosts: int = 12) -> list[list[Rung]]:
@@ -65,67 +64,6 @@ def policies(above_never: list[float], hosts: int = 12) -> list[list[Rung]]:
         ]
         for gain, noise in zip(above_never, draws, strict=True)
     ]
-
-
-def test_every_task_meets_every_split_and_so_do_the_draws_of_a_family() -> None:
-    tasks = tasks_in_turn(find_all(["suite"]), 56, range(1, 9))
-    assert len({(task.name, task.split_seed) for task in tasks}) == 56
-    draws = tasks_in_turn(find_all(["adaptation_held_out"]), 128, range(1, 9))
-    assert np.bincount([task.split_seed or 0 for task in draws]).tolist() == [0, *[16] * 8]
-    plain = tasks_in_turn(find_all(["suite"]), 8, ())
-    assert plain == (*plain[:7], plain[0])
-    assert plain[0] is find("digits_shift")
-
-
-def test_held_out_hosts_are_played_by_horizon_and_rules_are_tuned_on_other_splits() -> None:
-    from populations import parts
-
-    found = parts("suite", "held_out", (14, 20), 8, 1)
-    assert [{task.episode_length for task in p.hosts.fresh.tasks} for p in found] == [{40}, {60}]
-    names = [task.name for part in found for task in part.hosts.fresh.tasks]
-    assert sorted(names) == sorted(2 * SUITES["held_out"])
-    first, second = (part.hosts.fresh for part in found)
-    assert second.first == first.first + len(first.tasks)
-    assert [len(part.splits) for part in found] == [18, 2]
-    for part in found:
-        assert len({task.horizon for task in part.hosts.fresh.tasks}) == 1
-        assert part.hosts.training == found[0].hosts.training
-        assert set(part.splits) <= set(range(8))
-        seeds = {task.split_seed for task in part.hosts.training.tasks}
-        assert seeds <= set(range(8, 16))
-    hosts = parts("adaptation", "adaptation_held_out", (20, 40), len(SPLITS_OF_EVALUATE), 1)[
-        0
-    ].hosts
-    same = evaluation_hosts("adaptation", 20, 40, 1)
-    for kind in ("training", "fresh"):
-        one, other = (digest(hosts_of(getattr(every, kind))) for every in (hosts, same))
-        assert one == other
-    with pytest.raises(UsageError, match=r"^suites: the tasks of held_out differ in horizon"):
-        parts("held_out", "held_out", (14, 20), 8, 1)
-
-
-def test_parts_are_joined_in_order_without_the_rungs_that_one_lacks() -> None:
-    from populations import joined
-
-    first, second = evaluation(4), evaluation(2, suite="digits_long")
-    first.rungs.insert(3, rung("best plan per task", [0.0] * 4))
-    found = joined([first, second])
-    assert [r.name for r in found.rungs] == [*RULES, "clairvoyant per host"]
-    assert found.tasks == ["digits"] * 4 + ["digits_long"] * 2
-    assert found.rungs[0].utility == first.rungs[0].utility + second.rungs[0].utility
-    assert found.rungs[0].chosen == [1] * 6
-
-
-def test_the_units_are_splits_where_there_are_several() -> None:
-    from ladders import pooled, units
-
-    values = np.arange(12.0)
-    assert units(values, SPLITS).tolist() == [1.0, 4.0, 7.0, 10.0]
-    assert units(values, np.ones(12)).tolist() == values.tolist()
-    where = np.arange(12) % 3 == 0
-    assert pooled(evaluation(), SPLITS, where).rungs[0].utility == pytest.approx(
-        np.array(evaluation().rungs[0].utility)[[0, 3, 6, 9]]
-    )
 
 
 def test_intervals_of_policies_have_two_levels() -> None:
@@ -155,26 +93,31 @@ def test_intervals_of_policies_have_two_levels() -> None:
 def test_the_page_says_where_the_policy_stands(gains: list[float], wanted: str) -> None:
     from ladders import standing, standing_text
 
-    found = standing("sampled", policies(gains), evaluation(), SPLITS)
+    found = standing("sampled", policies(gains), evaluation())
     assert found.rule == "tree"
     assert found.gain[0] == pytest.approx(100 * np.mean(gains), abs=1.0)
     assert found.above_rule[0] == pytest.approx(found.gain[0] - 30.0, abs=1e-6)
+    assert found.network == "static network of three times the size"
+    assert found.above_network == pytest.approx(tuple(x - 5.0 for x in found.above_rule))
     assert found.above_blind == pytest.approx((1.0, 1.0, 1.0))
     assert found.validation_gain == pytest.approx(found.gain)
     assert found.by_controller == pytest.approx([100 * gain for gain in gains], abs=2.0)
     text = standing_text(found, len(gains))
     assert f"the policy is {wanted} the best rule (tree): {found.above_rule[0]:+.1f} [" in text
     assert "above its blind twin (+1.0 [+1.0, +1.0])" in text
+    assert f"(static network of three times the size): {found.above_network[0]:+.1f} [" in text
 
 
 def test_the_clairvoyant_and_plans_chosen_per_task_are_no_rules() -> None:
-    from ladders import LOOKING, best_rule
+    from ladders import best_of, best_rule
 
     found = evaluation(best=0.0)
     found.rungs.append(rung("best plan per task", [2.0] * 12))
-    splits = np.zeros(12, dtype=int)
-    assert best_rule(found, splits) == "try and keep"
-    assert best_rule(found, splits, names=LOOKING[:1]) == "one look"
+    assert best_rule(found).name == "try and keep"
+    looking = best_of(found, LOOKING[:1])
+    assert looking is not None
+    assert looking.name == "one look"
+    assert best_of(found, ["full tuning"]) is None
 
 
 def test_a_page_of_a_suite_has_every_control_and_every_policy() -> None:
@@ -182,7 +125,7 @@ def test_a_page_of_a_suite_has_every_control_and_every_policy() -> None:
 
     found = evaluation()
     found.tasks[:] = ["digits", "digits_mlp"] * 6
-    page, figures = target_page("digits", found, SPLITS, policies([0.4, 0.41]))
+    page, figures = target_page("digits", found, policies([0.4, 0.41]))
     text = "\n\n".join(page)
     for name in (*RULES, "clairvoyant per host", "**policy, greedy**", "**policy, sampled**"):
         assert f"| {name} |" in text
@@ -223,7 +166,7 @@ def test_a_plan_is_described_as_it_is_played() -> None:
 def test_figures_of_a_task_go_to_page_and_listing(tmp_path: Path) -> None:
     from tasks import figures_of, page, shipped
 
-    found = {"digits": figures_of(evaluation(), SPLITS, library())}
+    found = {"digits": figures_of(evaluation(), library())}
     own = found["digits"]
     assert (own["hosts"], own["splits"], own["looking"]) == (12, 4, "tree")
     text = "\n".join(page(found, ["digits"]))
@@ -234,4 +177,9 @@ def test_figures_of_a_task_go_to_page_and_listing(tmp_path: Path) -> None:
     worth = read_worth(table)["digits"]
     assert worth.gain == pytest.approx((2.0, 2.0, 2.0))
     assert worth.schedule == own["schedule"]
+    assert (worth.network, worth.network_gain) == (
+        "static network of three times the size",
+        pytest.approx(35.0),
+    )
+    assert "| -33.0 [-33.0, -33.0] (static network of three times the size) |" in text
     assert own["schedule"] in text

@@ -1,16 +1,18 @@
 """Figures of a ladder against numpy, and the gate on its headroom."""
 
+import re
 from dataclasses import replace
 from html import unescape
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
 import pytest
 from scipy import stats
 
-from esper.karn.ladder import Headroom, headroom, headroom_text, steps
+from esper.karn.ladder import Headroom, headroom, headroom_text, steps, units
 from esper.karn.report import write_report
-from esper.karn.report.drawing import styled
+from esper.karn.report.drawing import standalone, styled
 from esper.karn.report.ladder_figures import ladder_picture, ladder_tables
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import LADDERS, Evaluation, Rung, read_evaluation
@@ -72,6 +74,27 @@ def test_steps_are_points_with_intervals_over_hosts(task: str | None):
     assert found[0].gain == (0.0, 0.0, 0.0)
 
 
+def test_units_are_the_splits_where_there_are_several():
+    values = np.arange(12.0)
+    by_split = [1, 2, 3] * 4
+    assert units(values, by_split).tolist() == [4.5, 5.5, 6.5]
+    assert units(values[None], by_split).shape == (1, 3)
+    for one in ([1] * 12, [None] * 12, [None, *by_split[1:]]):
+        assert units(values, one).tolist() == values.tolist()
+
+
+def test_intervals_are_over_splits_where_there_are_several():
+    splits = [1, 2, 3, 4, 5] * 2
+    found = msgspec.structs.replace(FOUND, splits=splits)
+    never, grown = (np.array(FOUND.rungs[i].utility) for i in (0, 4))
+    own = 100 * (grown - never).reshape(2, 5).mean(0)
+    assert steps(found)[4].gain == pytest.approx(interval_of(own))
+    first = np.arange(HOSTS) < 3
+    assert steps(found, first)[4].gain == pytest.approx(interval_of(100 * (grown - never)[:3]))
+    looking = 100 * (grown - np.array(FOUND.rungs[3].utility)).reshape(2, 5).mean(0)
+    assert headroom(found).over_looking == pytest.approx(interval_of(looking))
+
+
 def test_headroom_compares_the_clairvoyant_with_the_best_of_each_kind():
     found = headroom(FOUND)
     clairvoyant = np.array(FOUND.rungs[4].utility)
@@ -129,6 +152,20 @@ def test_the_picture_names_every_rung_and_marks_the_policy():
     assert "128 other hosts" in drawing.text
 
 
+def test_a_picture_of_its_own_has_every_colour_that_it_uses():
+    with styled():
+        drawing = ladder_picture(FOUND).svg
+    assert drawing is not None
+    used = {*re.findall(r"var\((--[\w-]+)\)", drawing)}
+    assert used >= {"--grid", "--muted", "--series-0"}
+    assert "<style>" not in drawing
+    alone = standalone(drawing)
+    ElementTree.fromstring(alone)
+    style = alone.split("<style>")[1].split("</style>")[0]
+    for scheme in style.split("@media"):
+        assert used | {"--page"} <= {*re.findall(r"(--[\w-]+): #", scheme)}
+
+
 def test_the_tables_hold_every_rung_over_all_hosts_and_by_task():
     tables = ladder_tables(msgspec.structs.replace(FOUND, shipped="made here"))
     assert [table.title for table in tables] == [
@@ -158,7 +195,9 @@ def changed(place: int, **values: object) -> Evaluation:
         (changed(4, chosen=[6] * HOSTS), "'clairvoyant per host' chooses an unknown plan"),
         (changed(4, name="other"), "controls are missing"),
         (changed(0, name="other"), "does not begin with 'never grow'"),
+        (changed(2, score=[0.5]), "'one look' has not one value per host"),
         (msgspec.structs.replace(FOUND, tasks=[]), "on at least one host"),
+        (msgspec.structs.replace(FOUND, rents=[0.1]), "it has not one price per host"),
     ],
 )
 def test_a_damaged_ladder_is_refused_and_the_report_shows_the_rest(tmp_path, damaged, says: str):

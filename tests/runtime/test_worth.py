@@ -13,6 +13,8 @@ ENTRY = {
     "gain": [7.0, 6.1, 7.9],
     "validation_gain": 7.5,
     "schedule": "conv_heavy in r0c0 from step 0",
+    "network": "never grow, tuned",
+    "network_gain": 3.2,
 }
 
 
@@ -24,7 +26,8 @@ def written(folder: Path, content: object) -> Path:
 
 def test_the_table_is_read_as_it_stands(tmp_path: Path):
     worth = read_worth(written(tmp_path, {"tasks": {"digits": ENTRY}, "hardware": "any"}))
-    assert worth == {"digits": Worth((7.0, 6.1, 7.9), 7.5, "conv_heavy in r0c0 from step 0")}
+    found = Worth((7.0, 6.1, 7.9), 7.5, "conv_heavy in r0c0 from step 0", "never grow, tuned", 3.2)
+    assert worth == {"digits": found}
 
 
 def test_missing_table_gives_no_entries(tmp_path: Path):

@@ -103,6 +103,7 @@ VALID: dict[str, list[Any]] = {
     "batch_size": [2, 5, 8],
     "lstm_hidden": [1, 4, 8],
     "record_last": [None],  # a number needs --record
+    "initial_policy": [None],  # another needs a trained run
     "telemetry_dir": [
         "runs",
         "deep/er",
@@ -141,6 +142,10 @@ INVALID: dict[str, list[Any]] = {
     "text_file": [
         *("", "missing", "empty", "empty.py", "file.txt", "loop.py", "own.py/x", "/dev/zero"),
         *("null\x00byte", "~nosuchuser/text", LONG, "-", "\x1b[2J"),
+    ],
+    "initial_policy": [
+        *("", "missing", "own.py", "file.txt/below", "empty", "loop.py", "/dev/null", "-"),
+        *("~nosuchuser/run", "null\x00byte", LONG, "new/" + LONG, "\x1b[2J"),
     ],
     "slots": ["", "r9c9", "middle", "r0c0,r0c1", LONG, "\x00"],
     "devices": ["", "toaster", "meta", ["cpu", "cuda:99"], ["cpu", "cpu:"], LONG],

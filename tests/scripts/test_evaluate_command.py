@@ -1,11 +1,16 @@
 """``esper evaluate``: the table, the files, and bad input in one line."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.progress import Progress, TaskID
 
+from esper.karn.comparisons import OPPONENTS, budget_text, differences, differences_text
+from esper.karn.price_front import front
 from esper.karn.report import write_report
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import (
@@ -17,7 +22,7 @@ from esper.leyline.evaluation import (
     Rung,
     read_evaluation,
 )
-from esper.runtime.tasks import Family, add_family
+from esper.runtime.tasks import Family, Task, add_family
 from esper.scripts import evaluate as command
 from esper.scripts.entry import guarded
 from esper.scripts.evaluate import evaluate
@@ -31,7 +36,7 @@ from esper.simic.evaluation import (
     trials,
 )
 from esper.simic.evaluation.baselines import FINE_TUNING
-from esper.simic.evaluation.ladder import SPLITS, evaluation_hosts
+from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.plans import NEVER, library
 from tiny_population import LARGE, tiny
@@ -67,12 +72,52 @@ def test_the_ladder_is_printed_and_written_and_kept(capsys, tmp_path: Path, monk
         assert f"{mean:.1f}" in out, rung.name
     assert "Never growing is best on" in out
     assert f"wrote {files / LADDER_FILE} and {files / 'ladder.svg'}" in out
-    assert (files / "ladder.svg").read_text().startswith("<svg")
-    assert len(list(Path("evaluations/tiny-stages").iterdir())) == 5 + len(FINE_TUNING)
+    drawing = (files / "ladder.svg").read_text()
+    assert drawing.startswith("<svg")
+    assert "<style>:root {" in drawing
+    assert len(list(Path("evaluations/tiny-stages").iterdir())) == 8 + len(FINE_TUNING)
     # The controls of another policy are the same, and are not played again.
     monkeypatch.setattr(controls, "play_plans", None)
     assert evaluate(["--policy", "rule", "--suite", "tiny", *SMALL, "--out", "other"]) == 0
     assert read_evaluation(tmp_path / "other" / LADDER_FILE).rungs == found.rungs[:-1]
+
+
+def test_a_suite_of_several_horizons_is_played_in_parts(capsys, monkeypatch) -> None:
+    """Four hosts of either horizon, scored as in an evaluation of their own; prices are drawn."""
+
+    def draw(number: int) -> Task:
+        length = (12, 8)[number % 2]
+        drawn = {"episode_length": length, "rent": 0.05 * (1 + number % 4)}
+        return replace(tiny(number // 2 % 2), name=f"mixed:{number}", family="mixed", **drawn)
+
+    add_family(Family("mixed", "mixed", draw, training=40, held_out=4))
+    totals: dict[str, list[int]] = {}
+
+    class Bars(Progress):
+        def add_task(self, description: str, **settings: Any) -> TaskID:
+            totals[description] = [settings["total"], 0]
+            return TaskID(len(totals) - 1)
+
+        def advance(self, task_id: TaskID, advance: float = 1) -> None:
+            totals[list(totals)[task_id]][1] += int(advance)
+
+    monkeypatch.setattr(command, "Progress", Bars)
+    sizes = ["--hosts", "8", "--training-hosts", "40", "--threads", "1"]
+    assert evaluate(["--policy", "heuristic", "--suite", "mixed", *sizes]) == 0
+    found = read_evaluation(Path("evaluations/mixed-heuristic") / LADDER_FILE)
+    assert (len(found.tasks), found.training_hosts) == (8, 40)
+    assert found.rents == pytest.approx(2 * [0.05, 0.15] + 2 * [0.1, 0.2])
+    assert found.front == front(found)
+    assert {row.rung for row in found.front} >= {"never grow", "policy, heuristic"}
+    assert "by price of parameters" in capsys.readouterr().out
+    assert {place[-11:] for place in totals} == {"part 1 of 2", "part 2 of 2"}
+    assert [done for _, done in totals.values()] == [total for total, _ in totals.values()]
+    stages = Path("evaluations/mixed-stages")
+    for column, part in enumerate(evaluation_hosts("mixed", 40, 8, 1)):
+        alone = ladder.evaluate("heuristic", "mixed", [part], 0, 1, stages)
+        for one, whole in zip(alone.rungs, found.rungs, strict=True):
+            assert one.name == whole.name
+            assert one.utility == whole.utility[4 * column : 4 * column + 4]
 
 
 def test_the_split_seed_of_the_command_replaces_the_default_splits(monkeypatch) -> None:
@@ -97,7 +142,6 @@ def test_the_split_seed_of_the_command_replaces_the_default_splits(monkeypatch) 
             ["--policy", "rule", "--suite", "tin"],
             "task: there is no task 'tin'; did you mean 'tiny'",
         ),
-        (["--policy", "rule", "--suite", "held_out"], "suite: the tasks of held_out differ"),
         (["--policy", "rule", "--hosts", "3"], "hosts: must lie between 4 and"),
         (["--policy", "rule", "--training-hosts", "x"], "--training-hosts: must be a whole number"),
         (["--policy", "rule", "--out", "file"], "out: .*file is not a directory; name another"),
@@ -121,12 +165,12 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, says: str, caps
 
 def shipped(hosts: int = 6, played: bool = False) -> None:
     """Ship the controls of ``hosts`` hosts, or made-up numbers unless ``played``."""
-    place = evaluation_hosts("tiny", 20, hosts, 1)
+    (place,) = evaluation_hosts("tiny", 20, hosts, 1)
     names = NEVER_GROW, BLIND[0], LOOKING[0], CLAIRVOYANT
     values = [0.5] * hosts
     rungs = [Rung(name, False, values, values, values, [0] * hosts) for name in names]
     if played:
-        rungs = ladder.evaluate("rule", "tiny", place, 0, 1, Path("stages")).rungs
+        rungs = ladder.evaluate("rule", "tiny", [place], 0, 1, Path("stages")).rungs
     identity = controls.controls_identity(place, PLANS)
     made = shipped_controls.ShippedControls(identity, "made here", 20, hosts, rungs)
     assert shipped_controls.write_shipped("tiny", made).parent == Path("shipped").absolute()
@@ -149,7 +193,7 @@ def test_shipped_controls_are_not_played(capsys, monkeypatch) -> None:
     assert played.shipped is None
     for one, other in zip(found.rungs, played.rungs, strict=True):
         assert (one.name, one.chosen) == (other.name, other.chosen)
-        for column in ("utility", "validation", "added"):
+        for column in ("utility", "validation", "added", "score"):
             assert getattr(one, column) == pytest.approx(getattr(other, column), abs=1e-5)
 
 
@@ -194,7 +238,17 @@ def test_the_report_of_a_run_shows_its_evaluations(capsys, tmp_path: Path) -> No
     ).path
     arguments = ["--policy", str(run), "--suite", "tiny", *SMALL, "--members", "1"]
     assert evaluate(arguments) == 0
-    assert f"and {run / 'ladders' / 'tiny.json'}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"and {run / 'ladders' / 'tiny.json'}" in out
+    found = read_evaluation(run / "ladders" / "tiny.json")
+    assert found.rule_episodes == 20 * (len(PLANS) + 2 * len(trials.TRIALS))
+    assert found.policy_episodes == 4
+    assert found.differences == differences(found)
+    assert {(one.policy, one.kind) for one in found.differences} == {
+        (f"policy, {way}", kind) for way in ("greedy", "sampled") for kind in OPPONENTS
+    } - {(f"policy, {way}", "training") for way in ("greedy", "sampled")}
+    for words in (differences_text(found), budget_text(found)):
+        assert words in out
     text = write_report([run], tmp_path / "report.html").read_text()
     for words in (f"{run.name} on tiny", "policy, greedy", "yoked copy, sampled", "made here"):
         assert words in text

@@ -96,6 +96,7 @@ READERS = (
     "leyline/config/values.py",
     "scripts/entry.py",
     "scripts/flags.py",
+    "scripts/from_records.py",
     "scripts/settings_file.py",
     "scripts/train.py",
     "scripts/watched.py",

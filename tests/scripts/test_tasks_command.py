@@ -4,20 +4,30 @@ import io
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
+from scipy import stats
 
+from esper.leyline.actions import Op
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, find, find_all
 from esper.runtime.worth import Worth
-from esper.scripts.tasks import show, tasks
+from esper.scripts import describe
+from esper.scripts.tasks import TasksArguments, show, tasks
+from esper.simic.tools.diagnosis import STAGES, Diagnosis, Ending, PolicyResult
 from esper.simic.training.vectorized import run_training
 
 DOCS = Path(__file__).parents[2] / "docs"
 MANUAL = (DOCS / "extending.md").read_text().split("\n## A task\n")[1].split("\n## ")[0]
-WORTH = {"digits_shift": Worth((7.0, 6.14, 7.86), 7.5, "conv_heavy in r0c0 from step 0")}
+WORTH = {
+    "digits_shift": Worth(
+        (7.0, 6.14, 7.86), 7.5, "conv_heavy in r0c0 from step 0", "never grow, tuned", 3.2
+    )
+}
 
 pytestmark = pytest.mark.usefixtures("scratch_register")
 
@@ -65,6 +75,7 @@ def test_a_task_is_listed_with_all_its_properties(terminal: bool, width: int) ->
     if width == 80:
         assert "digits shifted by up to 2 pixels, noise 0.1" in words
         assert "+7.0 points [+6.1, +7.9], val. +7.5: conv_heavy in r0c0 from step 0" in words
+        assert "instead never grow, tuned: +3.2 points" in words
         assert "drift 10 to 60 % into an episode, never in 33 % of episodes" in words
         assert "40 steps of 8 minibatches of 64" in words
     assert max(map(len, text.splitlines())) <= width
@@ -191,8 +202,45 @@ def test_a_users_own_task_is_described(tmp_path: Path, capsys) -> None:  # type:
     out = capsys.readouterr().out
     for words in ("quick_digits", "never", "random", "heuristic", "everything", "FOSSILISED"):
         assert words in out
+    assert "Gain is utility minus that of the never-grow twin" in out
     assert re.search(r"\d+ % from init alone \(host and data\), \d+ % from actions alone", out)
     assert re.search(r"signal-to-noise ratio .* \d+\.\d+ in the reward of a step", out)
+
+
+def test_a_description_shows_test_with_validation_beside_it(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Made-up results of three hosts with two environments each; the interval is over hosts."""
+    draws = np.random.default_rng(0)
+
+    def ending(level: float) -> Ending:
+        return Ending(*(torch.from_numpy(draws.normal(level, 0.1, 6)) for _ in range(4)))
+
+    legal, reached = dict.fromkeys(Op, 1.0), dict.fromkeys(STAGES, 0.0)
+    results = {
+        name: PolicyResult(legal, reached, ending(level), ending(level + 0.3), torch.zeros(2, 6))
+        for name, level in (("never", 0.2), ("everything", 0.5))
+    }
+    console = Console(file=io.StringIO(), width=100)
+    monkeypatch.setattr(
+        describe, "diagnose", lambda *given: Diagnosis(results, 0.1, 0.2, 0.7, 1.0, 2.0)
+    )
+    describe.describe(console, TasksArguments(describe=("digits",), groups=3, group_size=2))
+    assert isinstance(console.file, io.StringIO)
+    lines = [re.split(r" *[│┃] *", line) for line in console.file.getvalue().splitlines()]
+    cells = {line[1]: line[2:-1] for line in lines if len(line) == 5}
+
+    def means(split: str, figure: str, form: str) -> list[str]:
+        found = (getattr(getattr(one, split), figure) for one in results.values())
+        return [f"{100 * values.mean():{form}}" for values in found]
+
+    assert cells["gain (test), points"] == means("test", "gain", "+.1f")
+    assert cells["gain on validation"] == means("validation", "gain", "+.1f")
+    for figure, unit in (("utility", ", points"), ("accuracy", ", %")):
+        assert cells[f"{figure} (test){unit}"] == means("test", figure, ".1f")
+        assert cells[f"{figure} on validation"] == means("validation", figure, ".1f")
+    hosts = 100 * results["everything"].test.gain.view(3, 2).mean(1).numpy()
+    half = stats.t.ppf(0.975, 2) * stats.sem(hosts)
+    expected = f"{hosts.mean() - half:+.1f}, {hosts.mean() + half:+.1f}"
+    assert cells["95 % interval"][1] == expected
 
 
 @pytest.mark.parametrize(

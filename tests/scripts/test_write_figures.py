@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from esper.simic.evaluation import shipped_controls
+from esper.simic.evaluation.hosts import SPLITS
+from esper.simic.evaluation.shipped_controls import ShippedControls
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "write_figures.py"))
 TEXTS, written = SCRIPT["TEXTS"], SCRIPT["written"]
@@ -27,6 +31,8 @@ def policy(way: float, rule: list[float]) -> dict[str, Any]:
         "above_rule": rule,
         "above_blind": [0.2, -0.5, 0.9],
         "above_yoked": [0.1, -0.6, 0.8],
+        "network": "static network of three times the size",
+        "above_network": [rule[0] - 5.0, rule[1] - 5.0, rule[2] - 5.0],
     }
 
 
@@ -45,18 +51,103 @@ def test_the_text_on_the_world_names_families_and_opponents(tmp_path: Path) -> N
     put(tmp_path, "world", found)
     text = TEXTS["world"](tmp_path)
     assert "could pay:** `one` of 2 families passes" in text
-    assert (
-        "200 fresh hosts of `one` a clairvoyant is above the best rule that looks by +3.0" in text
-    )
+    assert "of `one` a clairvoyant is above the best rule that looks, by +3.0 [+2.0" in text
     assert (
         "below the best network that does not grow (*full tuning*), by -5.0 [-7.0, -3.0]." in text
     )
-    assert (
-        "of `two` a clairvoyant is above the best rule that looks by +0.5 [+0.1, +0.9] points of"
-        in text
-    )
+    assert "of `two` a clairvoyant is above the best rule that looks, by +0.5 [+0.1, +0.9]" in text
     assert "+0.9] points of test utility." in text
     assert text.count("does not grow") == 1
+
+
+def test_the_page_on_evaluation_says_what_the_gate_says_of_each_family(tmp_path: Path) -> None:
+    assert "not measured yet" in TEXTS["gate"](tmp_path)
+
+    def control(utility: float, gain: float) -> dict[str, Any]:
+        return {"utility": [utility, 0.0, 0.0], "gain": [gain, gain - 1, gain + 1]}
+
+    frozen = {
+        "hosts": 200,
+        "passes": True,
+        "headroom": {
+            "over_looking": [3.0, 2.0, 4.0],
+            "over_training": [-5.0, -7.0, -3.0],
+            "best_training": "full tuning",
+        },
+        "controls": {
+            "never grow": control(50.0, 0.0),
+            "full tuning of a copy": control(70.0, 20.0),
+            "clairvoyant per host": control(80.0, 30.0),
+            "forest": control(60.0, 10.0),
+        },
+    }
+    scratch = {
+        "hosts": 200,
+        "passes": False,
+        "headroom": {
+            "over_looking": [0.5, -0.1, 0.9],
+            "over_training": None,
+            "best_training": None,
+        },
+        "controls": {
+            "never grow": control(50.0, 0.0),
+            "never grow, tuned": control(55.0, 5.0),
+            "forest": control(48.0, -2.0),
+            "tree": control(49.0, -1.0),
+            "clairvoyant per host": control(80.0, 30.0),
+        },
+    }
+    put(tmp_path, "world", {"one": frozen, "two": scratch})
+    text = TEXTS["gate"](tmp_path)
+    assert "(benchmarks/results/world.md) has 200 hosts of each" in text
+    first, second = text.split("`two` does not pass the gate")
+    assert "`one` passes the gate" in first
+    assert (
+        "is above the best rule that looks, by +3.0 [+2.0, +4.0] points, and below *full " in first
+    )
+    assert "tuning*, the best network that does not grow, by -5.0 [-7.0, -3.0]." in first
+    assert "gain is +30.0 [+29.0, +31.0], that of *full tuning of a copy*" in first
+    assert "initial weights" not in first
+    assert "is neither above nor below the best rule that looks, by +0.5 [-0.1, +0.9]" in second
+    # Never growing is no rule that grows, though it is better here.
+    assert "rule that grows (*tree*) gains -1.0 [-2.0, +0.0] points" in second
+    assert "a tuned learning rate +5.0 [+4.0, +6.0]." in second
+
+
+def test_output_is_copied_as_it_is(tmp_path: Path) -> None:
+    block = (
+        "```\nadaptation\n│ never grow │ 1.0 │\nA line of many words " + 20 * "and more " + "\n```"
+    )
+    page = "# A\n\n<!-- figures: example -->\nold\n<!-- end -->\nrest\n"
+    assert "not kept yet" in written(page, tmp_path)
+    (tmp_path / "example_ladder.md").write_text(f"# Output\n\n`command`:\n\n{block}\n\nhere.\n")
+    expected = page.replace("old", block)
+    assert written(page, tmp_path) == expected
+    assert written(expected, tmp_path) == expected
+
+
+def test_the_shipped_controls_are_named_with_their_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipped_controls, "FOLDER", tmp_path)
+    for name in ("one", "two", "three"):
+        shipped_controls.write_shipped(name, ShippedControls("id", "here", 20, 7, []))
+    text = TEXTS["shipped"](tmp_path)
+    assert "of `one`, `three` and `two` ship with Esper, played on 7 hosts" in text
+    assert text.endswith("with rules tuned on 20.")
+    shipped_controls.write_shipped("two", ShippedControls("id", "here", 20, 8, []))
+    with pytest.raises(ValueError, match="several sizes"):
+        TEXTS["shipped"](tmp_path)
+
+
+def test_the_splits_that_pages_name_are_those_of_the_command() -> None:
+    first, last = SPLITS[0], SPLITS[-1]
+    assert [*range(first, last + 1)] == [*SPLITS]
+    for page, words in (
+        ("docs/evaluation.md", f"with the seeds {first} to {last} in turn"),
+        ("docs/tasks.md", f"`esper evaluate` [the seeds {first} to {last} in turn]"),
+    ):
+        assert words in " ".join((ROOT / page).read_text().split())
 
 
 def put(folder: Path, name: str, figures: object) -> None:
@@ -87,19 +178,29 @@ def test_a_policy_stands_where_its_intervals_put_it(tmp_path: Path) -> None:
     assert "of the held-out suite they gain +9.0" in text
     assert "**below** that rule, by -4.0 [-5.0, -3.0]" in text
     assert text.count("neither above nor below its blind twin, by +0.2 [-0.5, +0.9]") == 2
+    assert "**below** the best network that does not grow (*static network of three" in text
+    assert "times the size*), by -3.0 [-4.5, -1.5]." in text
 
 
-def test_growing_pays_where_the_interval_is_above_zero(tmp_path: Path) -> None:
-    gains = {"digits": [0.1, -0.5, 0.7], "digits_shift": [20.0, 18.0, 22.0]}
-    put(
-        tmp_path,
-        "tasks",
-        {name: {"controls": {"best fixed schedule": {"gain": g}}} for name, g in gains.items()},
-    )
+def test_growing_pays_where_it_is_above_the_best_network_without(tmp_path: Path) -> None:
+    given = {
+        "digits": ([0.1, -0.5, 0.7], [-3.0, -4.0, -2.0]),
+        "digits_deep": ([5.0, 4.0, 6.0], [0.1, -0.1, 0.3]),
+        "digits_shift": ([20.0, 18.0, 22.0], [4.0, 3.0, 5.0]),
+    }
+    figures = {
+        name: {"controls": {"best fixed schedule": {"gain": gain}}, "above_network": above}
+        for name, (gain, above) in given.items()
+    }
+    put(tmp_path, "tasks", figures)
     text = TEXTS["growing"](tmp_path)
-    assert "**Growing pays on 1 of 2 tasks:**" in text
+    assert "on 2 of 3 tasks the best fixed schedule" in text
     assert "largest on `digits_shift`, +20.0 [+18.0, +22.0] points" in text
-    assert "smallest on `digits`, +0.1 [-0.5, +0.7]. Not on `digits`." in text
+    assert "smallest on `digits`, +0.1 [-0.5, +0.7]. Against" in text
+    assert "growing **pays on 1** (`digits_shift`) ([results]" in text
+    del figures["digits_shift"]
+    put(tmp_path, "tasks", figures)
+    assert "growing **pays on 0** ([results]" in TEXTS["growing"](tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +217,12 @@ def test_speed_is_quoted_against_the_fastest_way(tmp_path: Path, way: str, wante
     ]
     put(tmp_path, "hot_path_digits", rows)
     assert "is not measured yet (`make bench-hot-path`)" in TEXTS["speed"](tmp_path)
-    put(tmp_path, "hot_path_pixels", [row | {"ratio": 2.75} for row in rows])
+    pixels = [row | {"ratio": ratio} for row, ratio in zip(rows, (2.75, 0.8), strict=True)]
+    put(tmp_path, "hot_path_pixels", pixels)
     text = TEXTS["speed"](tmp_path)
     assert "On 2 cores the whole training loop of 64 growing networks runs 18.2 times" in text
     assert "2.5 times with torch, as the same loop over ordinary modules in the fastest" in text
-    assert f"mostly {wanted}; on CIFAR-shaped images 2.8 times natively ([results]" in text
+    assert f"mostly {wanted}; on CIFAR-shaped images 2.8 times natively and 0.8 times" in text
 
 
 def test_what_is_not_there_is_not_measured(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from esper.simic.training.vectorized import arithmetic
+from esper.simic.training.arithmetic import arithmetic
 from synthetic import CPU
 
 

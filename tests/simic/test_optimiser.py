@@ -115,3 +115,20 @@ def test_the_norm_of_a_missing_gradient_is_none() -> None:
     assert heads["op"].isnan()
     assert heads["value"].isfinite()
     assert norm.isnan()
+
+
+def test_it_is_fused_where_there_is_a_kernel_else_foreach(monkeypatch) -> None:
+    policy = policy_with_gradients()
+    assert PolicyOptimizer(policy, CPU).adam.defaults["fused"]
+    adam = torch.optim.Adam
+
+    def without_fused(*arguments, **options):
+        if options.get("fused"):
+            raise RuntimeError("`fused=True` requires all the params to be on supported devices")
+        return adam(*arguments, **options)
+
+    monkeypatch.setattr(torch.optim, "Adam", without_fused)
+    optimizer = PolicyOptimizer(policy, CPU)
+    assert not optimizer.fused
+    assert optimizer.adam.defaults["foreach"]
+    assert not optimizer.adam.defaults["fused"]

@@ -1,4 +1,8 @@
-"""The ladder of an evaluation as numbers with intervals."""
+"""The ladder of an evaluation as numbers with intervals.
+
+The unit of an interval is a split of the data where there are several, because the hosts of a split
+share their test images, and a host otherwise.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +25,29 @@ OFTEN = 0.1
 """Share of the hosts from which on a plan counts as one that is best somewhere."""
 
 Points = tuple[float, float, float]
-"""A mean in percentage points and the ends of its 95 % interval over hosts."""
+"""A mean in percentage points and the ends of its 95 % interval over units."""
 
 
-def points(values: ArrayLike) -> Points:
-    """Return the mean of ``values``, fractions per host ``[H]``, in points."""
-    estimate = interval(100.0 * np.asarray(values)[None])
+def units(values: ArrayLike, splits: Sequence[int | None]) -> NDArray[np.float64]:
+    """Return the means of ``values [..., H]`` over the hosts of each split, ``[..., U]``.
+
+    Hosts of which no split is known, or which all have the same, are units themselves.
+
+    Args:
+        values: one number per host.
+        splits: seed of the split of each host's data, ``[H]``.
+    """
+    given = np.asarray(values, dtype=float)
+    seeds = {seed for seed in splits if seed is not None}
+    if len(seeds) < 2 or None in splits:
+        return given
+    own = np.array(splits)
+    return np.stack([given[..., own == seed].mean(-1) for seed in sorted(seeds)], -1)
+
+
+def points(values: ArrayLike, splits: Sequence[int | None]) -> Points:
+    """Return the mean over units of ``values``, fractions per host ``[H]``, in points."""
+    estimate = interval(100.0 * units(values, splits)[None])
     return float(estimate.mean[0]), float(estimate.low[0]), float(estimate.high[0])
 
 
@@ -46,7 +67,7 @@ def verdict(difference: Sequence[float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A rung in percentage points, each a mean with the ends of its 95 % interval over hosts.
+    """A rung in percentage points, each a mean with the ends of its 95 % interval over units.
 
     Attributes:
         rung: the rung.
@@ -66,15 +87,19 @@ class Step:
 def steps(found: Evaluation, where: NDArray[np.bool_] | None = None) -> list[Step]:
     """The rungs of an evaluation over all hosts, or over the hosts ``where``, bool ``[H]``."""
     rows = np.ones(len(found.tasks), dtype=bool) if where is None else where
+    splits = [split for split, counts in zip(found.splits, rows, strict=True) if counts]
     never = found.rungs[0]
+
+    def over_units(values: ArrayLike) -> Points:
+        return points(np.asarray(values)[rows], splits)
 
     return [
         Step(
             rung,
-            points(np.array(rung.utility)[rows]),
-            points(np.subtract(rung.utility, never.utility)[rows]),
-            points(np.subtract(rung.validation, never.validation)[rows]),
-            float(np.array(rung.added)[rows].mean()),
+            over_units(rung.utility),
+            over_units(np.subtract(rung.utility, never.utility)),
+            over_units(np.subtract(rung.validation, never.validation)),
+            float(units(np.array(rung.added)[rows], splits).mean()),
         )
         for rung in found.rungs
     ]
@@ -142,7 +167,7 @@ def headroom(found: Evaluation) -> Headroom:
     def above(names: Sequence[str]) -> Points:
         rung = best_rung(found.rungs, names)
         assert rung is not None
-        return points(np.subtract(clairvoyant.utility, rung.utility))
+        return points(np.subtract(clairvoyant.utility, rung.utility), found.splits)
 
     trained = best_rung(found.rungs, WITHOUT_GROWING)
     return Headroom(

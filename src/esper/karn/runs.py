@@ -13,7 +13,12 @@ from statistics import fmean
 from typing import Any, Final
 
 from esper.leyline.errors import UsageError
-from esper.leyline.events import EpisodeOutcome, TrainingFinished, TrainingStarted
+from esper.leyline.events import (
+    EpisodeOutcome,
+    PPOUpdateCompleted,
+    TrainingFinished,
+    TrainingStarted,
+)
 from esper.leyline.events.reader import EventReader
 
 STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
@@ -30,7 +35,7 @@ class RunInfo:
     Attributes:
         path: its directory.
         status: one of ``STATUSES``.
-        policy: ``ppo``, ``impala``, ``heuristic`` and so on; None where it is unknown.
+        policy: ``ppo``, ``imitation``, ``heuristic`` and so on; None where it is unknown.
         tasks: names of the tasks it trains on.
         rounds_done: completed rounds.
         rounds_total: number of rounds in the settings; None where unknown.
@@ -167,6 +172,7 @@ class _Tail:
         recorded: whether there are any events.
         end: status that the last process wrote at its end; None where it wrote none.
         done: the last completed round.
+        learned: round of the last update.
         gain, validation_gain: mean gains of that round.
         time: time of the last event.
     """
@@ -174,6 +180,7 @@ class _Tail:
     recorded: bool = False
     end: str | None = None
     done: int = 0
+    learned: int = 0
     gain: float | None = None
     validation_gain: float | None = None
     time: float | None = None
@@ -189,10 +196,14 @@ def _tail(run: Path) -> _Tail:
         if isinstance(event, TrainingStarted | TrainingFinished) and not ended:
             ended = True
             tail.end = event.status if isinstance(event, TrainingFinished) else None
+        if isinstance(event, PPOUpdateCompleted) and not tail.learned:
+            tail.learned = event.round
         if isinstance(event, EpisodeOutcome):
             tail.done = event.round
             tail.gain, tail.validation_gain = _mean(event.gain), _mean(event.validation_gain)
-            break
+            return tail
+    # A run without outcomes learns from records, or a Gymnasium task: its updates are its rounds.
+    tail.done = tail.learned
     return tail
 
 

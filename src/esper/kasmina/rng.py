@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     TASK = 7
     GYM_RESET = 8
     NEWBORN = 9
+    HELD_OUT = 10
     SEED_INIT = 1000  # plus the slot index
 
 

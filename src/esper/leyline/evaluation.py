@@ -18,6 +18,8 @@ BLIND = "best fixed schedule", "lookup on static features"
 """Rungs that choose a plan without a look at the host."""
 LOOKING = "one look", "trigger", "tree", "forest", "optimal stopping", "try and keep"
 """Rungs that look at the host."""
+RULES = NEVER_GROW, "everything at step 0", *BLIND, *LOOKING
+"""Rungs that a user could follow instead of a policy; others know the outcomes of their hosts."""
 CLAIRVOYANT = "clairvoyant per host"
 WITHOUT_GROWING = (
     "never grow, tuned",
@@ -39,6 +41,7 @@ class Rung(msgspec.Struct, frozen=True):
         validation: the same with the validation split.
         added: parameters added per host.
         chosen: for a control that chooses one plan per host, its index in ``plans``, ``[H]``.
+        score: expected accuracy on the test split per host; None if it was not recorded.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Rung(msgspec.Struct, frozen=True):
     validation: list[float]
     added: list[float]
     chosen: list[int] | None = None
+    score: list[float] | None = None
 
 
 def best_rung(rungs: Iterable[Rung], names: Sequence[str]) -> Rung | None:
@@ -56,6 +60,47 @@ def best_rung(rungs: Iterable[Rung], names: Sequence[str]) -> Rung | None:
     """
     named = (rung for rung in rungs if rung.name in names)
     return max(named, key=lambda rung: fmean(rung.utility), default=None)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Test utility of a policy minus that of an opponent, paired by host, in percentage points.
+
+    Attributes:
+        policy: name of the policy's rung.
+        kind: what the opponent is, see ``karn.comparisons.OPPONENTS``.
+        opponent: name of the opponent's rung.
+        mean: mean difference.
+        low, high: ends of its 95 % interval.
+        verdict: on which side of zero the interval lies, see ``karn.ladder.verdict``.
+    """
+
+    policy: str
+    kind: str
+    opponent: str
+    mean: float
+    low: float
+    high: float
+    verdict: str
+
+
+class PricedRung(msgspec.Struct, frozen=True):
+    """A rung on the hosts of one third of the prices; means with the ends of 95 % intervals.
+
+    Attributes:
+        rung: its name.
+        prices: least and greatest price (rent) of these hosts.
+        hosts: number of these hosts.
+        added: parameters added.
+        score: expected accuracy on the test split, in percent.
+        utility: test utility, in percentage points.
+    """
+
+    rung: str
+    prices: tuple[float, float]
+    hosts: int
+    added: tuple[float, float, float]
+    score: tuple[float, float, float]
+    utility: tuple[float, float, float]
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -70,6 +115,13 @@ class Evaluation(msgspec.Struct, frozen=True):
         rungs: the controls from the bottom up, then the policy; the first never grows.
         splits: seed of the split of each host's data, ``[H]``; None where no split is drawn.
         shipped: where the controls come from if they are those that ship with Esper.
+        rule_episodes: number of episodes over which the rules were searched: every plan and every
+            variant of try-and-keep on every training host; None if it was not recorded.
+        policy_episodes: number of episodes on which the policy was trained, 0 if it was not
+            trained; None as above.
+        differences: the policy against its opponents.
+        rents: price of parameters on each host, ``[H]``; empty if it was not recorded.
+        front: rungs by thirds of the price, from the lowest; empty where prices are not drawn.
     """
 
     policy: str
@@ -81,6 +133,11 @@ class Evaluation(msgspec.Struct, frozen=True):
     splits: list[int | None]
     schema: int = SCHEMA
     shipped: str | None = None
+    rule_episodes: int | None = None
+    policy_episodes: int | None = None
+    differences: list[Difference] = []
+    rents: list[float] = []
+    front: list[PricedRung] = []
 
 
 def read_evaluation(path: Path) -> Evaluation:
@@ -111,9 +168,11 @@ def _fault(found: Evaluation) -> str | None:
     if not all({*names} & {*kind} for kind in (BLIND, LOOKING, (CLAIRVOYANT,))):
         return "controls are missing"
     for rung in found.rungs:
-        columns = (rung.utility, rung.validation, rung.added, rung.chosen)
+        columns = (rung.utility, rung.validation, rung.added, rung.chosen, rung.score)
         if any(column is not None and len(column) != hosts for column in columns):
             return f"{rung.name!r} has not one value per host"
         if any(not 0 <= plan < len(found.plans) for plan in rung.chosen or []):
             return f"{rung.name!r} chooses an unknown plan"
+    if found.rents and len(found.rents) != hosts:
+        return "it has not one price per host"
     return None

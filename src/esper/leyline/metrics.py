@@ -37,7 +37,10 @@ def parts_of(name: str, metrics: Iterable[str]) -> dict[str, str]:
 class Metric:
     """Names of metrics, as used in ``PPOUpdateCompleted.metrics``."""
 
-    POLICY_LOSS: Final = _metric("policy_loss", "clipped surrogate loss")
+    POLICY_LOSS: Final = _metric(
+        "policy_loss",
+        "clipped surrogate loss; in learning from records the loss of the policy's method",
+    )
     VALUE_LOSS: Final = _metric(
         "value_loss", "half the mean squared error of the critic on normalised returns"
     )
@@ -96,6 +99,21 @@ class Metric:
     RHO_CLIP_FRACTION: Final = _metric(
         "rho_clip_fraction",
         "IMPALA: fraction of decisions whose importance ratio was above rho_clip before the update",
+    )
+    NEGATIVE_LOG_LIKELIHOOD: Final = _metric(
+        "negative_log_likelihood",
+        "learning from records: negative log-likelihood of the recorded actions, in nats per "
+        "decision",
+    )
+    HELD_OUT_POLICY_LOSS: Final = _metric(
+        "held_out_policy_loss", "learning from records: policy_loss of the held-out episodes"
+    )
+    HELD_OUT_VALUE_LOSS: Final = _metric(
+        "held_out_value_loss", "learning from records: value_loss of the held-out episodes"
+    )
+    HELD_OUT_NEGATIVE_LOG_LIKELIHOOD: Final = _metric(
+        "held_out_negative_log_likelihood",
+        "learning from records: negative_log_likelihood of the held-out episodes",
     )
 
     HEAD_GRAD_NORMS: Final = _head_metric(

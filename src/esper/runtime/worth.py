@@ -9,7 +9,7 @@ TABLE = Path(__file__).with_name("task_table.json")
 
 
 class Worth(msgspec.Struct, frozen=True):
-    """The gain of the best fixed schedule of a task over never growing.
+    """The gain of the best fixed schedule of a task over the never-grow twin of the same recipe.
 
     The schedule was chosen on other hosts and other splits of the data.
 
@@ -17,11 +17,15 @@ class Worth(msgspec.Struct, frozen=True):
         gain: difference in utility on the test split, in points, and the ends of its 95 % interval.
         validation_gain: the same difference on the validation split, without an interval.
         schedule: blueprint, slot, start, style and tempo of each seed, in words.
+        network: the best network that does not grow, trained with tuned rates.
+        network_gain: its difference to the same twin on the test split.
     """
 
     gain: tuple[float, float, float]
     validation_gain: float
     schedule: str
+    network: str
+    network_gain: float
 
 
 class _Table(msgspec.Struct):

@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
+from esper.karn.intervals import group_means, interval
 from esper.leyline.actions import Op
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Task, find_all
 from esper.simic.growth.step import GrowthConfig
-from esper.simic.tools.diagnosis import STAGES, Diagnosis, diagnose, mean_and_error
+from esper.simic.tools.diagnosis import STAGES, Diagnosis, diagnose
 
 if TYPE_CHECKING:
     from esper.scripts.tasks import TasksArguments
@@ -58,18 +61,23 @@ def _show(console: Console, task: Task, found: Diagnosis, wanted: "TasksArgument
     for name in found.results:
         table.add_column(name, justify="right")
     results = list(found.results.values())
-    never = found.results["never"].utility
 
     def row(label: str, cells: list[str]) -> None:
         table.add_row(label, *cells)
 
-    def points(values: list[tuple[float, float]], sign: str = "") -> list[str]:
-        return [f"{100 * mean:{sign}.1f} ± {100 * error:.1f}" for mean, error in values]
+    def means(label: str, values: list[Tensor], form: str = ".1f") -> None:
+        row(label, [f"{100.0 * float(value.mean()):{form}}" for value in values])
 
-    size = wanted.group_size
-    row("utility, points", points([mean_and_error(p.utility, size) for p in results]))
-    row("above never", points([mean_and_error(p.utility - never, size) for p in results], "+"))
-    row("accuracy, %", points([mean_and_error(p.accuracy, size) for p in results]))
+    gains = torch.stack([policy.test.gain for policy in results])
+    known = interval(group_means(100.0 * gains.numpy(), wanted.group_size))
+    means("gain (test), points", [p.test.gain for p in results], "+.1f")
+    ends = zip(known.low, known.high, strict=True)
+    row("95 % interval", [f"{low:+.1f}, {high:+.1f}" for low, high in ends])
+    means("gain on validation", [p.validation.gain for p in results], "+.1f")
+    means("utility (test), points", [p.test.utility for p in results])
+    means("utility on validation", [p.validation.utility for p in results])
+    means("accuracy (test), %", [p.test.accuracy for p in results])
+    means("accuracy on validation", [p.validation.accuracy for p in results])
     table.add_section()
     for stage in STAGES:
         row(f"seeds {stage.name}", [f"{p.reached[stage]:.2f}" for p in results])
@@ -78,6 +86,8 @@ def _show(console: Console, task: Task, found: Diagnosis, wanted: "TasksArgument
         row(f"{op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in results])
     console.print(table)
     console.print(
+        "Gain is utility minus that of the never-grow twin, after the last step; its interval is "
+        "over hosts.\n"
         "variance of the untrained policy's return: "
         f"{_share(found.by_init)} from init alone (host and data), "
         f"{_share(found.by_actions)} from actions alone, {_share(found.by_rest)} from both and "

@@ -11,16 +11,19 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from esper.karn.comparisons import budget_text, differences, differences_text
 from esper.karn.ladder import HEADS, Step, headroom_text, step_cells, steps
-from esper.karn.report.drawing import styled
+from esper.karn.price_front import FRONT_HEADS, front, front_cells, price_range
+from esper.karn.report.drawing import standalone, styled
 from esper.karn.report.ladder_figures import ladder_picture
 from esper.leyline.config.setting import SEEDS, Range, setting
 from esper.leyline.errors import UsageError
-from esper.leyline.evaluation import LADDER_FILE, LADDERS, Evaluation
+from esper.leyline.evaluation import LADDER_FILE, LADDERS, Evaluation, PricedRung
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
-from esper.simic.evaluation.ladder import SPLITS, evaluation_hosts, usable_controls
+from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
 from esper.simic.evaluation.ladder import evaluate as evaluated
+from esper.simic.evaluation.ladder import usable_controls
 from esper.simic.run.disk import replace_synced
 
 PROGRAM = "esper evaluate"
@@ -41,7 +44,8 @@ class EvaluateArguments:
     """The policy: a run directory (its latest checkpoint), heuristic, never, or rule for the
     controls alone."""
     suite: str = "adaptation"
-    """Suite or family that the hosts are drawn from; a family's fresh hosts are held-out draws."""
+    """Suite, family or task that the hosts are drawn from; a family's fresh hosts are held-out
+    draws, and rules for held-out tasks are tuned on the training suite."""
     hosts: int = setting(64, Range(4, 4096))
     """Number of fresh hosts."""
     training_hosts: int = setting(128, Range(20, 4096))
@@ -78,7 +82,7 @@ def evaluate(arguments: list[str]) -> int:
     threads = given.threads or os.cpu_count() or 1
     torch.set_num_threads(1)
     splits = SPLITS if given.split_seed is None else (given.split_seed,)
-    hosts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads, splits)
+    parts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads, splits)
     console = Console()
     shipped, why_not = None, None
     if not given.fresh:
@@ -97,13 +101,14 @@ def evaluate(arguments: list[str]) -> int:
         found = evaluated(
             given.policy,
             given.suite,
-            hosts,
+            parts,
             given.random_plans,
             given.members,
             work,
             on_batch,
             shipped,
         )
+    found = msgspec.structs.replace(found, differences=differences(found), front=front(found))
     show(console, found)
     if found.shipped is not None:
         line = f"The controls ship with Esper ({found.shipped}); --fresh plays them anew."
@@ -112,7 +117,7 @@ def evaluate(arguments: list[str]) -> int:
         drawing = ladder_picture(found).svg
     files = {LADDER_FILE: msgspec.json.encode(found)}
     if drawing is not None:
-        files["ladder.svg"] = drawing.encode()
+        files["ladder.svg"] = standalone(drawing).encode()
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -158,7 +163,12 @@ def show(console: Console, found: Evaluation) -> None:
     if len(names) > 1:
         for name in names:
             console.print(_table(name, steps(found, np.array(found.tasks) == name)))
-    console.print(headroom_text(found), soft_wrap=True)
+    rows = front(found)
+    if rows:
+        console.print(_front_table(rows))
+    for text in (headroom_text(found), differences_text(found), budget_text(found)):
+        if text:
+            console.print(text, soft_wrap=True)
 
 
 def _table(title: str, rows: list[Step]) -> Table:
@@ -169,4 +179,19 @@ def _table(title: str, rows: list[Step]) -> Table:
     for row in rows:
         style = "bold" if row.rung.policy else None
         table.add_row(row.rung.name, *step_cells(row), style=style)
+    return table
+
+
+def _front_table(rows: list[PricedRung]) -> Table:
+    table = Table(title="by price of parameters", title_justify="left")
+    table.add_column("price")
+    for head in ("", *FRONT_HEADS):
+        table.add_column(head, justify="right" if head else "left")
+    prices = ""
+    for row in rows:
+        if price_range(row) != prices:
+            table.add_section()
+        same, prices = price_range(row) == prices, price_range(row)
+        style = "bold" if row.rung.startswith("policy") else None
+        table.add_row("" if same else prices, row.rung, *front_cells(row), style=style)
     return table

@@ -21,7 +21,7 @@ def _later(name: str, summary: str) -> Command:
 COMMANDS = {
     name: _later(name, summary)
     for name, summary in {
-        "train": "Train a growth policy with PPO or IMPALA, or run one that does not learn.",
+        "train": "Train a growth policy by acting or from records, or run one that does not learn.",
         "evaluate": "Measure a policy against controls on fresh hosts.",
         "grow": "Grow one network with a policy and export it.",
         "sanctum": "Watch a run on the terminal, live or finished.",

@@ -138,7 +138,7 @@ def _table(title: str, tasks: list[Task], worth: dict[str, Worth]) -> Table:
             _slots(task),
             "; drifts ".join([task.summary, *_drift(task)]),
             str(task.episode_length),
-            _worth(task, worth),
+            "; ".join([_worth(task, worth), *_instead(task, worth)]),
         )
         table.add_row(*map(Text, cells))
     return table
@@ -152,6 +152,7 @@ def _lines(task: Task, worth: dict[str, Worth]) -> str:
         *(("drift", when) for when in _drift(task)),
         ("horizon", _horizon(task)),
         ("growing", _worth(task, worth)),
+        *(("instead", line) for line in _instead(task, worth)),
     ]
     return _entry(task.name, lines)
 
@@ -190,3 +191,10 @@ def _worth(task: Task, worth: dict[str, Worth]) -> str:
     mean, low, high = found.gain
     interval = f"[{low:+.1f}, {high:+.1f}]"
     return f"{mean:+.1f} points {interval}, val. {found.validation_gain:+.1f}: {found.schedule}"
+
+
+def _instead(task: Task, worth: dict[str, Worth]) -> list[str]:
+    """What the best network that does not grow gains, as text; empty if it was not measured."""
+    if task.name not in worth:
+        return []
+    return [f"{worth[task.name].network}: {worth[task.name].network_gain:+.1f} points"]

@@ -1,4 +1,4 @@
-"""``esper train ppo|impala|heuristic|random|schedule``, also ``python -m esper.scripts.train``.
+"""``esper train COMMAND``, also ``python -m esper.scripts.train``.
 
 The training code is imported only after the command line is checked: importing torch takes seconds.
 """
@@ -25,6 +25,7 @@ from esper.leyline.config import (
 from esper.leyline.errors import UsageError
 from esper.scripts.entry import dispatch, guarded
 from esper.scripts.flags import read_flags
+from esper.scripts.from_records import imitation, offline
 from esper.scripts.settings_file import settings_file
 
 
@@ -183,6 +184,8 @@ def _train(policy: str, config: TrainConfig, sanctum: bool) -> int:
 COMMANDS = {
     "ppo": ppo,
     "impala": impala,
+    "imitation": imitation,
+    "offline": offline,
     "heuristic": heuristic,
     "random": random,
     "schedule": schedule,
@@ -190,7 +193,7 @@ COMMANDS = {
 
 
 def train(arguments: list[str]) -> int:
-    """Train a growth policy with PPO or IMPALA, or run one that does not learn."""
+    """Train a growth policy by acting or from records, or run one that does not learn."""
     return dispatch("esper train", COMMANDS, arguments)
 
 

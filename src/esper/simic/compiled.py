@@ -79,8 +79,13 @@ class Compiled:
         """Continue without compilation after ``error``; false if it was already off."""
         if not self.active:
             return False
-        first = str(error).strip().splitlines()
-        reason = first[0] if first else type(error).__name__
-        log.warning("compile: %s; continuing without compilation", reason)
+        log_uncompiled(error)
         self.active = False
         return True
+
+
+def log_uncompiled(error: Exception) -> None:
+    """Log in one line that ``error`` ends compilation."""
+    first = str(error).strip().splitlines()
+    reason = first[0] if first else type(error).__name__
+    log.warning("compile: %s; continuing without compilation", reason)

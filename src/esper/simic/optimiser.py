@@ -21,10 +21,11 @@ class PolicyOptimizer:
     Args:
         policy: policy whose parameters are optimised.
         device: device of the parameters.
-        fused: whether to use the fused kernel rather than the foreach kernels.
+        fused: whether to use the fused kernel rather than the foreach kernels; by default if there
+            is one for the device.
     """
 
-    def __init__(self, policy: Policy[Any], device: torch.device, fused: bool = True):
+    def __init__(self, policy: Policy[Any], device: torch.device, fused: bool | None = None):
         critic = policy.head_parameters("value")
         of_critic = {id(parameter) for parameter in critic}
         actor = [p for p in policy.parameters() if id(p) not in of_critic]
@@ -32,7 +33,7 @@ class PolicyOptimizer:
         names = {id(parameter): name for name, parameter in policy.named_parameters()}
         self.names = [names[id(parameter)] for parameter in self.parameters]
         self.rates = {name: torch.zeros((), device=device) for name in GROUPS}
-        self.fused = fused
+        self.fused = fused = _has_fused(self.parameters) if fused is None else fused
         rates = [self.rates[name] if fused else 0.0 for name in GROUPS]
         groups = zip((actor, critic), rates, strict=True)
         self.adam = torch.optim.Adam(
@@ -112,3 +113,12 @@ class PolicyOptimizer:
                 key: value.clone().to(parameter.device if key != "step" or self.fused else "cpu")
                 for key, value in stored[name].items()
             }
+
+
+def _has_fused(parameters: list[nn.Parameter]) -> bool:
+    """Whether there is a fused kernel for the parameters; torch tells by an error."""
+    try:
+        torch.optim.Adam(parameters, fused=True)
+    except RuntimeError:
+        return False
+    return True

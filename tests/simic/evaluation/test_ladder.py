@@ -1,6 +1,5 @@
 """The ladder: its rungs on a tiny population, and stages that are kept."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,19 +7,12 @@ import pytest
 
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation
-from esper.runtime.tasks import find_all
 from esper.simic.evaluation import baselines, controls, ladder, rules, trials
 from esper.simic.evaluation.baselines import FINE_TUNING
-from esper.simic.evaluation.kept_stages import digest, hosts_of, kept_outcome
-from esper.simic.evaluation.ladder import (
-    FRESH_HOSTS,
-    evaluate,
-    evaluation_hosts,
-    policy_rungs,
-)
-from esper.simic.evaluation.play import Hosts, Outcome
-from esper.simic.tools.grow import GrowingPolicy
-from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.simic.evaluation.hosts import FRESH_HOSTS
+from esper.simic.evaluation.kept_stages import Stages, kept_outcome
+from esper.simic.evaluation.ladder import evaluate
+from esper.simic.evaluation.play import Hosts, Outcome, Population, Rules, play
 from esper.tamiyo.plans import NEVER, library
 from tiny_population import LARGE, hosts
 
@@ -45,7 +37,7 @@ def work(tmp_path_factory) -> Path:
 
 def evaluated(policy: str, work: Path, calls: Calls | None = None) -> Evaluation:
     told: Calls = [] if calls is None else calls
-    return evaluate(policy, "tiny", HOSTS, 0, 2, work, lambda *batch: told.append(batch))
+    return evaluate(policy, "tiny", [HOSTS], 0, 2, work, lambda *batch: told.append(batch))
 
 
 def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
@@ -74,10 +66,28 @@ def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
     assert rungs["try and keep"].chosen is None
     assert found.tasks == ["tiny"] * 6
     assert (found.training_hosts, found.plans[0]) == (20, "never")
+    # Three plans and every variant of try-and-keep on each training host.
+    assert found.rule_episodes == 20 * (3 + 2 * len(trials.TRIALS))
+    assert found.policy_episodes == 0
     for stage in dict.fromkeys(stage for stage, _, _ in calls):
         assert {total for s, _, total in calls if s == stage} == {
             sum(done for s, done, _ in calls if s == stage)
         }
+
+
+def test_trials_are_played_in_turn_and_at_once(tmp_path: Path, monkeypatch):
+    given = []
+
+    def spy(population: Population, actor, members: int, rules: Rules, done) -> Outcome:
+        given.append(rules)
+        return play(population, actor, members, rules, done)
+
+    monkeypatch.setattr(controls, "play", spy)
+    found = controls._of_trials(Stages(tmp_path, lambda *batch: None), "trials", HOSTS.fresh)
+    assert [rules.one_at_a_time for rules in given] == [True, False]
+    in_turn, at_once = np.split(found.test_utility, 2, axis=1)
+    assert in_turn.shape == (6, len(controls.TRIALS))
+    assert not np.array_equal(in_turn, at_once)
 
 
 def test_finished_stages_are_not_repeated(work: Path):
@@ -85,6 +95,7 @@ def test_finished_stages_are_not_repeated(work: Path):
     again = evaluated("rule", work, calls)
     assert calls == []
     assert again == first
+    assert again.policy_episodes is None
     assert not [rung for rung in again.rungs if rung.policy]
 
 
@@ -92,7 +103,7 @@ def test_another_suite_does_not_take_the_stages_of_this_one(work: Path):
     evaluated("rule", work)
     before = {path.name for path in work.iterdir()}
     other = Hosts(hosts(20), hosts(6, first=7))
-    evaluate("rule", "tiny", other, 0, 2, work)
+    evaluate("rule", "tiny", [other], 0, 2, work)
     assert before < {path.name for path in work.iterdir()}
 
 
@@ -104,7 +115,7 @@ def test_interrupted_work_continues(work: Path, tmp_path: Path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate("heuristic", "tiny", HOSTS, 0, 2, tmp_path, interrupt)
+        evaluate("heuristic", "tiny", [HOSTS], 0, 2, tmp_path, interrupt)
     assert len(list(tmp_path.iterdir())) == 2
     calls: Calls = []
     assert evaluated("heuristic", tmp_path, calls) == whole
@@ -139,63 +150,5 @@ def test_a_broken_stage_is_a_usage_error(tmp_path: Path, content: bytes):
         kept_outcome(path, outcome)
 
 
-def test_a_family_is_scored_on_held_out_draws_and_a_suite_on_other_identities():
-    family = evaluation_hosts("adaptation", 20, 258, 1)
-    assert [task.name for task in family.training.tasks] == [f"adaptation:{i}" for i in range(20)]
-    held_out = [task.name for task in find_all(["adaptation_held_out"])]
-    assert [task.name for task in family.fresh.tasks] == [*held_out, *held_out[:2]]
-    one = evaluation_hosts("digits", 20, 4, 1)
-    assert {task.name for task in one.fresh.tasks} == {"digits"}
-    assert one.fresh.first >= one.training.first + 20
-
-
-def test_fresh_hosts_have_the_splits_in_turn_and_rules_are_tuned_on_others():
-    for suite in ("adaptation", "suite", "digits"):
-        hosts = evaluation_hosts(suite, 40, 80, 1)
-        seeds = [task.split_seed for task in hosts.fresh.tasks]
-        assert np.bincount(seeds).tolist() == [20] * 4
-        assert {task.split_seed for task in hosts.training.tasks} == {4, 5, 6, 7}
-    of_a_task = {(t.name, t.split_seed) for t in evaluation_hosts("suite", 40, 28, 1).fresh.tasks}
-    assert len(of_a_task) == 28
-    one = evaluation_hosts("digits", 20, 4, 1, (5,))
-    assert {task.split_seed for task in one.fresh.tasks} == {5}
-    assert {task.split_seed for task in one.training.tasks} == {6}
-    assert digest(hosts_of(one.fresh)) != digest(
-        hosts_of(evaluation_hosts("digits", 20, 4, 1, (6,)).fresh)
-    )
-
-
 def test_a_fixed_split_has_no_seed(work: Path):
     assert set(evaluated("rule", work).splits) == {None}
-
-
-def test_tasks_of_different_horizons_are_refused():
-    with pytest.raises(UsageError, match=r"^suite: the tasks of held_out differ"):
-        evaluation_hosts("held_out", 20, 4, 1)
-
-
-def test_a_learned_policy_stands_with_its_blind_twin_and_yoked_copy(tmp_path: Path):
-    run = train_ppo_vectorized(
-        rounds=1,
-        envs=4,
-        group_size=2,
-        episode_length=4,
-        max_batches=1,
-        lstm_hidden=8,
-        minibatches=2,
-        strict_gates=True,
-        telemetry_dir=str(tmp_path),
-    ).path
-    calls: Calls = []
-    grower = GrowingPolicy.named(str(run))
-    rungs = policy_rungs(grower, HOSTS.fresh, 2, lambda *batch: calls.append(batch))
-    assert [(rung.name, rung.policy) for rung in rungs] == [
-        (f"{kind}, {way}", kind == "policy")
-        for way in ("greedy", "sampled")
-        for kind in ("policy", "blind twin", "yoked copy")
-    ]
-    assert [total for _, _, total in calls] == [6] * 3 + [12] * 3
-    shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UsageError, match=r"^policy: "):
-        evaluated(str(run), tmp_path / "work")
-    assert not (tmp_path / "work").exists()

@@ -83,6 +83,14 @@ def test_one_look_finds_a_planted_threshold():
     assert worth(rule, fresh) > worth(best_fixed(fresh), fresh) + 0.12
 
 
+def test_one_look_may_come_at_a_step_at_which_no_plan_begins():
+    known = hidden_kind(population(0), step=1)
+    assert 1 not in known.looks
+    known.features[:, [0, 2]] = population(5).features[:, [0, 2]]
+    rule, fresh = RULES["one look"](known), hidden_kind(population(1), step=1)
+    assert worth(rule, fresh) > worth(best_fixed(fresh), fresh) + 0.1
+
+
 def test_the_lookup_finds_the_price_but_nothing_that_shows_later():
     rule = RULES["lookup on static features"](priced(population(0)))
     fresh = priced(population(1))

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import NEVER_GROW, Rung
 from esper.runtime.tasks import Family, add_family
 from esper.simic.evaluation import shipped_controls as module
 from esper.simic.evaluation.controls import ORDERS, controls_identity
-from esper.simic.evaluation.ladder import evaluation_hosts
+from esper.simic.evaluation.hosts import evaluation_hosts
 from esper.simic.evaluation.play import Hosts, play_plans
 from esper.simic.evaluation.shipped_controls import (
     ShippedControls,
@@ -24,6 +25,7 @@ from esper.simic.evaluation.shipped_controls import (
     shipped_suites,
     write_shipped,
 )
+from esper.simic.growth.rewards import utility
 from esper.tamiyo.plans import NEVER, library
 from tiny_population import tiny
 
@@ -36,7 +38,7 @@ SIZE = 300_000
 
 def check(suite: str, controls: ShippedControls) -> None:
     """Play some of the controls again and compare."""
-    whole = evaluation_hosts(suite, controls.training_hosts, controls.hosts, 1)
+    (whole,) = evaluation_hosts(suite, controls.training_hosts, controls.hosts, 1)
     assert controls.identity == controls_identity(whole, library()), "play them anew"
     fresh = replace(whole.fresh, tasks=whole.fresh.tasks[:REPLAYED], data_seed=ORDERS[0])
     plans = library()
@@ -73,7 +75,8 @@ def test_what_is_shipped_is_what_is_played_today(suite: str):
 @contextmanager
 def tiny_family() -> Iterator[Hosts]:
     add_family(Family("tiny", "tiny", tiny, training=2, held_out=2))
-    yield evaluation_hosts("tiny", 20, 4, 1)
+    (hosts,) = evaluation_hosts("tiny", 20, 4, 1)
+    yield hosts
 
 
 def made(hosts: Hosts) -> ShippedControls:
@@ -113,7 +116,7 @@ def test_a_replay_notices_values_and_tasks_that_are_no_longer_played(
 
 DRAWS = np.random.default_rng(0)
 RUNGS = [
-    Rung(name, False, *DRAWS.normal(size=(3, 7)).tolist(), chosen)
+    Rung(name, False, *DRAWS.uniform(size=(3, 7)).tolist(), chosen)
     for name, chosen in (("a", list(range(7))), ("b", None))
 ]
 CONTROLS = ShippedControls("identity", "made here", 20, 7, RUNGS)
@@ -130,12 +133,27 @@ def test_the_file_is_small_and_read_as_it_was_written(monkeypatch, tmp_path: Pat
     found = shipped_controls("mine")
     assert found is not None
     assert (found.identity, found.origin, found.hosts) == ("identity", "made here", 7)
-    for rung, written in zip(found.first(3), RUNGS, strict=True):
+    tasks = [tiny(number) for number in range(7)]
+    for rung, written in zip(found.first(tasks[:3]), RUNGS, strict=True):
         assert rung.chosen == (None if written.chosen is None else [0, 1, 2])
         for column in ("utility", "validation", "added"):
             expected = getattr(written, column)[:3]
             assert getattr(rung, column) == pytest.approx(expected, abs=5.1e-6)
-    assert len(found.first(7)[0].utility) == 7
+    assert len(found.first(tasks)[0].utility) == 7
+
+
+def test_scores_follow_from_utility_and_rent():
+    tasks = [replace(tiny(number), rent=0.1 * (1 + number)) for number in range(7)]
+    for rung, stored in zip(CONTROLS.first(tasks), CONTROLS.rungs, strict=True):
+        assert rung.score is not None
+        assert stored.score is None
+        for task, score, paid, added in zip(
+            tasks, rung.score, rung.utility, rung.added, strict=True
+        ):
+            expected = utility(
+                torch.tensor(score), torch.tensor(added), task.host.parameter_count, task.rent
+            )
+            assert paid == pytest.approx(float(expected), abs=1e-6)
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b cut off"])

@@ -18,11 +18,11 @@ from esper.simic.tools.diagnosis import (
     Diagnosis,
     SharedStreams,
     diagnose,
-    mean_and_error,
     signal_to_noise,
     variance_shares,
 )
 from esper.tamiyo.baselines import RandomActor
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
 from synthetic import CPU
 
@@ -84,12 +84,6 @@ def test_signal_to_noise_is_mean_over_deviation_and_near_zero_for_noise() -> Non
     assert signal_to_noise(noise).square().mean() < 0.03
 
 
-def test_the_standard_error_is_that_of_the_group_means() -> None:
-    values = torch.tensor([1.0, 3.0, 5.0, 7.0])
-    assert mean_and_error(values, 2) == pytest.approx((4.0, 2.0))
-    assert mean_and_error(values, 1) == pytest.approx((4.0, values.std().item() / 2.0))
-
-
 # --- the policies -----------------------------------------------------------------------------
 
 
@@ -110,6 +104,40 @@ def test_every_policy_acts_as_its_name_says(found: Diagnosis) -> None:
     assert results["everything"].legal[Op.GERMINATE] < 0.5
     assert bool((results["never"].rewards.abs() < 1e-6).all())
     assert found.by_init + found.by_actions + found.by_rest == pytest.approx(1.0)
+
+
+def test_gain_is_measured_on_test_against_the_twin_and_validation_stands_beside_it(
+    found: Diagnosis,
+) -> None:
+    """Recomputed from the engine: the committed hosts, their twins, and the rent."""
+    config = GrowthConfig(
+        seed=2,
+        group_size=2,
+        episode_length=30,
+        max_batches=1,
+        batch_size=8,
+        one_at_a_time=False,
+    )
+    env = GrowthEnv([TASK], torch.arange(6), config, Precision("cpu"), CPU)
+    collect(env, ScheduleActor(Schedule.everything(6, TASK.host.slots)), 0)
+    (shard,) = env.shards
+    everything, never = found.results["everything"], found.results["never"]
+    rent = 0.05 * torch.log1p(shard._added(last=True) / TASK.host.parameter_count)
+    assert bool((rent > 0.0).all())
+    for split, ending in (("test", everything.test), ("validation", everything.validation)):
+        scores = shard.engine.committed_scores(shard.state, 29, split)
+        assert ending.accuracy.tolist() == pytest.approx(scores.accuracy[:6].tolist())
+        assert ending.loss.tolist() == pytest.approx(scores.loss[:6].tolist(), rel=1e-5)
+        if split == "test":
+            own, twins = scores.expected[:6], scores.expected[6:].repeat_interleave(2)
+            assert ending.utility.tolist() == pytest.approx((own - rent).tolist(), abs=1e-6)
+            assert ending.gain.tolist() == pytest.approx((own - rent - twins).tolist(), abs=1e-6)
+    assert not torch.equal(everything.test.accuracy, everything.validation.accuracy)
+    for ending in (never.test, never.validation):
+        assert ending.gain.abs().max() < 1e-6
+    # The return of the paired reward is ten times the gain on validation.
+    returns = everything.rewards.sum(0) / 10.0
+    assert everything.validation.gain.tolist() == pytest.approx(returns.tolist(), abs=1e-5)
 
 
 def test_shared_streams_draw_the_same_actions_on_every_host() -> None:

@@ -47,7 +47,7 @@ def test_the_policy_follows_the_rule_of_the_hosts(
 
 
 def test_bfloat16_on_a_device_without_it_is_refused() -> None:
-    with pytest.raises(UsageError, match="amp_policy: cuda:0 has no bfloat16; take --amp-dtype"):
+    with pytest.raises(UsageError, match="amp_policy: cuda:0 has no bfloat16; use --amp-dtype"):
         dtype_on(GPU, False, amp_dtype="bfloat16")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 import matplotlib
@@ -201,6 +202,16 @@ def legend(figure: Figure) -> None:
         ncols=min(columns, len(found)),
         borderaxespad=0.1,
     )
+
+
+def standalone(drawing: str) -> str:
+    """Return the SVG of a picture as a file of its own, with the page's colours in it."""
+    page = files("esper.karn.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    colours = re.search(r"^:root \{.*?^\}\n@media.*?^\}\n", page, re.MULTILINE | re.DOTALL)
+    assert colours is not None
+    opening, rest = drawing.split(">", 1)
+    ground = '<rect width="100%" height="100%" style="fill: var(--page)"/>'
+    return f"{opening}><style>{colours[0]}</style>{ground}{rest}"
 
 
 def _drawn(axes: Axes) -> list[Artist]:

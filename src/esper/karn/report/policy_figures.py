@@ -14,7 +14,10 @@ from esper.leyline.metrics import Metric, part_metric, parts_of
 
 LEARNER = {
     Metric.POLICY_LOSS: "policy loss",
+    Metric.HELD_OUT_POLICY_LOSS: "policy loss, held out",
+    Metric.NEGATIVE_LOG_LIKELIHOOD: "- log likelihood, nats",
     Metric.VALUE_LOSS: "value loss",
+    Metric.HELD_OUT_VALUE_LOSS: "value loss, held out",
     Metric.EXPLAINED_VARIANCE: "explained variance",
     Metric.EXPLAINED_VARIANCE_WITHIN_STEP: "explained variance within a step",
     Metric.APPROX_KL: "approximate KL, nats",

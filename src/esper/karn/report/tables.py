@@ -4,6 +4,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,10 +77,11 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
     """Return a run's key figures: (label, value, interval)."""
     length = (run.info.last_activity or 0) - (run.info.started or 0)
     steps = len(run.rounds) * run.started.envs * run.started.episode_length
+    records = _records(run)
     found = [
         ("status", run.info.status),
-        ("rounds", f"{run.info.rounds_done} of {run.started.rounds}"),
-        ("environment steps", f"{steps:,}"),
+        ("epochs" if records else "rounds", f"{run.info.rounds_done} of {run.started.rounds}"),
+        *([] if records else [("environment steps", f"{steps:,}")]),
         ("from first to last event", _duration(length)),
     ]
     if np.isfinite(run.speed).any():
@@ -98,7 +100,13 @@ def _split_interval(value: str) -> tuple[str, str]:
 
 def summary(run: RunData) -> str:
     """Return a sentence or two on what was trained."""
-    started = run.started
+    started, records = run.started, _records(run)
+    if records:
+        return (
+            f"Policy that learned by {started.policy} from the records of {', '.join(records)}, "
+            f"with tasks {', '.join(started.tasks)}; it did not act. Each round is an epoch, a "
+            f"pass over the records. Device {started.device}."
+        )
     hosts = zip(started.tasks, started.host_parameters, started.slots, strict=False)
     listed = "; ".join(
         f"{task} (host of {size:,} parameters, slots {' '.join(slots)})"
@@ -114,6 +122,12 @@ def summary(run: RunData) -> str:
         f"that share the initial host, the data and one never-grow twin. Device {started.device}, "
         f"{precision}.{resumes}"
     )
+
+
+def _records(run: RunData) -> list[str]:
+    """Names of the runs whose records a run learned from; empty if it acted."""
+    settings = run.config.get("offline", {}).get("settings", {})
+    return [Path(path).name for path in settings.get("records", [])]
 
 
 def final_figure(run: RunData, figure: SummaryRow, where: Floats | None = None) -> str:

@@ -5,7 +5,7 @@ The docstring of a field is its help text on the command line; see ``setting`` f
 
 import os
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from esper.leyline.config.setting import (
     FRACTION,
@@ -18,8 +18,9 @@ from esper.leyline.config.setting import (
     up_to,
 )
 
-Algorithm = Literal["ppo", "impala"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+Algorithm = Literal["ppo", "impala", "imitation", "offline"]
+ALGORITHMS: tuple[Algorithm, ...] = ("ppo", "impala")
+"""The algorithms that learn while they act; the others learn from records alone."""
 Reward = Literal["terminal", "paired", "utility", "shaped", "simplified", "basic", "sparse"]
 
 
@@ -113,7 +114,7 @@ class MethodConfig:
     """The learning algorithm. No flag sets it: the command does."""
 
     algorithm: Algorithm = setting("ppo", defaults={"impala": "impala"})
-    """Algorithm by which the policy learns: esper train ppo or esper train impala."""
+    """Algorithm by which the policy learns: esper train ppo, impala, imitation or offline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,6 +207,10 @@ class LearnerConfig:
         128, up_to(16_384), aliases=("lstm_hidden_dim",), defaults={"gym": 64}
     )
     """Width of the LSTM."""
+    initial_policy: str | None = setting(None, only="growth")
+    """Run directory of PPO, IMPALA, imitation or offline learning whose policy learning starts
+    from, with its critic and the moments of its observations; its LSTM must have the same width. By
+    default learning starts from random weights."""
     amp_policy: bool = False
     """Compute the policy's encoder and LSTM in half precision, both when acting and when learning;
     heads, log-probabilities and losses stay in float32."""
@@ -242,11 +247,10 @@ class MachineConfig:
     ESPER_DISABLE_AMP=1 disables it."""
     amp_dtype: Literal["auto", "bfloat16", "float16"] = "auto"
     """Dtype of --use-amp and --amp-policy: bfloat16, float16 (with loss scaling), or auto
-    (bfloat16; float16 on a device without it)."""
+    (bfloat16; float16 on a device without bfloat16)."""
     tf32: bool = setting(True, on_resume=True)
-    """Whether a CUDA device may round the factors of float32 products to TF32 (10 bits), in hosts
-    and policy alike, as its tensor cores do. --no-tf32 computes them in float32. Has no effect on a
-    CPU."""
+    """Whether float32 products on CUDA are computed in TF32, which rounds their factors to 10 bits;
+    --no-tf32 computes them in full precision. Has no effect on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

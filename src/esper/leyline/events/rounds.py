@@ -20,9 +20,10 @@ class TrainingStarted(Event, tag="TRAINING_STARTED"):
     tasks: list[str]
     """Names of the tasks that are trained; a family counts as one task."""
     policy: str
-    """The policy: ppo, impala, heuristic, random, schedule or never."""
+    """The policy: ppo, impala, heuristic, random, schedule or never; imitation or offline if it
+    learns from records, in epochs instead of rounds."""
     envs: int
-    """Number of environments, not counting twins."""
+    """Number of environments, not counting twins; 0 for a run that learns from records."""
     group_size: int
     """Number of environments that share a never-grow twin."""
     episode_length: int
@@ -150,7 +151,7 @@ class GymEpisodes(RoundEvent, tag="GYM_EPISODES"):
 
 
 class PPOUpdateCompleted(RoundEvent, tag="PPO_UPDATE_COMPLETED"):
-    """One update of the policy."""
+    """One update of the policy, or one epoch of learning from records."""
 
     update: int
     """Number of the update, from 1."""

@@ -19,7 +19,7 @@ from esper.simic.evaluation.baselines import (
     tuned_copy,
 )
 from esper.simic.evaluation.kept_stages import OnBatch, Stages, digest, hosts_of
-from esper.simic.evaluation.play import Hosts, Outcome, Population, play, play_plans
+from esper.simic.evaluation.play import Hosts, Outcome, Population, Rules, play, play_plans
 from esper.simic.evaluation.rules import RULES, Known
 from esper.simic.evaluation.trials import TRIALS, trial_actor
 from esper.tamiyo.plans import Plan
@@ -36,7 +36,7 @@ class Played:
         tuning: plans on the training hosts.
         fresh: plans on the fresh hosts.
         again: plans on the fresh hosts with another data order.
-        tuning_trials, fresh_trials: try-and-keep on either.
+        tuning_trials, fresh_trials: try-and-keep on either, in turn and then at once.
         baselines: baselines on the fresh hosts, by name, each with one member: the rate that was
             best on the training hosts.
     """
@@ -53,7 +53,7 @@ def play_controls(hosts: Hosts, plans: tuple[Plan, ...], work: Path, on_batch: O
     """Play the plans, the variants of try-and-keep and the baselines.
 
     Args:
-        hosts: see ``ladder.evaluation_hosts``.
+        hosts: see ``hosts.evaluation_hosts``.
         plans: the library.
         work: directory in which finished stages are kept; they are not repeated.
         on_batch: see ``OnBatch``.
@@ -85,10 +85,16 @@ def _of_plans(
 
 
 def _of_trials(stages: Stages, name: str, population: Population) -> Outcome:
-    def make(done: Callable[[int], None]) -> Outcome:
-        return play(population, trial_actor, len(TRIALS), on_batch=done)
+    """Try-and-keep with one developing seed at a time, then with all at once."""
 
-    return stages.kept(name, population, TRIALS, make)
+    def played(stage: str, rules: Rules) -> Outcome:
+        def make(done: Callable[[int], None]) -> Outcome:
+            return play(population, trial_actor, len(TRIALS), rules, done)
+
+        return stages.kept(stage, population, TRIALS, make)
+
+    in_turn, at_once = Rules(one_at_a_time=True), Rules(one_at_a_time=False)
+    return Outcome.join([played(name, in_turn), played(f"{name}-at-once", at_once)], axis=1)
 
 
 def _of_baseline(stages: Stages, name: str, tuning: Population, fresh: Population) -> Outcome:
@@ -166,6 +172,7 @@ def rung_of(
         validation=column(outcome.validation_utility),
         added=column(outcome.added),
         chosen=None if chosen is None else chosen.tolist(),
+        score=column(outcome.test_score),
     )
 
 

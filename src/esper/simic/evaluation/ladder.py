@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation, Rung
-from esper.runtime.tasks import SUITES, Task, find_all
+from esper.simic.evaluation import trials
 from esper.simic.evaluation.controls import (
     ORDERS,
     control_rungs,
@@ -20,8 +19,10 @@ from esper.simic.evaluation.controls import (
     play_controls,
     rung_of,
 )
-from esper.simic.evaluation.kept_stages import OnBatch
-from esper.simic.evaluation.play import Hosts, Population, Rules, play, play_plans
+from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
+from esper.simic.evaluation.joining import joined
+from esper.simic.evaluation.kept_stages import OnBatch, Stages
+from esper.simic.evaluation.play import Hosts, Outcome, Population, Rules, play, play_plans
 from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
 from esper.simic.evaluation.without_looking import Recording, blind_twin, recorded, yoked
 from esper.simic.growth.collect import Actor
@@ -29,53 +30,11 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo.plans import NEVER, library
 
-TRAINING_HOSTS, FRESH_HOSTS = 0, 1 << 20
-"""Identities of the first training host and of the first fresh host."""
-SPLITS = 0, 1, 2, 3
-"""Seeds of the splits of the fresh hosts' data, in turn."""
 RULE = "rule"
 """Name of a policy that stands for the controls alone."""
 
-
-def evaluation_hosts(
-    suite: str, training: int, fresh: int, threads: int, splits: Sequence[int] = SPLITS
-) -> Hosts:
-    """Training and fresh hosts of a suite, its tasks in turn.
-
-    A family's fresh hosts are held-out draws. The data of the fresh hosts are split with the seeds
-    ``splits`` in turn, see ``Task.with_split``, and those of the training hosts with as many other
-    seeds: no rule was chosen by the test images on which it is scored.
-
-    Raises:
-        UsageError: there is no such suite, or its tasks differ in their horizon.
-    """
-    held_out = f"{suite}_held_out"
-    others = [(max(splits) + 1 + i) % (1 << 32) for i in range(len(splits))]
-
-    def population(name: str, count: int, first: int, seeds: Sequence[int]) -> Population:
-        tasks = find_all([name])
-        if len({task.horizon for task in tasks}) > 1:
-            raise UsageError(
-                f"suite: the tasks of {name} differ in episode length or minibatches; name one task"
-            )
-        return Population(tasks_in_turn(tasks, count, seeds), first, threads=threads)
-
-    return Hosts(
-        population(suite, training, TRAINING_HOSTS, others),
-        population(held_out if held_out in SUITES else suite, fresh, FRESH_HOSTS, splits),
-    )
-
-
-def tasks_in_turn(tasks: Sequence[Task], count: int, splits: Sequence[int]) -> tuple[Task, ...]:
-    """The tasks of ``count`` hosts.
-
-    Every task meets the split seeds in turn, and so do the draws of a family, each of which is a
-    task with few hosts. Without ``splits`` the tasks stay as they are.
-    """
-    places = (divmod(host, len(tasks)) for host in range(count))
-    if not splits:
-        return tuple(tasks[column] for _, column in places)
-    return tuple(tasks[c].with_split(splits[(r + c) % len(splits)]) for r, c in places)
+Made = Callable[[GrowthEnv], Actor]
+"""Makes the actor of an environment of consecutive hosts."""
 
 
 def usable_controls(
@@ -101,8 +60,8 @@ def usable_controls(
         return None, None
 
     def of_other_hosts() -> bool:
-        hosts = evaluation_hosts(suite, stored.training_hosts, stored.hosts, threads=1)
-        return controls_identity(hosts, library()) != stored.identity
+        parts = evaluation_hosts(suite, stored.training_hosts, stored.hosts, threads=1)
+        return [controls_identity(hosts, library()) for hosts in parts] != [stored.identity]
 
     why = None
     if training != stored.training_hosts:
@@ -123,7 +82,7 @@ def usable_controls(
 def evaluate(
     policy: str,
     suite: str,
-    hosts: Hosts,
+    parts: Sequence[Hosts],
     random_plans: int,
     members: int,
     work: Path,
@@ -135,12 +94,12 @@ def evaluate(
     Args:
         policy: a run directory, ``heuristic``, ``never``, or ``RULE`` for the controls alone.
         suite: name of the suite, for the result.
-        hosts: see ``evaluation_hosts``.
+        parts: see ``hosts.evaluation_hosts``.
         random_plans: number of random schedules in the library.
         members: episodes per host of a policy that samples its actions.
         work: directory in which finished stages are kept; they are not repeated.
-        on_batch: see ``OnBatch``.
-        shipped: controls of these hosts, or of more, that need not be played.
+        on_batch: see ``OnBatch``; of several parts, the stages say which.
+        shipped: controls of these hosts, or of more, that need not be played; of one part only.
 
     Raises:
         UsageError: the policy does not exist or has no usable checkpoint, or a finished stage
@@ -148,26 +107,48 @@ def evaluate(
     """
     grower = None if policy == RULE else GrowingPolicy.named(policy)
     if grower is not None and grower.learned:
-        grower.agent(hosts.fresh.seed)  # its errors should come before the controls are played
+        grower.agent(parts[0].fresh.seed)  # its errors should come before the controls are played
     plans, origin = library(random_plans), None
-    scored = replace(hosts.fresh, data_seed=ORDERS[0])
-    if shipped is None:
-        rungs = control_rungs(play_controls(hosts, plans, work, on_batch), hosts, plans)
-    else:
-        rungs = shipped.first(len(scored.tasks))
-        origin = f"{shipped.origin}; {_compared(rungs[0], scored)}"
-    if grower is not None:
-        rungs += policy_rungs(grower, scored, members, on_batch)
-    return Evaluation(
-        policy=policy,
-        suite=suite,
-        training_hosts=len(hosts.training.tasks),
-        tasks=[task.label for task in hosts.fresh.tasks],
-        plans=[plan.name for plan in plans],
-        rungs=rungs,
-        splits=[task.split_seed for task in hosts.fresh.tasks],
-        shipped=origin,
-    )
+    found = []
+    for number, hosts in enumerate(parts, 1):
+        place = f", part {number} of {len(parts)}" if len(parts) > 1 else ""
+
+        def told(stage: str, done: int, total: int, place: str = place) -> None:
+            on_batch(f"{stage}{place}", done, total)
+
+        scored = replace(hosts.fresh, data_seed=ORDERS[0])
+        if shipped is None:
+            rungs = control_rungs(play_controls(hosts, plans, work, told), hosts, plans)
+        else:
+            rungs = shipped.first(scored.tasks)
+            origin = f"{shipped.origin}; {_compared(rungs[0], scored)}"
+        if grower is not None:
+            rungs += policy_rungs(grower, scored, members, Stages(work, told))
+        found.append(
+            Evaluation(
+                policy=policy,
+                suite=suite,
+                training_hosts=_tuned_on(parts),
+                tasks=[task.label for task in hosts.fresh.tasks],
+                plans=[plan.name for plan in plans],
+                rungs=rungs,
+                splits=[task.split_seed for task in hosts.fresh.tasks],
+                shipped=origin,
+                rule_episodes=_tuned_on(parts) * (len(plans) + 2 * len(trials.TRIALS)),
+                policy_episodes=None if grower is None else grower.episodes,
+                rents=[task.rent for task in hosts.fresh.tasks],
+            )
+        )
+    return joined(found)
+
+
+def _tuned_on(parts: Sequence[Hosts]) -> int:
+    """Number of training hosts; parts may share theirs."""
+    populations: list[Population] = []
+    for hosts in parts:
+        if hosts.training not in populations:
+            populations.append(hosts.training)
+    return sum(len(population.tasks) for population in populations)
 
 
 def _compared(never: Rung, scored: Population) -> str:
@@ -181,12 +162,16 @@ def _compared(never: Rung, scored: Population) -> str:
 
 
 def policy_rungs(
-    grower: GrowingPolicy, scored: Population, members: int, on_batch: OnBatch
+    grower: GrowingPolicy, scored: Population, members: int, stages: Stages
 ) -> list[Rung]:
     """The rungs of a policy; those of a learned one with its blind twin and its yoked copy.
 
     A learned policy follows the rules of growth of its run. It is played greedily and, ``members``
-    times per host, with sampled actions.
+    times per host, with sampled actions. The policy and its yoked copy, which repeats its actions,
+    are one stage.
+
+    Raises:
+        UsageError: a finished stage cannot be read.
     """
     world = grower.settings.world
     rules = Rules(world.one_at_a_time, world.strict_gates, world.max_seeds)
@@ -197,20 +182,24 @@ def policy_rungs(
         def actor(env: GrowthEnv, greedy: bool = way == "greedy") -> Actor:
             return grower.actor(env, greedy)
 
-        def rung(
-            kind: str, made: Callable[[GrowthEnv], Actor], way: str = way, count: int = count
-        ) -> Rung:
-            name, total = f"{kind}, {way}", len(scored.tasks) * count
+        def kept(stage: str, made: Sequence[Made], count: int = count) -> list[Outcome]:
+            players = [(grower.identity, rules, m) for m in range(len(made) * count)]
 
-            def done(episodes: int) -> None:
-                on_batch(name, episodes, total)
+            def make(done: Callable[[int], None]) -> Outcome:
+                parts = [play(scored, one, count, rules, done) for one in made]
+                return Outcome.join(parts, axis=1)
 
-            outcome = play(scored, made, count, rules, done)
-            return rung_of(name, outcome, policy=kind == "policy")
+            outcome = stages.kept(stage, scored, players, make)
+            return [outcome.members(i * count, (i + 1) * count) for i in range(len(made))]
 
+        if not grower.learned:
+            (alone,) = kept(f"{way} policy", [actor])
+            rungs.append(rung_of(f"policy, {way}", alone, policy=True))
+            continue
         recordings: list[Recording] = []
-        rungs.append(rung("policy", recorded(actor, recordings)))
-        if grower.learned:
-            rungs.append(rung("blind twin", blind_twin(actor)))
-            rungs.append(rung("yoked copy", yoked(recordings)))
+        pair = recorded(actor, recordings), yoked(recordings)
+        policy, copy = kept(f"{way} policy and yoked copy", pair)
+        (blind,) = kept(f"{way} blind twin", [blind_twin(actor)])
+        rungs.append(rung_of(f"policy, {way}", policy, policy=True))
+        rungs += [rung_of(f"blind twin, {way}", blind), rung_of(f"yoked copy, {way}", copy)]
     return rungs

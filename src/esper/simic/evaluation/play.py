@@ -1,7 +1,7 @@
 """Playing policies on a population of hosts, each policy on the same hosts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -98,6 +98,11 @@ class Outcome:
         names = [name for name in cls.__slots__ if axis == 0 or name != "features"]
         joined = {name: np.concatenate([getattr(p, name) for p in parts], axis) for name in names}
         return cls(**({"features": parts[0].features} | joined))
+
+    def members(self, begin: int, end: int) -> "Outcome":
+        """The outcomes of the members ``begin`` to ``end``, with the features of the first."""
+        names = [name for name in self.__slots__ if name != "features"]
+        return replace(self, **{name: getattr(self, name)[:, begin:end] for name in names})
 
 
 def play_plans(

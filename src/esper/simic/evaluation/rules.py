@@ -80,7 +80,8 @@ def lookup(known: Known) -> Rule:
 def one_look(known: Known) -> Rule:
     """A threshold on one feature at one step, tuned over all features, steps and pairs of plans."""
     best, rule = -np.inf, best_fixed(known)
-    for step in known.looks:
+    last = max(known.looks, default=-1)
+    for step in range(last + 1):
         open_plans = np.flatnonzero(known.starts >= step)
         utility = known.utility[:, open_plans]
         for feature in range(known.features.shape[2]):

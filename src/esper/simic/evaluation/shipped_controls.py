@@ -1,13 +1,16 @@
 """Controls that ship with Esper, so that a policy can be placed between them at once."""
 
 import gzip
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Rung
+from esper.runtime.tasks import Task
 
 FOLDER = Path(str(files("esper.simic.evaluation"))) / "shipped"
 """Folder with a file for each suite."""
@@ -32,8 +35,19 @@ class ShippedControls(msgspec.Struct, frozen=True):
     hosts: int
     rungs: list[Rung]
 
-    def first(self, hosts: int) -> list[Rung]:
-        """The rungs on the first ``hosts`` hosts."""
+    def first(self, tasks: Sequence[Task]) -> list[Rung]:
+        """The rungs on the first hosts, which have the ``tasks``.
+
+        Scores are not stored: they are what remains of utility once the rent is not paid.
+        """
+        hosts = len(tasks)
+        sizes = np.array([task.host.parameter_count for task in tasks])
+        rents = np.array([task.rent for task in tasks])
+
+        def score(rung: Rung) -> list[float]:
+            paid = rents * np.log1p(np.array(rung.added[:hosts]) / sizes)
+            return (np.array(rung.utility[:hosts]) + paid).tolist()
+
         return [
             msgspec.structs.replace(
                 rung,
@@ -41,6 +55,7 @@ class ShippedControls(msgspec.Struct, frozen=True):
                 validation=rung.validation[:hosts],
                 added=rung.added[:hosts],
                 chosen=None if rung.chosen is None else rung.chosen[:hosts],
+                score=score(rung),
             )
             for rung in self.rungs
         ]
@@ -71,7 +86,7 @@ def shipped_controls(suite: str) -> ShippedControls | None:
 
 
 def write_shipped(suite: str, controls: ShippedControls) -> Path:
-    """Write the controls of a suite, rounded; return the file."""
+    """Write the controls of a suite, rounded and without scores; return the file."""
     rounded = msgspec.structs.replace(controls, rungs=[_rounded(rung) for rung in controls.rungs])
     FOLDER.mkdir(exist_ok=True)
     path = _path(suite)
@@ -92,4 +107,5 @@ def _rounded(rung: Rung) -> Rung:
         utility=places(rung.utility),
         validation=places(rung.validation),
         added=places(rung.added),
+        score=None,
     )

@@ -1,8 +1,11 @@
 """Construction of the learner of growth policies."""
 
+from typing import Any
+
 import torch
 
 from esper.leyline.config import ImpalaConfig, LearnerConfig
+from esper.leyline.errors import UsageError
 from esper.simic.graphs.captured_agent import agent_class
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.impala.learner import impala_arguments
@@ -19,6 +22,7 @@ def growth_agent(
     compile_mode: str = "off",
     threads: int = 1,
     impala: ImpalaConfig | None = None,
+    initial: dict[str, dict[str, Any]] | None = None,
 ) -> PPOAgent[Observation]:
     """A learner of growth policies.
 
@@ -27,14 +31,35 @@ def growth_agent(
         amp_dtype: dtype of the policy's trunk, see ``Policy.amp_dtype``.
         threads: CPU threads of the native policy, see ``FactoredLSTM``.
         impala: settings of IMPALA; None learns by PPO.
+        initial: state of an agent whose weights and moments are taken, see ``PPOAgent.state``.
+
+    Raises:
+        UsageError: the initial state is that of another network.
     """
 
     def network() -> FactoredLSTM:
         policy = FactoredLSTM(config.lstm_hidden)
         policy.amp_dtype, policy.threads = amp_dtype, threads
+        if initial is not None:
+            policy.load_state_dict(initial["policy"])
         return policy
 
     kind = agent_class(device, compile_mode)
     moments = GrowthMoments(device)
     arguments = impala_arguments(config, impala)
-    return kind(config, seed, device, network, moments, compile_mode, **arguments)
+    try:
+        if initial is not None:
+            # Before the agent is made: an older copy of it, if any, begins with the same.
+            for name, part in moments.parts().items():
+                part.load(initial["moments"][name])
+        agent = kind(config, seed, device, network, moments, compile_mode, **arguments)
+        if initial is not None:
+            agent.return_moments.load(initial["moments"]["return"])
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        if initial is None:
+            raise
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"initial_policy: it belongs to another network ({reason}); give another run"
+        ) from error
+    return agent

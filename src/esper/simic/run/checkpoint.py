@@ -65,6 +65,7 @@ class Checkpoint:
         events_bytes: length of the event file at the end of that round.
         blueprints: options of the policy's blueprint head.
         parts: nested dictionaries of tensors by part name.
+        sha256: checksums of the files of the parts, by name.
     """
 
     path: Path
@@ -72,6 +73,7 @@ class Checkpoint:
     events_bytes: int
     blueprints: list[str]
     parts: dict[str, dict[str, Any]]
+    sha256: dict[str, str]
 
 
 def agent_parts(agent: PPOAgent[Any]) -> dict[str, dict[str, Any]]:
@@ -205,7 +207,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if manifest.round != int(path.name):
         raise CorruptCheckpoint(f"its manifest is that of round {manifest.round}")
     parts = {Path(name).stem: _tensors(name, content) for name, content in files.items()}
-    return Checkpoint(path, manifest.round, manifest.events_bytes, manifest.blueprints, parts)
+    return Checkpoint(
+        path, manifest.round, manifest.events_bytes, manifest.blueprints, parts, manifest.sha256
+    )
 
 
 def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:

@@ -58,8 +58,15 @@ class RunDirectory:
             raise UsageError(f"run directory: cannot write to {path} ({error.strerror})") from error
 
     @classmethod
-    def create(cls, config: TrainConfig, fingerprint: dict[str, Any]) -> Self:
+    def create(
+        cls, config: TrainConfig, fingerprint: dict[str, Any], more: dict[str, Any] | None = None
+    ) -> Self:
         """Create ``<telemetry_dir>/<time>-<label>``, see ``_label``, and write the settings.
+
+        Args:
+            config: the settings.
+            fingerprint: see ``machine_fingerprint``.
+            more: what else ``config.json`` holds.
 
         Raises:
             UsageError: the directory cannot be created.
@@ -73,7 +80,7 @@ class RunDirectory:
             parent.mkdir(parents=True, exist_ok=True)
             path = _create_unused(parent, name)
             content = {"id": _new_id(), "settings": flatten(config), "fingerprint": fingerprint}
-            directory = cls._begun(path, content)
+            directory = cls._begun(path, content | (more or {}))
             sync(parent)
         except UsageError:
             raise
@@ -126,8 +133,16 @@ class RunDirectory:
         except OSError as error:
             raise UsageError(f"resume: cannot write {self.events} ({error.strerror})") from error
 
-    def note_resume(self, config: TrainConfig, fingerprint: dict[str, Any]) -> None:
+    def note_resume(
+        self,
+        config: TrainConfig,
+        fingerprint: dict[str, Any],
+        more: dict[str, Any] | None = None,
+    ) -> None:
         """Write the settings and the fingerprint of a process that resumes the run.
+
+        Args:
+            config, fingerprint, more: see ``create``.
 
         Raises:
             UsageError: they cannot be written; the stored ones stay.
@@ -135,7 +150,7 @@ class RunDirectory:
         path = self.path / "config.json"
         try:
             content = json.loads(path.read_text())
-            content["settings"] = flatten(config)
+            content |= {"settings": flatten(config)} | (more or {})
             content.setdefault("id", _new_id())
             content.setdefault("resumed", []).append(fingerprint)
             self._write_settings(content)

@@ -23,10 +23,27 @@ from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.features import Observation
+from esper.tolaria.backends import Scores
 from esper.tolaria.precision import Precision
 
 CPU = torch.device("cpu")
 STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What committed hosts score on one split on the last step, ``[N]`` each.
+
+    Attributes:
+        utility: expected accuracy minus rent; that of validation is a mean over three steps.
+        gain: utility minus the expected accuracy of the never-grow twin.
+        accuracy, loss: share of correct predictions and mean loss in nats.
+    """
+
+    utility: Tensor
+    gain: Tensor
+    accuracy: Tensor
+    loss: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +53,14 @@ class PolicyResult:
     Attributes:
         legal: for each ``Op``, the share of (step, environment) pairs in which it was legal.
         reached: for each stage, the mean number of seeds per episode that entered it.
-        utility: utility on the last step, ``[N]``.
-        accuracy, loss: validation results of the committed hosts, ``[N]``.
-        rewards: ``[T, N]``.
+        test, validation: the last step on either split.
+        rewards: ``[T, N]``, from scores on validation.
     """
 
     legal: dict[Op, float]
     reached: dict[Stage, float]
-    utility: Tensor
-    accuracy: Tensor
-    loss: Tensor
+    test: Ending
+    validation: Ending
     rewards: Tensor
 
 
@@ -159,13 +174,20 @@ def run_policy(env: GrowthEnv, actor: Actor, episode: int = 0) -> PolicyResult:
     rollout = collect(env, actor, episode, on_step)
     report = last[0].report
     assert report.committed is not None
+    assert report.test is not None
+    assert report.twin_test is not None
+
+    def ending(scores: Scores, score: Tensor, twin_score: Tensor) -> Ending:
+        utility = env.utility(score, report.added).double()
+        accuracy, loss = scores.accuracy.double(), scores.loss.double()
+        return Ending(utility, utility - twin_score, accuracy, loss)
+
     shares = rollout.observation.masks.ops.double().mean((0, 1)).tolist()
     return PolicyResult(
         legal=dict(zip(Op, shares, strict=True)),
         reached=reached,
-        utility=env.utility(report.score, report.added).double(),
-        accuracy=report.committed.accuracy.double(),
-        loss=report.committed.loss.double(),
+        test=ending(report.test, report.test.expected, report.twin_test.expected),
+        validation=ending(report.committed, report.score, report.twin_score),
         rewards=rollout.rewards.double(),
     )
 
@@ -199,9 +221,3 @@ def signal_to_noise(differences: Tensor) -> Tensor:
     deviation = differences.std(-1)
     ratio = differences.mean(-1).square() / deviation.square() - 1.0 / count
     return torch.where(deviation > 0, ratio.clamp(min=0.0).sqrt(), 0.0)
-
-
-def mean_and_error(values: Tensor, group_size: int) -> tuple[float, float]:
-    """Mean of ``values [N]`` and its standard error over groups, whose members share a host."""
-    groups = values.view(-1, group_size).mean(1)
-    return float(groups.mean()), float(groups.std() / len(groups) ** 0.5)

@@ -27,7 +27,7 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
 from esper.simic.ppo import PPOAgent
-from esper.simic.run.checkpoint import load_latest, restore_agent
+from esper.simic.run.checkpoint import Checkpoint, load_latest, restore_agent
 from esper.simic.run.run_directory import stored_config
 from esper.simic.training.setup import build_agent, control
 from esper.tamiyo.policy.features import Observation
@@ -52,12 +52,29 @@ class GrowingPolicy:
     Attributes:
         name: name given by the user.
         settings: settings of the run that trained the policy, the defaults for a control.
-        learned: whether a run trained the policy; a control is not learned.
+        checkpoint: the latest intact checkpoint of that run; None for a control.
     """
 
     name: str
     settings: TrainConfig
-    learned: bool
+    checkpoint: Checkpoint | None
+
+    @property
+    def learned(self) -> bool:
+        """Whether a run trained the policy; a control is not learned."""
+        return self.checkpoint is not None
+
+    @property
+    def identity(self) -> object:
+        """What tells the policy from others, wherever its run lies: the checksums of its parts."""
+        return self.name if self.checkpoint is None else self.checkpoint.sha256
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes on which the policy was trained."""
+        if self.checkpoint is None:
+            return 0
+        return self.checkpoint.round * self.settings.world.envs
 
     @classmethod
     def named(cls, name: str) -> "GrowingPolicy":
@@ -66,10 +83,11 @@ class GrowingPolicy:
         Loads the plug-ins of the run, because its policy was trained with their blueprints.
 
         Raises:
-            UsageError: there is no such run, or the run trained a Gymnasium task.
+            UsageError: there is no such run, it trained a Gymnasium task, or it has no intact
+                checkpoint.
         """
         if name in CONTROLS:
-            return cls(name, TrainConfig(), False)
+            return cls(name, TrainConfig(), None)
         run = Path(name)
         if not (run / "config.json").exists():
             raise UsageError(
@@ -86,17 +104,20 @@ class GrowingPolicy:
             )
         for path in settings.world.plugin:
             plugins.load(path)
-        return cls(name, settings, True)
+        try:
+            return cls(name, settings, load_latest(run))
+        except UsageError as error:
+            raise _about_policy(error) from error
 
     def actor(self, environment: GrowthEnv, greedy: bool) -> Actor:
-        """The actor: an agent restored from the latest intact checkpoint, or the control.
+        """The actor: an agent restored from the checkpoint, or the control.
 
         Args:
             environment: environment whose seed keys the policy's draws.
             greedy: whether a learned policy takes its most probable action instead of drawing.
 
         Raises:
-            UsageError: the run has no intact checkpoint that fits the policy.
+            UsageError: the checkpoint does not fit the settings of its run.
         """
         if not self.learned:
             return control(self.name, environment)
@@ -105,14 +126,15 @@ class GrowingPolicy:
         return agent
 
     def agent(self, seed: int) -> PPOAgent[Observation]:
-        """The agent of a learned policy, restored from the latest intact checkpoint.
+        """The agent of a learned policy, restored from the checkpoint.
 
         Raises:
             UsageError: see ``actor``.
         """
+        assert self.checkpoint is not None
         try:
             agent = build_agent(unflatten({"seed": seed}, self.settings), CPU)
-            restore_agent(agent, load_latest(Path(self.name)).parts)
+            restore_agent(agent, self.checkpoint.parts)
         except UsageError as error:
             raise _about_policy(error) from error
         return agent

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import ALGORITHMS, TrainConfig
+from esper.leyline.errors import UsageError
 from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
 from esper.runtime.tasks import Task
@@ -21,6 +22,7 @@ from esper.simic.training.decisions import WatchedActor
 from esper.simic.training.recorder import Recorder, RoundSummary
 from esper.simic.training.setup import build_agent, build_environment, control, resolved
 from esper.simic.training.trainee import AnyStep
+from esper.simic.training.warm_start import initial_parts
 from esper.tamiyo.policy.features import Observation
 
 
@@ -31,6 +33,7 @@ class GrowthTrainee:
         config: settings of the run.
         policy: ``ppo`` and ``impala`` learn; other policies, see ``control``, do not.
         devices: devices over which the hosts are distributed; the policy is on the first.
+        resumed: whether ``restore`` follows, so that no initial policy is read.
 
     Raises:
         UsageError: a setting is invalid.
@@ -39,12 +42,24 @@ class GrowthTrainee:
     operation_threads = 1
     """One thread per operation, because shards run in parallel."""
 
-    def __init__(self, config: TrainConfig, policy: str, devices: Sequence[torch.device]):
+    def __init__(
+        self,
+        config: TrainConfig,
+        policy: str,
+        devices: Sequence[torch.device],
+        resumed: bool = False,
+    ):
         self.policy = policy
         self.environment = build_environment(config, devices)
         self.precision = self.environment.precision
+        # Before paths are resolved: a wrong one is refused here.
+        if config.learner.initial_policy is not None and policy not in ALGORITHMS:
+            raise UsageError(f"initial_policy: {policy} does not learn; leave this setting out")
+        initial = None if resumed else initial_parts(config)
         self.config = resolved(config, self.environment)
-        self.agent = build_agent(self.config, devices[0]) if policy in ALGORITHMS else None
+        self.agent = None
+        if policy in ALGORITHMS:
+            self.agent = build_agent(self.config, devices[0], initial)
         self.actor: Actor = self.agent.actor if self.agent else control(policy, self.environment)
         self.backend_name = self.environment.backend_name
         self.steps = self.environment.config.episode_length

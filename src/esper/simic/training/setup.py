@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends.choice import NAMES as BACKENDS
-from esper.tolaria.precision import disabled, has_bfloat16, resolve_precision
+from esper.tolaria.precision import disabled, resolve_precision
 
 
 def resolve_device(name: str, setting: str = "device") -> torch.device:
@@ -149,8 +150,12 @@ def compile_mode(config: TrainConfig, device: torch.device) -> str:
     return mode
 
 
-def build_agent(config: TrainConfig, device: torch.device) -> PPOAgent[Observation]:
-    """The learner that ``config`` describes."""
+def build_agent(
+    config: TrainConfig,
+    device: torch.device,
+    initial: dict[str, dict[str, Any]] | None = None,
+) -> PPOAgent[Observation]:
+    """The learner that ``config`` describes; for ``initial`` see ``growth_agent``."""
     return growth_agent(
         config.learner,
         config.world.seed,
@@ -159,6 +164,7 @@ def build_agent(config: TrainConfig, device: torch.device) -> PPOAgent[Observati
         compile_mode(config, device),
         config.machine.threads or torch.get_num_threads(),
         impala_of(config),
+        initial,
     )
 
 
@@ -168,18 +174,32 @@ def policy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | Non
     ``auto`` is bfloat16 where the device has it, else float16, as for hosts.
 
     Raises:
-        UsageError: float16 was requested on a device other than CUDA, or bfloat16 on one without.
+        UsageError: see ``half_precision``.
     """
-    if not config.learner.amp_policy or disabled():
+    if not config.learner.amp_policy:
         return None
-    wanted = config.machine.amp_dtype
-    if wanted != "float16" and has_bfloat16(device):
-        return torch.bfloat16
-    if wanted == "bfloat16":
-        raise UsageError(f"amp_policy: {device} has no bfloat16; take --amp-dtype float16 or auto")
-    if device.type != "cuda":
-        raise UsageError("amp_policy: float16 needs a CUDA device; take --amp-dtype bfloat16")
-    return torch.float16
+    return half_precision(config.machine.amp_dtype, device, "amp_policy")
+
+
+def half_precision(name: str, device: torch.device, setting: str) -> torch.dtype | None:
+    """The dtype of a policy in mixed precision, None if the environment switches that off.
+
+    Args:
+        name: ``bfloat16``, ``float16``, or ``auto``: bfloat16 if the device has it.
+        device: device of the policy.
+        setting: the setting that asked for it, for the error message.
+
+    Raises:
+        UsageError: the device does not have this dtype.
+    """
+    if disabled():
+        return None
+    precision = resolve_precision(True, device, name, "torch")
+    if precision.reason is not None:
+        raise UsageError(f"{setting}: {precision.reason}")
+    if precision.scaled and device.type != "cuda":
+        raise UsageError(f"{setting}: float16 needs a CUDA device; take --amp-dtype bfloat16")
+    return precision.amp_dtype
 
 
 def plugin_paths(config: TrainConfig) -> list[str]:
@@ -200,6 +220,8 @@ def resolved(config: TrainConfig, environment: GrowthEnv) -> TrainConfig:
         "task": [task.name for task in environment.tasks],
         "plugin": plugin_paths(config),
         "text_file": config.world.text_file and _absolute(config.world.text_file),
+        "initial_policy": config.learner.initial_policy
+        and _absolute(config.learner.initial_policy),
         "slots": config.world.slots if slots_differ else slots[0],
         "max_seeds": growth.max_seeds or (None if slots_differ else len(slots[0])),
         "episode_length": growth.episode_length,

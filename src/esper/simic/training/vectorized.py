@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from esper.simic.run.run_directory import (
     machine_fingerprint,
     stored_config,
 )
+from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
 from esper.simic.training.observer import Observer, Unobserved
@@ -150,7 +150,7 @@ def run_training(
     check_sinks(config.output)
     devices = resolve_devices(config.machine.devices)
     device = devices[0]
-    trainee = _trainee(config, policy, devices)
+    trainee = _trainee(config, policy, devices, resume is not None)
     stop = StopSignal()
     # Up to here nothing has been written, so a signal may end the process at once.
     with stop.listening():
@@ -179,30 +179,14 @@ def run_training(
     return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)
 
 
-def _trainee(config: TrainConfig, policy: str, devices: Sequence[torch.device]) -> Trainee:
+def _trainee(
+    config: TrainConfig, policy: str, devices: Sequence[torch.device], resumed: bool
+) -> Trainee:
     """The trainee that the settings describe."""
     if config.gymnasium.gym is None:
-        return GrowthTrainee(config, policy, devices)
+        return GrowthTrainee(config, policy, devices, resumed)
     assert policy in ALGORITHMS, "control policies act only in growth environments"
     return GymTrainee(config, devices[0])
-
-
-@contextmanager
-def arithmetic(device: torch.device, threads: int, tf32: bool = True) -> Iterator[None]:
-    """Within the context, use ``threads`` per operation on a CPU; on CUDA, TF32 products or not."""
-    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    convolutions = torch.backends.cudnn.allow_tf32
-    if device.type == "cpu":
-        torch.set_num_threads(threads)
-    else:
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before[0])
-        torch.set_float32_matmul_precision(before[1])
-        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _open(

@@ -1,0 +1,66 @@
+"""``esper train imitation`` and ``esper train offline``: learning from records of other runs."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from esper.leyline.config.offline import ImitationConfig, OfflineConfig
+from esper.leyline.config.setting import check_ranges
+from esper.leyline.errors import UsageError
+from esper.scripts.flags import read_flags
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImitationArguments(ImitationConfig):
+    """Clone policies from the records of their runs: learn to act as they did, without acting."""
+
+    resume: Path | None = None
+    """Run directory to continue from its best epoch; --epochs is the new total."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfflineArguments(OfflineConfig):
+    """Learn a better policy from the records of other runs, without acting."""
+
+    resume: Path | None = None
+    """Run directory to continue from its best epoch; --epochs is the new total."""
+
+
+def imitation(arguments: list[str]) -> int:
+    """Clone policies from the records of their runs."""
+    return _learn(ImitationArguments, ImitationConfig, "esper train imitation", arguments)
+
+
+def offline(arguments: list[str]) -> int:
+    """Learn a better policy from the records of other runs."""
+    return _learn(OfflineArguments, OfflineConfig, "esper train offline", arguments)
+
+
+def _learn(
+    command: type[ImitationArguments] | type[OfflineArguments],
+    kind: type[ImitationConfig],
+    program: str,
+    arguments: list[str],
+) -> int:
+    given = read_flags(command, program, arguments)
+    check_ranges(command, given)
+    resume = given.pop("resume", None)
+
+    from rich.console import Console
+
+    from esper.karn.report import write_report
+    from esper.scripts.epoch_progress import EpochProgress, print_epochs
+    from esper.simic.offline.offline_run import learn_offline, resumed_config
+
+    config = kind(**given) if resume is None else resumed_config(kind, resume, given)
+    console = Console()
+    with EpochProgress(console) as progress:
+        summary = learn_offline(config, resume=resume, observer=progress)
+    print_epochs(console, summary)
+    if (summary.path / "events.jsonl").exists():
+        try:
+            report = write_report([summary.path], summary.path / "report.html")
+            console.out(f"report: {report}", highlight=False)
+        except (OSError, UsageError) as error:
+            print(f"warning: report.html could not be written ({error})", file=sys.stderr)
+    return summary.exit_code

@@ -1,0 +1,1 @@
+"""Offline learning: policies from the records of other runs, without acting."""

@@ -1,0 +1,134 @@
+"""Batches of recorded episodes, and their way to the device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from esper.kasmina.rng import Purpose, random_bits
+from esper.leyline.actions import HEADS
+from esper.simic.advantage import generalised_advantages
+from esper.simic.records.episodes import Episodes
+from esper.simic.trainer import Batch, SlotFeatures
+
+_SEED, _BLUEPRINT = HEADS.index("slot"), HEADS.index("blueprint")
+_OTHERS = [i for i in range(len(HEADS)) if i not in (_SEED, _BLUEPRINT)]
+
+
+def batch_of(episodes: Episodes, returns: Tensor, chosen: Tensor) -> Batch:
+    """The episodes ``chosen``, int64 ``[B]``, cut to the longest of them.
+
+    Args:
+        episodes: M episodes.
+        returns: of each of their steps, see ``monte_carlo_returns``, ``[T, M]``.
+        chosen: indices of episodes.
+    """
+    length = int(episodes.lengths[chosen].max())
+
+    def part(x: Tensor) -> Tensor:
+        return x[:length].index_select(1, chosen)
+
+    seen, actions = episodes.observation, part(episodes.actions)
+    return Batch(
+        features=SlotFeatures(
+            part(seen.slots),
+            part(seen.blueprints),
+            part(seen.masks.slots),
+            part(seen.masks.kinds),
+        ),
+        metric_sequence=part(seen.host),
+        seed_idx=actions[..., _SEED],
+        blueprint_idx=actions[..., _BLUEPRINT],
+        returns=part(returns),
+        choices=actions[..., _OTHERS],
+        critic=part(seen.critic),
+        rewards=part(episodes.rewards),
+        terminated=part(episodes.terminated),
+        log_prob=part(episodes.log_prob),
+        weight=part(episodes.valid.to(returns.dtype)),
+    )
+
+
+def monte_carlo_returns(episodes: Episodes, discount: float) -> Tensor:
+    """Sum of the discounted rewards of the episode from each step on, ``[T, M]``."""
+    rewards = episodes.rewards
+    nothing = torch.zeros_like(rewards)
+    _, returns = generalised_advantages(
+        rewards, nothing, nothing[0], episodes.terminated, discount, trace_decay=1.0
+    )
+    return returns
+
+
+class _EpisodeData(Dataset[Batch]):
+    """Makes a whole batch at a time."""
+
+    def __init__(self, episodes: Episodes, returns: Tensor):
+        self.episodes, self.returns = episodes, returns
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return batch_of(self.episodes, self.returns, torch.tensor(indices))
+
+
+def _whole(batch: Any) -> Any:
+    """Replaces the loader's collation: the data make whole batches."""
+    return batch
+
+
+class EpisodeLoader:
+    """Loads batches of episodes for a device, in page-locked memory where it is a CUDA device.
+
+    Args:
+        episodes: the episodes.
+        returns: returns of their steps, ``[T, M]``.
+        device: the device that the batches will be copied to.
+    """
+
+    def __init__(self, episodes: Episodes, returns: Tensor, device: torch.device):
+        self._data, self._pin = _EpisodeData(episodes, returns), device.type == "cuda"
+
+    def batches(self, chosen: Tensor, size: int) -> DataLoader[Batch]:
+        """Batches of the episodes ``chosen``, in this order, of at most ``size`` episodes each.
+
+        Batches are of nearly equal size, so that a compiled step meets few shapes.
+        """
+        count = -(-len(chosen) // size)
+        places: Sequence[list[int]] = [part.tolist() for part in chosen.tensor_split(count)]
+        return DataLoader(self._data, batch_sampler=places, collate_fn=_whole, pin_memory=self._pin)
+
+
+def shuffled(chosen: Tensor, seed: int, epoch: int) -> Tensor:
+    """``chosen [M]`` in the order of an epoch: a pure function of seed and epoch."""
+    drawn = random_bits(seed, torch.zeros(1), Purpose.POLICY_SHUFFLE, epoch, 0, len(chosen))
+    return chosen[drawn[0].argsort(stable=True)]
+
+
+def split(episodes: Episodes, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Divide episodes into those to learn from and those that are held out.
+
+    Episodes of the same run, round and twin share host and data, so they stay together.
+
+    Args:
+        episodes: M episodes.
+        share: part of the episodes to hold out. At least one group is held out if the share is
+            above 0, and at least one is left.
+        seed: seed of the choice.
+
+    Returns:
+        indices of either, int64, in the order of the episodes.
+    """
+    keys = list(zip(episodes.runs, episodes.rounds.tolist(), episodes.twins.tolist(), strict=True))
+    groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    group = torch.tensor([groups[key] for key in keys])
+    drawn = random_bits(seed, torch.zeros(1), Purpose.HELD_OUT, 0, 0, len(groups))[0]
+    order = drawn.argsort(stable=True)
+    ends = torch.bincount(group)[order].cumsum(0)
+    count = int((ends <= share * len(keys)).sum())
+    if share > 0.0:
+        count = min(max(count, 1), len(groups) - 1)
+    held_out = torch.isin(group, order[:count])
+    return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]

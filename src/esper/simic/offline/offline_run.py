@@ -1,0 +1,268 @@
+"""Learning a policy from records: in a new run directory, or continued from the best epoch."""
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from esper.leyline.config import Algorithm, TrainConfig
+from esper.leyline.config.offline import ImitationConfig, OfflineConfig
+from esper.leyline.config.setting import about, check_ranges, settings_of
+from esper.leyline.config.values import typed
+from esper.leyline.errors import UsageError
+from esper.nissa.sinks import check_sinks
+from esper.simic.compiled import resolve_mode
+from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.normalise import RunningMoments
+from esper.simic.offline.methods import loss_of
+from esper.simic.offline.offline_session import EpochSummary, OfflineObserver, OfflineSession
+from esper.simic.offline.recorded_data import RecordedData, fit_moments, policy_config, read_data
+from esper.simic.run.checkpoint import Checkpoint, load_latest
+from esper.simic.run.run_directory import (
+    RunDirectory,
+    fingerprint_differences,
+    machine_fingerprint,
+    stored_config,
+)
+from esper.simic.trainer import Trainer
+from esper.simic.training.arithmetic import arithmetic
+from esper.simic.training.setup import half_precision, resolve_device
+from esper.simic.training.stop_signal import StopSignal
+from esper.tamiyo.policy.factored_lstm import FactoredLSTM
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineSummary:
+    """Outcome of one process of a run that learns from records.
+
+    Attributes:
+        path: the run directory.
+        status: ``finished``, ``interrupted`` or ``failed``.
+        exit_code: 0; 128 plus the number of the signal that ended the run; or 1 if the run failed
+            or its best epoch could not be saved.
+        epochs: summaries of this process's epochs.
+        best: the epoch whose policy is kept; 0 if none ended.
+        wall_seconds: duration of this process.
+    """
+
+    path: Path
+    status: str
+    exit_code: int
+    epochs: list[EpochSummary]
+    best: int
+    wall_seconds: float
+
+
+class Unobserved:
+    """An observer that does nothing."""
+
+    def started(self, directory: RunDirectory, data: RecordedData, done: int, total: int) -> None:
+        """See ``OfflineObserver``."""
+
+    def epoch_done(self, summary: EpochSummary) -> None:
+        """See ``OfflineObserver``."""
+
+
+def learn_offline(
+    config: ImitationConfig,
+    *,
+    resume: Path | None = None,
+    observer: OfflineObserver | None = None,
+) -> OfflineSummary:
+    """Learn a policy from the records of other runs.
+
+    For example ``learn_offline(OfflineConfig(records=("runs/A",), method="awr"))``.
+
+    Args:
+        config: settings; an ``ImitationConfig`` clones, an ``OfflineConfig`` has a choice of
+            methods.
+        resume: run directory to continue from its best epoch, see ``resumed_config``.
+        observer: notified of every epoch.
+
+    Raises:
+        UsageError: a setting is invalid or the records are unusable; no run directory was created
+            or changed.
+    """
+    begin = time.perf_counter()
+    _check(config)
+    device = resolve_device(config.device)
+    threads = config.threads or torch.get_num_threads()
+    data = read_data(config)
+    settings = policy_config(config, algorithm_of(config), data.world, threads)
+    check_sinks(settings.output)
+    with arithmetic(device, threads, config.tf32):
+        trainer = build_trainer(config, data, device, threads)
+        stop = StopSignal()
+        # Up to here nothing has been written, so a signal may end the process at once.
+        with stop.listening():
+            directory, checkpoint = _open(settings, config, data, trainer, device, resume)
+            session = OfflineSession(
+                directory, config, settings, data, trainer, observer or Unobserved(), stop
+            )
+            done = 0
+            if checkpoint is not None:
+                done = checkpoint.round
+                session.best = done, float(checkpoint.parts["counters"]["held_out_loss"])
+            try:
+                status, code, epochs = session.run(done)
+            finally:
+                directory.close()
+    seconds = time.perf_counter() - begin
+    return OfflineSummary(directory.path, status, code, epochs, session.best[0], seconds)
+
+
+def algorithm_of(config: ImitationConfig) -> Algorithm:
+    """The algorithm that settings of this class describe: ``imitation`` or ``offline``."""
+    return "offline" if isinstance(config, OfflineConfig) else "imitation"
+
+
+def resumed_config(
+    kind: type[ImitationConfig], run: Path, given: dict[str, Any]
+) -> ImitationConfig:
+    """The settings of a run that is to be continued.
+
+    Args:
+        kind: class of the settings.
+        run: the run directory.
+        given: settings for the continuation; only those marked ``on_resume`` may differ.
+
+    Raises:
+        UsageError: there is no such run, another command made it, or a setting differs that may
+            not change.
+    """
+    stored, _ = stored_config(run)
+    trained = stored.method.algorithm
+    wanted = "offline" if kind is OfflineConfig else "imitation"
+    if trained != wanted:
+        raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
+    fields = settings_of(kind)
+    try:
+        content = json.loads((run / "config.json").read_text(encoding="utf-8"))[_KEY]
+        before = {n: typed(n, v, fields[n].type) for n, v in content["settings"].items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"resume: {run / 'config.json'} does not say how {run} learns; start a new run"
+        ) from error
+    if "records" in given:
+        given = given | {"records": _absolute(given["records"])}
+    for name, value in given.items():
+        if value != before.get(name) and not about(fields[name]).on_resume:
+            raise UsageError(
+                f"{name}: the run has {before.get(name)}, and resuming cannot change it"
+            )
+    return kind(**{**before, **given})
+
+
+def build_trainer(
+    config: ImitationConfig, data: RecordedData, device: torch.device, threads: int
+) -> Trainer:
+    """A trainer at the start of learning, its moments fitted to the data.
+
+    Raises:
+        UsageError: the device does not have the precision that is asked for.
+    """
+    amp = device.type == "cuda" if config.amp is None else config.amp
+    amp_dtype = half_precision(config.amp_dtype, device, "amp") if amp else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        policy = FactoredLSTM(config.lstm_hidden)
+    policy.to(device)
+    policy.amp_dtype, policy.threads = amp_dtype, threads
+    # Fitted where the records are; then moved, because it takes a few small tensors.
+    cpu = torch.device("cpu")
+    fitted, fitted_returns = GrowthMoments(cpu), RunningMoments((), cpu)
+    fit_moments(data, fitted, fitted_returns)
+    moments, return_moments = GrowthMoments(device), RunningMoments((), device)
+    for name, part in moments.parts().items():
+        part.load(fitted.parts()[name].state())
+    return_moments.load(fitted_returns.state())
+    return Trainer(
+        policy,
+        moments,
+        return_moments,
+        loss_of(config, return_moments),
+        policy_config(config, algorithm_of(config), data.world, threads).learner,
+        device,
+        resolve_mode(config.compile, device),
+    )
+
+
+def _check(config: ImitationConfig) -> None:
+    """Refuse settings that are out of range or contradict each other."""
+    check_ranges(type(config), dataclasses.asdict(config))
+    if isinstance(config, OfflineConfig) and config.c_clip > config.rho_clip:
+        raise UsageError(
+            f"c_clip: must be at most rho_clip, {config.rho_clip}, got {config.c_clip}"
+        )
+
+
+_KEY = "offline"
+"""The key of ``config.json`` under which the settings of learning are."""
+
+
+def _open(
+    settings: TrainConfig,
+    config: ImitationConfig,
+    data: RecordedData,
+    trainer: Trainer,
+    device: torch.device,
+    resume: Path | None,
+) -> tuple[RunDirectory, Checkpoint | None]:
+    """A new run directory, or the continued one with its best checkpoint, restored."""
+    fingerprint = machine_fingerprint(device, settings, "records")
+    records = _absolute(config.records)
+    known = {
+        "settings": msgspec.to_builtins(dataclasses.replace(config, records=records)),
+        "identities": data.identities,
+        "episodes": data.episodes.count,
+    }
+    if resume is None:
+        return RunDirectory.create(settings, fingerprint, {_KEY: known}), None
+    directory = RunDirectory(resume)
+    try:
+        checkpoint = load_latest(resume)
+        if config.epochs <= checkpoint.round:
+            raise UsageError(
+                f"epochs: the best epoch of {resume} is {checkpoint.round}; give a larger total"
+            )
+        _check_same_data(resume, known)
+        _, then = stored_config(resume)
+        try:
+            trainer.load_state(checkpoint.parts)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(
+                f"resume: the checkpoint belongs to another network ({reason})"
+            ) from error
+        directory.cut_events(checkpoint.events_bytes, checkpoint.round)
+        directory.note_resume(settings, fingerprint, {_KEY: known})
+    except UsageError:
+        directory.abandon()
+        raise
+    for difference in fingerprint_differences(then, fingerprint):
+        print(f"warning: results may differ in the last bits ({difference})", file=sys.stderr)
+    return directory, checkpoint
+
+
+def _absolute(records: Sequence[str]) -> tuple[str, ...]:
+    """Absolute paths, so that the run can be resumed from any directory."""
+    return tuple(os.path.realpath(os.path.expanduser(run)) for run in records)
+
+
+def _check_same_data(run: Path, known: dict[str, Any]) -> None:
+    """Refuse to continue with other records than before."""
+    before = json.loads((run / "config.json").read_text(encoding="utf-8"))[_KEY]
+    for name in ("identities", "episodes"):
+        if before[name] != known[name]:
+            raise UsageError(
+                f"records: {run} has learned from {before[name]} ({name}), and there are "
+                f"{known[name]} now; start a new run"
+            )

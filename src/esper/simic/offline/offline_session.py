@@ -1,0 +1,233 @@
+"""One process of a run that learns from records: epochs, telemetry and checkpoints."""
+
+import math
+import sys
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from esper.leyline.config import TrainConfig
+from esper.leyline.config.offline import ImitationConfig
+from esper.leyline.events import (
+    SCHEMA_VERSION,
+    CheckpointSaved,
+    PPOUpdateCompleted,
+    TrainingFinished,
+    TrainingStarted,
+    number,
+)
+from esper.leyline.metrics import Metric
+from esper.nissa.hub import Hub
+from esper.nissa.sinks import run_sinks
+from esper.simic.offline.batches import EpisodeLoader, shuffled
+from esper.simic.offline.methods import method_of
+from esper.simic.offline.recorded_data import RecordedData
+from esper.simic.run.checkpoint import save
+from esper.simic.run.disk import sync
+from esper.simic.run.run_directory import RunDirectory
+from esper.simic.trainer import Batch, Trainer
+from esper.simic.training.stop_signal import StopSignal
+from esper.simic.update_metrics import averaged
+
+HELD_OUT = {
+    Metric.POLICY_LOSS: Metric.HELD_OUT_POLICY_LOSS,
+    Metric.VALUE_LOSS: Metric.HELD_OUT_VALUE_LOSS,
+    Metric.NEGATIVE_LOG_LIKELIHOOD: Metric.HELD_OUT_NEGATIVE_LOG_LIKELIHOOD,
+}
+"""Metrics that are also measured on the held-out episodes, and their names there."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSummary:
+    """Outcome of an epoch.
+
+    Attributes:
+        epoch: number of the epoch, from 1.
+        metrics: metrics by name, means over the steps of the epoch; the held-out ones after it.
+        best: whether its policy is the one to keep so far.
+        steps_per_second: recorded steps learned from per second, without the held-out episodes.
+    """
+
+    epoch: int
+    metrics: dict[str, float | None]
+    best: bool
+    steps_per_second: float
+
+
+class OfflineObserver(Protocol):
+    """Is notified of the progress of learning."""
+
+    def started(self, directory: RunDirectory, data: RecordedData, done: int, total: int) -> None:
+        """Called when learning begins; earlier processes completed ``done`` epochs of ``total``."""
+        ...
+
+    def epoch_done(self, summary: EpochSummary) -> None:
+        """Called after every epoch, after its checkpoint if it is the best so far."""
+        ...
+
+
+@dataclass(slots=True)
+class OfflineSession:
+    """One process of a run that learns from records.
+
+    Attributes:
+        directory: the run directory, locked by this process.
+        config: settings of learning.
+        settings: settings of the run, see ``policy_config``.
+        data: what is learned from.
+        trainer: learns.
+        observer: notified of every epoch.
+        stop: records whether a signal was received.
+        best: the best epoch so far and its loss; 0 and infinity before the first.
+        unsaved: whether the best epoch could not be saved.
+    """
+
+    directory: RunDirectory
+    config: ImitationConfig
+    settings: TrainConfig
+    data: RecordedData
+    trainer: Trainer
+    observer: OfflineObserver
+    stop: StopSignal
+    best: tuple[int, float] = (0, math.inf)
+    unsaved: bool = False
+
+    @property
+    def selects(self) -> bool:
+        """Whether the held-out loss decides which epoch is kept.
+
+        The loss of V-trace does not measure how good a policy is: its last epoch is kept.
+        """
+        return len(self.data.held_out) > 0 and method_of(self.config) != "vtrace"
+
+    def run(self, done: int) -> tuple[str, int, list[EpochSummary]]:
+        """Learn from epoch ``done + 1`` on; returns status, exit code and summaries."""
+        output = self.settings.output
+        hub = Hub(run_sinks(self.directory.path, output), output.telemetry_level)
+        summaries: list[EpochSummary] = []
+        status, code = "finished", 0
+        loader = EpisodeLoader(self.data.episodes, self.data.returns, self.trainer.device)
+        try:
+            hub.emit(self._start(done))
+            self.observer.started(self.directory, self.data, done, self.config.epochs)
+            for epoch in range(done + 1, self.config.epochs + 1):
+                summary = self._epoch(loader, epoch)
+                if summary is None:
+                    assert self.stop.number is not None
+                    status, code = "interrupted", 128 + self.stop.number
+                    break
+                summaries.append(summary)
+                self._finish_epoch(hub, summary)
+                if summary.metrics[Metric.REFUSED]:
+                    print(
+                        f"esper: epoch {epoch} met numbers that are not finite, so learning stops; "
+                        f"the best epoch, {self.best[0]}, is kept",
+                        file=sys.stderr,
+                    )
+                    status, code = "failed", 1
+                    break
+                if self.selects and epoch - self.best[0] >= self.config.patience:
+                    break
+            code = code or int(self.unsaved)
+            self._emit_end(hub, done + len(summaries), status)
+        except Exception as error:
+            self._emit_end(hub, done + len(summaries), "failed", repr(error))
+            raise
+        finally:
+            hub.close()
+        return status, code, summaries
+
+    def _start(self, done: int) -> TrainingStarted:
+        world = self.settings.world
+        return TrainingStarted(
+            time=time.time(),
+            schema=SCHEMA_VERSION,
+            round=done,
+            rounds=self.config.epochs,
+            tasks=list(dict.fromkeys(self.data.episodes.tasks)),
+            policy=self.settings.method.algorithm,
+            envs=0,
+            group_size=world.group_size,
+            episode_length=len(self.data.returns),
+            slots=[],
+            host_parameters=[],
+            device=self.config.device,
+            amp_enabled=False,
+            level=self.config.telemetry_level,
+        )
+
+    @staticmethod
+    def _emit_end(hub: Hub, done: int, status: str, message: str | None = None) -> None:
+        hub.emit(TrainingFinished(time=time.time(), round=done, status=status, message=message))
+
+    def _epoch(self, loader: EpisodeLoader, epoch: int) -> EpochSummary | None:
+        """Learn for one epoch; None if a signal ended it."""
+        begin = time.perf_counter()
+        order = shuffled(self.data.learned, self.config.seed, epoch)
+        found = []
+        for batch in loader.batches(order, self.config.batch_size):
+            if self.stop.number is not None:
+                return None
+            found.append((self.trainer.step(batch), _steps(batch)))
+        # The only transfer of an epoch: it also waits for the device, so that the time is right.
+        metrics = averaged(found, self.trainer.policy.heads)
+        metrics[Metric.LEARNING_RATE] = self.config.learning_rate
+        speed = self.data.steps / (time.perf_counter() - begin)
+        if self.trainer.scaler is not None:
+            metrics[Metric.AMP_SCALE] = float(self.trainer.scaler.scale)
+        if len(self.data.held_out) > 0:
+            metrics |= self._held_out(loader)
+        loss = metrics.get(Metric.HELD_OUT_POLICY_LOSS) if self.selects else None
+        best = loss is None or loss < self.best[1]
+        best = best and not metrics[Metric.REFUSED]
+        if best:
+            self.best = epoch, math.inf if loss is None else loss
+        return EpochSummary(epoch, metrics, best, speed)
+
+    def _held_out(self, loader: EpisodeLoader) -> dict[str, float | None]:
+        """Metrics of the held-out episodes."""
+        found = []
+        for batch in loader.batches(self.data.held_out, self.config.batch_size):
+            measured = self.trainer.measure(batch)
+            found.append(({name: measured[name] for name in HELD_OUT}, _steps(batch)))
+        metrics = averaged(found, self.trainer.policy.heads)
+        return {HELD_OUT[name]: value for name, value in metrics.items()}
+
+    def _finish_epoch(self, hub: Hub, summary: EpochSummary) -> None:
+        """Emit the epoch's event, save its policy if it is the best, and tell the observer."""
+        numbers = {n: None if v is None else number(v) for n, v in summary.metrics.items()}
+        epoch = summary.epoch
+        hub.emit(PPOUpdateCompleted(time=time.time(), round=epoch, update=epoch, metrics=numbers))
+        if summary.best:
+            self._save(hub, epoch)
+        self.observer.epoch_done(summary)
+
+    def _save(self, hub: Hub, epoch: int) -> None:
+        """Save the best epoch so far; if that fails, earlier checkpoints stay."""
+        hub.flush()
+        events = self.directory.events
+        parts = self.trainer.state()
+        parts["counters"]["held_out_loss"] = torch.tensor(self.best[1], dtype=torch.float64)
+        try:
+            if events.exists():
+                sync(events)
+            length = events.stat().st_size if events.exists() else 0
+            path = save(self.directory.path, epoch, parts, length, self.config.keep_checkpoints)
+        except OSError as error:
+            print(
+                f"warning: checkpoint: epoch {epoch} was not saved ({error.strerror}); "
+                "earlier checkpoints stay",
+                file=sys.stderr,
+            )
+            self.unsaved = True
+            return
+        self.unsaved = False
+        relative = str(path.relative_to(self.directory.path))
+        hub.emit(CheckpointSaved(time=time.time(), round=epoch, path=relative))
+
+
+def _steps(batch: Batch) -> float:
+    """Number of recorded steps in a batch on the CPU."""
+    return float(batch.weight.sum())

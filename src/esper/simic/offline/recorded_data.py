@@ -1,0 +1,267 @@
+"""The data of offline learning: recorded episodes, checked, with their returns and their split."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from esper.leyline.config import (
+    Algorithm,
+    LearnerConfig,
+    MachineConfig,
+    MethodConfig,
+    OutputConfig,
+    TrainConfig,
+    WorldConfig,
+)
+from esper.leyline.config.offline import ImitationConfig
+from esper.leyline.errors import UsageError
+from esper.leyline.records import run_identity
+from esper.runtime import plugins
+from esper.simic.nonfinite import first_not_finite
+from esper.simic.normalise import RunningMoments
+from esper.simic.observation_moments import ObservationMoments
+from esper.simic.offline.batches import monte_carlo_returns, split
+from esper.simic.offline.methods import method_of
+from esper.simic.records.episodes import Episodes, read_episodes
+from esper.simic.run.run_directory import stored_config
+from esper.tamiyo.policy.action_masks import relevance
+from esper.tamiyo.policy.features import Observation
+
+RULES = (
+    "max_seeds",
+    "reward",
+    "stage_shaping",
+    "rollback_penalty",
+    "strict_gates",
+    "one_at_a_time",
+)
+"""Settings in which the recorded runs must agree: actions mean the same, and so do rewards."""
+
+_CHUNK = 256
+"""Episodes whose moments are computed at a time, because they are copied in float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedData:
+    """What is learned from.
+
+    Attributes:
+        episodes: all M episodes.
+        returns: of each step, ``[T, M]``.
+        learned, held_out: indices of the episodes of either part, int64.
+        world: the tasks of all runs, and their rules of growth and of reward.
+        identities: identity of each run, see ``run_identity``.
+    """
+
+    episodes: Episodes
+    returns: Tensor
+    learned: Tensor
+    held_out: Tensor
+    world: WorldConfig
+    identities: list[str]
+
+    @property
+    def steps(self) -> int:
+        """Number of recorded steps that are learned from."""
+        return int(self.episodes.lengths[self.learned].sum())
+
+
+def read_data(config: ImitationConfig) -> RecordedData:
+    """Read and check the records that the settings name; loads the plug-ins of their runs.
+
+    Raises:
+        UsageError: a run has no records or unusable ones; the runs differ in their rules; or their
+            records do not suit the method.
+    """
+    if not config.records:
+        raise UsageError("records: no run is named; give --records RUN, trained with --record")
+    runs = [Path(os.path.expanduser(run)) for run in config.records]
+    identities = _identities(runs)
+    worlds = {run: stored_config(run)[0].world for run in runs}
+    for path in dict.fromkeys(path for world in worlds.values() for path in world.plugin):
+        plugins.load(path)
+    world = _joined(worlds)
+    episodes = read_episodes(runs, config.skip_bad)
+    _check_numbers(episodes)
+    if method_of(config) == "vtrace":
+        _check_chances(episodes)
+    learned, held_out = split(episodes, config.held_out, config.seed)
+    if config.held_out > 0.0 and len(held_out) == 0:
+        raise UsageError(
+            "held_out: all episodes share host and data, so none can be held out; record more "
+            "rounds, or give --held-out 0"
+        )
+    returns = monte_carlo_returns(episodes, config.discount)
+    return RecordedData(episodes, returns, learned, held_out, world, identities)
+
+
+def _identities(runs: Sequence[Path]) -> list[str]:
+    """The identity of each run; refuses a run that is named twice, also by a copy."""
+    found: dict[str, Path] = {}
+    for run in runs:
+        identity = run_identity(run)
+        if identity in found:
+            raise UsageError(f"records: {found[identity]} and {run} are the same run; name it once")
+        found[identity] = run
+    return list(found)
+
+
+def _joined(worlds: dict[Path, WorldConfig]) -> WorldConfig:
+    """The settings of the first run, with the tasks and plug-ins of all.
+
+    Raises:
+        UsageError: the runs differ in ``RULES``.
+    """
+    plain = {run: _without_defaults(world) for run, world in worlds.items()}
+    first, *others = plain
+    for other in others:
+        for name in RULES:
+            one, two = (getattr(plain[run], name) for run in (first, other))
+            if one != two:
+                raise UsageError(
+                    f"records: {name} is {one} in {first} and {two} in {other}; "
+                    "name runs with the same rules"
+                )
+    slots = {world.slots for world in worlds.values()}
+    return replace(
+        plain[first],
+        task=tuple(dict.fromkeys(task for world in worlds.values() for task in world.task)),
+        plugin=tuple(dict.fromkeys(path for world in worlds.values() for path in world.plugin)),
+        slots=slots.pop() if len(slots) == 1 else (),
+    )
+
+
+def _without_defaults(world: WorldConfig) -> WorldConfig:
+    """The settings without a limit of seeds that is merely the number of the host's slots."""
+    every = world.slots and world.max_seeds == len(world.slots)
+    return replace(world, max_seeds=None) if every else world
+
+
+def _check_numbers(episodes: Episodes) -> None:
+    """Refuse what cannot be learned from.
+
+    Raises:
+        UsageError: a number is not finite, an action was not legal, or an episode was cut off.
+    """
+    columns = episodes.observation.tensors() | {
+        "log_prob": episodes.log_prob,
+        "reward": episodes.rewards,
+    }
+    name = first_not_finite(columns)
+    if name is not None:
+        bad = ~columns[name].isfinite()
+        where = _place(episodes, bad.flatten(2).any(2) if bad.ndim > 2 else bad)
+        raise UsageError(
+            f"records: {where} has a number in {name} that is not finite; leave it out"
+        )
+    forbidden = ~_legal(episodes) & episodes.valid
+    if bool(forbidden.any()):
+        where = _place(episodes, forbidden)
+        raise UsageError(f"records: {where} has an action that was not legal; leave it out")
+    last = episodes.lengths - 1
+    ended = episodes.terminated.gather(0, last[None])[0]
+    if not bool(ended.all()):
+        where = _place(episodes, ~ended[None])
+        raise UsageError(f"records: {where} has an episode that was cut off; leave it out")
+
+
+def _place(episodes: Episodes, where: Tensor) -> str:
+    """Run and round of the first episode in which ``where``, bool ``[T, M]``, is true."""
+    column = int(where.any(0).nonzero()[0])
+    return f"round {int(episodes.rounds[column])} of {episodes.runs[column]}"
+
+
+def _legal(episodes: Episodes) -> Tensor:
+    """Whether each action was legal in all heads that matter, bool ``[T, M]``."""
+    masks, actions = episodes.observation.masks, episodes.actions
+    op, slot = actions[..., 0], actions[..., 1]
+
+    def allowed(options: Tensor, choice: Tensor) -> Tensor:
+        return options.gather(-1, choice[..., None])[..., 0]
+
+    matters = relevance(op)
+    others = allowed(masks.choices_of(op, slot), actions[..., 2:])
+    both = torch.stack([allowed(masks.ops, op), allowed(masks.slots_of(op), slot)], -1)
+    return (torch.cat([both, others], -1) | ~matters).all(-1)
+
+
+def _check_chances(episodes: Episodes) -> None:
+    """Refuse policies whose actions were certain: their importance ratios say nothing.
+
+    Such a policy never took another action, so no ratio tells what another one is worth.
+
+    Raises:
+        UsageError: all actions of a run had probability 1.
+    """
+    for run in dict.fromkeys(episodes.runs):
+        own = [i for i, name in enumerate(episodes.runs) if name == run]
+        if not bool((episodes.log_prob[:, own] != 0.0).any()):
+            raise UsageError(
+                f"method: vtrace needs policies that draw their actions, and {run} has "
+                f"{episodes.policies[own[0]]}, which was certain of every one; take awr or bc"
+            )
+
+
+def fit_moments(
+    data: RecordedData,
+    moments: ObservationMoments[Observation],
+    return_moments: RunningMoments,
+) -> None:
+    """Fit the moments of observations and returns to the episodes that are learned from."""
+    valid = data.episodes.valid
+    for chosen in data.learned.split(_CHUNK):
+        inside = valid[:, chosen]
+
+        def counted(x: Tensor, chosen: Tensor = chosen, inside: Tensor = inside) -> Tensor:
+            # Moments ignore rows of NaN.
+            missing = ~inside.view(*inside.shape, *[1] * (x.ndim - 2))
+            return x[:, chosen].masked_fill(missing, float("nan"))
+
+        tensors = {name: x[:, chosen] for name, x in data.episodes.observation.tensors().items()}
+        tensors |= {name: counted(data.episodes.observation.tensors()[name]) for name in _MEASURED}
+        moments.update(Observation.from_tensors(tensors), None)
+        return_moments.update(counted(data.returns))
+
+
+_MEASURED = ("host", "slots")
+"""The tensors of an observation whose moments are taken."""
+
+
+def policy_config(
+    config: ImitationConfig, algorithm: Algorithm, world: WorldConfig, threads: int
+) -> TrainConfig:
+    """The settings of the run: those of a policy that other commands take.
+
+    Args:
+        config: settings of learning.
+        algorithm: ``imitation`` or ``offline``.
+        world: tasks and rules, see ``RecordedData``.
+        threads: CPU threads.
+    """
+    return TrainConfig(
+        world=replace(world, rounds=config.epochs, seed=config.seed),
+        method=MethodConfig(algorithm=algorithm),
+        learner=LearnerConfig(
+            learning_rate=config.learning_rate,
+            value_weight=config.value_weight,
+            max_gradient_norm=config.max_gradient_norm,
+            discount=config.discount,
+            lstm_hidden=config.lstm_hidden,
+        ),
+        machine=MachineConfig(
+            device=config.device,
+            devices=(config.device,),
+            amp_dtype=config.amp_dtype,
+            tf32=config.tf32,
+            threads=threads,
+        ),
+        output=OutputConfig(
+            telemetry_dir=config.telemetry_dir,
+            telemetry_level=config.telemetry_level,
+            keep_checkpoints=config.keep_checkpoints,
+        ),
+    )

@@ -1,0 +1,44 @@
+"""Learning that starts from the policy of another run."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.config import TrainConfig
+from esper.leyline.errors import UsageError
+from esper.simic.run.checkpoint import load_latest
+from esper.simic.run.run_directory import stored_config
+
+
+def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
+    """The state of the policy that learning starts from, by part; None for random weights.
+
+    Raises:
+        UsageError: the run has no usable checkpoint, or its network is another.
+    """
+    if config.learner.initial_policy is None:
+        return None
+    run = Path(os.path.expanduser(config.learner.initial_policy))
+    try:
+        known = (run / "config.json").is_file()
+    except (OSError, ValueError):
+        known = False
+    if not known:
+        raise UsageError(
+            f"initial_policy: {run} is not a run directory; esper runs lists your runs"
+        )
+    try:
+        stored, _ = stored_config(run)
+        if stored.gymnasium.gym is not None:
+            raise UsageError(f"{run} was trained on {stored.gymnasium.gym}; give a growth run")
+        width, own = stored.learner.lstm_hidden, config.learner.lstm_hidden
+        if width != own:
+            raise UsageError(
+                f"the LSTM of {run} has width {width}, not {own}; give --lstm-hidden {width}"
+            )
+        return load_latest(run).parts
+    except UsageError as error:
+        text = (
+            str(error).removeprefix("resume: ").removesuffix("; start a new run without --resume")
+        )
+        raise UsageError(f"initial_policy: {text}") from error
