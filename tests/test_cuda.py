@@ -6,7 +6,6 @@ tests, so that their first run on a GPU is not lost to a mistake in them.
 """
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +37,9 @@ from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.precision import Precision
 from support import Garden, Plant, seed_state
 from synthetic import synthetic_rollout
-from virtual_device import virtual_device
 
-REAL = pytest.param(
-    "real",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ],
-)
 GPU = torch.device("cuda:0")
 SUBJECT = 1
-
-
-@pytest.fixture(params=[REAL, pytest.param("virtual", marks=pytest.mark.slow)])
-def cuda(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A CUDA device, and which kind."""
-    if request.param == "real":
-        yield "real"
-        return
-    with virtual_device() as machine:
-        yield "virtual"
-    assert machine.faults == []
 
 
 def played(device: str) -> tuple[Tensor, Tensor]:

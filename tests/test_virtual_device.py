@@ -108,6 +108,7 @@ WAITS: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "to": (lambda x: x.to("cpu"), "to"),
     "from the host": (lambda x: torch.ones(3).to(GPU), "to"),
     "tensor": (lambda x: torch.tensor([1.0], device=GPU), "tensor"),
+    "new_tensor": (lambda x: x + x.new_tensor([1.0]), "new_tensor"),
     "copy_": (lambda x: x.copy_(torch.ones(3)), "copy_ from the host"),
     "synchronize": (lambda x: torch.cuda.synchronize(), "synchronize"),
 }

@@ -29,6 +29,8 @@ class Functions(TorchFunctionMode):
             return handler(self.machine, function, args, kwargs)
         thread = self.machine.thread
         before = thread.target
+        if function is Tensor.new_tensor:
+            kwargs.setdefault("device", self.machine.where(args[0]))
         pinned = bool(kwargs.get("pin_memory"))
         if pinned:
             kwargs["pin_memory"] = False

@@ -88,9 +88,7 @@ def test_a_policy_in_half_precision_is_not_called_float32(tmp_path: Path) -> Non
 
 def test_a_compiled_policy_on_a_cpu_is_advised_against(capsys: pytest.CaptureFixture[str]) -> None:
     for mode, advised in (("auto", False), ("off", False), ("default", True)):
-        assert compile_mode(unflatten({"compile": mode}), CPU) == (
-            "off" if mode == "auto" else mode
-        )
+        assert compile_mode(mode, CPU) == ("off" if mode == "auto" else mode)
         error = capsys.readouterr().err
         assert error.count("\n") == advised
         assert error.startswith("warning: compile: ") == advised

@@ -99,6 +99,7 @@ class GrowthEnv:
         scales: loss scales, of environments first and then of twins by group; None if losses are
             not scaled. An environment keeps its scale from episode to episode, whatever its task.
         task_of: index in ``tasks`` of each environment's task in this episode, int64 ``[N]``.
+        task_numbers: the same as a list, for which a GPU need not be waited for.
 
     Raises:
         ValueError: the reward mode is unknown, or there is no task or no device.
@@ -222,7 +223,7 @@ class GrowthEnv:
     @property
     def current_tasks(self) -> list[Task]:
         """The task of each environment in this episode."""
-        return [self.tasks[task] for task in self.task_of.tolist()]
+        return [self.tasks[task] for task in self.task_numbers]
 
     @property
     def shards(self) -> list[Shard]:
@@ -269,6 +270,7 @@ class GrowthEnv:
     def _make_shards(self) -> None:
         """Split the environments into shards: by device, then by bank, then by thread."""
         self._tasks_of_shards = self.task_of
+        self.task_numbers: list[int] = self.task_of.tolist()
         banks = self._bank_of[self.task_of]
         self.parts: list[_Part] = []
         seen: set[int] = set()

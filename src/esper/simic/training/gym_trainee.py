@@ -80,7 +80,7 @@ class GymTrainee:
             shape,
             device,
             policy_dtype(config, device),
-            compile_mode(config, device),
+            compile_mode(config.machine.compile, device),
         )
         self.precision = Precision(device.type)
         self.steps = config.gymnasium.rollout_steps

@@ -18,24 +18,28 @@ def memory_error(error: BaseException | None) -> torch.OutOfMemoryError | None:
     return error
 
 
-def what_fits(error: torch.OutOfMemoryError, envs: int, device: torch.device) -> UsageError:
-    """The error to report: what was needed, what there is, and about how many environments fit.
+def what_fits(
+    error: torch.OutOfMemoryError, count: int, device: torch.device, setting: str = "envs"
+) -> UsageError:
+    """The error to report: what was needed, what there is, and about how many fit.
 
-    Nearly all memory is taken in proportion to the environments, so their number is scaled by the
-    ratio of the memory that there is to that which was needed.
+    Nearly all memory is taken in proportion to the environments, or to the episodes of a batch, so
+    their number is scaled by the ratio of the memory that there is to that which was needed.
 
     Args:
         error: the error of torch.
-        envs: environments of the run.
+        count: environments of the run, or what ``setting`` counts.
         device: device of the policy.
+        setting: the setting that says how many there are.
     """
     found = _REQUEST.search(str(error))
     requested = float(found[1]) * _UNITS[found[2]] if found else 0.0
     needed = torch.cuda.max_memory_allocated(device) + requested
     available = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    fits = min(envs - 1, int(envs * SHARE * available / max(needed, 1.0)))
+    fits = min(count - 1, int(count * SHARE * available / max(needed, 1.0)))
     advice = f"about {fits} fit" if fits > 0 else "not even one fits"
     return UsageError(
-        f"envs: {envs} do not fit into the memory of {device}: at least {needed / 2**30:.2f} GiB "
-        f"are needed and {available / 2**30:.2f} GiB available; {advice}"
+        f"{setting}: {count} do not fit into the memory of {device}: "
+        f"at least {needed / 2**30:.2f} GiB are needed and {available / 2**30:.2f} GiB available; "
+        f"{advice}"
     )

@@ -196,7 +196,7 @@ class Recorder:
         assert test is not None
         assert twin_test is not None
         names = [task.label for task in self.environment.tasks]
-        tasks = self.environment.task_of.tolist()
+        tasks = self.environment.task_numbers
         ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
         stages = [torch.stack(parts) for parts in zip(*self._stages, strict=True)]
         germinated, fossilised, pruned = (seeds_entering(stage, *stages).sum(0) for stage in ends)

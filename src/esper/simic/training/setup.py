@@ -138,9 +138,9 @@ def build_environment(config: TrainConfig, devices: Sequence[torch.device]) -> G
     return environment
 
 
-def compile_mode(config: TrainConfig, device: torch.device) -> str:
+def compile_mode(wanted: str, device: torch.device) -> str:
     """The mode of compilation; on a CPU any but ``off`` is advised against on stderr."""
-    mode = resolve_mode(config.machine.compile, device)
+    mode = resolve_mode(wanted, device)
     if mode != "off" and device.type == "cpu":
         print(
             f"warning: compile: on a CPU {mode} delays the first update by minutes, and updates no "
@@ -161,7 +161,7 @@ def build_agent(
         config.world.seed,
         device,
         policy_dtype(config, device),
-        compile_mode(config, device),
+        compile_mode(config.machine.compile, device),
         config.machine.threads or torch.get_num_threads(),
         impala_of(config),
         initial,
