@@ -9,7 +9,7 @@ BENCH := $(VENV)/.ready-bench
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -50,6 +50,10 @@ test-all: test
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
+
+# Nine minutes on a GPU: everything that no CPU can show, in benchmarks/results/gpu_check.md.
+gpu-check: $(READY)
+	$(BIN)/python scripts/gpu_check.py
 
 # With the compiled library in it, for this kind of processor: installing it needs no compiler.
 wheel: $(READY)

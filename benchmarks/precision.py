@@ -24,7 +24,7 @@ LEAST_RATIO = 0.9
 
 
 def measured(run: Run) -> dict[str, Any]:
-    """Return accuracies and gains over the never-grow twin, in the first and last quarter."""
+    """Return seconds, and accuracies and gains over the twin in the first and last quarter."""
 
     def accuracy(part: list[EpisodeOutcome], field: str) -> float:
         return statistics.fmean(v for o in part for v in to_floats(getattr(o, field)))
@@ -37,6 +37,7 @@ def measured(run: Run) -> dict[str, Any]:
         "twin": accuracy(last, "twin_accuracy"),
         "gain": str(run.gain(last)),
         "rolled_back": sum(sum(o.rolled_back) for o in run.outcomes),
+        "seconds": run.seconds,
     }
 
 

@@ -17,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -39,8 +40,7 @@ DOCUMENTED = {
     "simic/growth/shard.py:_restore": "rows that were rolled back; only then",
     "tolaria/minibatches.py:__iter__": "streamed images: which of them an epoch draws",
     "simic/update_metrics.py:summarise": "the one transfer of an update: what happened in it",
-    "simic/growth/environment.py:current_tasks": "telemetry: which tasks a round trains",
-    "simic/training/recorder.py:finish": "telemetry: the outcome of a round",
+    "simic/training/recorder.py:finish": "the outcome of a round, once",
 }
 """Places that may wait, and why; see docs/performance.md."""
 
@@ -92,15 +92,36 @@ def caught_on(machine: Machine, found: Counter[str]) -> Iterator[None]:
             found[where] += count
 
 
-def report(title: str, found: Counter[str], calls: int) -> bool:
-    """Print the places; return whether all of them are documented."""
+@dataclass(frozen=True)
+class Waits:
+    """The waits of a training loop.
+
+    Attributes:
+        steps: waits of all steps by place.
+        update: waits of an update and of the outcome of its round.
+        length: number of steps.
+        launches: launches a step; None where they are not counted.
+        loop: the machine and the settings.
+    """
+
+    steps: Counter[str]
+    update: Counter[str]
+    length: int
+    launches: float | None
+    loop: str
+
+    @property
+    def undocumented(self) -> set[str]:
+        """Places that wait and are not in ``DOCUMENTED``."""
+        return (self.steps.keys() | self.update.keys()) - DOCUMENTED.keys()
+
+
+def report(title: str, found: Counter[str], calls: int) -> None:
+    """Print the places."""
     print(f"\n{title}: {sum(found.values()) / calls:.1f} a call")
-    fine = True
     for where, count in sorted(found.items(), key=lambda pair: -pair[1]):
-        reason = DOCUMENTED.get(where)
-        fine &= reason is not None
-        print(f"  {count / calls:6.2f}  {where:58}  {reason or 'NOT DOCUMENTED'}")
-    return fine
+        reason = DOCUMENTED.get(where, "NOT DOCUMENTED")
+        print(f"  {count / calls:6.2f}  {where:58}  {reason}")
 
 
 def main() -> int:
@@ -109,23 +130,31 @@ def main() -> int:
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--device", default="virtual", help="virtual, or cuda:0 and so on")
+    parser.add_argument(
+        "--tf32", action=argparse.BooleanOptionalAction, default=True, help="as in training"
+    )
     arguments = parser.parse_args()
     given = arguments.task, arguments.envs
-    with arithmetic(torch.device("cuda"), 1):
+    with arithmetic(torch.device("cuda"), 1, arguments.tf32):
         if arguments.device != "virtual":
-            return profiled(*given, arguments.device, caught_on_cuda, None)
-        with virtual_device() as machine:
-            return profiled(*given, "cuda:0", partial(caught_on, machine), machine)
+            found = profiled(*given, arguments.device)
+        else:
+            with virtual_device() as machine:
+                found = profiled(*given, "cuda:0", machine)
+    print(found.loop)
+    if found.launches is not None:
+        print(f"virtual device; {found.launches:.0f} launches a step")
+    report("a step", found.steps, found.length)
+    report("an update, and the outcome of its round", found.update, 1)
+    if found.undocumented:
+        print("\nthere are undocumented synchronisations", file=sys.stderr)
+    return 1 if found.undocumented else 0
 
 
-def profiled(
-    task: str,
-    envs: int,
-    device: str,
-    catch: Callable[[Counter[str]], AbstractContextManager[None]],
-    machine: Machine | None,
-) -> int:
-    """Print all synchronisations of a loop; return 1 if one is not documented."""
+def profiled(task: str, envs: int, device: str, machine: Machine | None = None) -> Waits:
+    """Return the waits of a loop on a CUDA device, or on a virtual machine's."""
+    catch: Callable[[Counter[str]], AbstractContextManager[None]]
+    catch = caught_on_cuda if machine is None else partial(caught_on, machine)
     workload = Workload(
         task=task,
         envs=envs,
@@ -147,18 +176,12 @@ def profiled(
     for _ in range(workload.episode_length):
         with catch(steps):
             loop.step()
-    launches = 0 if machine is None else sum(machine.launches.values())
+    length = workload.episode_length
+    launches = None if machine is None else sum(machine.launches.values()) / length
     with catch(update):
         loop.end()
     loop.close()
-    print(described(torch.device(device), workload))
-    if machine is not None:
-        print(f"virtual device; {launches / workload.episode_length:.0f} launches a step")
-    fine = report("a step", steps, workload.episode_length)
-    fine &= report("an update, and the outcome of its round", update, 1)
-    if not fine:
-        print("\nthere are undocumented synchronisations", file=sys.stderr)
-    return 0 if fine else 1
+    return Waits(steps, update, length, launches, described(torch.device(device), workload))
 
 
 if __name__ == "__main__":
