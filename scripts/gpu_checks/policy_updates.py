@@ -29,7 +29,9 @@ def measure(place: Place) -> Iterator[Row]:
         for name, engine in ours.items():
             for _ in range(WARMUPS):
                 engine.update()
-            calls |= {f"{name}: update": engine.update, f"{name}: rollout": engine.collect}
+            calls[f"{name}: update"] = engine.update
+            if place.machine is None:
+                calls[f"{name}: rollout"] = engine.collect
         if place.machine is None and find_spec("sb3_contrib") is not None:
             theirs = import_module("gym_speed").Theirs(device=place.device)
             calls |= {"sb3-contrib: update": theirs.update, "sb3-contrib: rollout": theirs.collect}
