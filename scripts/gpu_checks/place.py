@@ -1,5 +1,6 @@
 """The device on which a section measures: a GPU, or the virtual one."""
 
+import gc
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,10 +93,12 @@ def attempted(row: Row, measure: Callable[[], Row]) -> Row:
 
     Too little memory is a result; any other error stands in ``error``, and its section has failed.
     """
+    # What the row before it held: loops and their graphs refer to themselves.
+    gc.collect()
+    torch.cuda.empty_cache()
     try:
         return row | measure()
     except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
         return row | {"note": f"out of memory: {str(error).splitlines()[0]}"}
     except Exception:
         return row | {"error": traceback.format_exc()}
