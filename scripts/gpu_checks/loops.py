@@ -17,8 +17,8 @@ COUNTS, FEW = (64, 1024, 256, 4096), (4,)
 
 def measure(place: Place) -> Iterator[Row]:
     """Yield a row per loop."""
-    for envs, precision, captured in product(
-        place.size(COUNTS, FEW), (TF32, *place.halves, FLOAT32), (True, False)
+    for captured, envs, precision in product(
+        (True, False), place.size(COUNTS, FEW), (TF32, *place.halves, FLOAT32)
     ):
         row = {"envs": envs, "precision": precision, "captured": captured}
         yield attempted(row, partial(speed, place, envs, precision, captured))

@@ -100,5 +100,5 @@ def attempted(row: Row, measure: Callable[[], Row]) -> Row:
         return row | measure()
     except torch.OutOfMemoryError as error:
         return row | {"note": f"out of memory: {str(error).splitlines()[0]}"}
-    except Exception:
+    except (Exception, SystemExit):  # benchmarks end with SystemExit
         return row | {"error": traceback.format_exc()}

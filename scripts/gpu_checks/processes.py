@@ -51,7 +51,7 @@ def measure(section: Section, virtual: bool, file: Path) -> int:
             for row in section.measure(place):
                 rows.append(row)
                 write_json(file, {"rows": rows})
-    except Exception:
+    except (Exception, SystemExit):
         write_json(file, {"rows": rows, "error": traceback.format_exc()})
         return 1
     return 1 if any("error" in row for row in rows) else 0
