@@ -12,88 +12,15 @@ and of CPU time; on a busy machine, CPU time is the more reliable of the two.
 
 import os
 from importlib.metadata import version
-from typing import Any
 
-import gymnasium
-import numpy as np
 import torch
-from gymnasium import spaces
+from gym_engine import CPU, ENVS, INPUTS, MEMORY, OPTIONS, STEPS, Idle, Ours
 from reporting import in_turns, made_on, new_parser, publish, table
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from esper.leyline.config import unflatten
-from esper.simic.gym.agent import Shape, gym_agent
-from esper.simic.gym.collect import collect
-from esper.simic.gym.vector_environment import GymEnvironments
-from esper.simic.rollout import Rollout
-from esper.tamiyo.policy.recurrent import FlatObservation
-
-STEPS, ENVS, INPUTS, MEMORY = 150, 16, 128, 512
-OPTIONS = (3, 8, 4, 3, 3, 4, 4, 6)
-CPU = torch.device("cpu")
-SETTINGS = {
-    "gym": "Idle",
-    "envs": ENVS,
-    "rollout_steps": STEPS,
-    "lstm_hidden": MEMORY,
-    "ppo_epochs": 1,
-    "minibatches": 1,
-    "target_kl": 1e9,
-    "normalise_observations": False,
-}
 WANTED = {"update fp32": 2.5, "update bf16": 4.0, "rollout": 1.7}
-
-
-class Idle(gymnasium.Env):
-    """An environment without dynamics: each observation is one of a few rows of noise.
-
-    Args:
-        length: steps of an episode.
-    """
-
-    observation_space = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
-    action_space = spaces.MultiDiscrete(list(OPTIONS))
-
-    def __init__(self, length: float = STEPS) -> None:
-        self.length = length
-        self.rows = np.random.default_rng(0).standard_normal((16, INPUTS)).astype(np.float32)
-        self.time = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode."""
-        super().reset(seed=seed)
-        self.time = 0
-        return self.rows[0], {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Advance time by one step; the action has no effect."""
-        self.time += 1
-        row = self.rows[self.time % 16]
-        return row, float(row[0]), self.time == self.length, False, {}
-
-
-class Ours:
-    """Rollout and update of the engine."""
-
-    def __init__(self, amp_dtype: torch.dtype | None):
-        self.environments = GymEnvironments([Idle() for _ in range(ENVS)], 1)
-        self.environments.reset()
-        shape = Shape(INPUTS, OPTIONS, True)
-        self.agent = gym_agent(unflatten(SETTINGS), shape, CPU, amp_dtype)
-        self.agent.begin(torch.arange(ENVS), 0)
-        self.number = 0
-        self.rollout = self.collect()
-
-    def collect(self) -> Rollout[FlatObservation]:
-        """Collect one rollout."""
-        self.number += 1
-        return collect(self.environments, self.agent, STEPS, self.number)
-
-    def update(self) -> None:
-        """Learn from the rollout."""
-        self.agent.update(self.rollout)
 
 
 class Theirs:
@@ -102,9 +29,10 @@ class Theirs:
     Args:
         length: steps of an episode. RecurrentPPO steps through the LSTM in Python if an episode
             begins within a batch; otherwise it makes one call.
+        device: device of the policy.
     """
 
-    def __init__(self, length: float = STEPS) -> None:
+    def __init__(self, length: float = STEPS, device: torch.device = CPU) -> None:
         self.model = RecurrentPPO(
             "MlpLstmPolicy",
             DummyVecEnv([lambda: Idle(length)] * ENVS),
@@ -116,7 +44,7 @@ class Theirs:
                 "shared_lstm": True,
                 "enable_critic_lstm": False,
             },
-            device="cpu",
+            device=device,
         )
         self.model._setup_learn(10**9)
         self.callback = CallbackList([])

@@ -139,7 +139,7 @@ class NaiveBackend:
         everyone = torch.arange(len(seeds.alpha))
         found = []
         for asked in (Variant(0, everyone, seeds.alpha), *variants):
-            varied = seeds.varied(asked.rows, asked.alpha)
+            varied = seeds.varied(asked)
             scores = []
             for i, r in enumerate(asked.rows.tolist()):
                 row = r if rows is None else int(rows[r])

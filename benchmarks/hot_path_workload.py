@@ -5,20 +5,22 @@ germinates in the first slot at step 5 and is blended in as soon as its gates al
 still computed, and learns from the actions it would have taken.
 """
 
+import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.leyline.actions import BLUEPRINTS
-from esper.leyline.config import LearnerConfig
+from esper.leyline.config import LearnerConfig, TrainConfig
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines
 from esper.runtime.data import Dataset
@@ -27,6 +29,7 @@ from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step
 from esper.simic.rollout import Rollout
+from esper.simic.run.run_directory import machine_fingerprint
 from esper.simic.training.decisions import WatchedActor
 from esper.simic.training.recorder import Recorder
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
@@ -94,6 +97,7 @@ class Workload:
         seeds: number of slots per environment in which a seed lives.
         compile_mode: compilation of the policy's update, see ``simic.compiled``.
         first: identity of the first environment.
+        synchronised: whether the loop waits for a CUDA device before it reads a clock.
     """
 
     task: str = "digits_shift"
@@ -111,6 +115,12 @@ class Workload:
     seeds: int = 1
     compile_mode: str = "off"
     first: int = 0
+    synchronised: bool = True
+
+    @property
+    def clock(self) -> torch.device:
+        """The device for which the loop waits before it reads a clock."""
+        return torch.device(self.device if self.synchronised else "cpu")
 
     @property
     def found(self) -> Task:
@@ -141,21 +151,56 @@ class Workload:
         return ScheduleActor(rows)
 
 
-class Timed:
-    """A backend whose calls are timed."""
+def wait_for(device: torch.device) -> None:
+    """Wait until a CUDA device has carried out what was launched."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
-    def __init__(self, backend: Backend):
-        self.name, self.threaded = backend.name, backend.threaded
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Return the machine, versions and arithmetic on which figures depend."""
+    found = machine_fingerprint(device, TrainConfig(), "")
+    driver = None
+    if device.type == "cuda":
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        with suppress(FileNotFoundError):
+            asked = subprocess.run(query, capture_output=True, text=True, check=False)
+            driver = asked.stdout.strip()
+    else:
+        found["device_name"] = f"{os.cpu_count()} x {found['device_name']}"
+    return {name: found[name] for name in ("torch", "device_name", "cuda", "git")} | {
+        "driver": driver,
+        "tf32": device.type == "cuda" and torch.get_float32_matmul_precision() != "highest",
+    }
+
+
+def described(device: torch.device, workload: "Workload") -> str:
+    """Return a line with the machine and the settings of a workload."""
+    settings = {
+        name: getattr(workload, name)
+        for name in ("task", "envs", "episode_length", "device", "threads", "compile_mode")
+    }
+    parts = settings | {"amp": workload.precision.dtype_name} | machine(device)
+    return ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
+
+
+class Timed:
+    """A backend whose calls are timed until the device has carried them out."""
+
+    def __init__(self, backend: Backend, device: torch.device):
+        self.name, self.threaded, self.device = backend.name, backend.threaded, device
         self.train_epoch = self._timed(backend.train_epoch)
         self.evaluate = self._timed(backend.evaluate)
         self.seconds = 0.0
 
     def _timed(self, call: Callable[P, T]) -> Callable[P, T]:
         def timed(*args: P.args, **kwargs: P.kwargs) -> T:
+            wait_for(self.device)
             begin = time.perf_counter()
             try:
                 return call(*args, **kwargs)
             finally:
+                wait_for(self.device)
                 self.seconds += time.perf_counter() - begin
 
         return timed
@@ -210,7 +255,7 @@ class Loop:
         self.lanes = len(shards)
         for shard in shards:
             if not isinstance(shard.engine.backend, Timed):
-                shard.engine.backend = Timed(shard.engine.backend)
+                shard.engine.backend = Timed(shard.engine.backend, self.workload.clock)
         self.script = self.workload.script(self.environment.count)
         for actor in (self.agent, self.script):
             actor.begin(self.environment.environments, self.episode)
@@ -260,6 +305,7 @@ class Loop:
         metrics = self.agent.update(self.rollout)
         self.recorder.finish(0.0, metrics)
         self.hub.flush()
+        self._wait()
         self.update += time.perf_counter() - begin
         self.episode += 1
 
@@ -279,5 +325,4 @@ class Loop:
         return sum(backend.seconds for backend in backends if isinstance(backend, Timed))
 
     def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait_for(self.workload.clock)

@@ -140,11 +140,13 @@ def policies(hidden: int, repeats: int) -> list[tuple[object, ...]]:
     return rows
 
 
-def telemetry(repeats: int) -> list[tuple[str, ...]]:
-    """Return the times of whole loops by telemetry level; the loops take turns step by step."""
-    workload = Workload(envs=64, episode_length=20, threads=os.cpu_count() or 1)
+def telemetry(workload: Workload, backend: str, repeats: int) -> dict[str, float]:
+    """Return milliseconds a step of whole loops by telemetry level.
+
+    The loops take turns step by step.
+    """
     levels = ("off", "normal", "debug")
-    loops = {level: Loop(replace(workload, telemetry=level), "auto") for level in levels}
+    loops = {level: Loop(replace(workload, telemetry=level), backend) for level in levels}
     times: dict[str, list[float]] = {level: [] for level in levels}
     for _ in range(repeats + 1):
         for loop in loops.values():
@@ -156,7 +158,13 @@ def telemetry(repeats: int) -> list[tuple[str, ...]]:
         for level, loop in loops.items():
             loop.end()
             times[level].append(1e3 * loop.seconds / workload.episode_length)
-    found = {level: statistics.median(times[level][1:]) for level in levels}
+    for loop in loops.values():
+        loop.close()
+    return {level: statistics.median(times[level][1:]) for level in levels}
+
+
+def telemetry_rows(found: dict[str, float]) -> list[tuple[str, ...]]:
+    """Return the times of ``telemetry`` as rows of a table, with what a level costs."""
     return [
         (level, f"{value:.1f}", f"{100 * (value / found['off'] - 1):+.1f} %")
         for level, value in found.items()
@@ -170,6 +178,8 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [row for hidden in (128, 512) for row in policies(hidden, arguments.repeats)]
+    workload = Workload(envs=64, episode_length=20, threads=os.cpu_count() or 1)
+    levels = telemetry(workload, "auto", arguments.repeats)
     parts = (
         f"{STEPS} steps of {ENVS} environments, one epoch of the full batch, one thread; medians "
         f"of {arguments.repeats} alternating repetitions. The plain policy has one linear "
@@ -178,7 +188,7 @@ def main() -> int:
         "with an LSTM of 128, and 1.1 times with 512.",
         table(("LSTM", "what", "plain, ms", "growth policy, ms", "ratio"), rows),
         "Whole training loops, `digits_shift`, 64 environments, alternating:",
-        table(("telemetry", "ms per step", "against off"), telemetry(arguments.repeats)),
+        table(("telemetry", "ms per step", "against off"), telemetry_rows(levels)),
         f"{made_on()}.",
     )
     title = "What masks, autoregressive heads and telemetry cost"

@@ -24,7 +24,7 @@ LEAST_RATIO = 0.9
 
 
 def measured(run: Run) -> dict[str, Any]:
-    """Return accuracies and gains over the never-grow twin, in the first and last quarter."""
+    """Return seconds, and accuracies and gains over the twin in the first and last quarter."""
 
     def accuracy(part: list[EpisodeOutcome], field: str) -> float:
         return statistics.fmean(v for o in part for v in to_floats(getattr(o, field)))
@@ -37,15 +37,17 @@ def measured(run: Run) -> dict[str, Any]:
         "twin": accuracy(last, "twin_accuracy"),
         "gain": str(run.gain(last)),
         "rolled_back": sum(sum(o.rolled_back) for o in run.outcomes),
+        "seconds": run.seconds,
     }
 
 
 def compared(settings: Settings, amp_dtype: str, work: Path) -> dict[str, Any]:
     """Return the results of both runs of one seed."""
     row: dict[str, Any] = {"seed": settings["seed"]}
-    for name, use_amp in (("float32", False), (amp_dtype, True)):
-        given = {**settings, "use_amp": use_amp, "amp_dtype": amp_dtype}
-        run = trained("ppo", given, work / f"{name}-seed{row['seed']}")
+    # The training in float32 is the same beside either dtype.
+    halves = {"use_amp": True, "amp_dtype": amp_dtype}
+    for name, given in (("float32", {"use_amp": False}), (amp_dtype, halves)):
+        run = trained("ppo", {**settings, **given}, work / f"{name}-seed{row['seed']}")
         row[name] = measured(run)
         if row[name]["dtypes"] != [name]:
             raise SystemExit(f"{run.path} computed in {row[name]['dtypes']}, not in {name}")

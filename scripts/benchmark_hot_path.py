@@ -17,7 +17,6 @@ and the fastest naive way of each round counts. For the workload, see
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 import timeit
@@ -30,15 +29,14 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.leyline.config import TrainConfig
 from esper.runtime.registry import find_all
 from esper.simic.compiled import MODES, resolve_mode
-from esper.simic.run.run_directory import machine_fingerprint
+from esper.simic.training.arithmetic import arithmetic
 from esper.tolaria.precision import resolve_precision
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from hot_path_race import ROUND, Naive, NaiveWays, best_naive, naive_loop, race
-from hot_path_workload import Loop, Workload
+from hot_path_workload import Loop, Workload, machine, wait_for
 from reporting import table
 
 from oracles.naive import naive_host
@@ -73,19 +71,25 @@ def check_same_numbers(workload: Workload, backend: str) -> None:
         loop.close()
 
 
-def measure(workloads: dict[str, Workload], episodes: int, use_amp: bool) -> list[dict[str, Any]]:
+def measure(
+    workloads: dict[str, Workload], episodes: int, use_amp: bool, beside_naive: bool = True
+) -> list[dict[str, Any]]:
     """Race the loops of all backends with the naive loop; return a row per backend.
 
     Args:
         workloads: the workload of each backend; they differ in their precision alone.
         episodes: timed episodes.
         use_amp: whether the hosts compute in half precision, which the naive loop never does.
+        beside_naive: whether the naive loop takes part; without it there is no ratio.
     """
-    if not use_amp:
+    if beside_naive and not use_amp:
         for backend, workload in workloads.items():
             check_same_numbers(workload, backend)
     workload = next(iter(workloads.values()))
     ours = {backend: Loop(own, backend) for backend, own in workloads.items()}
+    if not beside_naive:
+        seconds = race({**ours}, workload, episodes)
+        return [result(loop, seconds, seconds[backend], None) for backend, loop in ours.items()]
     with NaiveWays(workload) as naive:
         seconds = race({**ours, **naive.contenders}, workload, episodes)
         best = best_naive(seconds, list(naive.contenders))
@@ -96,7 +100,7 @@ def result(
     loop: Loop,
     seconds: dict[str, NDArray[np.float64]],
     taken: NDArray[np.float64],
-    naive: Naive,
+    naive: Naive | None,
 ) -> dict[str, Any]:
     """Return the row of a loop, which it closes.
 
@@ -104,7 +108,7 @@ def result(
         loop: the loop.
         seconds: seconds of every round by contender.
         taken: seconds of this loop's rounds, ``[R]``.
-        naive: the naive loop.
+        naive: the naive loop; None if it took no part.
     """
     workload, total = loop.workload, float(taken.sum())
     growth = loop.environment.config
@@ -115,7 +119,7 @@ def result(
     shares["rest"] = total - sum(shares.values())
     loop.close()
     given = ("task", "envs", "episode_length", "device", "telemetry", "lstm_hidden", "ppo_epochs")
-    by_round = naive.fastest / taken
+    device = torch.device(workload.device)
     return {
         **{name: getattr(workload, name) for name in (*given, "threads")},
         "max_batches": growth.max_batches,
@@ -126,29 +130,53 @@ def result(
         "eps": steps / total,
         "step_ms_p50": float(np.percentile(milliseconds, 50)),
         "step_ms_p95": float(np.percentile(milliseconds, 95)),
+        **beside(naive, seconds, taken, steps),
+        "rounds": len(taken),
+        **{f"share_{part}": own / total for part, own in shares.items()},
+        "peak_gflops": peak_gflops(device, workload.threads),
+        "host_gflops": host_flops(workload) * rows / workload.envs * steps / loop.host / 1e9,
+        **machine(device),
+    }
+
+
+def beside(
+    naive: Naive | None,
+    seconds: dict[str, NDArray[np.float64]],
+    taken: NDArray[np.float64],
+    steps: int,
+) -> dict[str, Any]:
+    """Return the columns about the naive loop, None if it took no part; see ``result``."""
+    if naive is None:
+        names = ("naive_eps", "naive_way", "ratio", "lowest_ratio", "highest_ratio")
+        return dict.fromkeys(names) | {"ways": {}}
+    by_round = naive.fastest / taken
+    return {
         "naive_eps": steps / float(naive.fastest.sum()),
         "naive_way": naive.way,
-        "ratio": float(naive.fastest.sum()) / total,
+        "ratio": float(naive.fastest.sum()) / float(taken.sum()),
         "lowest_ratio": float(by_round.min()),
         "highest_ratio": float(by_round.max()),
-        "rounds": len(taken),
         "ways": {
             way: {"eps": steps / float(seconds[way].sum()), "won": won}
             for way, won in naive.won.items()
         },
-        **{f"share_{part}": own / total for part, own in shares.items()},
-        "peak_gflops": peak_gflops(workload.threads),
-        "host_gflops": host_flops(workload) * rows / workload.envs * steps / loop.host / 1e9,
-        **machine(torch.device(workload.device)),
     }
 
 
-def peak_gflops(threads: int) -> float:
-    """Measure a large matrix product on so many threads, in 10^9 operations per second."""
-    size = 1024
+def peak_gflops(device: torch.device, threads: int) -> float:
+    """Measure a large matrix product, in 10^9 operations per second.
+
+    On a CPU so many threads compute it; on CUDA it is computed in TF32 if the loop uses it.
+    """
+    size = 1024 if device.type == "cpu" else 8192
     torch.set_num_threads(threads)
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    best = min(timeit.repeat(lambda: a @ b, number=1, repeat=20))
+    a, b = (torch.randn(size, size, device=device) for _ in range(2))
+
+    def product() -> None:
+        a @ b
+        wait_for(device)
+
+    best = min(timeit.repeat(product, number=1, repeat=20))
     torch.set_num_threads(1)
     return 2 * size**3 / best / 1e9
 
@@ -176,29 +204,14 @@ def host_flops(workload: Workload) -> float:
     return (training.get_total_flops() * trained + validation.get_total_flops() * images) / 2
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """Return the machine and versions on which figures depend."""
-    found = machine_fingerprint(device, TrainConfig(), "")
-    driver = None
-    if device.type == "cuda":
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-    else:
-        found["device_name"] = f"{os.cpu_count()} x {found['device_name']}"
-    return {name: found[name] for name in ("torch", "device_name", "cuda", "git")} | {
-        "driver": driver
-    }
-
-
 def page(rows: list[dict[str, Any]]) -> str:
     """Return the results in Markdown: the loops, then every naive way."""
     parts = ("host", "policy", "update", "rest")
     heads = ("task", "envs", "backend", "env steps/s", "naive", "ratio", "ratio of single rounds")
     lines = [
         (
-            *(r["task"], r["envs"], r["backend"], f"{r['eps']:,.0f}", f"{r['naive_eps']:,.1f}"),
-            f"{r['ratio']:.1f}",
-            f"{r['lowest_ratio']:.1f} to {r['highest_ratio']:.1f}",
+            *(r["task"], r["envs"], r["backend"], f"{r['eps']:,.0f}"),
+            *ratios(r),
             *(f"{r[name]:.1f}" for name in ("step_ms_p50", "step_ms_p95")),
             *(f"{100 * r[f'share_{part}']:.0f} %" for part in parts),
             f"{r['host_gflops']:.0f} of {r['peak_gflops']:.0f}",
@@ -206,7 +219,15 @@ def page(rows: list[dict[str, Any]]) -> str:
         for r in rows
     ]
     loops = table((*heads, "step ms p50", "p95", *parts, "host GFLOP/s of peak"), lines)
-    return f"{loops}\n\n{ways_table(rows)}"
+    return f"{loops}\n\n{ways_table(rows)}" if rows[0]["ways"] else loops
+
+
+def ratios(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the columns of the naive loop and of the ratio to it; dashes if it took no part."""
+    if row["ratio"] is None:
+        return "-", "-", "-"
+    single = f"{row['lowest_ratio']:.1f} to {row['highest_ratio']:.1f}"
+    return f"{row['naive_eps']:,.1f}", f"{row['ratio']:.1f}", single
 
 
 def ways_table(rows: list[dict[str, Any]]) -> str:
@@ -234,7 +255,7 @@ def compared(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
         key = tuple(row[name] for name in names)
         if key in known:
             both = (known[key], row)
-            figures = (f"{r['eps']:,.0f}" for r in both), (f"{r['ratio']:.1f}" for r in both)
+            figures = (f"{r['eps']:,.0f}" for r in both), (ratios(r)[1] for r in both)
             lines.append((*key, *figures[0], *figures[1]))
     return table((*names, "before", "after", "ratio of naive, before", "after"), lines)
 
@@ -250,6 +271,15 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=2, help="timed episodes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--amp", action="store_true")
+    parser.add_argument(
+        "--tf32", action=argparse.BooleanOptionalAction, default=True, help="as in training"
+    )
+    parser.add_argument(
+        "--naive",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether the naive loop takes part",
+    )
     parser.add_argument(
         "--compile", default="auto", choices=MODES, help="compilation of the policy's update"
     )
@@ -282,7 +312,8 @@ def main() -> int:
             )
             for backend in arguments.backend
         }
-        rows += measure(workloads, arguments.episodes, arguments.amp)
+        with arithmetic(device, 1, arguments.tf32):
+            rows += measure(workloads, arguments.episodes, arguments.amp, arguments.naive)
         print(f"{envs} environments done", file=sys.stderr, flush=True)
     print(page(rows))
     if arguments.json:

@@ -29,12 +29,13 @@ from esper.simic.growth.step_functions import TorchStep
 from esper.simic.optimiser import PolicyOptimizer
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
+from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.recorder import Recorder
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import Governor
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from hot_path_workload import Loop, Workload
+from hot_path_workload import Loop, Workload, described, wait_for
 from reporting import table
 
 Stages = tuple[tuple[object, str, str], ...]
@@ -73,9 +74,13 @@ UPDATE_STAGES: Stages = (
 
 
 class Ledger:
-    """Time, calls and operations by stage; a nested stage does not count for its caller."""
+    """Time, calls and operations by stage; a nested stage does not count for its caller.
 
-    def __init__(self) -> None:
+    Clocks stop when ``device`` has carried out what was launched.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.stack: list[str] = []
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
@@ -85,6 +90,7 @@ class Ledger:
 
     def enter(self, stage: str) -> None:
         """Start the clock of a stage; that of its caller stops."""
+        wait_for(self.device)
         now = time.perf_counter()
         if self.stack:
             self.seconds[self.stack[-1]] += now - self.since
@@ -94,6 +100,7 @@ class Ledger:
 
     def leave(self) -> None:
         """Stop the clock of the innermost stage; that of its caller continues."""
+        wait_for(self.device)
         now = time.perf_counter()
         self.seconds[self.stack.pop()] += now - self.since
         self.since = time.perf_counter()
@@ -182,22 +189,30 @@ def main() -> int:
     parser.add_argument("--episode-length", type=int, default=40)
     parser.add_argument("--backend", default="auto", choices=["auto", "torch", "native"])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--tf32", action=argparse.BooleanOptionalAction, default=True, help="as in training"
+    )
     arguments = parser.parse_args()
     if arguments.threads > 1 and arguments.backend == "torch":
         parser.error("--threads: shards of the torch backend run side by side; profile one thread")
     torch.set_num_threads(1)
+    device = torch.device(arguments.device)
     workload = Workload(
         task=arguments.task,
         envs=arguments.envs,
         episode_length=arguments.episode_length,
+        device=arguments.device,
         threads=arguments.threads,
     )
-    loop = Loop(workload, arguments.backend)
-    play(loop, Ledger())  # warm-up: lookup tables are made on first use
-    timed, counted = Ledger(), Ledger()
-    play(loop, timed)
-    with Operations(counted):
-        play(loop, counted)
+    with arithmetic(device, 1, arguments.tf32):
+        loop = Loop(workload, arguments.backend)
+        play(loop, Ledger(device))  # warm-up: lookup tables are made on first use
+        timed, counted = Ledger(device), Ledger(device)
+        play(loop, timed)
+        with Operations(counted):
+            play(loop, counted)
+        print(described(device, workload))
     native = loop.backend_name == "NativeBackend"
     print(f"{workload.task}, {workload.envs} environments, {loop.backend_name}")
     steps = workload.episode_length

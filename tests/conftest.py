@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,36 @@ from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 from scripts.pseudo_terminal import OnTerminal
 
 torch.set_num_threads(1)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m gpu``, leave out modules without such tests: their imports may be missing there."""
+    if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    return None if "mark.gpu" in text or "cuda: str" in text else True
+
+
+REAL = pytest.param(
+    "real",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
+
+@pytest.fixture(params=[REAL, pytest.param("virtual", marks=pytest.mark.slow)])
+def cuda(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A CUDA device, and which kind; a test annotates it with ``cuda: str``."""
+    if request.param == "real":
+        yield "real"
+        return
+    from virtual_device import virtual_device  # imports torch's compiler, which takes a while
+
+    with virtual_device() as machine:
+        yield "virtual"
+    assert machine.faults == []
 
 
 @pytest.fixture

@@ -89,10 +89,11 @@ def test_every_package_says_what_it_is_for(folder) -> None:
 
 ROOMS = {
     "learner": {"learner"},
+    "graphs": {"learner", "graphs"},
     "impala": {"learner", "impala"},
     "distributed": {"learner", "distributed"},
-    "growth": {"learner", "impala", "growth"},
-    "gym": {"learner", "impala", "gym"},
+    "growth": {"learner", "graphs", "impala", "growth"},
+    "gym": {"learner", "graphs", "impala", "gym"},
     "run": {"learner", "run"},
     "records": {"learner", "run", "records"},
     "training": {
@@ -141,9 +142,8 @@ TRAINER = "trainer.py"
 
 
 def test_the_learner_stays_small() -> None:
-    """2,000 lines, and 50 for what it shares with the trainer: kernels, metrics, compilation."""
     learner = [path for path in (ROOT / "simic").glob("*.py") if path.name != TRAINER]
-    assert sum(len(path.read_text().splitlines()) for path in learner) < 2_050
+    assert sum(len(path.read_text().splitlines()) for path in learner) < 2_000
     assert len((ROOT / "simic" / TRAINER).read_text().splitlines()) < 300
 
 

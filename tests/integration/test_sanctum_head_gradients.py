@@ -1,8 +1,8 @@
 """Ticket B11-PT-01: mixed precision must not cut the action heads off from their gradients.
 
 On a CPU the fault does not occur, so the tests check its mechanism: which tensors are float32
-inside an enclosing autocast region, in rollout and update. With a CUDA device, the tests named in
-the ticket run too.
+inside an enclosing autocast region, in rollout and update. The tests named in the ticket run on a
+CUDA device (``-m gpu``) and on the virtual one.
 """
 
 import math
@@ -16,6 +16,7 @@ from esper.leyline.config import LearnerConfig, TrainConfig, unflatten
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
 from esper.simic.ppo import PPOAgent
+from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.setup import build_agent, build_environment, resolve_device
 from esper.tamiyo.policy.action_masks import MASKED_LOGIT, MaskedCategorical
 from esper.tamiyo.policy.interface import Policy
@@ -252,24 +253,20 @@ def test_a_head_without_gradients_is_reported_as_missing() -> None:
     assert math.isfinite(metrics["head_grad_norms/op"])
 
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("tf32", [True, False])
+def test_head_gradients_finite_cuda_default(cuda: str, tf32: bool) -> None:
+    with arithmetic(torch.device("cuda:0"), 1, tf32):
+        agent, metrics = real_update({"device": "cuda:0", "compile": "off"})
+    assert_heads_have_gradients(agent, metrics)
 
 
-@cuda
-@pytest.mark.gpu
-def test_head_gradients_finite_cuda_default() -> None:
-    assert_heads_have_gradients(*real_update({"device": "cuda:0", "compile": "off"}))
+def test_head_gradients_finite_cuda_compiled(cuda: str) -> None:
+    agent, metrics = real_update({"device": "cuda:0", "compile": "default"})
+    assert agent.compiled.active
+    assert_heads_have_gradients(agent, metrics)
 
 
-@cuda
-@pytest.mark.gpu
-def test_head_gradients_finite_cuda_compiled() -> None:
-    assert_heads_have_gradients(*real_update({"device": "cuda:0", "compile": "default"}))
-
-
-@cuda
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_head_gradients_finite_cuda_with_amp(dtype) -> None:
+def test_head_gradients_finite_cuda_with_amp(cuda: str, dtype: str) -> None:
     settings = {"device": "cuda:0", "use_amp": True, "amp_policy": True, "amp_dtype": dtype}
     assert_heads_have_gradients(*real_update(settings))

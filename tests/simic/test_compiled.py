@@ -94,6 +94,20 @@ def test_a_failed_compilation_warns_once_and_runs_eagerly(when, monkeypatch, cap
     assert metrics["grad_norm"] == eager["grad_norm"]
 
 
+def test_too_little_memory_is_not_taken_for_a_failed_compilation(monkeypatch) -> None:
+    def compile_function(function, mode):
+        def full(*arguments):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        return full
+
+    monkeypatch.setattr(torch, "compile", compile_function)
+    agent = agent_with("default")
+    with pytest.raises(torch.OutOfMemoryError):
+        learned(agent)
+    assert agent.compiled.active
+
+
 def test_an_error_outside_the_compiler_is_raised() -> None:
     agent = agent_with("off")
     rollout = synthetic_rollout(agent, 4, 8, 2, seed=1)

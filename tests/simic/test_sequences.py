@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.simic.gym.collect import collect
 from esper.simic.sequences import segments
+from scripted_gym import agent_for, scripted
 
 
 def naive_segments(valid: list[list[bool]]) -> list[tuple[int, int, int]]:
@@ -30,3 +32,21 @@ def test_segments_equal_those_of_a_loop(seed: int) -> None:
     found: list[Tensor] = list(segments(valid))
     rows = list(zip(*(x.tolist() for x in found), strict=True))
     assert rows == naive_segments(valid.tolist())
+
+
+def test_padding_to_powers_of_two_changes_neither_loss_nor_gradients() -> None:
+    environments = scripted(5)
+    agent = agent_for(environments)
+    rollout = collect(environments, agent, 21, 1)
+    agent.updates, shapes = 1, set()
+    sequences = agent._prepare_batch(rollout).sequences
+    for chosen in torch.randperm(sequences.count).split(3):
+        found = []
+        for minibatch in (sequences.pick(chosen), sequences.pick_padded(chosen)):
+            loss, metrics = agent._gradients(minibatch)
+            gradients = [p.grad.clone() for p in agent.policy.parameters() if p.grad is not None]
+            found.append([loss, *gradients, *(metrics[n] for n in ("approx_kl", "ratio_max"))])
+        for plain, padded in zip(*found, strict=True):
+            torch.testing.assert_close(padded, plain, rtol=1e-4, atol=1e-6)
+        shapes.add(minibatch.actions.shape[:2])
+    assert all(n & (n - 1) == 0 for shape in shapes for n in shape)

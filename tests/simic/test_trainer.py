@@ -336,6 +336,17 @@ def test_a_failed_compilation_is_one_line_and_steps_run_eagerly(when, monkeypatc
         assert torch.equal(trainer.policy.state_dict()[name], x), name
 
 
+def test_too_little_memory_is_not_taken_for_a_failed_compilation(monkeypatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: full)
+    trainer = trainer_of("default")
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.step(whole_batch(synthetic_episodes(LENGTHS)))
+    assert trainer.compiled
+
+
 def test_an_error_outside_the_compiler_is_raised() -> None:
     batch = whole_batch(synthetic_episodes(LENGTHS))
     with pytest.raises((RuntimeError, IndexError)):

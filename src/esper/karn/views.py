@@ -221,11 +221,11 @@ FROM (
 
 _ANOMALIES = """
 SELECT run, round, step, NULL::BIGINT AS environment, kind, metric, "value", threshold, message,
-    amp_enabled, amp_dtype, amp_scale, time
+    amp_enabled, amp_dtype, amp_scale, amp_policy_dtype, amp_policy_scale, time
 FROM anomaly_detected
 UNION ALL
 SELECT g.run, g.round, g.step, g.environment, 'governor_rollback', NULL, NULL, NULL, g.reason,
-    s.amp_enabled, s.amp_dtype, s.amp_scale, g.time
+    s.amp_enabled, s.amp_dtype, s.amp_scale, s.amp_policy_dtype, s.amp_policy_scale, g.time
 FROM (
     SELECT run, round, step, time, unnest(environment) AS environment, unnest(reason) AS reason
     FROM governor_rollback

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.kasmina.transfer import moved
+
 Kinds = tuple["type | Kinds", ...]
 
 
 def cached_tensor(values: tuple[Any, ...], device: torch.device) -> Tensor:
     """``torch.tensor(values)`` on ``device``, the same tensor in every call; never write to it.
 
-    Creating it in every call would copy from pageable memory, which blocks a CUDA stream.
+    Creating it in every call would copy it in every call.
     """
     return _made(values, _kinds(values), device)
 
@@ -23,7 +25,7 @@ def _made(values: tuple[Any, ...], kinds: Kinds, device: torch.device) -> Tensor
     """Tensor of ``values``; ``kinds`` distinguishes (True,), (1,) and (1.0,), which are equal."""
     # An inference tensor could not take part in autograd.
     with torch.inference_mode(False):
-        return torch.tensor(values, device=device)
+        return moved(torch.tensor(values), device)
 
 
 def _kinds(values: tuple[Any, ...]) -> Kinds:
@@ -42,7 +44,7 @@ class Table:
         """The whole table; never write to it."""
         if device not in self._made:
             with torch.inference_mode(False):
-                self._made[device] = torch.tensor(self._values, device=device)
+                self._made[device] = moved(torch.tensor(self._values), device)
         return self._made[device]
 
     def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.cached_tensors import Table
+from esper.kasmina.transfer import on_host
 from esper.leyline.stages import ACTING, COMPUTING, LIVING, STAGE_COUNT, Stage
 
 
@@ -86,6 +87,10 @@ class SeedState:
         """The state with ``function`` applied to every field."""
         return SeedState(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
 
+    def on_host(self) -> "SeedState":
+        """The state in CPU memory: itself if it is there, else a copy; see ``states_on_host``."""
+        return states_on_host(self)[0]
+
     def emptied(self, slots: Tensor) -> "SeedState":
         """The state with the slots emptied where ``slots [N, S]`` is true."""
         stage = self.stage.masked_fill(slots, Stage.DORMANT)
@@ -110,6 +115,15 @@ class SeedState:
     def frozen(self) -> Tensor:
         """Slots whose seed does not learn because its alpha is falling."""
         return self.ramp_mode == AlphaMode.DOWN
+
+
+def states_on_host(*states: SeedState) -> list[SeedState]:
+    """The states in CPU memory: themselves if they are there, else copies, in one transfer."""
+    if states[0].stage.device.type == "cpu":
+        return list(states)
+    names = [f.name for f in fields(SeedState)]
+    copies = iter(on_host(*(getattr(state, name) for state in states for name in names)))
+    return [SeedState(**{name: next(copies) for name in names}) for _ in states]
 
 
 @dataclass(slots=True)

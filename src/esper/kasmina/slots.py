@@ -1,7 +1,7 @@
 """Slots: the places in a host where seeds can grow, and the parameter layout of a seed there."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from esper.kasmina import blueprints
 from esper.kasmina.blueprints import LastLayer
 from esper.kasmina.cached_tensors import Table
 from esper.kasmina.stack import Layout, weight, zeros
+from esper.kasmina.transfer import moved
 from esper.leyline.actions import BLUEPRINTS, Style
 
 
@@ -121,6 +122,14 @@ class SlotSpec:
         for kind, layout in self.layouts.items():
             counts[kind] = len(layout.fields)
         return tuple(counts)
+
+
+@cache
+def initial_distribution_on(slot: SlotSpec, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``SlotSpec.initial_distribution_table`` on ``device``, copied there once."""
+    with torch.inference_mode(False):
+        constant, bound = (moved(table, device) for table in slot.initial_distribution_table)
+    return constant, bound
 
 
 def stack_tables(slots: tuple[SlotSpec, ...], attribute: str) -> Tensor:

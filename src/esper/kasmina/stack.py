@@ -100,6 +100,11 @@ class AdamState:
         self.second.masked_fill_(rows[:, None], 0.0)
         self.step.masked_fill_(rows, 0.0)
 
+    def clear_rows(self, rows: Tensor) -> None:
+        """Reset the rows with the indices ``rows``, int64 ``[M]``."""
+        for part in (self.first, self.second, self.step):
+            part.index_fill_(0, rows, 0.0)
+
 
 @dataclass(slots=True)
 class Stack:

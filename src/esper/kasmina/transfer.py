@@ -1,4 +1,6 @@
-"""Asynchronous copies from the CPU to a device."""
+"""Copies between CPU and device for which neither waits longer than it must."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,3 +14,53 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
+
+
+def moved_together(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy tensors ``[n]`` of one dtype from the CPU to ``device``, in one transfer."""
+    if device.type != "cuda" or not parts:
+        return list(parts)
+    return list(moved(torch.cat(list(parts)), device).split([len(part) for part in parts]))
+
+
+class HostCopy:
+    """Copies of tensors in CPU memory, which arrive while the device computes on.
+
+    The tensors of a device are packed into one buffer there, so that one transfer brings them all.
+    Tensors on the CPU are not copied.
+
+    Args:
+        tensors: all on one device; they may change after the call.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        self._tensors = list(tensors)
+        self._arrived: torch.cuda.Event | None = None
+        if not tensors or tensors[0].device.type != "cuda":
+            return
+        device = tensors[0].device
+        # Sorted by size, every part begins at a multiple of the size of its elements.
+        self._order = sorted(range(len(tensors)), key=lambda i: -tensors[i].dtype.itemsize)
+        parts = [tensors[i].reshape(-1).view(torch.uint8) for i in self._order]
+        self._sizes = [len(part) for part in parts]
+        self._packed = torch.cat(parts).to("cpu", non_blocking=True)
+        self._kinds = [(x.dtype, x.shape) for x in tensors]
+        self._tensors = []
+        self._arrived = torch.cuda.Event()
+        self._arrived.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> list[Tensor]:
+        """The tensors in CPU memory, in the order of the arguments; waits until they are there."""
+        if self._arrived is None:
+            return self._tensors
+        self._arrived.synchronize()
+        found: dict[int, Tensor] = {}
+        for i, part in zip(self._order, self._packed.split(self._sizes), strict=True):
+            dtype, shape = self._kinds[i]
+            found[i] = part.view(dtype).view(shape)
+        return [found[i] for i in range(len(self._kinds))]
+
+
+def on_host(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in CPU memory: themselves if they are there, else copies, in one transfer."""
+    return HostCopy(tensors).wait()

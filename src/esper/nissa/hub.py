@@ -54,11 +54,15 @@ class Hub:
         if type(event) in self.wanted:
             self._queue.put(lambda: (event,))
 
-    def emit_later(self, make: EventFactory) -> None:
+    def emit_later(self, make: EventFactory, lossless: bool = False) -> None:
         """Hand over a function that makes the events of a step; the hub's thread calls it.
 
-        Returns at once. If the queue is full, the step is dropped and counted.
+        Returns at once. If the queue is full, the step is dropped and counted; if ``lossless``,
+        block as ``emit`` does.
         """
+        if lossless:
+            self._queue.put(make)
+            return
         try:
             self._queue.put_nowait(make)
         except Full:

@@ -133,7 +133,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         minibatches = self._draw_minibatches(batch.sequences.count)
         metrics = []
         for chosen in minibatches:
-            step, stopped = self._minibatch_step(batch.sequences.pick(chosen), stopped)
+            step, stopped = self._minibatch_step(self._pick(batch.sequences, chosen), stopped)
             metrics.append(step)
         metrics[0] |= {Metric.REFUSED: torch.maximum(metrics[0][Metric.REFUSED], refused)}
         self._adapt_learning_rate(metrics)
@@ -192,6 +192,9 @@ class PPOAgent(PolicyActor[ObservationT]):
         count = min(self.config.minibatches, sequences)
         return [part for order in drawn.argsort(1) for part in order.tensor_split(count)]
 
+    def _pick(self, sequences: Sequences[ObservationT], chosen: Tensor) -> Sequences[ObservationT]:
+        return sequences.pick(chosen)
+
     def _minibatch_step(
         self, minibatch: Sequences[ObservationT], stopped: Tensor
     ) -> tuple[Metrics, Tensor]:
@@ -216,6 +219,8 @@ class PPOAgent(PolicyActor[ObservationT]):
         with full_precision(self.device):
             try:
                 return self._backward(minibatch)
+            except torch.OutOfMemoryError:
+                raise  # without compilation it would take more memory, not less
             except Exception as error:
                 # The passes are compiled in their first call: either may raise a compiler error.
                 if not self.compiled.disable(error):

@@ -63,6 +63,35 @@ class Sequences(Generic[ObservationT]):
             None if self.lengths is None else self.lengths[chosen],
         )
 
+    def pick_padded(self, chosen: Tensor) -> "Sequences[ObservationT]":
+        """``pick``, padded so that few shapes occur, which CUDA graphs need.
+
+        If sequences differ in length, the length and the number of the chosen ones are rounded up
+        to powers of two, with steps of weight 0.
+        """
+        if self.lengths is None or self.weight is None:
+            return self.pick(chosen)
+        length, count = int(self.lengths[chosen].max()), len(chosen)
+        steps, columns = torch.arange(_power_of_two(length)), torch.arange(_power_of_two(count))
+        inside = (steps < length)[:, None] & (columns < count)
+        device = self.actions.device
+        places = moved(steps.clamp(max=length - 1), device)
+        index = moved(torch.cat([chosen, chosen[:1].expand(len(columns) - count)]), device)
+
+        def part(x: Tensor) -> Tensor:
+            return x.index_select(1, index).index_select(0, places)
+
+        tensors = {name: part(x) for name, x in self.observation.tensors().items()}
+        return Sequences(
+            type(self.observation).from_tensors(tensors),
+            part(self.actions),
+            part(self.old_log_prob),
+            part(self.advantages),
+            part(self.targets),
+            tuple(state.index_select(1, index) for state in self.hidden),
+            part(self.weight) * moved(inside, device),
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that an update computes with, by name."""
         named = named_inputs(self.observation, self.hidden) | {
@@ -88,6 +117,11 @@ class Sequences(Generic[ObservationT]):
             hidden,
             tensors.get("weight"),
         )
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is at least ``number``."""
+    return 1 << (number - 1).bit_length()
 
 
 def segments(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -193,6 +193,8 @@ class Trainer:
         self.steps += 1
         try:
             return self._compiled_step(batch)
+        except torch.OutOfMemoryError:
+            raise  # without compilation it would take more memory, not less
         except Exception as error:
             # The compiler runs in the first call, also for what it leaves to the backward pass.
             if not self.compiled:

@@ -51,6 +51,7 @@ def averaged(
         heads: names of the action heads, for metrics of shape ``[heads]``.
     """
     names, missing, table = _tabulated([metrics for metrics, _ in minibatches], heads)
+    table = table.cpu()
     weights = table.new_tensor([weight for _, weight in minibatches])
     means = (weights @ table / weights.sum()).tolist()
     return dict.fromkeys(missing) | dict(zip(names, means, strict=True))

@@ -1,6 +1,7 @@
 """Joint value of seeds: coalitions, pairwise interactions and exact Shapley values."""
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from math import factorial
 
@@ -8,27 +9,34 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.seeds import SeedState
+from esper.kasmina.transfer import moved
 from esper.tolaria.backends import Scores, Variant
 
 MOST_FOR_SHAPLEY = 4
 """With more slots than this, only coalitions of at most two seeds are measured."""
 
 
+@cache
 def coalition_members(slots: int) -> Tensor:
-    """The coalitions to measure for ``slots`` slots, bool ``[M, S]``, smallest first."""
+    """The coalitions to measure for ``slots`` slots, bool ``[M, S]``, smallest first.
+
+    They are on the CPU; never write to them.
+    """
     most = slots if slots <= MOST_FOR_SHAPLEY else 2
     members = [
         [slot in chosen for slot in range(slots)]
         for size in range(most + 1)
         for chosen in combinations(range(slots), size)
     ]
-    return torch.tensor(members)
+    with torch.inference_mode(False):
+        return torch.tensor(members)
 
 
 def grouped_by_first_change(state: SeedState, silenced: Tensor) -> list[Variant]:
     """Variants in which the seeds ``silenced``, bool ``[N, S]``, have alpha 0.
 
-    Environments whose first silenced slot is the same share a variant.
+    Environments whose first silenced slot is the same share a variant. ``state`` and the result are
+    in CPU memory.
     """
     first = torch.where(silenced.any(1), silenced.int().argmax(1), -1)
     alpha = state.alpha.masked_fill(silenced, 0.0)
@@ -41,7 +49,10 @@ def grouped_by_first_change(state: SeedState, silenced: Tensor) -> list[Variant]
 
 
 def coalition_variants(state: SeedState, members: Tensor) -> tuple[list[Variant], list[int]]:
-    """Variants to measure besides the hosts themselves, and the index of each one's coalition."""
+    """Variants to measure besides the hosts themselves, and the index of each one's coalition.
+
+    ``state``, ``members`` and the result are in CPU memory.
+    """
     acts = state.alpha > 0
     variants: list[Variant] = []
     columns: list[int] = []
@@ -59,7 +70,7 @@ class Coalitions:
     """Expected accuracy with every coalition of the acting seeds.
 
     Attributes:
-        members: bool ``[M, S]``, the seeds of each coalition.
+        members: bool ``[M, S]``, the seeds of each coalition, on the CPU.
         acts: bool ``[N, S]``, the seeds that change the output.
         value: expected accuracy, ``[N, M]``; seeds that do not act make no difference. NaN
             until ``filled``, and for coalitions that were not measured.
@@ -72,8 +83,9 @@ class Coalitions:
     @classmethod
     def of(cls, state: SeedState) -> "Coalitions":
         """Coalitions of ``state`` with nothing measured yet."""
-        members = coalition_members(state.stage.shape[1]).to(state.stage.device)
-        value = torch.full((len(state.stage), len(members)), float("nan"), device=members.device)
+        members = coalition_members(state.stage.shape[1])
+        shape = len(state.stage), len(members)
+        value = torch.full(shape, float("nan"), device=state.stage.device)
         return cls(members, state.alpha > 0, value)
 
     def filled(
@@ -89,13 +101,16 @@ class Coalitions:
         value = self.value.to(whole.dtype)
         for variant, column, score in zip(variants, columns, scores, strict=True):
             value[variant.rows, column] = score.expected
-        acting = self.acts[:, None] & self.members  # [N, M, S]
+        weight = 2 ** torch.arange(self.members.shape[1])
+        code = (self.members * weight).sum(1)
+        column_of = torch.zeros(int(code.max()) + 1, dtype=torch.long)
+        column_of[code] = torch.arange(len(code))
+        members, weight, column_of = (
+            moved(x, value.device) for x in (self.members, weight, column_of)
+        )
+        acting = self.acts[:, None] & members  # [N, M, S]
         complete = (acting == self.acts[:, None]).all(2)
         value = torch.where(complete, whole[:, None], value)
-        weight = 2 ** torch.arange(self.members.shape[1], device=value.device)
-        code = (self.members * weight).sum(1)
-        column_of = torch.zeros(int(code.max()) + 1, dtype=torch.long, device=value.device)
-        column_of[code] = torch.arange(len(code), device=value.device)
         return Coalitions(
             self.members, self.acts, value.gather(1, column_of[(acting * weight).sum(2)])
         )
@@ -118,7 +133,7 @@ class Coalitions:
                     table[row, i] = _share(size - 1, slots)
                 else:
                     table[row, i] = -_share(size, slots)
-        values = self.value @ table.to(self.value.device)
+        values = self.value @ moved(table, self.value.device)
         return torch.where(self.acts, values, float("nan"))
 
     def interactions(self) -> Tensor:

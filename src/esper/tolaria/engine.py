@@ -9,8 +9,9 @@ from torch import Tensor
 from esper.kasmina.hosts.module import ModuleHost
 from esper.kasmina.rng import Purpose, StepBits, random_bits, to_integers, uniform
 from esper.kasmina.seeds import SeedState
-from esper.kasmina.slots import stack_tables
+from esper.kasmina.slots import initial_distribution_on, stack_tables
 from esper.kasmina.stack import Stack
+from esper.kasmina.transfer import moved_together, on_host
 from esper.leyline.stages import Stage
 from esper.tolaria.backends import Backend, EpochResult, Optimisation, Scores, Variant
 from esper.tolaria.bank import DataBank
@@ -19,7 +20,7 @@ from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_
 from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.memory import keep_memory
 from esper.tolaria.minibatches import Minibatches
-from esper.tolaria.plan import Seeds
+from esper.tolaria.plan import Seeds, moved_variants
 
 _OUTSIDE_INFERENCE_MODE = partial(torch.inference_mode, False)
 """Context in which backends run, because autograd records nothing in inference mode."""
@@ -97,6 +98,7 @@ class Engine:
         self.bank = bank
         self.host = bank.tasks[0].host
         self.slots = self.host.slots
+        self._slots = range(len(self.slots))
         self.rows = rows
         self.seed = seed
         self.dtype = dtype = bank.train_images.dtype
@@ -160,15 +162,16 @@ class Engine:
         """Initialise the parameters of new seeds.
 
         Args:
-            where: bool ``[N, S]``, the seeds that germinate now.
+            where: bool ``[N, S]``, the seeds that germinate now; best in CPU memory.
             blueprint: int64 ``[N, S]``.
             step: step of the episode; part of the key from which the parameters are drawn.
         """
-        for s, slot in enumerate(self.slots):
-            rows = where[:, s].nonzero()[:, 0]
+        (where,) = on_host(where)
+        every = moved_together([where[:, s].nonzero()[:, 0] for s in self._slots], self.device)
+        for s, (slot, rows) in enumerate(zip(self.slots, every, strict=True)):
             if len(rows) == 0:
                 continue
-            constant, bound = (table.to(self.device) for table in slot.initial_distribution_table)
+            constant, bound = initial_distribution_on(slot, self.device)
             kinds = blueprint[rows, s]
             self.stack.seeds[s][rows] = self._initialised(
                 constant[kinds],
@@ -177,11 +180,14 @@ class Engine:
                 Purpose.SEED_INIT + s,
                 step,
             )
-            self.stack.seed_optimizers[s].clear(where[:, s])
+            self.stack.seed_optimizers[s].clear_rows(rows)
 
-    def train(self, state: SeedState, step: int) -> EpochResult:
-        """Train every host, and every seed from TRAINING on, for one epoch."""
-        seeds, minibatches = Seeds.training(state), self.minibatches(step)
+    def train(self, state: SeedState, step: int, host: SeedState | None = None) -> EpochResult:
+        """Train every host, and every seed from TRAINING on, for one epoch.
+
+        ``host`` is the state in CPU memory, as in the functions below; copied there when None.
+        """
+        seeds, minibatches = Seeds.training(state, host), self.minibatches(step)
         with _OUTSIDE_INFERENCE_MODE():
             return self.backend.train_epoch(self.stack, seeds, minibatches, self.optimisation(step))
 
@@ -208,6 +214,7 @@ class Engine:
         split: str = "validation",
         rows: Tensor | None = None,
         variants: Variants | None = None,
+        host: SeedState | None = None,
     ) -> Measurement:
         """Validate the hosts, each host without each of its acting seeds, and the committed hosts.
 
@@ -218,9 +225,11 @@ class Engine:
             split: ``validation`` or ``test``.
             rows: rows to measure, int64 ``[R]``; all when None.
             variants: ``self.variants(state, committed)``, computed here when None.
+            host: ``state`` in CPU memory.
         """
-        ablations, commitments = variants or self.variants(state, committed)
-        scores, others = self._evaluate(state, step, ablations + commitments, split, rows)
+        host = host or state.on_host()
+        ablations, commitments = variants or self.variants(host, committed)
+        scores, others = self._evaluate(state, host, step, ablations + commitments, split, rows)
         contribution = torch.where(state.acting, 0.0, float("nan"))
         for variant, without in zip(ablations, others, strict=False):
             found = scores.expected[variant.rows] - without.expected
@@ -232,32 +241,48 @@ class Engine:
                 kept.put(variant.rows, other)
         return Measurement(scores, kept, contribution)
 
-    def committed_scores(self, state: SeedState, step: int, split: str) -> Scores:
+    def committed_scores(
+        self, state: SeedState, step: int, split: str, host: SeedState | None = None
+    ) -> Scores:
         """Scores of the hosts with fossilised seeds only on ``validation`` or ``test``, ``[N]``."""
-        kept = replace(state, alpha=torch.where(state.stage == Stage.FOSSILISED, state.alpha, 0.0))
-        return self._evaluate(kept, step, [], split, None)[0]
+        host = host or state.on_host()
+        known = _fossils(host)
+        kept = known if host is state else _fossils(state)
+        return self._evaluate(kept, known, step, [], split, None)[0]
 
     def variants(self, state: SeedState, committed: bool) -> Variants:
-        """The ablations and commitments that ``measure`` validates.
+        """The ablations and commitments that ``measure`` validates, on the hosts' device.
 
-        Computing them before the epoch costs a third of computing them after it, because the epoch
-        evicts everything but the hosts from the caches.
+        ``state`` is best in CPU memory. Computing them before the epoch costs a third of computing
+        them after it, because the epoch evicts everything but the hosts from the caches.
         """
-        return self._ablations(state), self._commitments(state) if committed else []
+        host = state.on_host()
+        ablations = self._ablations(host)
+        found = ablations + (self._commitments(host) if committed else [])
+        placed = moved_variants(found, self.device)
+        return placed[: len(ablations)], placed[len(ablations) :]
 
-    def coalitions(self, state: SeedState, step: int) -> Coalitions:
+    def coalitions(self, state: SeedState, step: int, host: SeedState | None = None) -> Coalitions:
         """Expected accuracy of every coalition of acting seeds; see ``Coalitions``."""
+        host = host or state.on_host()
         coalitions = Coalitions.of(state)
-        variants, columns = coalition_variants(state, coalitions.members)
-        scores, others = self._evaluate(state, step, variants, "validation", None)
+        found, columns = coalition_variants(host, coalitions.members)
+        variants = moved_variants(found, self.device)
+        scores, others = self._evaluate(state, host, step, variants, "validation", None)
         return coalitions.filled(scores.expected, variants, columns, others)
 
     def _evaluate(
-        self, state: SeedState, step: int, variants: list[Variant], split: str, rows: Tensor | None
+        self,
+        state: SeedState,
+        host: SeedState,
+        step: int,
+        variants: list[Variant],
+        split: str,
+        rows: Tensor | None,
     ) -> tuple[Scores, list[Scores]]:
         dataset = self.datasets(step)[self.rows.group_index]
         held_back = self.bank.held_back(split, dataset if rows is None else dataset[rows])
-        seeds = Seeds.acting(state)
+        seeds = Seeds.acting(state, host)
         with _OUTSIDE_INFERENCE_MODE():
             return self.backend.evaluate(self.stack, seeds, held_back, variants, rows)
 
@@ -345,3 +370,8 @@ class Engine:
         """Variants with the alpha of every seed that is not fossilised set to 0."""
         uncommitted = (state.alpha > 0) & (state.stage != Stage.FOSSILISED)
         return grouped_by_first_change(state, uncommitted)
+
+
+def _fossils(state: SeedState) -> SeedState:
+    """The state with the alpha of every seed that is not fossilised set to 0."""
+    return replace(state, alpha=torch.where(state.stage == Stage.FOSSILISED, state.alpha, 0.0))

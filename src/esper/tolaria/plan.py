@@ -2,10 +2,11 @@
 
 A plan is made before the first minibatch, so that minibatches run without reading the state of the
 seeds. Seeds of one slot are sorted by (isolated, blueprint, form), and seeds with equal keys are
-computed in one call, at most ``CHUNK`` of them.
+computed in one call; on a CPU at most ``CHUNK`` of them.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedState
+from esper.kasmina.transfer import moved_together, on_host
 from esper.leyline.actions import BLUEPRINTS, Style
 
 CHUNK = 12
-"""Maximum seeds per call, so that their activations stay in the second-level cache."""
+"""Maximum seeds per call on a CPU, so that their activations stay in the second-level cache."""
 
 
 class Form(IntEnum):
@@ -36,6 +38,42 @@ FORM_OF_STYLE = {
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """Hosts to validate again with different alphas.
+
+    Attributes:
+        start: index of the first slot whose alpha differs.
+        rows: environments, int64 ``[M]``, possibly repeated.
+        alpha: alpha of every slot of these rows, ``[M, S]``.
+        host: the same variant in CPU memory, if it is known there.
+    """
+
+    start: int
+    rows: Tensor
+    alpha: Tensor
+    host: "Variant | None" = None
+
+    @property
+    def on_host(self) -> "Variant":
+        """The variant in CPU memory: itself if it is there, else a copy."""
+        if self.rows.device.type == "cpu":
+            return self
+        if self.host is not None:
+            return self.host
+        rows, alpha = on_host(self.rows, self.alpha)
+        return Variant(self.start, rows, alpha)
+
+
+def moved_variants(variants: Sequence[Variant], device: torch.device) -> list[Variant]:
+    """Copies on ``device`` of variants in CPU memory, in two transfers."""
+    if device.type == "cpu":
+        return list(variants)
+    rows = moved_together([v.rows for v in variants], device)
+    alphas = moved_together([v.alpha for v in variants], device)
+    return [Variant(v.start, r, a, v) for v, r, a in zip(variants, rows, alphas, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
 class Seeds:
     """The seeds that a backend computes in the slots of R rows.
 
@@ -45,6 +83,7 @@ class Seeds:
         style: style of each seed, int64 ``[R, S]``.
         alpha: alpha of each seed, ``[R, S]``; at 0 a seed is isolated, see ``Group``.
         frozen: seeds that are computed but not updated, bool ``[R, S]``.
+        host: the same seeds in CPU memory, if they are known there; see ``on_host``.
     """
 
     computed: Tensor
@@ -52,16 +91,34 @@ class Seeds:
     style: Tensor
     alpha: Tensor
     frozen: Tensor
+    host: "Seeds | None" = None
 
     @classmethod
-    def training(cls, state: SeedState) -> "Seeds":
-        """Every seed in TRAINING or a later stage."""
-        return cls(state.computing, state.blueprint, state.style, state.alpha, state.frozen)
+    def training(cls, state: SeedState, host: SeedState | None = None) -> "Seeds":
+        """Every seed in TRAINING or a later stage; ``host`` is the state in CPU memory."""
+        known = None if host is None or host is state else cls.training(host)
+        return cls(state.computing, state.blueprint, state.style, state.alpha, state.frozen, known)
 
     @classmethod
-    def acting(cls, state: SeedState) -> "Seeds":
-        """Every seed that changes the output (alpha above 0)."""
-        return cls(state.alpha > 0, state.blueprint, state.style, state.alpha, state.frozen)
+    def acting(cls, state: SeedState, host: SeedState | None = None) -> "Seeds":
+        """Every seed that changes the output (alpha above 0); ``host`` as for ``training``."""
+        known = None if host is None or host is state else cls.acting(host)
+        return cls(state.alpha > 0, state.blueprint, state.style, state.alpha, state.frozen, known)
+
+    @property
+    def on_host(self) -> "Seeds":
+        """The seeds in CPU memory: themselves if they are there, else copies."""
+        if self.alpha.device.type == "cpu":
+            return self
+        return self.host or self._of(on_host(*self._parts()))
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.computed, self.blueprint, self.style, self.alpha, self.frozen
+
+    @classmethod
+    def _of(cls, parts: Iterable[Tensor]) -> "Seeds":
+        computed, blueprint, style, alpha, frozen = parts
+        return cls(computed, blueprint, style, alpha, frozen)
 
     @property
     def form(self) -> Tensor:
@@ -70,11 +127,14 @@ class Seeds:
 
     def of_rows(self, rows: Tensor) -> "Seeds":
         """The seeds of ``rows``, int64 ``[M]``."""
-        return Seeds(*(getattr(self, field.name)[rows] for field in fields(self)))
+        return self._of(part[rows] for part in self._parts())
 
-    def varied(self, rows: Tensor, alpha: Tensor) -> "Seeds":
-        """The seeds of ``rows``, int64 ``[M]``, possibly repeated, with other alphas ``[M, S]``."""
-        return Seeds(alpha > 0, self.blueprint[rows], self.style[rows], alpha, self.frozen[rows])
+    def varied(self, variant: "Variant") -> "Seeds":
+        """The seeds of the rows of ``variant``, with its alphas."""
+        known = None if self.host is None else self.host.varied(variant.on_host)
+        rows, alpha = variant.rows, variant.alpha
+        frozen = self.frozen[rows]
+        return Seeds(alpha > 0, self.blueprint[rows], self.style[rows], alpha, frozen, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +148,7 @@ class Group:
             seed does not change the output. Its branch gets the output's gradient as if it had been
             added; the host gets no gradient through it. Seeds with alpha above 0 pass a
             gradient to the host.
-        rows: their environments, int64 ``[m]``, at most ``CHUNK``.
+        rows: their environments, int64 ``[m]``.
         alpha: weight of each branch in the output, ``[m]``.
     """
 
@@ -105,11 +165,15 @@ class SlotPlan:
 
     Attributes:
         rows: environments of all seeds, ``[M]``, in the order of ``groups``.
+        kinds: index of the blueprint of each seed, int64 ``[M]``.
         groups: the calls to make.
+        any_frozen: whether one of the seeds is frozen.
     """
 
     rows: Tensor
+    kinds: Tensor
     groups: tuple[Group, ...]
+    any_frozen: bool
 
 
 Plan = list[SlotPlan | None]
@@ -117,27 +181,70 @@ Plan = list[SlotPlan | None]
 
 
 def plan(seeds: Seeds) -> Plan:
-    """Plan the calls that compute ``seeds``."""
-    isolated = (seeds.alpha == 0).long()
-    key = (isolated * len(BLUEPRINTS) + seeds.blueprint) * len(Form) + seeds.form
-    columns = zip(seeds.computed.unbind(1), key.unbind(1), seeds.alpha.unbind(1), strict=True)
-    return [_slot_plan(use.nonzero()[:, 0], keys, alphas) for use, keys, alphas in columns]
+    """Plan the calls that compute ``seeds``.
+
+    The plan is made on the CPU and goes to the device of the seeds in one transfer.
+    """
+    known, device = seeds.on_host, seeds.alpha.device
+    isolated = (known.alpha == 0).long()
+    key = (isolated * len(BLUEPRINTS) + known.blueprint) * len(Form) + known.form
+    orders = [
+        _order(use.nonzero()[:, 0], keys)
+        for use, keys in zip(known.computed.unbind(1), key.unbind(1), strict=True)
+    ]
+    places = [part for order in orders if order is not None for part in (order.rows, order.kinds)]
+    uploaded = iter(moved_together(places, device))
+    return [
+        None
+        if order is None
+        else _slot_plan(
+            order,
+            next(uploaded),
+            next(uploaded),
+            seeds.alpha[:, s],
+            bool(known.frozen[order.rows, s].any()),
+        )
+        for s, order in enumerate(orders)
+    ]
 
 
-def _slot_plan(rows: Tensor, keys: Tensor, alphas: Tensor) -> SlotPlan | None:
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """The seeds of one slot in the order of the calls, on the CPU.
+
+    Attributes:
+        rows: their environments, int64 ``[M]``.
+        kinds: their blueprints, int64 ``[M]``.
+        runs: (isolated, blueprint, form) and number of the seeds that have them in common.
+    """
+
+    rows: Tensor
+    kinds: Tensor
+    runs: list[tuple[bool, int, Form, int]]
+
+
+def _order(rows: Tensor, keys: Tensor) -> _Order | None:
     if len(rows) == 0:
         return None
     rows = rows[torch.sort(keys[rows], stable=True).indices]
-    present, counts = torch.unique_consecutive(keys[rows], return_counts=True)
-    groups = []
-    runs = zip(present.tolist(), rows.split(counts.tolist()), strict=True)
-    for key, run in runs:
-        isolated, kind, form = (
-            key // len(Form) // len(BLUEPRINTS),
-            key // len(Form),
-            key % len(Form),
-        )
-        for chunk in run.split(CHUNK):
-            group = Group(kind % len(BLUEPRINTS), Form(form), bool(isolated), chunk, alphas[chunk])
-            groups.append(group)
-    return SlotPlan(rows, tuple(groups))
+    chosen = keys[rows]
+    present, counts = torch.unique_consecutive(chosen, return_counts=True)
+    runs = []
+    for key, count in zip(present.tolist(), counts.tolist(), strict=True):
+        isolated, kind = divmod(key // len(Form), len(BLUEPRINTS))
+        runs.append((bool(isolated), kind, Form(key % len(Form)), count))
+    return _Order(rows, chosen // len(Form) % len(BLUEPRINTS), runs)
+
+
+def _slot_plan(
+    order: _Order, rows: Tensor, kinds: Tensor, alphas: Tensor, any_frozen: bool
+) -> SlotPlan:
+    # A launch on a GPU costs the same for any number of seeds, and there is no such cache.
+    most = CHUNK if rows.device.type == "cpu" else len(rows)
+    alpha, groups = alphas[rows], []
+    sizes = [run[-1] for run in order.runs]
+    parts = zip(order.runs, rows.split(sizes), alpha.split(sizes), strict=True)
+    for (isolated, kind, form, _), mine, weights in parts:
+        for chunk, weight in zip(mine.split(most), weights.split(most), strict=True):
+            groups.append(Group(kind, form, isolated, chunk, weight))
+    return SlotPlan(rows, kinds, tuple(groups), any_frozen)

@@ -69,7 +69,7 @@ def resolve_precision(
     if reason is not None:
         return Precision(device.type, reason=reason)
     if amp_dtype == "auto":
-        amp_dtype = "bfloat16" if _has_bfloat16(device) else "float16"
+        amp_dtype = "bfloat16" if has_bfloat16(device) else "float16"
     return Precision(device.type, AMP_DTYPES[amp_dtype])
 
 
@@ -78,12 +78,12 @@ def _obstacle(device: torch.device, amp_dtype: str, backend: str) -> str | None:
         return f"{DISABLE_VARIABLE} is set"
     if device.type == "cpu" and backend != "torch":
         return f"backend {backend} has no mixed precision on {device}; use --backend torch"
-    if amp_dtype == "bfloat16" and not _has_bfloat16(device):
+    if amp_dtype == "bfloat16" and not has_bfloat16(device):
         return f"{device} has no bfloat16; use --amp-dtype float16"
     return None
 
 
-def _has_bfloat16(device: torch.device) -> bool:
+def has_bfloat16(device: torch.device) -> bool:
     """True for every CPU, at least by emulation, and for CUDA devices with hardware support."""
     return device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+pytest.importorskip("textual_plotext", reason="Sanctum is not installed")
+
 from esper.karn.sanctum.heads import ROWS
 from esper.simic.ppo import PPOAgent
 from esper.simic.training.vectorized import train_ppo_vectorized

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEADS
 from esper.leyline.config import ImpalaConfig, LearnerConfig
-from esper.simic.captured_agent import CapturedAgent
+from esper.simic.graphs.captured_agent import CapturedAgent
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.gym.collect import collect
@@ -19,7 +19,7 @@ from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from scripted_gym import agent_for, scripted
-from simic.test_capture import Replayer
+from simic.graphs.test_capture import Replayer
 from synthetic import CPU, synthetic_rollout
 
 ONE_STEP = {"ppo_epochs": 1, "minibatches": 1, "max_gradient_norm": 1e9}

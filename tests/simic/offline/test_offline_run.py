@@ -15,6 +15,7 @@ from esper.karn.runs import inspect
 from esper.karn.store import read_events
 from esper.leyline.config import unflatten
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
+from esper.leyline.errors import UsageError
 from esper.leyline.events import PPOUpdateCompleted, TrainingFinished, TrainingStarted
 from esper.leyline.metrics import METRICS
 from esper.scripts.entry import guarded
@@ -34,6 +35,7 @@ from esper.simic.trainer import Trainer
 from esper.simic.training.vectorized import run_training
 from small_runs import SMALL, assert_same, tensors
 from synthetic import CPU
+from virtual_device import virtual_device
 
 SETTINGS: dict[str, Any] = {
     "epochs": 4, "batch_size": 4, "lstm_hidden": 8, "threads": 1, "held_out": 0.25,
@@ -181,6 +183,23 @@ def test_cuda_learns_in_half_precision_by_default_and_a_cpu_if_asked(monkeypatch
 def test_the_setting_amp_decides_on_a_cpu(amp, dtype, recorded: str) -> None:
     config = ImitationConfig(**SETTINGS, records=(recorded,), amp=amp)
     assert build_trainer(config, read_data(config), CPU, 1).policy.amp_dtype == dtype
+
+
+def test_a_batch_that_does_not_fit_into_a_device_is_refused_with_one_that_does(
+    recorded: str, tmp_path: Path
+) -> None:
+    given = {"device": "cuda:0", "epochs": 1, "compile": "off", "lstm_hidden": 64}
+    with virtual_device() as machine:
+        run = learned(recorded, tmp_path, **given)
+        needed = machine.ledger(torch.device("cuda:0")).peak
+    assert machine.faults == []
+    (started,) = read_events(run.path, TrainingStarted)
+    assert started.amp_policy_dtype == "bfloat16"
+    with (
+        virtual_device(capacity=int(0.9 * needed)),
+        pytest.raises(UsageError, match=r"^batch_size: 4 do not fit into .* cuda:0: [^\n]* fit$"),
+    ):
+        learned(recorded, tmp_path, **given)
 
 
 def test_learning_runs_with_the_arithmetic_that_the_settings_say(recorded, tmp_path, monkeypatch):

@@ -148,11 +148,13 @@ def test_every_kind_of_anomaly_is_tested() -> None:
 
 
 def test_an_anomaly_records_the_precision() -> None:
-    seen = snapshot(3, amp_enabled=True, amp_dtype="float16", amp_scale=1024.0)
+    policy = {"amp_policy": True, "amp_policy_dtype": "bfloat16", "amp_policy_scale": 8.0}
+    seen = snapshot(3, amp_enabled=True, amp_dtype="float16", amp_scale=1024.0, **policy)
     anomalies = AnomalyDetector().observe(update(3, {"ratio_max": math.inf}), seen)
     assert [a.kind for a in anomalies] == ["not_finite", "ratio_explosion"]
     anomaly = anomalies[1]
     assert (anomaly.amp_enabled, anomaly.amp_dtype, anomaly.amp_scale) == (True, "float16", 1024.0)
+    assert (anomaly.amp_policy_dtype, anomaly.amp_policy_scale) == ("bfloat16", 8.0)
     assert (anomaly.round, anomaly.value, anomaly.threshold) == (3, "Infinity", 5.0)
     assert b'"value":"Infinity"' in encode(anomaly)
 

@@ -14,6 +14,7 @@ from esper.karn.report.gather import RunData
 from esper.karn.report.learning_figures import final_rounds
 from esper.karn.report.machine_figures import anomalies
 from esper.leyline.config import TrainConfig, flatten
+from esper.leyline.precision_text import precision_text
 
 NOTHING = "–"
 
@@ -111,7 +112,9 @@ def summary(run: RunData) -> str:
         f"{task} (host of {size:,} parameters, slots {' '.join(slots)})"
         for task, size, slots in hosts
     )
-    precision = "mixed precision" if started.amp_enabled else "float32"
+    precision = precision_text(
+        started.amp_dtype, started.amp_policy_dtype, mixed=started.amp_enabled
+    )
     resumes = f" Number of resumes: {run.processes - 1}." if run.processes > 1 else ""
     return (
         f"Policy {started.policy} on {listed}. Each round is one episode of {started.envs} "

@@ -12,6 +12,7 @@ from esper.karn.sanctum.playhead import Playhead
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.view import WIDE, Lines
 from esper.leyline.metrics import Metric
+from esper.leyline.precision_text import precision_text
 
 QUIET_SECONDS = 10.0
 """Seconds without new data after which Sanctum reports the silence; more for a slow run."""
@@ -56,10 +57,8 @@ def _identity(name: str, moment: Moment, palette: Palette) -> Text:
     if started is None:
         return text
     tasks = " ".join(started.tasks)
-    snapshot = moment.snapshots[-1] if moment.snapshots else None
-    precision = (snapshot.amp_dtype if snapshot else None) or "float32"
-    if started.amp_enabled and snapshot is None:
-        precision = "mixed"
+    seen = moment.snapshots[-1] if moment.snapshots else started
+    precision = precision_text(seen.amp_dtype, seen.amp_policy_dtype, mixed=seen.amp_enabled)
     text.append(
         f"  {tasks} · {started.policy} · {started.device} {precision} · {started.envs} envs",
         style=palette.muted,

@@ -47,6 +47,8 @@ class TrainingStarted(Event, tag="TRAINING_STARTED"):
     """Telemetry level, which determines the events that are written."""
     split_seed: int | None = None
     """Seed of the splits that are drawn; null for a Gymnasium task and in older runs."""
+    amp_policy_dtype: str | None = None
+    """The type of half precision of the policy's encoder and LSTM; null if they run in float32."""
 
 
 class EpisodeStarted(RoundEvent, tag="EPISODE_STARTED"):
@@ -167,6 +169,10 @@ class UpdateRefused(RoundEvent, tag="UPDATE_REFUSED"):
     """File that replays the update, relative to the run directory."""
     in_a_row: int
     """Number of consecutive updates that were refused."""
+    amp_dtype: str | None = None
+    """The type of the hosts' mixed precision; null if they ran in float32."""
+    amp_policy_dtype: str | None = None
+    """The type of half precision of the policy's encoder and LSTM; null if they run in float32."""
 
 
 class AnalyticsSnapshot(RoundEvent, tag="ANALYTICS_SNAPSHOT"):
@@ -192,6 +198,8 @@ class AnalyticsSnapshot(RoundEvent, tag="ANALYTICS_SNAPSHOT"):
     """Whether the policy's encoder and LSTM run in half precision."""
     amp_policy_scale: float | None = None
     """Loss scale of the policy, if it uses one."""
+    amp_policy_dtype: str | None = None
+    """The type of half precision of the policy's encoder and LSTM; null if they run in float32."""
 
 
 class AnomalyDetected(RoundEvent, tag="ANOMALY_DETECTED"):
@@ -216,6 +224,10 @@ class AnomalyDetected(RoundEvent, tag="ANOMALY_DETECTED"):
     """The type of mixed precision, if used."""
     amp_scale: float | None = None
     """Loss scale, if the type requires one."""
+    amp_policy_dtype: str | None = None
+    """The type of half precision of the policy's encoder and LSTM; null if they run in float32."""
+    amp_policy_scale: float | None = None
+    """Loss scale of the policy, if it uses one."""
 
 
 class TelemetryDropped(RoundEvent, tag="TELEMETRY_DROPPED"):

@@ -6,7 +6,7 @@ import torch
 
 from esper.leyline.config import ImpalaConfig, LearnerConfig
 from esper.leyline.errors import UsageError
-from esper.simic.captured_agent import agent_class
+from esper.simic.graphs.captured_agent import agent_class
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.impala.learner import impala_arguments
 from esper.simic.ppo import PPOAgent

@@ -19,6 +19,7 @@ from torch import Tensor
 from esper.runtime.tasks import Task
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.merge import merged
+from esper.simic.growth.partition import cut, span
 from esper.simic.growth.rewards import REWARD_MODES
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig, Step
@@ -27,6 +28,7 @@ from esper.tolaria.backends import Backend
 from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.backends.trial import precision_after_trial
 from esper.tolaria.bank import DataBank, StackKey
+from esper.tolaria.device_memory import RowMemory, parts_within, row_memory, rows_at_a_time
 from esper.tolaria.loss_scales import LossScales, ScaleTable
 from esper.tolaria.precision import Precision
 from esper.tolaria.pretraining import trained_hosts
@@ -129,12 +131,17 @@ class GrowthEnv(GrowthLayout):
             self.precision = precision_after_trial(self.precision, hosts, config.dtype, one)
         self.banks: dict[tuple[StackKey, torch.device], DataBank] = {}
         self.backends: dict[tuple[StackKey, torch.device], Backend] = {}
+        self._row_memory: dict[tuple[StackKey, torch.device], RowMemory] = {}
         for key, one in product(distinct, dict.fromkeys(devices)):
             members = [pair for pair, k in zip(data, keys, strict=True) if k == key]
             self.banks[key, one] = DataBank(members, config.dtype, one, preload)
             self.backends[key, one] = choose_backend(
                 config.backend, key.host, self.precision, config.dtype, one, config.threads
             )
+            if one.type == "cuda":
+                self._row_memory[key, one] = row_memory(
+                    key.host, self.precision, config.dtype, one, config.batch_size
+                )
             for index, (task, _) in enumerate(members):
                 trained = trained_hosts(task, self.backends[key, one], config.dtype, one)
                 if trained is not None:
@@ -148,7 +155,7 @@ class GrowthEnv(GrowthLayout):
         self.slot_count = max(len(task.host.slots) for task in self.tasks)
         workers = len(set(devices)) if device.type == "cuda" else config.threads
         self._pool = _thread_pool(workers) if workers > 1 else None
-        self._tasks_of_shards: Tensor | None = None
+        self._tasks_of_shards: list[int] = []
         self.twin_groups = torch.unique(self.groups)
         rows = self.count + len(self.twin_groups)
         self.scales = ScaleTable.fresh(rows, device) if self.precision.scaled else None
@@ -200,7 +207,7 @@ class GrowthEnv(GrowthLayout):
             if table is not None:
                 table.load(self._kept_scales)
         self.draw_tasks(episode)
-        if self._tasks_of_shards is None or not torch.equal(self._tasks_of_shards, self.task_of):
+        if self._tasks_of_shards != self.task_numbers:
             self._make_shards()
         return self._merge(self._each([partial(shard.reset, episode) for shard in self.shards]))
 
@@ -228,7 +235,7 @@ class GrowthEnv(GrowthLayout):
 
     def _make_shards(self) -> None:
         """Split the environments into shards: by device, then by bank, then by thread."""
-        self._tasks_of_shards = self.task_of
+        self._tasks_of_shards = self.task_numbers
         banks = self._bank_of[self.task_of]
         self.parts: list[_Part] = []
         seen: set[int] = set()
@@ -237,9 +244,9 @@ class GrowthEnv(GrowthLayout):
                 rows = device_rows[banks[device_rows] == number]
                 if len(rows) == 0:
                     continue
-                backend = self.backends[key, self.devices[place]]
-                count = self._shard_count(backend, len(rows))
-                for members in rows.split(_cut(self._runs(rows), count)):
+                runs = self._runs(rows)
+                count = self._shard_count(key, place, runs)
+                for members in rows.split(cut(runs, count)):
                     groups = torch.unique(self.groups[members]).tolist()
                     fresh = torch.tensor([group for group in groups if group not in seen])
                     seen.update(groups)
@@ -260,7 +267,7 @@ class GrowthEnv(GrowthLayout):
         order = self.groups.argsort(stable=True)
         order = order[banks[order].argsort(stable=True)]
         runs, count = self._runs(order), len(self.devices)
-        return order.split(_cut(runs, count)) if len(runs) >= count else order.tensor_split(count)
+        return order.split(cut(runs, count)) if len(runs) >= count else order.tensor_split(count)
 
     def _runs(self, rows: Tensor) -> list[int]:
         """Sizes of the groups in ``rows``, which are sorted by group."""
@@ -292,25 +299,55 @@ class GrowthEnv(GrowthLayout):
             if table is not None and self.scales is not None and table is not self.scales:
                 table.copy_rows(self.scales, torch.cat([part.rows, self.count + part.twins]))
 
-    def _shard_count(self, backend: Backend, rows: int) -> int:
-        """Number of shards for ``rows`` environments of one bank."""
-        if backend.threaded or self.device.type != "cpu":
+    def _shard_count(self, key: StackKey, place: int, runs: list[int]) -> int:
+        """Number of shards for environments of one bank in groups of the sizes ``runs``.
+
+        Raises:
+            UsageError: the memory of a CUDA device is too small.
+        """
+        device = self.devices[place]
+        if device.type == "cuda":
+            memory = self._row_memory[key, device]
+            rows = (self.count + len(self.twin_groups)) // len(set(self.devices))
+            return parts_within(rows_at_a_time(memory, rows, device), runs, device)
+        if self.backends[key, device].threaded:
             return 1
-        return max(self.config.threads, -(-rows // MOST_ROWS))
+        return max(self.config.threads, -(-sum(runs) // MOST_ROWS))
 
     def _each(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         """Results of the calls, one per shard, run in the thread pool, the most expensive first.
 
-        Shards whose backend is multi-threaded run one after another in the calling thread.
+        Shards whose backend is multi-threaded run one after another in the calling thread, those of
+        a CUDA device one after another in one thread, because only one fits into its memory.
         """
         calls = [partial(self._named, number, call) for number, call in enumerate(calls)]
         if self._pool is None or len(calls) == 1:
             return [call() for call in calls]
+        if self.device.type == "cuda":
+            return self._each_by_device(self._pool, calls)
         threaded = [shard.engine.backend.threaded for shard in self.shards]
         longest_first = sorted(range(len(calls)), key=lambda i: -self.shards[i].cost)
         futures = {i: self._pool.submit(calls[i]) for i in longest_first if not threaded[i]}
         wait(futures.values())  # all shards have stopped before an error of one is raised
         return [call() if threaded[i] else futures[i].result() for i, call in enumerate(calls)]
+
+    def _each_by_device(
+        self, pool: ThreadPoolExecutor, calls: Sequence[Callable[[], _T]]
+    ) -> list[_T]:
+        where = [self.devices[part.place] for part in self.parts]
+
+        def in_turn(numbers: list[int]) -> dict[int, _T]:
+            return {number: calls[number]() for number in numbers}
+
+        futures = [
+            pool.submit(in_turn, [i for i, device in enumerate(where) if device == one])
+            for one in dict.fromkeys(where)
+        ]
+        wait(futures)
+        found: dict[int, _T] = {}
+        for future in futures:
+            found |= future.result()
+        return [found[i] for i in range(len(calls))]
 
     def _named(self, number: int, call: Callable[[], _T]) -> _T:
         """The result of ``call``; if there are several shards, an error names the one at fault."""
@@ -320,7 +357,7 @@ class GrowthEnv(GrowthLayout):
             if len(self.parts) == 1:
                 raise
             part = self.parts[number]
-            who = _span(self.environments[part.rows].tolist())
+            who = span(self.environments[part.rows].tolist())
             raise ShardError(
                 f"shard {number + 1} of {len(self.parts)} on {self.devices[part.place]} "
                 f"({who}): {type(error).__name__}: {error}"
@@ -341,19 +378,3 @@ def _thread_pool(workers: int) -> ThreadPoolExecutor:
     Splitting the many small operations over threads would gain nothing and cost a barrier each.
     """
     return ThreadPoolExecutor(workers, "lane", torch.set_num_threads, (1,))
-
-
-def _span(environments: list[int]) -> str:
-    """Environments for a message: the identity of one, or the number and range of several."""
-    if len(environments) == 1:
-        return f"environment {environments[0]}"
-    return f"{len(environments)} environments from {min(environments)} to {max(environments)}"
-
-
-def _cut(runs: list[int], parts: int) -> list[int]:
-    """Sizes of at most ``parts`` parts of about equal size, each of whole consecutive runs."""
-    total, sizes, filled = sum(runs), [0] * parts, 0
-    for run in runs:
-        sizes[min(parts - 1, (filled + run // 2) * parts // total)] += run
-        filled += run
-    return [size for size in sizes if size]

@@ -26,6 +26,7 @@ class GrowthLayout:
         count: N.
         groups: group of each environment, int64 ``[N]``.
         task_of: index in ``tasks`` of each environment's task in this episode, int64 ``[N]``.
+        task_numbers: the same as a list, for which a GPU need not be waited for.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class GrowthLayout:
     def draw_tasks(self, episode: int) -> None:
         """Begin episode number ``episode``, for which every group draws a task."""
         self.task_of = self._draw(episode) if self.assigned is None else self.assigned
+        self.task_numbers: list[int] = self.task_of.tolist()
 
     def _draw(self, episode: int) -> Tensor:
         """Draw the task of each environment, int64 ``[N]``.
@@ -68,7 +70,7 @@ class GrowthLayout:
     @property
     def current_tasks(self) -> list[Task]:
         """The task of each environment in this episode."""
-        return [self.tasks[task] for task in self.task_of.tolist()]
+        return [self.tasks[task] for task in self.task_numbers]
 
     def utility(self, score: Tensor, added: Tensor) -> Tensor:
         """Utility of each environment's host in this episode, ``[N]``; see ``rewards.utility``."""

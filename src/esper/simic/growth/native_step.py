@@ -81,7 +81,10 @@ class NativeStep(TorchStep):
         )
         self._act(self.spec, call)
         germinates, fossilises = call.germinated > 0, call.fossilised > 0
-        return ActionOutcome(after.record, after.own, success, germinates, fossilises)
+        state_after = after.record
+        return ActionOutcome(
+            state_after, after.own, success, germinates, fossilises, state, state_after
+        )
 
     def check(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState

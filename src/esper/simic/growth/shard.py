@@ -14,6 +14,7 @@ from torch import Tensor
 
 from esper.kasmina.lifecycle import Rules, roll_back
 from esper.kasmina.seeds import SeedSignals, SeedState
+from esper.kasmina.transfer import moved, on_host
 from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.stages import Stage
 from esper.simic.growth.native_step import step_functions
@@ -43,6 +44,7 @@ class _Lived:
         rollback: ``Reason``, int64 ``[R]``.
         rolled_back: rows that were rolled back, bool ``[R]``.
         state: seeds during validation; the ``acted`` state itself if nothing was rolled back.
+        host: ``state`` in CPU memory.
     """
 
     epoch: EpochResult
@@ -50,6 +52,7 @@ class _Lived:
     rollback: Tensor
     rolled_back: Tensor
     state: SeedState
+    host: SeedState
 
     @property
     def scores(self) -> Scores:
@@ -196,10 +199,10 @@ class Shard:
         last = t + 1 == self.config.episode_length
         all_actions = torch.cat([actions, self.idle])
         acted = self.functions.act(before.state, all_actions, before.legal)
-        self._germinate(before.state, acted, t)
-        lived = self._live(acted.state, t)
-        coalitions = self.engine.coalitions(lived.state, t) if last else None
-        test = self.engine.committed_scores(lived.state, t, "test") if last else None
+        self._germinate(acted, t)
+        lived = self._live(acted, t)
+        coalitions = self.engine.coalitions(lived.state, t, lived.host) if last else None
+        test = self.engine.committed_scores(lived.state, t, "test", lived.host) if last else None
         self._advance_lifecycle(acted, lived)
         op = torch.where(acted.success, all_actions[:, HEADS.index("op")], Op.WAIT)
         self._note(t + 1, lived, op, acted.success)
@@ -254,34 +257,39 @@ class Shard:
         )
         return Step(self._observe(*scores), reward, last, report)
 
-    def _germinate(self, before: SeedState, acted: ActionOutcome, t: int) -> None:
+    def _germinate(self, acted: ActionOutcome, t: int) -> None:
         """Initialise the weights of new seeds; snapshot the hosts that fossilised a seed."""
-        state = acted.state
+        before, after = acted.host_before.stage, acted.host.stage
         if acted.fossilises:
-            kept = (state.stage == Stage.FOSSILISED) & (before.stage == Stage.HOLDING)
-            self.governor.snapshot(kept.any(1))
+            kept = (after == Stage.FOSSILISED) & (before == Stage.HOLDING)
+            self.governor.snapshot(moved(kept.any(1), self.device))
         if acted.germinates:
-            born = (state.stage == Stage.GERMINATED) & (before.stage == Stage.DORMANT)
-            self.engine.germinate(born, state.blueprint, t)
+            born = (after == Stage.GERMINATED) & (before == Stage.DORMANT)
+            self.engine.germinate(born, acted.state.blueprint, t)
 
-    def _live(self, acted: SeedState, t: int) -> "_Lived":
+    def _live(self, outcome: ActionOutcome, t: int) -> "_Lived":
         """Train an epoch, validate, and roll back the rows that the governor rejects."""
+        acted, host = outcome.state, outcome.host
         near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
         move = self.engine.shift_channels(t)
         if move is not None:
             self.governor.follow(move)
-        variants = self.engine.variants(acted, committed=near_end)
-        epoch = self.engine.train(acted, t)
-        measurement = self.engine.measure(acted, t, committed=near_end, variants=variants)
+        variants = self.engine.variants(host, committed=near_end)
+        epoch = self.engine.train(acted, t, host)
+        measurement = self.engine.measure(
+            acted, t, committed=near_end, variants=variants, host=host
+        )
         rollback = self.functions.check(self.governor, epoch, measurement.scores, acted)
         rolled_back = rollback != Reason.NONE
         state = acted
-        if bool(rolled_back.any()):
+        (known,) = on_host(rolled_back)
+        if bool(known.any()):
             state = roll_back(acted, rolled_back)
-            self._restore(rolled_back, state, t, epoch, measurement)
+            host = state if state.stage.device.type == "cpu" else roll_back(host, known)
+            self._restore(rolled_back, known, state, host, t, epoch, measurement)
         if (t + 1) % self.governor.every == 0:
             self.governor.snapshot(self.governor.healthy)
-        return _Lived(epoch, measurement, rollback, rolled_back, state)
+        return _Lived(epoch, measurement, rollback, rolled_back, state, host)
 
     def _advance_lifecycle(self, acted: ActionOutcome, lived: "_Lived") -> None:
         """Tick the lifecycle and update the signals from the measurements."""
@@ -306,16 +314,24 @@ class Shard:
     def _restore(
         self,
         rolled_back: Tensor,
+        known: Tensor,
         state: SeedState,
+        host: SeedState,
         t: int,
         epoch: EpochResult,
         measurement: Measurement,
     ) -> None:
-        """Restore rows from snapshots and replace their scores by those of the restored hosts."""
+        """Restore rows from snapshots and replace their scores by those of the restored hosts.
+
+        ``known`` and ``host`` are ``rolled_back`` and ``state`` in CPU memory.
+        """
         self.governor.restore(rolled_back)
-        rows = rolled_back.nonzero()[:, 0]
+        host_rows = known.nonzero()[:, 0]
+        rows = moved(host_rows, self.device)
         committed = measurement.committed is not None
-        again = self.engine.measure(state.map(lambda x: x[rows]), t, committed=committed, rows=rows)
+        restored = state.map(lambda x: x[rows])
+        restored_host = restored if host is state else host.map(lambda x: x[host_rows])
+        again = self.engine.measure(restored, t, committed=committed, rows=rows, host=restored_host)
         for target, source in (
             (measurement.scores, again.scores),
             (measurement.committed, again.committed),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.kasmina.gates import legal_slots
 from esper.kasmina.lifecycle import Rules, apply, roll_back, tick
-from esper.kasmina.seeds import SeedSignals, SeedState
+from esper.kasmina.seeds import SeedSignals, SeedState, states_on_host
 from esper.leyline.stages import Stage
 from esper.tamiyo.policy.features import Progress, critic_features, host_features, slot_features
 from esper.tolaria.backends import EpochResult, Scores
@@ -30,6 +30,7 @@ class ActionOutcome:
         success: whether the action was legal, bool ``[R]``.
         germinates: whether any seed germinated.
         fossilises: whether any seed was fossilised.
+        host_before, host: seeds of all rows before and after, in CPU memory.
     """
 
     state: SeedState
@@ -37,6 +38,8 @@ class ActionOutcome:
     success: Tensor
     germinates: bool
     fossilises: bool
+    host_before: SeedState
+    host: SeedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +97,15 @@ class TorchStep:
         return self._rows(state, signals, signals, parameters, parameters)
 
     def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> ActionOutcome:
-        """See ``lifecycle.apply``."""
+        """See ``lifecycle.apply``. Which seeds live where decides what is launched in the step."""
         acted, success = apply(state, actions, legal, self.kinds)
-        moved = acted.stage != state.stage
+        before, after = states_on_host(state, acted)
+        moved = after.stage != before.stage
         stages = Stage.GERMINATED, Stage.FOSSILISED
-        entered = [moved & (acted.stage == stage) for stage in stages]
+        entered = [moved & (after.stage == stage) for stage in stages]
         germinates, fossilises = torch.stack(entered).any(2).any(1).tolist()
-        return ActionOutcome(acted, acted.map(self._own), success, germinates, fossilises)
+        own = acted.map(self._own)
+        return ActionOutcome(acted, own, success, germinates, fossilises, before, after)
 
     def check(
         self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from esper.leyline.config import TrainConfig, impala_of
-from esper.simic.captured_agent import agent_class
+from esper.simic.graphs.captured_agent import agent_class
 from esper.simic.gym.box_moments import FlatMoments
 from esper.simic.impala.learner import impala_arguments
 from esper.simic.ppo import PPOAgent

@@ -19,7 +19,6 @@ from esper.leyline.config.setting import about, check_ranges, settings_of
 from esper.leyline.config.values import typed
 from esper.leyline.errors import UsageError
 from esper.nissa.sinks import check_sinks
-from esper.simic.compiled import resolve_mode
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline.methods import loss_of
@@ -34,7 +33,8 @@ from esper.simic.run.run_directory import (
 )
 from esper.simic.trainer import Trainer
 from esper.simic.training.arithmetic import arithmetic
-from esper.simic.training.setup import half_precision, resolve_device
+from esper.simic.training.out_of_memory import what_fits
+from esper.simic.training.setup import compile_mode, half_precision, resolve_device
 from esper.simic.training.stop_signal import StopSignal
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 
@@ -88,8 +88,8 @@ def learn_offline(
         observer: notified of every epoch.
 
     Raises:
-        UsageError: a setting is invalid or the records are unusable; no run directory was created
-            or changed.
+        UsageError: a setting is invalid or the records are unusable, and no run directory was
+            created or changed; or a batch does not fit into the memory of the device.
     """
     begin = time.perf_counter()
     _check(config)
@@ -113,6 +113,8 @@ def learn_offline(
                 session.best = done, float(checkpoint.parts["counters"]["held_out_loss"])
             try:
                 status, code, epochs = session.run(done)
+            except torch.OutOfMemoryError as error:
+                raise what_fits(error, config.batch_size, device, "batch_size") from error
             finally:
                 directory.close()
     seconds = time.perf_counter() - begin
@@ -191,7 +193,7 @@ def build_trainer(
         loss_of(config, return_moments),
         policy_config(config, algorithm_of(config), data.world, threads).learner,
         device,
-        resolve_mode(config.compile, device),
+        compile_mode(config.compile, device),
     )
 
 

@@ -155,6 +155,7 @@ class OfflineSession:
             host_parameters=[],
             device=self.config.device,
             amp_enabled=False,
+            amp_policy_dtype=self.trainer.policy.amp_dtype_name,
             level=self.config.telemetry_level,
         )
 

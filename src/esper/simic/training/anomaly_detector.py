@@ -202,4 +202,6 @@ def _as_event(finding: _Finding, snapshot: AnalyticsSnapshot) -> AnomalyDetected
         amp_enabled=snapshot.amp_enabled,
         amp_dtype=snapshot.amp_dtype,
         amp_scale=snapshot.amp_scale,
+        amp_policy_dtype=snapshot.amp_policy_dtype,
+        amp_policy_scale=snapshot.amp_policy_scale,
     )

@@ -22,7 +22,7 @@ DIGITS = 5
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """The decisions of one step, in CPU memory.
+    """The decisions of one step, in CPU memory; see ``Decision.stacked``.
 
     Attributes:
         time: seconds since 1970.
@@ -72,19 +72,15 @@ class Decision:
     value: Tensor
     ops: Callable[[], Tensor] | None
 
-    def record(self, time: float, round_number: int, t: int) -> DecisionRecord:
-        """Copy the decisions of step ``t`` (from 0) to CPU memory, in two transfers."""
+    def stacked(self) -> list[Tensor]:
+        """``numbers`` and ``choices`` of the record, on the policy's device."""
         columns = [self.log_prob[:, None], self.value[:, None]]
         if self.ops is not None:
             columns.append(self.ops())
-        return DecisionRecord(
-            time,
-            round_number,
-            t + 1,
-            torch.cat([column.double() for column in columns], 1).cpu(),
-            torch.cat([self.actions, self.masks.ops.long()], 1).cpu(),
-            self.actions.shape[1],
-        )
+        return [
+            torch.cat([column.double() for column in columns], 1),
+            torch.cat([self.actions, self.masks.ops.long()], 1),
+        ]
 
 
 class Decisive(Protocol):

@@ -81,6 +81,7 @@ class GrowthRounds:
             blueprints=list(BLUEPRINTS),
             level=self.config.output.telemetry_level,
             split_seed=world.split_seed,
+            amp_policy_dtype=None if self.agent is None else self.agent.policy.amp_dtype_name,
         )
 
     def record(self, number: int, rollout: Rollout[Observation]) -> RoundRecord:

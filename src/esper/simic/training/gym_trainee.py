@@ -16,7 +16,6 @@ from esper.leyline.errors import UsageError
 from esper.leyline.events import SCHEMA_VERSION, GymEpisodes, TrainingStarted, numbers
 from esper.nissa.hub import Hub
 from esper.runtime import plugins
-from esper.simic.compiled import resolve_mode
 from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.memory_tasks import register
@@ -25,7 +24,7 @@ from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, restore_agent
-from esper.simic.training.setup import plugin_paths, policy_dtype, resolved_lag
+from esper.simic.training.setup import compile_mode, plugin_paths, policy_dtype, resolved_lag
 from esper.simic.training.trainee import AnyStep
 from esper.tamiyo.policy.recurrent import FlatObservation
 from esper.tolaria.precision import Precision
@@ -108,6 +107,7 @@ class GymRounds(ABC):
             amp_enabled=False,
             gym=name,
             level=self.config.output.telemetry_level,
+            amp_policy_dtype=self.agent.policy.amp_dtype_name,
         )
 
     def amp_scale(self) -> float | None:
@@ -255,7 +255,7 @@ def build_gym_agent(
     config: TrainConfig, shape: Shape, device: torch.device
 ) -> PPOAgent[FlatObservation]:
     """The learner that ``config`` describes."""
-    dtype, mode = policy_dtype(config, device), resolve_mode(config.machine.compile, device)
+    dtype, mode = policy_dtype(config, device), compile_mode(config.machine.compile, device)
     return gym_agent(config, shape, device, dtype, mode)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.kasmina.transfer import HostCopy, on_host
 from esper.leyline.events import (
     CounterfactualMatrixComputed,
     DecisionsMade,
@@ -113,30 +114,39 @@ class Recorder:
         return torch.stack(self._twin_scores)
 
     def _emit_step(self, t: int, actions: Tensor, step: Step) -> None:
-        decision = self.actor.last if self.actor and self.hub.wants(DecisionsMade) else None
-        gather = partial(
-            self._gathered, time.time(), t, actions, step.reward, step.report, decision
-        )
-        if self.environment.device.type == "cpu":
-            self.hub.emit_later(lambda: _events(gather()))
-        else:
-            # Copy from the device now, before the next step's kernels are queued.
-            records = gather()
-            self.hub.emit_later(lambda: _events(records))
+        """Have the events of a step made by the telemetry thread.
 
-    def _gathered(
-        self,
-        now: float,
-        t: int,
-        actions: Tensor,
-        reward: Tensor,
-        report: StepReport,
-        decision: Decision | None,
+        On CUDA the tensors are stacked and copied behind the step's kernels, before those of the
+        next step are queued, and the telemetry thread waits for the copy.
+        """
+        decision = self.actor.last if self.actor and self.hub.wants(DecisionsMade) else None
+        heads = None if decision is None else decision.actions.shape[1]
+        stack = partial(self._stacked, actions, step.reward, step.report, decision)
+        read = partial(self._records, time.time(), t, heads)
+        if self.environment.device.type == "cpu":
+            self.hub.emit_later(lambda: _events(read(stack())))
+        else:
+            copy = HostCopy(stack())
+            self.hub.emit_later(lambda: _events(read(copy.wait())))
+
+    def _stacked(
+        self, actions: Tensor, reward: Tensor, report: StepReport, decision: Decision | None
+    ) -> list[Tensor]:
+        """What is recorded of the decisions of a step and of the step, on the device."""
+        step = StepRecord.stacked(self.environment.environments, actions, reward, report)
+        return step if decision is None else [*decision.stacked(), *step]
+
+    def _records(
+        self, now: float, t: int, heads: int | None, parts: list[Tensor]
     ) -> "list[StepRecord | DecisionRecord]":
-        """The records of a step, in the order of their events."""
-        identities = self.environment.environments
-        record = StepRecord.take(now, self.round, t, identities, actions, reward, report)
-        return [record] if decision is None else [decision.record(now, self.round, t), record]
+        """The records of a step in the order of their events; ``heads`` is None if one is alone."""
+        if heads is None:
+            return [StepRecord(now, self.round, t + 1, *parts)]
+        numbers, choices, *step = parts
+        return [
+            DecisionRecord(now, self.round, t + 1, numbers, choices, heads),
+            StepRecord(now, self.round, t + 1, *step),
+        ]
 
     def _emit_start(self) -> None:
         tasks = self.environment.current_tasks
@@ -151,19 +161,29 @@ class Recorder:
         )
 
     def _emit_rollbacks(self, t: int, report: StepReport) -> None:
-        rows = report.rollback.nonzero()[:, 0]
-        if len(rows) == 0:
+        copy = HostCopy([report.rollback, self.environment.environments])
+        make = partial(self._rollback_events, time.time(), t, copy)
+        if self.environment.device.type != "cpu":
+            self.hub.emit_later(make, lossless=True)
             return
-        reasons = report.rollback[rows].tolist()
-        self.hub.emit(
+        for event in make():
+            self.hub.emit(event)
+
+    def _rollback_events(self, now: float, t: int, copy: HostCopy) -> list[Event]:
+        """The event of the hosts that were rolled back in step ``t``, if there are any."""
+        rollback, environments = copy.wait()
+        rows = rollback.nonzero()[:, 0]
+        if len(rows) == 0:
+            return []
+        return [
             GovernorRollback(
-                time=time.time(),
+                time=now,
                 round=self.round,
                 step=t + 1,
-                environment=self.environment.environments[rows].tolist(),
-                reason=[Reason(reason).name for reason in reasons],
+                environment=environments[rows].tolist(),
+                reason=[Reason(reason).name for reason in rollback[rows].tolist()],
             )
-        )
+        ]
 
     def finish(self, steps_per_second: float, metrics: dict[str, float | None]) -> RoundSummary:
         """Emit the outcome of the round as an event and return its summary."""
@@ -176,7 +196,7 @@ class Recorder:
         assert test is not None
         assert twin_test is not None
         names = [task.label for task in self.environment.tasks]
-        tasks = self.environment.task_of.tolist()
+        tasks = self.environment.task_numbers
         ends = (Stage.GERMINATED, Stage.FOSSILISED, Stage.PRUNED)
         stages = [torch.stack(parts) for parts in zip(*self._stages, strict=True)]
         germinated, fossilised, pruned = (seeds_entering(stage, *stages).sum(0) for stage in ends)
@@ -202,6 +222,11 @@ class Recorder:
             "test_expected_accuracy": test.expected,
             "twin_test_expected_accuracy": twin_test.expected,
         }
+        # One transfer for everything: a GPU is waited for once.
+        counted = [] if report.shapley is None else [report.shapley, report.interactions]
+        arrived = on_host(*measured.values(), *(x for x in counted if x is not None))
+        measured = dict(zip(measured, arrived, strict=False))
+        coalitions = arrived[len(measured) :]
         outcome = EpisodeOutcome(
             time=time.time(),
             round=self.round,
@@ -209,16 +234,17 @@ class Recorder:
             **{name: _listed(values) for name, values in measured.items()},
         )
         self.hub.emit(outcome)
-        if report.shapley is not None and report.interactions is not None:
+        if coalitions:
+            shapley, interactions = (values.tolist() for values in coalitions)
             self.hub.emit(
                 CounterfactualMatrixComputed(
                     time=time.time(),
                     round=self.round,
-                    shapley=nested_numbers(report.shapley.tolist()),
-                    interactions=[nested_numbers(rows) for rows in report.interactions.tolist()],
+                    shapley=nested_numbers(shapley),
+                    interactions=[nested_numbers(rows) for rows in interactions],
                 )
             )
-        means = {name: values.double().mean().item() for name, values in shared.items()}
+        means = {name: measured[name].double().mean().item() for name in shared}
         return RoundSummary(
             round=self.round,
             gain=fmean(outcome.gain),

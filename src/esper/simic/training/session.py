@@ -15,6 +15,7 @@ from esper.leyline.events import (
     number,
 )
 from esper.leyline.metrics import Metric, part_metric
+from esper.leyline.precision_text import precision_text
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
 from esper.simic.distributed.cluster import ActorsLost
@@ -200,6 +201,7 @@ class Session:
                 if (rate := metrics.get(part_metric(Metric.LEARNING_RATE, group))) is not None
             },
             amp_policy=agent is not None and agent.policy.amp_dtype is not None,
+            amp_policy_dtype=None if agent is None else agent.policy.amp_dtype_name,
             amp_scale=self.trainee.amp_scale(),
             amp_policy_scale=metrics.get(Metric.AMP_SCALE),
             environment_steps_per_second=speed,
@@ -217,6 +219,8 @@ class Session:
         path = write_refusal(self.directory.path, index, self.agent, flatten(self.config))
         relative = str(path.relative_to(self.directory.path))
         tensor = self.agent.refusal.tensor
+        dtypes = self.trainee.precision.dtype_name, self.agent.policy.amp_dtype_name
+        precision = precision_text(*dtypes)
         hub.emit(
             UpdateRefused(
                 time=time.time(),
@@ -224,11 +228,13 @@ class Session:
                 tensor=tensor,
                 file=relative,
                 in_a_row=self.refusals,
+                amp_dtype=dtypes[0],
+                amp_policy_dtype=dtypes[1],
             )
         )
         print(
-            f"warning: the update of round {index} was refused: {tensor} is not finite; "
-            f"esper replay {path} repeats it",
+            f"warning: the update of round {index} was refused: {tensor} is not finite "
+            f"({precision}); esper replay {path} repeats it",
             file=sys.stderr,
         )
 

@@ -23,6 +23,7 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
+from esper.simic.training.out_of_memory import memory_error, what_fits
 from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
@@ -148,6 +149,9 @@ def build_environment(
         environment = GrowthEnv(tasks, identities, growth, precision, *devices)
         environment.reset(0)
     except (RuntimeError, MemoryError) as error:
+        full = memory_error(error)
+        if full is not None and device.type == "cuda":
+            raise what_fits(full, len(identities), device) from error
         raise UsageError(
             f"envs: {len(identities)} do not fit into memory ({str(error).splitlines()[0]}); "
             "take fewer"
@@ -156,6 +160,18 @@ def build_environment(
         reason = environment.precision.reason
         print(f"warning: use_amp: {reason}; running in float32", file=sys.stderr)
     return environment
+
+
+def compile_mode(wanted: str, device: torch.device) -> str:
+    """The mode of compilation; on a CPU any but ``off`` is advised against on stderr."""
+    mode = resolve_mode(wanted, device)
+    if mode != "off" and device.type == "cpu":
+        print(
+            f"warning: compile: on a CPU {mode} delays the first update by minutes, and updates no "
+            "longer use the native policy, which is faster; leave --compile out",
+            file=sys.stderr,
+        )
+    return mode
 
 
 def build_agent(
@@ -169,7 +185,7 @@ def build_agent(
         config.world.seed,
         device,
         policy_dtype(config, device),
-        resolve_mode(config.machine.compile, device),
+        compile_mode(config.machine.compile, device),
         config.machine.threads or torch.get_num_threads(),
         impala_of(config),
         initial,
@@ -178,6 +194,8 @@ def build_agent(
 
 def policy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | None:
     """The dtype of the policy's trunk, None for full precision.
+
+    ``auto`` is bfloat16 where the device has it, else float16, as for hosts.
 
     Raises:
         UsageError: see ``half_precision``.

@@ -39,7 +39,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The recorded tensors of one step, in CPU memory.
+    """The recorded tensors of one step, in CPU memory; see ``stacked``.
 
     Attributes:
         time: seconds since 1970.
@@ -64,18 +64,11 @@ class StepRecord:
     seeds: Tensor
     signals: Tensor
 
-    @classmethod
-    def take(
-        cls,
-        time: float,
-        round_number: int,
-        t: int,
-        identities: Tensor,
-        actions: Tensor,
-        reward: Tensor,
-        report: StepReport,
-    ) -> "StepRecord":
-        """Copy the tensors of step ``t`` (from 0) to CPU memory, in one transfer per field."""
+    @staticmethod
+    def stacked(
+        identities: Tensor, actions: Tensor, reward: Tensor, report: StepReport
+    ) -> list[Tensor]:
+        """The recorded tensors on the device of the step, in the order of the fields."""
         floats = [*(of(report) for of in _FLOATS.values()), reward]
         integers = [
             report.added,
@@ -86,17 +79,14 @@ class StepRecord:
         before, acted, after = report.before, report.acted, report.after
         signals = report.signals
         measured = (signals.contribution, signals.gradient_norm, signals.health)
-        return cls(
-            time,
-            round_number,
-            t + 1,
-            identities.cpu(),
-            torch.stack([x.double() for x in floats]).cpu(),
-            torch.stack(integers).cpu(),
-            torch.stack([before.stage, acted.stage, after.stage]).cpu(),
-            torch.stack([before.blueprint, acted.blueprint, report.seed_parameters]).cpu(),
-            torch.stack([after.alpha, *measured]).double().cpu(),
-        )
+        return [
+            identities,
+            torch.stack([x.double() for x in floats]),
+            torch.stack(integers),
+            torch.stack([before.stage, acted.stage, after.stage]),
+            torch.stack([before.blueprint, acted.blueprint, report.seed_parameters]),
+            torch.stack([after.alpha, *measured]).double(),
+        ]
 
     def events(self) -> Iterator[Event]:
         """The events of the step, in the order in which they occurred."""

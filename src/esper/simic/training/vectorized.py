@@ -26,6 +26,7 @@ from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
 from esper.simic.training.observer import Observer, Unobserved
+from esper.simic.training.out_of_memory import memory_error, what_fits
 from esper.simic.training.remote_growth import RemoteGrowthTrainee
 from esper.simic.training.remote_gym import RemoteGymTrainee
 from esper.simic.training.session import Session
@@ -175,6 +176,11 @@ def run_training(
         try:
             with arithmetic(device, trainee.operation_threads, config.machine.tf32):
                 status, code, rounds = session.run(done)
+        except RuntimeError as error:
+            full = memory_error(error)
+            if full is None:
+                raise
+            raise what_fits(full, trainee.count, device) from error
         finally:
             directory.close()
     return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)

@@ -87,6 +87,11 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
     heads: tuple[str, ...]
     amp_dtype: torch.dtype | None = None
 
+    @property
+    def amp_dtype_name(self) -> str | None:
+        """``bfloat16`` or ``float16``, None for full precision."""
+        return None if self.amp_dtype is None else str(self.amp_dtype).removeprefix("torch.")
+
     @abstractmethod
     def initial_hidden(self, environments: int) -> RecurrentState:
         """Zeros for the start of an episode."""

@@ -9,7 +9,9 @@ from torch import Tensor
 from esper.kasmina.stack import Stack
 from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.minibatches import Minibatches
-from esper.tolaria.plan import Seeds
+from esper.tolaria.plan import Seeds, Variant
+
+__all__ = ["Backend", "EpochResult", "HeldBack", "Optimisation", "Scores", "Variant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +145,6 @@ class Scores:
         self.loss[rows] = other.loss
         self.accuracy[rows] = other.accuracy
         self.expected[rows] = other.expected
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """Hosts to validate again with different alphas.
-
-    Attributes:
-        start: index of the first slot whose alpha differs.
-        rows: environments, int64 ``[M]``, possibly repeated.
-        alpha: alpha of every slot of these rows, ``[M, S]``.
-    """
-
-    start: int
-    rows: Tensor
-    alpha: Tensor
 
 
 class Backend(Protocol):

@@ -125,10 +125,7 @@ class SeedRows(StoreRows):
         self, stack: Stack, slot: int, plan: SlotPlan, frozen: Tensor, optimisation: Optimisation
     ):
         self.slot, rows = slot, plan.rows
-        sizes = torch.tensor([len(group.rows) for group in plan.groups])
-        kinds = torch.tensor([group.kind for group in plan.groups])
-        self.kinds = kinds.repeat_interleave(sizes).to(rows.device)
-        frozen_rows = frozen[rows, slot]
+        self.kinds = plan.kinds
         state = stack.seed_optimizers[slot]
         super().__init__(
             stack.seeds[slot][rows],
@@ -136,7 +133,7 @@ class SeedRows(StoreRows):
             optimisation,
             optimisation.seed_learning_rate[rows, slot],
             0.0,
-            ~frozen_rows if bool(frozen_rows.any()) else None,
+            ~frozen[rows, slot] if plan.any_frozen else None,
             rows,
         )
 

@@ -152,7 +152,7 @@ class TorchBackend:
         readings = [
             self._read(
                 stack,
-                plan(seeds.varied(v.rows, v.alpha)),
+                plan(seeds.varied(v)),
                 v.rows if rows is None else rows[v.rows],
             )
             for v in variants

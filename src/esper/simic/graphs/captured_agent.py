@@ -1,5 +1,6 @@
 """An actor and a learner whose steps are captured as CUDA graphs."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from esper.leyline.metrics import Metric
 from esper.simic.actor import PolicyActor
-from esper.simic.capture import Captured, CudaRecorder, Recorder, Tensors
+from esper.simic.graphs.capture import Captured, CudaRecorder, Recorder, Tensors
 from esper.simic.observation_moments import ObservationMoments
 from esper.simic.ppo import PPOAgent
 from esper.simic.sequences import Sequences
@@ -31,9 +32,13 @@ class CapturedActor(PolicyActor[ObservationT]):
     """
 
     def __init__(self, *arguments: Any, recorder: Recorder | None = None, **named: Any):
-        self._recorder = recorder or CudaRecorder()
-        self._acting = Captured(self._act_on, self._recorder, "rollout step")
+        self._given_recorder = recorder
         super().__init__(*arguments, **named)
+        self._acting = Captured(self._act_on, self._recorder, "rollout step")
+
+    @cached_property
+    def _recorder(self) -> Recorder:
+        return self._given_recorder or CudaRecorder(self.device)
 
     def acting_with(
         self, policy: Policy[ObservationT], moments: ObservationMoments[ObservationT]
@@ -68,6 +73,9 @@ class CapturedAgent(CapturedActor[ObservationT], PPOAgent[ObservationT]):
         super().__init__(*arguments, recorder=recorder, **named)
         self._captured_step = Captured(self._minibatch_step_on, self._recorder, "update")
         self._missing: set[str] = set()
+
+    def _pick(self, sequences: Sequences[ObservationT], chosen: Tensor) -> Sequences[ObservationT]:
+        return sequences.pick_padded(chosen)
 
     def _minibatch_step(
         self, minibatch: Sequences[ObservationT], stopped: Tensor

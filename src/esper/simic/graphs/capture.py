@@ -7,6 +7,7 @@ call: inputs are copied into buffers and outputs out of them.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -19,6 +20,10 @@ Function = Callable[[Tensors], Tensors]
 
 WARMUPS = 3
 """Eager calls before recording, in which libraries choose kernels and allocate buffers."""
+
+
+MOST_SHAPES = 32
+"""Maximum number of recordings of one function, because each keeps its memory."""
 
 
 class Recorder(Protocol):
@@ -37,14 +42,18 @@ class CudaRecorder:
     """Records CUDA graphs.
 
     Warm-up calls run on a side stream, which torch requires if gradients are captured.
+
+    Args:
+        device: device of the functions; another one may be current.
     """
 
-    def __init__(self) -> None:
-        self._side = torch.cuda.Stream()
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._side = torch.cuda.Stream(device)
 
     def warm(self, function: Callable[[], Tensors]) -> Tensors:
         """See ``Recorder.warm``."""
-        current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
             results = function()
@@ -54,16 +63,43 @@ class CudaRecorder:
     def record(self, function: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
         """See ``Recorder.record``. Recording computes nothing."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # The telemetry thread may wait for a copy meanwhile, which other modes take for an error.
+        mode = "thread_local"
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.graph(graph, stream=self._side, capture_error_mode=mode),
+        ):
             results = function()
-        return graph.replay, results
+
+        def replay() -> None:
+            with torch.cuda.device(self._device):
+                graph.replay()
+
+        return replay, results
+
+
+@dataclass(slots=True)
+class _Recording:
+    """The calls with inputs of one set of shapes.
+
+    Attributes:
+        buffers: inputs of the recorded function.
+        calls: number of calls so far.
+        replay: carries out the recorded operations; None before they are recorded.
+        results: results of a replay.
+    """
+
+    buffers: Tensors
+    calls: int = 0
+    replay: Callable[[], None] | None = None
+    results: Tensors = field(default_factory=dict)
 
 
 class Captured:
-    """``function``, replayed if its inputs have the recorded shapes and dtypes.
+    """``function``, recorded once for each set of its inputs' shapes and dtypes, then replayed.
 
-    The first ``WARMUPS`` calls run eagerly, and so do all calls with other shapes. If recording
-    fails, one warning is logged and every call runs eagerly.
+    The first ``WARMUPS`` calls with new shapes run eagerly, and so do all calls once there are
+    ``MOST_SHAPES``. If recording fails, one warning is logged and every call runs eagerly.
 
     Args:
         function: maps named tensors to named tensors; may change other tensors in place, the same
@@ -74,39 +110,38 @@ class Captured:
 
     def __init__(self, function: Function, recorder: Recorder, name: str):
         self.function, self.recorder, self.name = function, recorder, name
-        self.calls = 0
         self.failed = False
-        self.buffers: Tensors = {}
-        self._replay: Callable[[], None] | None = None
-        self._results: Tensors = {}
+        self.recordings: dict[tuple[object, ...], _Recording] = {}
 
     def __call__(self, inputs: Tensors) -> Tensors:
         """The results of ``function(inputs)``, in new tensors."""
-        if self.failed or not self._same_shapes(inputs):
+        recording = None if self.failed else self._recording(inputs)
+        if recording is None:
             return self.function(inputs)
-        self.calls += 1
-        if self.calls <= WARMUPS:
+        recording.calls += 1
+        if recording.calls <= WARMUPS:
             return self.recorder.warm(lambda: self.function(inputs))
         for name, x in inputs.items():
-            self.buffers[name].copy_(x, non_blocking=True)
-        if self._replay is None and not self._record():
+            recording.buffers[name].copy_(x, non_blocking=True)
+        if recording.replay is None and not self._record(recording):
             return self.function(inputs)
-        assert self._replay is not None
-        self._replay()
-        return {name: x.clone() for name, x in self._results.items()}
+        assert recording.replay is not None
+        recording.replay()
+        return {name: x.clone() for name, x in recording.results.items()}
 
-    def _same_shapes(self, inputs: Tensors) -> bool:
-        """Whether ``inputs`` fit the buffers, which the first call allocates."""
-        if not self.buffers:
-            self.buffers = {name: torch.empty_like(x) for name, x in inputs.items()}
-        return inputs.keys() == self.buffers.keys() and all(
-            x.shape == self.buffers[name].shape and x.dtype == self.buffers[name].dtype
-            for name, x in inputs.items()
-        )
+    def _recording(self, inputs: Tensors) -> _Recording | None:
+        """The recording of these shapes; None if there are too many."""
+        key = tuple((name, x.shape, x.dtype) for name, x in inputs.items())
+        if key not in self.recordings and len(self.recordings) < MOST_SHAPES:
+            buffers = {name: torch.empty_like(x) for name, x in inputs.items()}
+            self.recordings[key] = _Recording(buffers)
+        return self.recordings.get(key)
 
-    def _record(self) -> bool:
+    def _record(self, recording: _Recording) -> bool:
         try:
-            self._replay, self._results = self.recorder.record(lambda: self.function(self.buffers))
+            recording.replay, recording.results = self.recorder.record(
+                lambda: self.function(recording.buffers)
+            )
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             log.warning("%s: not captured as a CUDA graph (%s); running eagerly", self.name, reason)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.config import LearnerConfig
-from esper.simic.capture import WARMUPS, Captured
-from esper.simic.captured_agent import CapturedAgent, agent_class
+from esper.simic.graphs.capture import WARMUPS, Captured
+from esper.simic.graphs.captured_agent import CapturedAgent, agent_class
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.ppo import PPOAgent

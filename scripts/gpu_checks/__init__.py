@@ -1,0 +1,1 @@
+"""What ``scripts/gpu_check.py`` measures on a GPU, one module per section, and how it is run."""

@@ -1,0 +1,1 @@
+"""CUDA graphs of the rollout step and of the update."""
