@@ -125,7 +125,7 @@ def page(rows: list[Row], found: Found) -> str:
     """Return the convolutions in Markdown."""
     names = ("forward, ms", "both, ms", "forward, TFLOP/s", "both, TFLOP/s")
     text = (
-        f"3x3 convolutions of {IMAGES} images of {SIDE} x {SIDE} with {CHANNELS} channels in each "
-        "network; both is forward and backward."
+        f"3x3 convolutions of {IMAGES} images (2 on a virtual device) of {SIDE} x {SIDE} with "
+        f"{CHANNELS} channels in each network; both is forward and backward."
     )
     return f"{text}\n\n{rows_table(('networks', 'precision', 'way', *names), rows)}"
