@@ -17,6 +17,9 @@ def cached_tensor(values: tuple[Any, ...], device: torch.device) -> Tensor:
 
     Creating it in every call would copy it in every call.
     """
+    if torch.compiler.is_compiling():
+        # A constant of the graph; the compiler would trace through the cache with a warning.
+        return torch.tensor(values, device=device)
     return _made(values, _kinds(values), device)
 
 
