@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from esper.simic.own_models.controller import Growth
     from esper.simic.own_models.growing import GrowthResult, grow
     from esper.simic.own_models.history import EpochRecord
+    from esper.simic.own_models.model_check import check
     from esper.tolaria.own_model.validation import Validation
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ _HOMES = {
     "GrowthResult": "esper.simic.own_models.growing",
     "Slot": "esper.kasmina.hosts.module",
     "Validation": "esper.tolaria.own_model.validation",
+    "check": "esper.simic.own_models.model_check",
     "grow": "esper.simic.own_models.growing",
     "load_grown": "esper.kasmina.grafts.attachment",
     "strip": "esper.kasmina.grafts.attachment",
@@ -37,6 +39,7 @@ __all__ = [
     "Slot",
     "Validation",
     "__version__",
+    "check",
     "grow",
     "load_grown",
     "strip",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from esper.kasmina.grafts.attachment import grown_seeds
 from esper.kasmina.grafts.slot_search import find_slots
@@ -430,6 +430,10 @@ def _check(
         raise UsageError("model: it has lazy layers; call it once with a batch before growing it")
     if grown_seeds(model):
         raise UsageError("model: it has seeds already; grow a copy without them (esper.strip)")
+    if isinstance(optimizer, LBFGS):
+        raise UsageError(
+            "optimizer: LBFGS keeps one state for all parameters, so no seed can join; use another"
+        )
     own = {id(p) for p in model.parameters()}
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
         raise UsageError("optimizer: it has no parameter of the model; build it from this model's")

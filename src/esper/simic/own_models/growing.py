@@ -157,6 +157,8 @@ def grow(
         raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
     if not isinstance(tries, int) or tries < 1:
         raise UsageError(f"tries: got {tries!r}; give a whole number from 1")
+    if loss == "model" and unpack is samples.unpack:
+        unpack = samples.unpack_whole
     where = _device(model, device)
     goal, report = objective(loss), print if progress else None
     examples = first_batch(train_loader, "train_loader")

@@ -61,14 +61,15 @@ def _trial(slots: tuple[SlotSpec, ...], epochs: int) -> Trial:
         return torch.tensor([value])
 
     return Trial(
-        blueprint=torch.tensor([[_planted(slot) for slot in slots]]),
+        blueprint=torch.tensor([[planted_blueprint(slot) for slot in slots]]),
         start=one(1),
         decision=one(decision),
         keep=one(len(slots)),
     )
 
 
-def _planted(slot: SlotSpec) -> int:
+def planted_blueprint(slot: SlotSpec) -> int:
+    """Index of the blueprint that ``rule`` plants in ``slot``."""
     fitting = [BLUEPRINTS[kind] for kind in slot.kinds]
     chosen = next((name for name in RULE_BLUEPRINTS if name in fitting), fitting[0])
     return BLUEPRINTS.index(chosen)

@@ -5,7 +5,7 @@ for regression it is the explained variance R²; for any other loss it is the sh
 validation loss that is gone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,12 +131,19 @@ def _explained(sums: Tensor) -> tuple[float | None, float]:
     return None, float(1.0 - errors.sum() / spread.sum().clamp(min=1e-12))
 
 
+def _own_loss(output: Any, target: Any) -> Tensor:
+    if not isinstance(output, Mapping) or "loss" not in output:
+        raise UsageError("loss: 'model' needs a dict output with a 'loss'; give another loss")
+    found: Tensor = output["loss"]
+    return found
+
+
 OBJECTIVES = {
     "cross_entropy": Objective("cross_entropy", _cross_entropy, _class_sums, _share, True),
     "binary_cross_entropy": Objective("binary_cross_entropy", _binary, _binary_sums, _share),
     "mse": Objective("mse", _regression(F.mse_loss), _square_sums, _explained),
     "l1": Objective("l1", _regression(F.l1_loss), _square_sums, _explained),
     "huber": Objective("huber", _regression(F.huber_loss), _square_sums, _explained),
-    "model": Objective("model", lambda output, target: output["loss"]),
+    "model": Objective("model", _own_loss),
 }
 """Losses by name. ``model`` is the loss that a dict output contains."""

@@ -53,6 +53,20 @@ def unpack(batch: Any) -> tuple[Any, Any]:
     )
 
 
+def unpack_whole(batch: Any) -> tuple[Any, Any]:
+    """The whole batch as input, for a module that computes its own loss; see ``unpack``.
+
+    Raises:
+        UsageError: the batch is not a dict.
+    """
+    if not isinstance(batch, Mapping):
+        raise UsageError(
+            f"loss: 'model' passes a whole batch to the module, but one is a "
+            f"{type(batch).__name__}; yield a dict of its arguments"
+        )
+    return batch, next((batch[key] for key in TARGETS if key in batch), None)
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
     """The output of ``model``: a dict of inputs becomes keyword arguments, a tuple arguments."""
     if isinstance(inputs, Mapping):
