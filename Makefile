@@ -9,7 +9,7 @@ BENCH := $(VENV)/.ready-bench
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text bench-own
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -108,6 +108,9 @@ bench-gym: $(BENCH)
 
 bench-gym-proofs: $(BENCH)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_proofs.py --write
+
+bench-own: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own_models.py --write
 
 bench-tasks: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tasks.py --write

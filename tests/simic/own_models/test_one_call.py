@@ -204,7 +204,14 @@ def test_a_check_reports_what_is_wrong_with_the_data() -> None:
     y[:60], y[60:] = 0, 1
     x[70 % 65] = float("nan")
     y[40] = 9
-    report = esper.check(ResidualNet(), loader(x, y), progress=False)
+    model = ResidualNet().train()
+    before = copy.deepcopy(model.state_dict())
+    fine = esper.check(model, loader(*images(32)), progress=False)
+    assert fine.ok
+    assert fine.step.seconds > 0.0
+    assert model.training
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    report = esper.check(model, loader(x, y), progress=False)
     text = "\n".join(report.problems + report.remarks)
     assert "a label is 9, but the model has 4 outputs" in text
     assert "hold NaN or infinite numbers" in text
