@@ -246,8 +246,16 @@ def main() -> int:
         )
         for row in found
     ]
-    heads = "module", "parameters", "plain epoch, s", "time ratio", "plain peak, MiB", "peak ratio"
-    heads = *heads, "check, s", "check peak ratio"
+    heads = (
+        "module",
+        "parameters",
+        "plain epoch, s",
+        "time ratio",
+        "plain peak, MiB",
+        "peak ratio",
+        "check, s",
+        "check peak ratio",
+    )
     parts = (
         "Growth with no seed alive over the plain loop of the same module, AdamW and data: the "
         "median over pairs of epochs, in processor time, and the peak memory of a process that "

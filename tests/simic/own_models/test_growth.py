@@ -20,7 +20,7 @@ from esper.leyline.stages import Stage
 from esper.simic.own_models.controller import Growth
 from esper.simic.own_models.growing import grow
 from esper.tamiyo.baselines import without_learning
-from esper.tamiyo.policy.features import HOST_FEATURES, Observation
+from esper.tamiyo.policy.features import HISTORY, HOST_FEATURES, Observation
 from own_modules import (
     Gpt,
     Recurrent,
@@ -294,12 +294,13 @@ def test_no_seed_is_planted_that_the_limit_of_parameters_forbids() -> None:
     assert growth.step().actions == []
     assert growth.step().actions == []
     assert "norm germinates" in growth.step().actions[0]
-    kinds = script.seen[0].masks.kinds[0]
+    growth.step()
     sizes = [slot.parameter_table[:, Style.LINEAR_ADD] for slot in growth.slots]
-    for s, slot in enumerate(growth.slots):
-        assert {k for k in slot.kinds if sizes[s][k] <= 40} == set(
-            kinds[s].nonzero()[:, 0].tolist()
-        )
+    # Where the norm of 17 parameters lives, only 23 of the 40 are left.
+    for seen, left in ((script.seen[0], 40), (script.seen[-1], 23)):
+        for s, slot in enumerate(growth.slots):
+            allowed = set(seen.masks.kinds[0, s].nonzero()[:, 0].tolist())
+            assert allowed == {k for k in slot.kinds if sizes[s][k] <= left}
     other = ResidualNet()
     made = SGD(other.parameters(), lr=0.1)
     with pytest.raises(UsageError, match="max_parameters: the module has"):
@@ -384,6 +385,9 @@ def test_what_a_policy_sees() -> None:
     assert seen["train_loss"] == pytest.approx(float(torch.tensor(0.5).log1p()))
     assert seen["expected_accuracy"] == pytest.approx(0.4)
     assert seen["train_accuracy"] == -1.0
+    # ``begin`` noted the score before training.
+    assert seen[f"accuracy_history_{HISTORY - 1}"] == pytest.approx(0.4)
+    assert seen[f"accuracy_history_{HISTORY - 2}"] == -1.0
 
 
 @pytest.mark.parametrize("policy", ["heuristic", "rule"])

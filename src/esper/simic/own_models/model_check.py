@@ -109,7 +109,7 @@ def check(
 ) -> CheckReport:
     """Find out whether a module and its data can grow, and what it costs, without training.
 
-    At most 8 samples pass through the module at a time, and its parameters, buffers and random
+    At most 4 samples pass through the module at a time, and its parameters, buffers and random
     numbers stay as they are; memory and time of a whole minibatch are predicted.
 
     Args:

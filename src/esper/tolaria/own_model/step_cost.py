@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from esper.tolaria.own_model.objectives import Objective
 from esper.tolaria.own_model.samples import call, first_samples, undisturbed
 
-FEW, MORE = 2, 8
+FEW, MORE = 2, 4
 """Samples of the two batches; BatchNorm needs two."""
-REPEATS = 3
+REPEATS = 2
 """Steps of each batch, of which the fastest counts."""
 
 
