@@ -15,7 +15,7 @@ RLLIB := $(RLLIB_VENV)/.ready
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text bench-own
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -35,7 +35,7 @@ QUICK := test_layers.py test_release.py test_docstrings.py leyline runtime/test_
   simic/test_advantage.py simic/test_loss.py simic/test_optimiser.py simic/test_rollout.py \
   simic/graphs/test_capture.py simic/impala/test_vtrace.py simic/distributed/test_wire.py simic/growth/test_host_families.py simic/gym/test_gym_acting.py simic/run/test_checkpoint.py simic/records/test_damaged_records.py \
   simic/test_trainer.py simic/offline/test_offline_methods.py \
-  simic/training/test_decisions.py simic/tools/test_diagnosis.py simic/evaluation/test_plans.py nissa/test_trackers.py \
+  simic/training/test_decisions.py simic/tools/test_diagnosis.py simic/own_models/test_never_grow.py simic/evaluation/test_plans.py nissa/test_trackers.py \
   karn/test_runs.py karn/sanctum/test_log.py karn/sanctum/test_signs.py scripts/test_runs_command.py
 
 quick-tests: $(READY)
@@ -126,6 +126,9 @@ bench-gym: $(BENCH)
 bench-gym-proofs: $(BENCH)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_proofs.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_proofs.py --algorithm impala --write
+
+bench-own: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own_models.py --write
 
 bench-tasks: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tasks.py --write

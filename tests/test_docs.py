@@ -87,6 +87,7 @@ OF_A_RUN = {"config.json", "events.jsonl", "events.parquet", "report.html", "man
     "checkpoints",
     "records",
     "refused",
+    "rebuild.py",
 }
 """First parts of paths that a run or a user makes."""
 

@@ -1,7 +1,58 @@
 """Esper trains neural networks that grow while they train.
 
 All N environments (each one a host network in mid-training) are one tensor program; a recurrent
-policy, itself trained by PPO, decides at every step what should grow where.
+policy, itself trained by PPO, decides at every step what should grow where. ``grow`` and ``Growth``
+grow a module of the user's own.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.kasmina.grafts.attachment import load_grown, strip
+    from esper.kasmina.hosts.module import Slot
+    from esper.simic.own_models.controller import Growth
+    from esper.simic.own_models.growing import GrowthResult, grow
+    from esper.simic.own_models.history import EpochRecord
+    from esper.simic.own_models.model_check import check
+    from esper.tolaria.own_model.validation import Validation
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "EpochRecord": "esper.simic.own_models.history",
+    "Growth": "esper.simic.own_models.controller",
+    "GrowthResult": "esper.simic.own_models.growing",
+    "Slot": "esper.kasmina.hosts.module",
+    "Validation": "esper.tolaria.own_model.validation",
+    "check": "esper.simic.own_models.model_check",
+    "grow": "esper.simic.own_models.growing",
+    "load_grown": "esper.kasmina.grafts.attachment",
+    "strip": "esper.kasmina.grafts.attachment",
+}
+"""Where each public name lives. It is imported when it is first used: torch takes seconds."""
+
+__all__ = [
+    "EpochRecord",
+    "Growth",
+    "GrowthResult",
+    "Slot",
+    "Validation",
+    "__version__",
+    "check",
+    "grow",
+    "load_grown",
+    "strip",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'esper' has no attribute {name!r}")
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

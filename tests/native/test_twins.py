@@ -60,7 +60,7 @@ def test_twin_comments_in_cpp_and_python_agree() -> None:
     assert cpp - python == set(), "Python does not name these"
     assert python - cpp == set(), "C++ does not name these, or has them no more"
     rules = {name for *_, name in python}
-    for rule in ("kasmina.lifecycle.tick", "tolaria.governor.Governor.check"):
+    for rule in ("kasmina.lifecycle.tick", "tolaria.governor.DivergenceDetector.check"):
         assert rule in rules
     assert len(python) > 50
 

@@ -20,7 +20,7 @@ class NaiveGovernor:
     healthy: bool = True
 
     def check(self, loss: float, others: list[float], expected: float) -> Reason:
-        """Judge a step; ``others`` are values that are only checked for finiteness."""
+        """DivergenceDetector a step; ``others`` are values that are only checked for finiteness."""
         runs_away, reason = False, Reason.NONE
         if not all(math.isfinite(number) for number in (loss, *others)):
             reason = Reason.NOT_FINITE

@@ -1,6 +1,6 @@
 """The governor: detects hosts that diverge or collapse and restores their last snapshot.
 
-Each environment is judged and restored independently, as rows of tensors on the device.
+Each environment is checked and restored independently, as rows of tensors on the device.
 """
 
 from dataclasses import dataclass
@@ -57,28 +57,30 @@ class Limits:
     runaway_factor: float = 3.0
 
 
-class Governor:
-    """Judges, snapshots and restores the rows of a stack.
+class DivergenceDetector:
+    """Detects steps after which a host is not finite, collapsed or runs away, for N hosts.
 
     ``healthy``, bool ``[N]``, is true where the last step of a row was healthy.
 
     Args:
-        stack: stack to restore; the constructor takes the first snapshot, of untrained hosts.
-        classes: number of classes; a host that guesses has the loss ``ln(classes)``.
+        rows: number of hosts, N.
+        device: device of the measurements.
+        classes: number of classes; a host that guesses has the loss ``ln(classes)``. None if the
+            task has no classes: then no host counts as collapsed.
         limits: see ``Limits``.
     """
 
-    def __init__(self, stack: Stack, classes: int, limits: Limits | None = None):
-        self.stack, self.classes, self.limits = stack, classes, limits or Limits()
-        rows, device = len(stack.host), stack.host.device
+    def __init__(
+        self, rows: int, device: torch.device, classes: int | None, limits: Limits | None = None
+    ):
+        self.classes, self.limits = classes, limits or Limits()
         self.losses = torch.full((rows, HISTORY), float("nan"), device=device)
         self.strikes = torch.zeros(rows, dtype=torch.long, device=device)
         self.healthy = torch.ones(rows, dtype=torch.bool, device=device)
-        self.kept = [store.clone() for store in self._stores()]
 
     # Native twin: step/governor.h, check_row.
     def check(self, epoch: EpochResult, scores: Scores, computing: Tensor) -> Tensor:
-        """Judge a step, and append healthy losses to the history.
+        """Check a step, and append healthy losses to the history.
 
         Args:
             epoch: training results.
@@ -103,10 +105,12 @@ class Governor:
         squares = (self.losses - mean[:, None]).square().nansum(1)
         deviation = (squares / count).sqrt()
 
-        guessing = log(self.classes)
-        collapsed = experienced & (mean < limits.collapse_mean * guessing)
-        collapsed &= (loss - guessing).abs() < limits.collapse_band * guessing
-        collapsed &= scores.expected <= limits.collapse_expected / self.classes
+        collapsed = torch.zeros_like(experienced)
+        if self.classes is not None:
+            guessing = log(self.classes)
+            collapsed = experienced & (mean < limits.collapse_mean * guessing)
+            collapsed &= (loss - guessing).abs() < limits.collapse_band * guessing
+            collapsed &= scores.expected <= limits.collapse_expected / self.classes
         runaway = experienced & (loss > limits.runaway_loss)
         runaway &= loss > mean + limits.runaway_deviations * deviation
         runaway &= loss > limits.runaway_factor * mean
@@ -126,6 +130,21 @@ class Governor:
     def every(self) -> int:
         """Steps between snapshots."""
         return self.limits.snapshot_every
+
+
+class Governor(DivergenceDetector):
+    """Checks, snapshots and restores the rows of a stack.
+
+    Args:
+        stack: stack to restore; the constructor takes the first snapshot, of untrained hosts.
+        classes: see ``DivergenceDetector``.
+        limits: see ``Limits``.
+    """
+
+    def __init__(self, stack: Stack, classes: int, limits: Limits | None = None):
+        super().__init__(len(stack.host), stack.host.device, classes, limits)
+        self.stack = stack
+        self.kept = [store.clone() for store in self._stores()]
 
     def snapshot(self, rows: Tensor) -> None:
         """Take a snapshot of the seeds of ``rows``, bool ``[N]``, and of their hosts if healthy.

@@ -18,14 +18,17 @@ from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES
 from esper.tolaria import governor as governor_module
 from esper.tolaria import health
 from esper.tolaria.engine import Engine
-from esper.tolaria.governor import Governor
+from esper.tolaria.governor import DivergenceDetector
 from esper.tolaria.slot_measures import SLOT_MEASURES
 
 _CPU = torch.device("cpu")
 
 
-def governor_limits(governor: Governor, spec: Struct, shape: tuple[int, int]) -> dict[str, Any]:
+def governor_limits(
+    governor: DivergenceDetector, spec: Struct, shape: tuple[int, int]
+) -> dict[str, Any]:
     """The fields of ``CheckCall`` that describe a governor."""
+    assert governor.classes is not None, "native hosts have classes"
     limits, guessing = governor.limits, log(governor.classes)
     return {
         "rows": shape[0],

@@ -19,7 +19,7 @@ from esper.tolaria import governor as governor_module
 from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.engine import Engine, Measurement
-from esper.tolaria.governor import Governor
+from esper.tolaria.governor import DivergenceDetector
 from esper.tolaria.slot_measures import SLOT_MEASURES
 
 _INT64, _FLOAT32, _BOOL = torch.int64, torch.float32, torch.bool
@@ -64,7 +64,7 @@ class NativeStep(TorchStep):
         self.norms = [slot.segment_count for slot in engine.slots]
         self.states: Records[SeedState] = Records(StateInBlocks, self.shape, count)
         self.signals: Records[SeedSignals] = Records(SignalsInBlocks, self.shape, count)
-        self.watch: tuple[Governor, dict[str, Any]] | None = None
+        self.watch: tuple[DivergenceDetector, dict[str, Any]] | None = None
 
     def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> ActionOutcome:
         """See ``TorchStep``."""
@@ -87,7 +87,7 @@ class NativeStep(TorchStep):
         )
 
     def check(
-        self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
+        self, governor: DivergenceDetector, epoch: EpochResult, scores: Scores, acted: SeedState
     ) -> Tensor:
         """See ``TorchStep``; changes the governor's tensors in place."""
         if self.watch is None or self.watch[0] is not governor:

@@ -5,6 +5,7 @@ because telemetry reads the tensors of earlier steps.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,11 +13,12 @@ from torch import Tensor
 from esper.kasmina.gates import legal_slots
 from esper.kasmina.lifecycle import Rules, apply, roll_back, tick
 from esper.kasmina.seeds import SeedSignals, SeedState, states_on_host
+from esper.kasmina.slots import SlotSpec
 from esper.leyline.stages import Stage
 from esper.tamiyo.policy.features import Progress, critic_features, host_features, slot_features
 from esper.tolaria.backends import EpochResult, Scores
-from esper.tolaria.engine import Engine, Measurement
-from esper.tolaria.governor import Governor
+from esper.tolaria.engine import Measurement
+from esper.tolaria.governor import DivergenceDetector
 from esper.tolaria.health import updated_signals
 
 
@@ -76,19 +78,47 @@ class Features:
     critic: Tensor
 
 
+class _Counted(Protocol):
+    @property
+    def parameter_count(self) -> int: ...
+
+
+class Grower(Protocol):
+    """What the bookkeeping reads of the hosts: an engine, or a module of the user's own."""
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """The slots of the hosts."""
+        ...
+
+    @property
+    def host(self) -> _Counted:
+        """The host without seeds."""
+        ...
+
+    @property
+    def episode_length(self) -> int:
+        """Steps per episode."""
+        ...
+
+    def seed_parameters(self, state: SeedState) -> Tensor:
+        """Parameter count of each living seed, int64 ``[N, S]``; 0 in other slots."""
+        ...
+
+
 class TorchStep:
     """The bookkeeping of one shard, for every device and dtype.
 
     ``NativeStep`` computes the same functions with the native library.
 
     Args:
-        engine: engine of the rows.
+        engine: the hosts.
         count: number of environments among the rows.
         rules: rules of the lifecycle.
         kinds: blueprints that can germinate in each slot, bool ``[S, blueprints]``.
     """
 
-    def __init__(self, engine: Engine, count: int, rules: Rules, kinds: Tensor):
+    def __init__(self, engine: Grower, count: int, rules: Rules, kinds: Tensor):
         self.engine, self.count, self.rules, self.kinds = engine, count, rules, kinds
 
     def begin(self, state: SeedState, signals: SeedSignals) -> RowsAfterStep:
@@ -108,9 +138,9 @@ class TorchStep:
         return ActionOutcome(acted, own, success, germinates, fossilises, before, after)
 
     def check(
-        self, governor: Governor, epoch: EpochResult, scores: Scores, acted: SeedState
+        self, governor: DivergenceDetector, epoch: EpochResult, scores: Scores, acted: SeedState
     ) -> Tensor:
-        """See ``Governor.check``; ``acted`` is the seeds' state during the epoch."""
+        """See ``DivergenceDetector.check``; ``acted`` is the seeds' state during the epoch."""
         return governor.check(epoch, scores, acted.computing)
 
     # Native twin: step/pass.h, advance_lifecycle.

@@ -41,7 +41,7 @@ inline bool is_finite(const CheckCall& call, int64_t n) {
   return finite;
 }
 
-// Twin of tolaria.governor.Governor.check.
+// Twin of tolaria.governor.DivergenceDetector.check.
 inline void check_row(const CheckCall& call, int64_t n) {
   const float loss = call.loss[n];
   float* losses = call.losses + n * call.history;

@@ -1,0 +1,219 @@
+"""Attaching seeds to the modules of a network, taking them off, and rebuilding them from a
+state_dict.
+
+A seed is the submodule ``seed`` of the module behind which it grows, and a forward hook of that
+module calls it. Hooks are functions of this package, so that deepcopy and pickle keep them; nothing
+else of the network changes.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import blueprints
+from esper.kasmina.grafts.seed_modules import (
+    BRANCHES,
+    FORMS,
+    LAYOUTS,
+    Seed,
+    add_seed,
+    attach_seed,
+)
+from esper.kasmina.slots import SlotSpec
+from esper.leyline.actions import BLUEPRINTS
+from esper.leyline.errors import UsageError
+
+SEED = "seed"
+"""Name of the submodule that holds a seed."""
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The host's activation; the branch gets its gradient as if it had been added at alpha 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, f: Tensor) -> Tensor:
+        ctx.dtype = f.dtype
+        # A layer behind may work in place, which a view from here would refuse.
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient.to(ctx.dtype)
+
+
+def learn_behind(module: nn.Module, inputs: object, output: object) -> object:
+    """Forward hook of a module with a seed in TRAINING: the output itself.
+
+    The branch sees a detached activation, and gets the gradient of the output (the straight-through
+    estimator). Values and gradients of the host stay as they are without the seed.
+    """
+    if not torch.is_grad_enabled():
+        return output
+    first = output[0] if isinstance(output, tuple) else output
+    assert isinstance(first, Tensor)
+    seed = module.get_submodule(SEED)
+    assert isinstance(seed, Seed)
+    learned = _StraightThrough.apply(first, seed.branch(first.detach()))
+    return (learned, *output[1:]) if isinstance(output, tuple) else learned
+
+
+_HOOKS = (add_seed, learn_behind)
+
+
+def new_seed(slot: SlotSpec, kind: int, form: int, random_seed: int) -> Seed:
+    """A seed whose branch starts at 0, initialised as the blueprint says.
+
+    Torch's global generator is not used, so that growing shifts no other random number.
+
+    Args:
+        slot: slot of the seed.
+        kind: index of its blueprint, one of ``slot.kinds``.
+        form: index of ``FORMS``.
+        random_seed: determines the initial weights.
+    """
+    generator = torch.Generator().manual_seed(random_seed)
+    with torch.random.fork_rng(devices=[]):
+        seed = Seed(BLUEPRINTS[kind], slot.channels, slot.family, FORMS[form])
+    fields = {
+        f"{seed.blueprint}.{f.name}": f
+        for f in blueprints.build(kind, slot.channels, slot.family).fields
+    }
+    if seed.form == "gate":
+        fields |= {f.name: f for f in slot.gate_layout.fields}
+    with torch.no_grad():
+        for name, parameter in seed.named_parameters():
+            field = fields.pop(name)
+            drawn = 2.0 * torch.rand(field.shape, generator=generator) - 1.0
+            parameter.copy_(field.constant + field.bound * drawn)
+    assert not fields, sorted(fields)
+    return seed
+
+
+def attach(module: nn.Module, seed: Seed) -> None:
+    """Hang ``seed`` behind ``module`` in its device and dtype; it computes nothing yet."""
+    example = next(module.parameters(), None)
+    if example is not None and example.is_floating_point():
+        seed.to(example.device, example.dtype)
+    module.add_module(SEED, seed)
+
+
+def set_hook(module: nn.Module, hook: Any) -> None:
+    """Let ``hook`` (``add_seed``, ``learn_behind`` or None) call the seed of ``module``."""
+    found = {key: each for key, each in module._forward_hooks.items() if each in _HOOKS}
+    if list(found.values()) == ([] if hook is None else [hook]):
+        return
+    for key in found:
+        del module._forward_hooks[key]
+    if hook is not None:
+        module.register_forward_hook(hook)
+    if "torch._dynamo" in sys.modules:
+        # Compiled code does not notice a changed hook.
+        torch.compiler.reset()
+
+
+def detach(module: nn.Module) -> None:
+    """Take the seed of ``module`` off."""
+    set_hook(module, None)
+    del module._modules[SEED]
+
+
+def grown_seeds(model: nn.Module) -> dict[str, Seed]:
+    """The seeds of ``model`` by the name of the module behind which they hang."""
+    found = ((name, module._modules.get(SEED)) for name, module in model.named_modules())
+    return {name: seed for name, seed in found if isinstance(seed, Seed)}
+
+
+def strip(model: nn.Module) -> nn.Module:
+    """Take all seeds off ``model``, in place: parameters, names and hooks are the host's alone.
+
+    Returns:
+        ``model``.
+    """
+    for name in list(grown_seeds(model)):
+        detach(model.get_submodule(name))
+    return model
+
+
+def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
+    """Attach the seeds that ``state`` describes to ``model`` and load it, in place.
+
+    Args:
+        model: a module built like the one that was grown, without seeds.
+        state: ``state_dict()`` of the grown module.
+
+    Returns:
+        ``model``, grown and trainable.
+
+    Raises:
+        UsageError: ``model`` already has seeds, ``state`` does not fit it, or a blueprint is
+            unknown.
+    """
+    if grown_seeds(model):
+        raise UsageError("load_grown: the model already has seeds; give a newly built one")
+    ending = f".{SEED}.recipe"
+    points = [name.removesuffix(ending) for name in state if name.endswith(ending)]
+    try:
+        for point in points:
+            _rebuild(model, point, state)
+        _check_shapes(model, state)
+    except UsageError:
+        strip(model)
+        raise
+    model.load_state_dict(state)
+    return model
+
+
+def _rebuild(model: nn.Module, point: str, state: Mapping[str, Any]) -> None:
+    """Attach the seed behind the module ``point`` in the shape that ``state`` gives it."""
+    prefix = f"{point}.{SEED}."
+    form, layout, channels = (int(number) for number in state[f"{prefix}recipe"])
+    own = {name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)}
+    names = own & set(BRANCHES[LAYOUTS[layout]])
+    if len(names) != 1:
+        raise UsageError(
+            f"load_grown: the seed behind {point!r} has an unknown blueprint; "
+            "use the version of Esper that grew it"
+        )
+    with torch.random.fork_rng(devices=[]):
+        seed = Seed(names.pop(), channels, LAYOUTS[layout], FORMS[form])
+    try:
+        module = model.get_submodule(point)
+    except AttributeError:
+        raise UsageError(
+            f"load_grown: {type(model).__name__} has no module {point!r}; "
+            "build the model as it was built before it grew"
+        ) from None
+    attach(module, seed)
+    set_hook(module, add_seed)
+
+
+def _check_shapes(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Refuse a state whose names or shapes are not those of ``model``, before anything is
+    loaded."""
+
+    def shapes(named: Mapping[str, Any]) -> dict[str, object]:
+        return {name: getattr(value, "shape", None) for name, value in named.items()}
+
+    own, given = shapes(model.state_dict()), shapes(state)
+    differing = [name for name in own | given if own.get(name, 0) != given.get(name, 0)]
+    if differing:
+        raise UsageError(
+            f"load_grown: {differing[0]!r} of the state does not fit {type(model).__name__} "
+            f"({len(differing)} such names); build the model as it was built before it grew"
+        )
+
+
+__all__ = [
+    "attach",
+    "attach_seed",
+    "detach",
+    "grown_seeds",
+    "learn_behind",
+    "load_grown",
+    "new_seed",
+    "set_hook",
+    "strip",
+]

@@ -1,0 +1,298 @@
+"""``esper.check``: will a module and its data grow, and what will that cost?"""
+
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, field
+from itertools import islice
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.grafts.attachment import attach, learn_behind, new_seed, set_hook, strip
+from esper.kasmina.grafts.slot_search import find_slots
+from esper.kasmina.slots import SlotSpec
+from esper.leyline.actions import BLUEPRINTS
+from esper.simic.own_models.policies import planted_blueprint
+from esper.tolaria.own_model import samples
+from esper.tolaria.own_model.objectives import Loss, Objective, objective
+from esper.tolaria.own_model.samples import (
+    Unpack,
+    call,
+    evaluating,
+    first_batch,
+    first_samples,
+    prediction,
+    sample_count,
+    undisturbed,
+)
+from esper.tolaria.own_model.step_cost import (
+    MORE,
+    Cost,
+    parameter_bytes,
+    predicted_cost,
+    unchanged,
+)
+
+DATA_SECONDS = 5.0
+"""Time spent on reading the loader; what was not read by then is not in the figures."""
+RARE = 0.1
+"""A class with less than this part of the mean count is reported as rare."""
+MEBIBYTE = 2**20
+
+
+@dataclass
+class CheckReport:
+    """What ``check`` found; ``print`` shows it.
+
+    Attributes:
+        slots: where seeds may grow.
+        parameters: parameters of the module.
+        batch: samples in a minibatch.
+        batches: minibatches in an epoch; those read if the loader has no length.
+        step, step_with_seeds: predicted cost of a training step, without seeds and while the seed
+            that ``rule`` plants learns in every slot.
+        memory, memory_with_seeds: predicted bytes of a training step with AdamW.
+        class_counts: samples read of each class, by label; empty without classes.
+        problems: what will not work, one line each.
+        remarks: what may surprise, one line each.
+    """
+
+    name: str
+    slots: tuple[SlotSpec, ...] = ()
+    parameters: int = 0
+    batch: int = 0
+    batches: int = 0
+    step: Cost = field(default_factory=lambda: Cost(0.0, 0.0))
+    step_with_seeds: Cost = field(default_factory=lambda: Cost(0.0, 0.0))
+    memory: float = 0.0
+    memory_with_seeds: float = 0.0
+    class_counts: dict[int, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing stands against growing."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        epoch, grown = (self.batches * cost.seconds for cost in (self.step, self.step_with_seeds))
+        lines = [
+            f"{self.name} {'fits' if self.ok else 'does not fit'}",
+            f"  model    {self.parameters:,} parameters",
+            f"  data     {self.batches:,} minibatches of {self.batch}",
+            *(f"  slot     {_described(slot)}" for slot in self.slots),
+            f"  memory   {self.memory / MEBIBYTE:,.1f} MiB a training step with AdamW, "
+            f"{self.memory_with_seeds / MEBIBYTE:,.1f} MiB with a seed in every slot",
+            f"  time     {1e3 * self.step.seconds:,.0f} ms a training step, "
+            f"{1e3 * self.step_with_seeds.seconds:,.0f} ms with a seed in every slot; "
+            f"an epoch {epoch:,.1f} to {grown:,.1f} s",
+        ]
+        if self.class_counts:
+            counts = sorted(self.class_counts.values())
+            lines.append(
+                f"  classes  {len(counts)}, of {counts[0]:,} to {counts[-1]:,} samples each"
+            )
+        lines += [f"  remark   {remark}" for remark in self.remarks]
+        return "\n".join([*lines, *(f"  problem  {problem}" for problem in self.problems)])
+
+
+def check(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    loss: str | Loss = "cross_entropy",
+    slots: Sequence[str] | None = None,
+    unpack: Unpack = samples.unpack,
+    progress: bool = True,
+) -> CheckReport:
+    """Find out whether a module and its data can grow, and what it costs, without training.
+
+    At most 4 samples pass through the module at a time, and its parameters, buffers and random
+    numbers stay as they are; memory and time of a whole minibatch are predicted.
+
+    Args:
+        model: the module, without seeds, where it is to be trained.
+        loader: the training data.
+        loss: see ``grow``.
+        slots: see ``grow``.
+        unpack: see ``grow``.
+        progress: whether to print the report.
+
+    Raises:
+        UsageError: the loader or an argument is not valid; the text says which and what to do.
+    """
+    goal = objective(loss)
+    if loss == "model" and unpack is samples.unpack:
+        unpack = samples.unpack_whole
+    example = next(model.parameters(), torch.zeros(()))
+    inputs, target = samples.moved(unpack(first_batch(loader, "loader")), example.device)
+    count = sample_count(inputs)
+    report = CheckReport(
+        type(model).__name__, parameters=sum(p.numel() for p in model.parameters()), batch=count
+    )
+    few, some = first_samples(inputs, MORE), first_samples(target, MORE)
+    mode = model.training
+    try:
+        _check_forward(model, few, some, goal, report)
+        if report.ok:
+            _find(model, few, slots, report)
+        if report.ok:
+            model.train()
+            _measure(model, few, some, goal, report)
+        _check_data(loader, unpack, goal, _prediction_of(model, few), report)
+    finally:
+        model.train(mode)
+    if progress:
+        print(report)
+    return report
+
+
+def _check_forward(
+    model: nn.Module, inputs: Any, target: Any, goal: Objective, report: CheckReport
+) -> None:
+    """One loss of a few samples: is it a finite number, and the same twice?"""
+    losses = []
+    with undisturbed(), evaluating(model), torch.no_grad():
+        for _ in range(2):
+            try:
+                losses.append(goal.loss(call(model, inputs), target))
+            except Exception as error:
+                line = (str(error).strip() or type(error).__name__).splitlines()[0]
+                report.problems.append(f"model or loss fails on a batch: {line}")
+                return
+    if losses[0].ndim:
+        report.problems.append(f"loss: it has the shape {tuple(losses[0].shape)}; return its mean")
+    elif not bool(losses[0].isfinite()):
+        report.problems.append("loss: it is not finite before training")
+    elif not torch.equal(*losses):
+        report.remarks.append(
+            "in evaluation mode two passes over one batch differ: contributions will be noisy"
+        )
+
+
+def _find(model: nn.Module, inputs: Any, names: Sequence[str] | None, report: CheckReport) -> None:
+    def run(half: bool) -> Any:
+        count = max(1, sample_count(inputs) // 2)
+        return call(model, first_samples(inputs, count) if half else inputs)
+
+    with undisturbed(), evaluating(model), torch.no_grad():
+        report.slots = find_slots(model, run, names)
+
+
+def _measure(
+    model: nn.Module, inputs: Any, target: Any, goal: Objective, report: CheckReport
+) -> None:
+    """Cost of a step, without seeds and with one in every slot."""
+    report.step = predicted_cost(model, inputs, target, goal, report.batch)
+    report.memory = parameter_bytes(model) + report.step.activations
+    try:
+        for slot in report.slots:
+            module = model.get_submodule(slot.name)
+            attach(module, new_seed(slot, planted_blueprint(slot), 0, 0))
+            set_hook(module, learn_behind)
+        report.step_with_seeds = predicted_cost(model, inputs, target, goal, report.batch)
+        report.memory_with_seeds = parameter_bytes(model) + report.step_with_seeds.activations
+    finally:
+        strip(model)
+    found: list[bool] = []
+
+    def twice() -> None:
+        states = []
+        for _ in range(2):
+            with undisturbed():
+                model.zero_grad()
+                learned = [p for p in model.parameters() if p.requires_grad]
+                value = goal.loss(call(model, inputs), target)
+                states.append(torch.autograd.grad(value, learned, allow_unused=True))
+        pairs = zip(*states, strict=True)
+        found.append(all(a is None or torch.equal(a, b) for a, b in pairs))
+
+    unchanged(model, twice)
+    if not found[0]:
+        report.remarks.append(
+            "two backward passes with the same random numbers differ: runs will not repeat exactly"
+        )
+
+
+def _prediction_of(model: nn.Module, inputs: Any) -> Tensor | None:
+    """The prediction for a few samples; None if there is none."""
+    with undisturbed(), evaluating(model), torch.no_grad():
+        try:
+            found = prediction(call(model, inputs))
+        except Exception:
+            return None
+    return found if isinstance(found, Tensor) else None
+
+
+def _check_data(
+    loader: Iterable[Any],
+    unpack: Unpack,
+    goal: Objective,
+    output: Tensor | None,
+    report: CheckReport,
+) -> None:
+    """Read the loader for ``DATA_SECONDS``: numbers that are not finite, labels, balance."""
+    begun, read, bad, sizes = monotonic(), 0, 0, set()
+    counts: dict[int, int] = {}
+    with undisturbed(loader):
+        for batch in loader:
+            inputs, target = unpack(batch)
+            read += 1
+            sizes.add(sample_count(inputs))
+            bad += any(not bool(x.isfinite().all()) for x in _floats((inputs, target)))
+            if goal.classes and isinstance(target, Tensor) and not target.is_floating_point():
+                labels, found = target.unique(return_counts=True)
+                for label, number in zip(labels.tolist(), found.tolist(), strict=True):
+                    counts[label] = counts.get(label, 0) + number
+            if monotonic() - begun > DATA_SECONDS:
+                break
+    report.batches = len(loader) if isinstance(loader, Sized) else read
+    if read < report.batches:
+        report.remarks.append(f"only {read:,} of {report.batches:,} minibatches were read")
+    if bad:
+        report.problems.append(f"loader: {bad} of {read} minibatches hold NaN or infinite numbers")
+    if 1 in sizes:
+        report.remarks.append("a minibatch has one sample, which BatchNorm refuses: drop_last=True")
+    if not goal.classes:
+        return
+    report.class_counts = {label: n for label, n in sorted(counts.items()) if label >= 0}
+    _check_labels(report, output)
+
+
+def _check_labels(report: CheckReport, output: Tensor | None) -> None:
+    counts = report.class_counts
+    if not counts:
+        report.remarks.append("the target holds no integer labels: class balance is unknown")
+        return
+    mean = sum(counts.values()) / len(counts)
+    rare = [label for label, number in counts.items() if number < RARE * mean]
+    if rare:
+        shown = ", ".join(str(label) for label in islice(rare, 5))
+        report.remarks.append(f"{len(rare)} of {len(counts)} classes are rare, such as {shown}")
+    if output is not None:
+        classes = output.shape[1] if output.ndim == 4 else output.shape[-1]
+        largest = max(counts)
+        if largest >= classes:
+            report.problems.append(
+                f"loader: a label is {largest}, but the model has {classes} outputs; count from 0"
+            )
+
+
+def _floats(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    parts = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | tuple | list):
+        return []
+    return [x for part in parts for x in _floats(part)]
+
+
+def _described(slot: SlotSpec) -> str:
+    sizes = ", ".join(f"{BLUEPRINTS[kind]} {slot.layouts[kind].size:,}" for kind in slot.kinds)
+    height, width = slot.size
+    shape = f"{slot.channels} channels"
+    if slot.family == "conv":
+        shape += f" of {height}x{width}"
+    return f"{slot.name}: {shape}; parameters of {sizes}"

@@ -1,0 +1,149 @@
+"""Losses by name, and the score of a module: one number that growth is decided by.
+
+A score is at most 1, and 1 is perfect. For classes it is the expected accuracy, as in the engine;
+for regression it is the explained variance R²; for any other loss it is the share of the first
+validation loss that is gone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.leyline.errors import UsageError
+from esper.tolaria.own_model.samples import prediction
+
+Loss = Callable[[Any, Any], Tensor]
+"""Maps output and target of a batch to a scalar, the mean loss of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A loss and what the score needs.
+
+    Attributes:
+        name: name of the loss.
+        loss: see ``Loss``.
+        sums: maps output and target to float64 sums that add up over batches; None if the score
+            comes from the loss.
+        scores: maps these sums to accuracy (None where there is none) and score.
+        classes: whether the task has classes, between which a model can guess.
+    """
+
+    name: str
+    loss: Loss
+    sums: Callable[[Any, Any], Tensor] | None = None
+    scores: Callable[[Tensor], tuple[float | None, float]] | None = None
+    classes: bool = False
+
+
+def objective(loss: str | Loss) -> Objective:
+    """The objective of a loss, by its name in ``OBJECTIVES`` or a callable.
+
+    Raises:
+        UsageError: there is no loss of that name.
+    """
+    if not isinstance(loss, str):
+        if not callable(loss):
+            raise UsageError(f"loss: got a {type(loss).__name__}; give a name or a function")
+        return Objective(getattr(loss, "__name__", type(loss).__name__), loss)
+    if loss not in OBJECTIVES:
+        known = ", ".join(OBJECTIVES)
+        raise UsageError(f"loss: {loss!r} is not one of {known}; give one or a function")
+    return OBJECTIVES[loss]
+
+
+def _by_class(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits ``[n, K]`` and labels ``[n]``; the classes may also be on axis 1, as in images."""
+    logits = prediction(output)
+    if logits.ndim == target.ndim + 1 and logits.shape[:-1] != target.shape:
+        logits = logits.movedim(1, -1)
+    if logits.shape[:-1] != target.shape:
+        raise UsageError(
+            f"loss: cross_entropy got logits {tuple(logits.shape)} and target "
+            f"{tuple(target.shape)}; labels have the shape of the logits without the classes"
+        )
+    return logits.flatten(0, -2), target.flatten()
+
+
+def _cross_entropy(output: Any, target: Tensor) -> Tensor:
+    logits = prediction(output)
+    if logits.shape == target.shape:
+        # Probabilities of the classes instead of labels.
+        return F.cross_entropy(logits, target)
+    return F.cross_entropy(*_by_class(output, target))
+
+
+def _class_sums(output: Any, target: Tensor) -> Tensor:
+    logits = prediction(output)
+    if logits.shape == target.shape:
+        target = target.argmax(1)
+    logits, labels = _by_class(output, target)
+    kept = labels >= 0
+    logits, labels = logits[kept].float(), labels[kept]
+    probability = logits.softmax(-1).gather(1, labels[:, None])
+    hits = logits.argmax(-1) == labels
+    return torch.stack([hits.double().sum(), probability.double().sum(), kept.double().sum()])
+
+
+def _share(sums: Tensor) -> tuple[float | None, float]:
+    hits, expected, count = sums.tolist()
+    return hits / max(count, 1.0), expected / max(count, 1.0)
+
+
+def _binary(output: Any, target: Tensor) -> Tensor:
+    logits = prediction(output)
+    return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype).view_as(logits))
+
+
+def _binary_sums(output: Any, target: Tensor) -> Tensor:
+    logits = prediction(output).float()
+    truth = target.view_as(logits) > 0.5
+    right = torch.where(truth, logits, -logits)
+    count = torch.tensor(float(right.numel()), dtype=torch.float64, device=logits.device)
+    return torch.stack([(right > 0).double().sum(), right.sigmoid().double().sum(), count])
+
+
+def _regression(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    def loss(output: Any, target: Tensor) -> Tensor:
+        values = prediction(output)
+        return function(values, target.to(values.dtype).view_as(values))
+
+    return loss
+
+
+def _square_sums(output: Any, target: Tensor) -> Tensor:
+    """Squared errors, squares and sums of the targets, and their number, per output: ``[4, D]``."""
+    values = prediction(output).double()
+    truth = target.double().view_as(values)
+    values, truth = (x.reshape(len(x), -1) for x in (values, truth))
+    ones = torch.ones_like(truth)
+    parts = (values - truth).square(), truth.square(), truth, ones
+    return torch.stack([part.sum(0) for part in parts])
+
+
+def _explained(sums: Tensor) -> tuple[float | None, float]:
+    errors, squares, total, count = sums
+    spread = squares - total.square() / count
+    return None, float(1.0 - errors.sum() / spread.sum().clamp(min=1e-12))
+
+
+def _own_loss(output: Any, target: Any) -> Tensor:
+    if not isinstance(output, Mapping) or "loss" not in output:
+        raise UsageError("loss: 'model' needs a dict output with a 'loss'; give another loss")
+    found: Tensor = output["loss"]
+    return found
+
+
+OBJECTIVES = {
+    "cross_entropy": Objective("cross_entropy", _cross_entropy, _class_sums, _share, True),
+    "binary_cross_entropy": Objective("binary_cross_entropy", _binary, _binary_sums, _share),
+    "mse": Objective("mse", _regression(F.mse_loss), _square_sums, _explained),
+    "l1": Objective("l1", _regression(F.l1_loss), _square_sums, _explained),
+    "huber": Objective("huber", _regression(F.huber_loss), _square_sums, _explained),
+    "model": Objective("model", _own_loss),
+}
+"""Losses by name. ``model`` is the loss that a dict output contains."""

@@ -1,0 +1,173 @@
+"""What a loader yields: inputs and targets, on which device, and how the module is called."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.errors import UsageError
+
+TARGETS = ("labels", "label", "targets", "target", "y")
+"""Keys of a dict batch that may hold the target, in order of precedence."""
+OUTPUTS = ("logits", "output", "prediction")
+"""Keys of a dict output that may hold what the loss compares with the target."""
+
+Unpack = Callable[[Any], tuple[Any, Any]]
+"""Splits a batch into inputs and target."""
+
+
+def unpack(batch: Any) -> tuple[Any, Any]:
+    """Split a batch into inputs and target.
+
+    - A tuple or list ``(x, y)``: x and y. With more elements the last is the target, and the others
+      are arguments of the module.
+    - A dict: the target is under one of ``TARGETS``; the others are keyword arguments.
+    - A tensor of integers ``[B, T]``: each position but the last, and the integers that follow.
+    - Another tensor: the tensor, as input and as target.
+
+    Raises:
+        UsageError: the batch is none of these.
+    """
+    if isinstance(batch, Mapping):
+        key = next((key for key in TARGETS if key in batch), None)
+        if key is None:
+            found = ", ".join(map(str, batch))
+            raise UsageError(
+                f"loader: a batch has the keys {found}; call the target 'labels', or give unpack="
+            )
+        return {k: v for k, v in batch.items() if k != key}, batch[key]
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        *inputs, target = batch
+        return (inputs[0] if len(inputs) == 1 else tuple(inputs)), target
+    if isinstance(batch, Tensor):
+        if batch.ndim == 2 and not batch.is_floating_point():
+            return batch[:, :-1], batch[:, 1:]
+        return batch, batch
+    raise UsageError(
+        f"loader: a batch is a {type(batch).__name__}; yield (inputs, target), a dict or a tensor, "
+        "or give unpack="
+    )
+
+
+def unpack_whole(batch: Any) -> tuple[Any, Any]:
+    """The whole batch as input, for a module that computes its own loss; see ``unpack``.
+
+    Raises:
+        UsageError: the batch is not a dict.
+    """
+    if not isinstance(batch, Mapping):
+        raise UsageError(
+            f"loss: 'model' passes a whole batch to the module, but one is a "
+            f"{type(batch).__name__}; yield a dict of its arguments"
+        )
+    return batch, next((batch[key] for key in TARGETS if key in batch), None)
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The output of ``model``: a dict of inputs becomes keyword arguments, a tuple arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def prediction(output: Any) -> Any:
+    """The tensor of an output that named losses compare with the target.
+
+    Raises:
+        UsageError: a dict output has none of the keys ``OUTPUTS``.
+    """
+    if isinstance(output, Mapping):
+        key = next((key for key in OUTPUTS if key in output), None)
+        if key is None:
+            found = ", ".join(map(str, output))
+            raise UsageError(
+                f"model: its output has the keys {found}; return the prediction as 'logits', or "
+                "give a loss of your own"
+            )
+        return output[key]
+    return output[0] if isinstance(output, tuple) else output
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Tensors in nested tuples, lists and dicts on ``device``; other values as they are."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {key: moved(x, device) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(moved(x, device) for x in value)
+    return value
+
+
+def first_samples(inputs: Any, count: int) -> Any:
+    """The first samples of every tensor of ``inputs``."""
+    if isinstance(inputs, Tensor):
+        return inputs[:count]
+    if isinstance(inputs, Mapping):
+        return {key: first_samples(x, count) for key, x in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return type(inputs)(first_samples(x, count) for x in inputs)
+    return inputs
+
+
+def sample_count(inputs: Any) -> int:
+    """Number of samples: the length of the first tensor, 1 if there is none."""
+    if isinstance(inputs, Tensor):
+        return len(inputs) if inputs.ndim else 1
+    parts = inputs.values() if isinstance(inputs, Mapping) else inputs
+    if isinstance(inputs, Mapping | tuple | list):
+        return next((sample_count(x) for x in parts if isinstance(x, Tensor)), 1)
+    return 1
+
+
+def first_batch(loader: Iterable[Any], name: str) -> Any:
+    """The first batch of a loader, with the state of all random numbers as before.
+
+    Raises:
+        UsageError: the loader is empty, or can be read only once.
+    """
+    if isinstance(loader, Iterator):
+        raise UsageError(
+            f"{name}: it can be read only once; give a DataLoader or a list of batches"
+        )
+    with undisturbed(loader):
+        for batch in loader:
+            return batch
+    raise UsageError(f"{name}: it yields no batch; give one that does")
+
+
+@contextmanager
+def undisturbed(loader: object = None) -> Iterator[None]:
+    """Restore the random numbers of torch, numpy and python, and those of ``loader``, afterwards.
+
+    What is measured besides training must not shift the order of its data, nor its dropout.
+    """
+    sampler = getattr(loader, "sampler", None)
+    found = (getattr(part, "generator", None) for part in (loader, sampler))
+    generators = {id(g): g for g in found if isinstance(g, torch.Generator)}.values()
+    states = [(generator, generator.get_state()) for generator in generators]
+    python, arrays = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        for generator, state in states:
+            generator.set_state(state)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all modules in evaluation mode, and afterwards each in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,93 @@
+"""An epoch of training: the plain loop over a loader, in the order that PyTorch's tutorials use."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from esper.leyline.errors import UsageError
+from esper.tolaria.own_model.objectives import Objective
+from esper.tolaria.own_model.samples import Unpack, call, moved, sample_count, unpack
+from esper.tolaria.own_model.validation import autocast
+
+PER_BATCH = (OneCycleLR, CyclicLR)
+"""Schedulers that step after every minibatch; others step after every epoch."""
+
+
+@dataclass
+class Training:
+    """Trains a module on a loader.
+
+    Attributes:
+        model: the module.
+        loader: minibatches; read once per epoch.
+        objective: the loss.
+        optimizer: updates the parameters.
+        device: device of the module.
+        scheduler: see ``PER_BATCH``; ``ReduceLROnPlateau`` gets the validation loss.
+        clip: clips the gradients before an update; None for none.
+        unpack: splits a batch.
+        amp_dtype: dtype of autocast; float16 on CUDA also scales the loss.
+    """
+
+    model: nn.Module
+    loader: Iterable[Any]
+    objective: Objective
+    optimizer: Optimizer
+    device: torch.device
+    scheduler: LRScheduler | None = None
+    clip: Callable[[], None] | None = None
+    unpack: Unpack = unpack
+    amp_dtype: torch.dtype | None = None
+    _asleep: list[nn.Module] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        scaled = self.amp_dtype == torch.float16 and self.device.type == "cuda"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        if self.model.training:
+            # Parts that the user put in evaluation mode, such as a pretrained BatchNorm, stay
+            # there.
+            self._asleep = [module for module in self.model.modules() if not module.training]
+
+    def epoch(self) -> float:
+        """Train one epoch.
+
+        Returns:
+            the mean loss over the samples.
+
+        Raises:
+            UsageError: the loader yields nothing.
+        """
+        self.model.train()
+        for module in self._asleep:
+            module.training = False
+        total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        for batch in self.loader:
+            inputs, target = moved(self.unpack(batch), self.device)
+            self.optimizer.zero_grad()
+            with autocast(self.device, self.amp_dtype):
+                loss = self.objective.loss(call(self.model, inputs), target)
+            self.scaler.scale(loss).backward()
+            if self.clip is not None:
+                self.scaler.unscale_(self.optimizer)
+                self.clip()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if isinstance(self.scheduler, PER_BATCH):
+                self.scheduler.step()
+            samples = sample_count(inputs)
+            total, count = total + loss.detach() * samples, count + samples
+        if count == 0:
+            raise UsageError("train_loader: it yields no batch; give one that does")
+        return float(total) / count
+
+    def end_epoch(self, validation_loss: float) -> None:
+        """Step a scheduler of epochs."""
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(validation_loss)
+        elif self.scheduler is not None and not isinstance(self.scheduler, PER_BATCH):
+            self.scheduler.step()

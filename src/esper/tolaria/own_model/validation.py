@@ -1,0 +1,165 @@
+"""Validation of a module on a loader: loss, score and a metric of the user's own."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.errors import UsageError
+from esper.tolaria.own_model.objectives import Objective
+from esper.tolaria.own_model.samples import (
+    Unpack,
+    call,
+    evaluating,
+    moved,
+    prediction,
+    sample_count,
+    undisturbed,
+    unpack,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Result of a validation.
+
+    Attributes:
+        loss: mean loss over the samples.
+        score: at most 1, higher is better; see ``objectives``.
+        accuracy: fraction of right classes; None without classes.
+        metric: value of the user's metric; None without one.
+    """
+
+    loss: float
+    score: float
+    accuracy: float | None = None
+    metric: float | None = None
+
+
+class Scale:
+    """Turns a number where lower is better into a score: what share of its first value is gone."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+
+    def score(self, value: float) -> float:
+        """``1 - value / first``.
+
+        Raises:
+            UsageError: the first value is not above 0.
+        """
+        if self._first is None:
+            if not value > 0.0:
+                raise UsageError(
+                    f"score: the first value is {value:.3g}; give a metric above 0 where lower is "
+                    "better, or one of at most 1 where higher is better"
+                )
+            self._first = value
+        return 1.0 - value / self._first
+
+
+Metric = Callable[[Any, Any], float]
+"""Maps all predictions and targets of a split, joined along the samples, to a number. One with
+``update``, ``compute`` and ``reset``, as in torchmetrics, is updated batch by batch instead."""
+
+
+@dataclass
+class Evaluator:
+    """Validates a module on a loader, in evaluation mode and without drawing a random number.
+
+    Attributes:
+        model: the module.
+        loader: batches; read once per validation.
+        objective: loss and score.
+        device: device of the module.
+        metric: see ``Metric``; the score then comes from it.
+        higher_is_better: whether a higher metric is better.
+        unpack: splits a batch.
+        amp_dtype: dtype of autocast; None for none.
+    """
+
+    model: nn.Module
+    loader: Iterable[Any]
+    objective: Objective
+    device: torch.device
+    metric: Any = None
+    higher_is_better: bool = True
+    unpack: Unpack = unpack
+    amp_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        self._scale = Scale()
+
+    def __call__(self) -> Validation:
+        """Validate once.
+
+        Raises:
+            UsageError: the loader yields nothing, or the metric is above 1 and higher is better.
+        """
+        total, count, sums = 0.0, 0, None
+        gathered: list[tuple[Any, Any]] = []
+        gathers = self.metric is not None and not hasattr(self.metric, "update")
+        with undisturbed(self.loader), evaluating(self.model), torch.no_grad():
+            for batch in self.loader:
+                inputs, target = moved(self.unpack(batch), self.device)
+                with autocast(self.device, self.amp_dtype):
+                    output = call(self.model, inputs)
+                    loss = self.objective.loss(output, target)
+                samples = sample_count(inputs)
+                total, count = total + float(loss) * samples, count + samples
+                if self.objective.sums is not None:
+                    found = self.objective.sums(output, target)
+                    sums = found if sums is None else sums + found
+                if gathers:
+                    gathered.append((moved(prediction(output), _CPU), moved(target, _CPU)))
+                elif self.metric is not None:
+                    self.metric.update(prediction(output), target)
+        if count == 0:
+            raise UsageError("validation_loader: it yields no batch; give one that does")
+        return self._result(total / count, sums, self._metric_value(gathered))
+
+    def _metric_value(self, gathered: list[tuple[Any, Any]]) -> float | None:
+        if self.metric is None:
+            return None
+        if not gathered:
+            value = float(self.metric.compute())
+            self.metric.reset()
+            return value
+        predictions, targets = zip(*gathered, strict=True)
+        return float(self.metric(torch.cat(predictions), torch.cat(targets)))
+
+    def _result(self, loss: float, sums: Tensor | None, metric: float | None) -> Validation:
+        accuracy = None
+        if sums is not None and self.objective.scores is not None:
+            accuracy, score = self.objective.scores(sums)
+        if metric is not None:
+            score = as_score(metric, self.higher_is_better, self._scale)
+        elif sums is None:
+            score = self._scale.score(loss)
+        return Validation(loss, score, accuracy, metric)
+
+
+def as_score(value: float, higher_is_better: bool, scale: Scale) -> float:
+    """A metric as a score of at most 1.
+
+    Raises:
+        UsageError: it is above 1 though higher is better.
+    """
+    if not higher_is_better:
+        return scale.score(value)
+    if value > 1.0 + 1e-6:
+        raise UsageError(
+            f"metric: got {value:.4g}, but 1 is perfect; give a fraction instead of percent, or "
+            "higher_is_better=False"
+        )
+    return value
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
+    """Mixed precision in ``dtype``; none if it is None."""
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+_CPU = torch.device("cpu")

@@ -1,0 +1,110 @@
+"""Batches of every form, and measuring that disturbs no random number."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from esper.leyline.errors import UsageError
+from esper.tolaria.own_model.samples import (
+    call,
+    evaluating,
+    first_batch,
+    first_samples,
+    moved,
+    sample_count,
+    undisturbed,
+    unpack,
+    unpack_whole,
+)
+from own_modules import ResidualNet
+
+x, y = torch.randn(4, 3), torch.arange(4)
+
+
+class Keywords(nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left - 2.0 * right
+
+
+def test_batches_are_split_by_their_form() -> None:
+    assert unpack((x, y)) == (x, y)
+    assert unpack([x, y]) == (x, y)
+    inputs, target = unpack((x, 2 * x, y))
+    assert target is y
+    assert torch.equal(call(Keywords(), inputs), -3.0 * x)
+    inputs, target = unpack({"left": x, "right": 2 * x, "labels": y})
+    assert target is y
+    assert torch.equal(call(Keywords(), inputs), -3.0 * x)
+    inputs, target = unpack(torch.arange(10).view(2, 5))
+    assert inputs.tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
+    assert target.tolist() == [[1, 2, 3, 4], [6, 7, 8, 9]]
+    assert unpack(x) == (x, x)
+    batch = {"left": x, "labels": y}
+    assert unpack_whole(batch) == (batch, y)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"image": x}, "a batch has the keys image; call the target 'labels'"),
+        ("text", "a batch is a str; yield"),
+        ((x,), "a batch is a tuple; yield"),
+    ],
+)
+def test_other_batches_are_refused(batch: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        unpack(batch)
+    with pytest.raises(UsageError, match="'model' passes a whole batch"):
+        unpack_whole(x)
+
+
+def test_loaders_that_give_nothing_or_only_once_are_refused() -> None:
+    with pytest.raises(UsageError, match="train: it yields no batch"):
+        first_batch([], "train")
+    with pytest.raises(UsageError, match="train: it can be read only once"):
+        first_batch(iter([x]), "train")
+
+
+def test_samples_are_counted_and_taken_in_every_form() -> None:
+    for value in (x, (x, y), {"left": x, "flag": True}):
+        assert sample_count(value) == 4
+    assert torch.equal(first_samples({"left": x}, 2)["left"], x[:2])
+    assert [len(part) for part in first_samples((x, y), 3)] == [3, 3]
+    assert moved({"left": [x], "flag": "on"}, torch.device("cpu"))["flag"] == "on"
+
+
+def test_measuring_disturbs_no_random_number() -> None:
+    data = TensorDataset(torch.arange(20))
+    own = torch.Generator().manual_seed(1)
+    shuffled = DataLoader(data, 4, shuffle=True, generator=own)
+
+    def drawn() -> list[object]:
+        order = torch.cat([batch[0] for batch in shuffled]).tolist()
+        return [torch.rand(1).item(), np.random.rand(), random.random(), order]
+
+    def seeded() -> None:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        own.manual_seed(1)
+
+    seeded()
+    expected = drawn()
+    seeded()
+    with undisturbed(shuffled):
+        drawn()
+    first_batch(shuffled, "train")
+    assert drawn() == expected
+
+
+def test_every_module_is_put_back_in_its_own_mode() -> None:
+    model = ResidualNet().train()
+    model.layer1.eval()
+    before = [module.training for module in model.modules()]
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == before
