@@ -1,6 +1,6 @@
 """What does a lag of the acting policy cost, and how much of it does V-trace repair?
 
-    OMP_NUM_THREADS=1 python benchmarks/impala_lag.py --write      # about three hours on one core
+    OMP_NUM_THREADS=1 python benchmarks/impala_lag.py --write      # about an hour on one free core
 
 Trains growth policies by IMPALA whose acting policy is 0, 1, 2, 4 and 8 updates old, with V-trace
 and without correction, on the same seeds. Measures the utility on test and the gain (test utility
@@ -96,7 +96,7 @@ def compared(figures: Figures, lags: Sequence[int]) -> str:
 
 def main() -> int:
     """Run the benchmark; return its exit status."""
-    parser = study_parser(__doc__, "impala_lag", seeds=3, rounds=60)
+    parser = study_parser(__doc__, "impala_lag", seeds=3, rounds=30)
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--envs", type=int, default=defaults_of("impala").world.envs)

@@ -122,6 +122,7 @@ HOMONYMS = {
     "scripts/console.py": {"entropy"},
     "simic/training/replay.py": {"refused"},
     "simic/evaluation/without_looking.py": {"loss"},
+    "tolaria/own_model/": {"loss"},
 }
 """Strings that name a setting, field, label or folder there, but would name a metric elsewhere."""
 

@@ -36,10 +36,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     reads: list[str] = []
     scores, held_back = Engine.committed_scores, DataBank.held_back
 
-    def counted(self, state, step, split):  # type: ignore[no-untyped-def]
+    def counted(self, state, step, split, *rest):  # type: ignore[no-untyped-def]
         if split == "test":
             steps.append(step)
-        return scores(self, state, step, split)
+        return scores(self, state, step, split, *rest)
 
     def read(self, split, dataset):  # type: ignore[no-untyped-def]
         reads.append(split)
