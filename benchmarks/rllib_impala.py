@@ -24,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from reporting import kept, made_on, new_parser, publish, table
 
 EPISODES = 100
@@ -189,12 +190,16 @@ def rllib(task: Task, seed: int, steps: int) -> Curve:
     )
     algorithm = config.build_algo()
     curve, begin, done = Curve(task.threshold), time.monotonic(), 0
-    weights = algorithm.get_module().parameters()
-    curve.parameters = sum(parameter.numel() for parameter in weights)
+    # Of the learner: the modules of the actors have no critic's head.
+    counts = algorithm.learner_group.foreach_learner(
+        lambda learner: sum(x.numel() for x in learner.module["default_policy"].parameters())
+    )
+    curve.parameters = next(iter(counts)).get()
     while done < steps:
         found = algorithm.train()["env_runners"]
         done = int(found.get("num_env_steps_sampled_lifetime", 0))
-        returns = [float(x) for x in found.get("returns", [])]
+        # A series of one item comes back as that item.
+        returns = np.atleast_1d(found.get("returns", ())).tolist()
         curve.note(time.monotonic() - begin, done, returns)
     algorithm.stop()
     ray.shutdown()
