@@ -28,6 +28,7 @@ from esper.simic.own_models.controller import Growth
 from esper.simic.own_models.model_check import check
 from esper.tamiyo.baselines import NeverActor
 from esper.tolaria.memory import peak_resident
+from esper.tolaria.own_model.grafted_model import parameter_count
 from esper.tolaria.own_model.objectives import objective
 from esper.tolaria.own_model.training_loop import Training
 from esper.tolaria.own_model.validation import Evaluator
@@ -187,7 +188,7 @@ def measured(case: str, pairs: int) -> dict[str, Any]:
             plain.append(seconds["plain"])
     return {
         "model": case,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": parameter_count(model),
         "pairs": pairs,
         "seconds": statistics.median(plain),
         "ratio": statistics.median(ratios),

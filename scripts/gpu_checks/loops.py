@@ -5,7 +5,7 @@ from functools import partial
 from itertools import product
 
 import torch
-from hot_path_workload import Loop, Workload
+from hot_path_workload import Loop
 from reporting import table
 
 from gpu_checks.place import FLOAT32, PRECISIONS, TF32, Place, Row, attempted, computing
@@ -27,17 +27,8 @@ def measure(place: Place) -> Iterator[Row]:
 def speed(place: Place, envs: int, precision: str, captured: bool) -> Row:
     """Return environment steps a second of one episode with its update, after another."""
     with computing(precision) as hosts:
-        workload = Workload(
-            envs=envs,
-            episode_length=place.size(12, 4),
-            max_batches=place.size(None, 1),
-            batch_size=place.size(None, 4),
-            device=str(place.device),
-            precision=hosts,
-            threads=1,
-            ppo_epochs=place.size(4, 1),
-            compile_mode="default" if captured else "off",
-        )
+        mode = "default" if captured else "off"
+        workload = place.workload(envs, hosts, 12, compile_mode=mode)
         torch.cuda.reset_peak_memory_stats(place.device)
         loop = Loop(workload, "torch")
         # What is captured is not compiled as well: that takes a minute for each loop.

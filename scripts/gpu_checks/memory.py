@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from hot_path_workload import Loop, Workload
+from hot_path_workload import Loop
 
 from esper.runtime.tasks import find
 from esper.tolaria.device_memory import row_memory
@@ -30,17 +30,8 @@ def taken(place: Place, task: str, precision: str, envs: int) -> Row:
     with computing(precision) as hosts:
         batch_size = place.size(find(task).batch_size, 4)
         trial = row_memory(find(task).host, hosts, torch.float32, device, batch_size)
-        workload = Workload(
-            task=task,
-            envs=envs,
-            episode_length=place.size(STEPS, 4),
-            max_batches=1,
-            batch_size=batch_size,
-            device=str(device),
-            precision=hosts,
-            threads=1,
-            ppo_epochs=place.size(4, 1),
-        )
+        sizes = {"max_batches": 1, "batch_size": batch_size}
+        workload = place.workload(envs, hosts, STEPS, task=task, **sizes)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from hot_path_workload import Workload
 from torch.utils.benchmark import Timer
 
 from esper.simic.training.arithmetic import arithmetic
@@ -60,6 +61,20 @@ class Place:
     def size(self, real: T, virtual: T) -> T:
         """Return what is measured on a GPU, or the little that shows that the code runs."""
         return real if self.machine is None else virtual
+
+    def workload(self, envs: int, precision: Precision, steps: int, **settings: Any) -> Workload:
+        """Return whole loops of ``envs`` environments in episodes of ``steps`` steps, on a GPU.
+
+        On the virtual device they are tiny; ``settings`` come before both.
+        """
+        sizes = {
+            "episode_length": self.size(steps, 4),
+            "max_batches": self.size(None, 1),
+            "batch_size": self.size(None, 4),
+            "ppo_epochs": self.size(4, 1),
+        }
+        fixed = {"device": str(self.device), "precision": precision, "threads": 1}
+        return Workload(**{"envs": envs, **fixed, **sizes, **settings})
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Return the median time of a call until the device has carried it out."""

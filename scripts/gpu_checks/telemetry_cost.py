@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import policy_update
-from hot_path_workload import Workload
 from reporting import table
 
 from gpu_checks.place import TF32, Place, Row, computing
@@ -14,16 +13,7 @@ def measure(place: Place) -> Iterator[Row]:
     """Yield a row per number of environments."""
     for envs in place.size((64, 1024), (4,)):
         with computing(TF32) as precision:
-            workload = Workload(
-                envs=envs,
-                episode_length=place.size(20, 4),
-                max_batches=place.size(None, 1),
-                batch_size=place.size(None, 4),
-                device=str(place.device),
-                precision=precision,
-                threads=1,
-                ppo_epochs=place.size(4, 1),
-            )
+            workload = place.workload(envs, precision, 20)
             yield {
                 "envs": envs,
                 "ms a step": policy_update.telemetry(workload, "torch", place.size(4, 1)),

@@ -48,13 +48,13 @@ def differences_text(found: Evaluation) -> str:
         start = f"With {way} actions the" if way in ("greedy", "sampled") else "The"
         own = [one for one in compared if one.policy == name]
         for subject, kinds in ((f"{start} policy", _BEST_OF), ("It", ("blind", "yoked"))):
-            parts = [_said(one) for one in own if one.kind in kinds]
+            parts = [_clause(one) for one in own if one.kind in kinds]
             if parts:
                 sentences.append(f"{subject} is {', and '.join(parts)} points.")
     return " ".join(sentences)
 
 
-def _said(one: Difference) -> str:
+def _clause(one: Difference) -> str:
     opponent = OPPONENTS[one.kind]
     if one.kind in _BEST_OF:
         opponent = f"{opponent} ({one.opponent})"

@@ -25,6 +25,7 @@ from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
 from esper.simic.evaluation.ladder import evaluate as evaluated
 from esper.simic.evaluation.ladder import usable_controls
 from esper.simic.run.disk import replace_synced
+from esper.simic.tools.grow import is_run_directory
 
 PROGRAM = "esper evaluate"
 
@@ -125,7 +126,7 @@ def evaluate(arguments: list[str]) -> int:
     except OSError as error:
         raise UsageError(f"out: cannot write to {out} ({error.strerror}); name another") from error
     written = [out / name for name in files]
-    if (Path(given.policy) / "config.json").exists():
+    if is_run_directory(given.policy):
         written += _into_run(Path(given.policy), found, console)
     console.print(f"wrote {' and '.join(map(str, written))}", soft_wrap=True)
     return 0

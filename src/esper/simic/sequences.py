@@ -1,6 +1,7 @@
 """Sequences of a rollout, padded so that the LSTM runs over all of them in one call."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Generic
 
 import torch
@@ -47,21 +48,8 @@ class Sequences(Generic[ObservationT]):
         if self.lengths is not None:
             length = int(self.lengths[chosen].max())
         index = moved(chosen, self.actions.device)
-
-        def part(x: Tensor) -> Tensor:
-            return x[:length].index_select(1, index)
-
-        tensors = {name: part(x) for name, x in self.observation.tensors().items()}
-        return Sequences(
-            type(self.observation).from_tensors(tensors),
-            part(self.actions),
-            part(self.old_log_prob),
-            part(self.advantages),
-            part(self.targets),
-            tuple(state.index_select(1, index) for state in self.hidden),
-            None if self.weight is None else part(self.weight),
-            None if self.lengths is None else self.lengths[chosen],
-        )
+        lengths = None if self.lengths is None else self.lengths[chosen]
+        return self._picked(index, lambda x: x[:length].index_select(1, index), lengths)
 
     def pick_padded(self, chosen: Tensor) -> "Sequences[ObservationT]":
         """``pick``, padded so that few shapes occur, which CUDA graphs need.
@@ -78,9 +66,14 @@ class Sequences(Generic[ObservationT]):
         places = moved(steps.clamp(max=length - 1), device)
         index = moved(torch.cat([chosen, chosen[:1].expand(len(columns) - count)]), device)
 
-        def part(x: Tensor) -> Tensor:
-            return x.index_select(1, index).index_select(0, places)
+        picked = self._picked(index, lambda x: x.index_select(1, index).index_select(0, places))
+        assert picked.weight is not None
+        return replace(picked, weight=picked.weight * moved(inside, device))
 
+    def _picked(
+        self, index: Tensor, part: Callable[[Tensor], Tensor], lengths: Tensor | None = None
+    ) -> "Sequences[ObservationT]":
+        """The sequences ``index``; ``part`` takes them from a tensor ``[T, N, ...]``."""
         tensors = {name: part(x) for name, x in self.observation.tensors().items()}
         return Sequences(
             type(self.observation).from_tensors(tensors),
@@ -89,7 +82,8 @@ class Sequences(Generic[ObservationT]):
             part(self.advantages),
             part(self.targets),
             tuple(state.index_select(1, index) for state in self.hidden),
-            part(self.weight) * moved(inside, device),
+            None if self.weight is None else part(self.weight),
+            lengths,
         )
 
     def tensors(self) -> dict[str, Tensor]:

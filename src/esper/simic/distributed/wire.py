@@ -24,6 +24,11 @@ def as_tensors(value: Any) -> Any:
     return _mapped(value, lambda x: torch.from_numpy(x.copy()), np.ndarray)
 
 
+def on_device(value: Any, device: torch.device) -> Any:
+    """``value`` with every tensor on ``device``."""
+    return _mapped(value, lambda x: x.to(device), Tensor)
+
+
 def size_of(value: Any) -> int:
     """Bytes of all arrays in ``value``."""
     if isinstance(value, np.ndarray):

@@ -26,7 +26,7 @@ from esper.tamiyo.policy.features import HISTORY, USUAL_RENT, Observation, Progr
 from esper.tolaria.backends import Scores
 from esper.tolaria.engine import Measurement
 from esper.tolaria.governor import DivergenceDetector, Reason
-from esper.tolaria.own_model.grafted_model import GraftedModel
+from esper.tolaria.own_model.grafted_model import GraftedModel, parameter_count
 from esper.tolaria.own_model.samples import evaluating, first_samples, sample_count, undisturbed
 from esper.tolaria.own_model.validation import Scale, Validation, as_score
 from esper.tolaria.slot_measures import SLOT_MEASURES
@@ -93,11 +93,8 @@ class Growth:
             )
         self.model, self.optimizer, self.policy = model, optimizer, policy
         self.epochs, self.validate, self.names = epochs, validate, slots
-        self.higher_is_better, self.price, self.max_parameters = (
-            higher_is_better,
-            price,
-            max_parameters,
-        )
+        self.higher_is_better = higher_is_better
+        self.price, self.max_parameters = price, max_parameters
         self.seed, self.classes, self.report = seed, classes, report
         self.history: list[EpochRecord] = []
         self.finished = False
@@ -105,7 +102,7 @@ class Growth:
         self._body: GraftedModel | None = None
         self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         if policy == "never":
-            self._count = sum(p.numel() for p in model.parameters())
+            self._count = parameter_count(model)
         elif example is not None:
             self._begin(_arguments(example))
         else:
@@ -445,6 +442,6 @@ def _check(
         raise UsageError(f"epochs: got {epochs!r}; give a whole number from 1")
     if not (price >= 0.0 and isfinite(price)):
         raise UsageError(f"price: got {price!r}; give a number from 0")
-    count = sum(p.numel() for p in model.parameters())
+    count = parameter_count(model)
     if most is not None and most < count:
         raise UsageError(f"max_parameters: the module has {count:,} already; give more than that")

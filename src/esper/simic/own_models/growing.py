@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -21,6 +21,7 @@ from esper.simic.own_models.controller import Growth
 from esper.simic.own_models.history import EpochRecord, draw
 from esper.tamiyo.policy.features import USUAL_RENT
 from esper.tolaria.own_model import samples
+from esper.tolaria.own_model.grafted_model import copied_state, parameter_count
 from esper.tolaria.own_model.objectives import Loss, objective
 from esper.tolaria.own_model.samples import Unpack, first_batch, moved
 from esper.tolaria.own_model.training_loop import Training
@@ -157,8 +158,7 @@ def grow(
         raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
     if not isinstance(tries, int) or tries < 1:
         raise UsageError(f"tries: got {tries!r}; give a whole number from 1")
-    if loss == "model" and unpack is samples.unpack:
-        unpack = samples.unpack_whole
+    unpack = samples.unpack_for(loss, unpack)
     where = _device(model, device)
     goal, report = objective(loss), print if progress else None
     examples = first_batch(train_loader, "train_loader")
@@ -207,7 +207,7 @@ def grow(
         )
         return _run(growth, training, validate, callbacks)
 
-    initial = _copied(model.state_dict()) if tries > 1 else {}
+    initial = copied_state(model) if tries > 1 else {}
     best, kept, worths = None, initial, []
     for number in range(tries):
         if number:
@@ -217,7 +217,7 @@ def grow(
         if report and tries > 1:
             report(f"try {number + 1}/{tries}: {worths[-1]:.4f} on validation after the price")
         if best is None or worths[-1] > max(worths[:-1]):
-            best, kept = result, _copied(model.state_dict()) if tries > 1 else kept
+            best, kept = result, copied_state(model) if tries > 1 else kept
     assert best is not None
     if tries > 1:
         load_grown(strip(model), kept)
@@ -231,7 +231,7 @@ def _run(
     growth: Growth, training: Training, validate: Evaluator, callbacks: Sequence[Callback]
 ) -> GrowthResult:
     """Train and grow to the end."""
-    begun, host = monotonic(), sum(p.numel() for p in growth.model.parameters())
+    begun, host = monotonic(), parameter_count(growth.model)
     growth.begin()
     for _ in range(growth.epochs):
         loss = training.epoch()
@@ -246,7 +246,7 @@ def _run(
         growth.history,
         validate(),
         None,
-        sum(p.numel() for p in growth.model.parameters()),
+        parameter_count(growth.model),
         host,
         monotonic() - begun,
     )
@@ -256,10 +256,6 @@ def _worth(result: GrowthResult, price: float) -> float:
     added = torch.tensor([result.parameters - result.host_parameters])
     score = torch.tensor([result.validation.score])
     return float(utility(score, added, result.host_parameters, torch.tensor([price])))
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {n: x.detach().cpu().clone() if isinstance(x, Tensor) else x for n, x in state.items()}
 
 
 def _device(model: nn.Module, device: torch.device | str | None) -> torch.device:

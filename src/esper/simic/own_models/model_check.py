@@ -15,6 +15,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.simic.own_models.policies import planted_blueprint
 from esper.tolaria.own_model import samples
+from esper.tolaria.own_model.grafted_model import parameter_count
 from esper.tolaria.own_model.objectives import Loss, Objective, objective
 from esper.tolaria.own_model.samples import (
     Unpack,
@@ -124,14 +125,11 @@ def check(
         UsageError: the loader or an argument is not valid; the text says which and what to do.
     """
     goal = objective(loss)
-    if loss == "model" and unpack is samples.unpack:
-        unpack = samples.unpack_whole
+    unpack = samples.unpack_for(loss, unpack)
     example = next(model.parameters(), torch.zeros(()))
     inputs, target = samples.moved(unpack(first_batch(loader, "loader")), example.device)
     count = sample_count(inputs)
-    report = CheckReport(
-        type(model).__name__, parameters=sum(p.numel() for p in model.parameters()), batch=count
-    )
+    report = CheckReport(type(model).__name__, parameters=parameter_count(model), batch=count)
     few, some = first_samples(inputs, MORE), first_samples(target, MORE)
     mode = model.training
     try:
@@ -202,7 +200,6 @@ def _measure(
         states = []
         for _ in range(2):
             with undisturbed():
-                model.zero_grad()
                 learned = [p for p in model.parameters() if p.requires_grad]
                 value = goal.loss(call(model, inputs), target)
                 states.append(torch.autograd.grad(value, learned, allow_unused=True))

@@ -76,15 +76,11 @@ def planted_blueprint(slot: SlotSpec) -> int:
 
 
 def _learned(policy: str, seed: int, warn: Callable[[str], None]) -> Actor:
-    from esper.simic.tools.grow import GrowingPolicy
+    from esper.simic.tools.grow import GrowingPolicy, is_run_directory
 
-    try:
-        learned = GrowingPolicy.named(policy)
-    except UsageError as error:
-        if "is not a run directory" not in str(error):
-            raise
-        known = ", ".join(POLICIES)
-        raise UsageError(f"policy: {policy} is not {known} or a run directory") from error
+    if not is_run_directory(policy):
+        raise UsageError(f"policy: {policy} is not {', '.join(POLICIES)} or a run directory")
+    learned = GrowingPolicy.named(policy)
     named = ", ".join(learned.settings.world.task)
     warn(f"policy {policy} was trained on {named}; on a module of your own it is untested")
     return learned.agent(seed)

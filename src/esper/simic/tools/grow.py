@@ -45,6 +45,11 @@ TOLERANCE = 1e-5
 largest logit if that is above 1."""
 
 
+def is_run_directory(name: str) -> bool:
+    """Whether a policy called ``name`` is that of a run."""
+    return (Path(name) / "config.json").exists()
+
+
 @dataclass(frozen=True, slots=True)
 class GrowingPolicy:
     """A policy that grows hosts.
@@ -89,7 +94,7 @@ class GrowingPolicy:
         if name in CONTROLS:
             return cls(name, TrainConfig(), None)
         run = Path(name)
-        if not (run / "config.json").exists():
+        if not is_run_directory(name):
             raise UsageError(
                 f"policy: {name} is not a run directory or one of {', '.join(CONTROLS)}; "
                 "`esper runs` lists the runs"

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.simic.distributed.wire import on_device
 from esper.simic.growth.merge import merged
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.interface import ObservationT
@@ -22,7 +23,7 @@ def joined_rollout(
         device: device of the result, except for ``valid``.
     """
     joined = {name: _joined(name, [state[name] for state in states]) for name in states[0]}
-    moved = {n: x if n == "valid" else _moved(x, device) for n, x in joined.items()}
+    moved = {n: x if n == "valid" else on_device(x, device) for n, x in joined.items()}
     return Rollout.from_state(kind, moved)
 
 
@@ -43,11 +44,3 @@ def _joined(name: str, parts: Sequence[Any]) -> Any:
     if isinstance(first, tuple):
         return tuple(joined(states, 1) for states in zip(*parts, strict=True))
     return joined(parts, 0 if name.startswith("last_") else 1)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, dict):
-        return {name: x.to(device) for name, x in value.items()}
-    if isinstance(value, tuple):
-        return tuple(x.to(device) for x in value)
-    return None if value is None else value.to(device)

@@ -42,6 +42,17 @@ class OwnHost:
     parameter_count: int
 
 
+def parameter_count(model: nn.Module) -> int:
+    """Parameters of ``model``, frozen ones included and shared ones counted once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def copied_state(model: nn.Module) -> dict[str, Any]:
+    """The state of ``model`` with copies of its tensors, on the CPU."""
+    state = model.state_dict().items()
+    return {n: x.detach().cpu().clone() if isinstance(x, Tensor) else x for n, x in state}
+
+
 class GraftedModel:
     """A module, its slots and the seeds in them.
 
@@ -63,7 +74,7 @@ class GraftedModel:
     ):
         self.model, self.slots, self.optimizer = model, slots, optimizer
         self.episode_length, self.random_seed = episode_length, random_seed
-        self.host = OwnHost(sum(p.numel() for p in model.parameters()))
+        self.host = OwnHost(parameter_count(model))
         self.modules = [model.get_submodule(slot.name) for slot in slots]
         self.seeds: list[Seed | None] = [None] * len(slots)
         self.parameter_table = stack_tables(slots, "parameter_table")
@@ -159,8 +170,7 @@ class GraftedModel:
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of all parameters and buffers, on the CPU."""
-        state = self.model.state_dict()
-        return {n: x.detach().cpu().clone() for n, x in state.items() if isinstance(x, Tensor)}
+        return {n: x for n, x in copied_state(self.model).items() if isinstance(x, Tensor)}
 
     def restore(self, kept: dict[str, Tensor]) -> None:
         """Load what a snapshot holds of the present modules, and clear the optimizer's state."""

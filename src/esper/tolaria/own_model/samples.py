@@ -67,6 +67,11 @@ def unpack_whole(batch: Any) -> tuple[Any, Any]:
     return batch, next((batch[key] for key in TARGETS if key in batch), None)
 
 
+def unpack_for(loss: object, given: Unpack) -> Unpack:
+    """How batches are split: as ``given``, or whole if the module computes its own loss."""
+    return unpack_whole if loss == "model" and given is unpack else given
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
     """The output of ``model``: a dict of inputs becomes keyword arguments, a tuple arguments."""
     if isinstance(inputs, Mapping):
@@ -94,24 +99,23 @@ def prediction(output: Any) -> Any:
 
 def moved(value: Any, device: torch.device) -> Any:
     """Tensors in nested tuples, lists and dicts on ``device``; other values as they are."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: moved(x, device) for key, x in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(moved(x, device) for x in value)
-    return value
+    return _mapped(value, lambda x: x.to(device, non_blocking=True))
 
 
 def first_samples(inputs: Any, count: int) -> Any:
     """The first samples of every tensor of ``inputs``."""
-    if isinstance(inputs, Tensor):
-        return inputs[:count]
-    if isinstance(inputs, Mapping):
-        return {key: first_samples(x, count) for key, x in inputs.items()}
-    if isinstance(inputs, tuple | list):
-        return type(inputs)(first_samples(x, count) for x in inputs)
-    return inputs
+    return _mapped(inputs, lambda x: x[:count])
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """``value`` with ``change`` applied to every tensor in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(x, change) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(x, change) for x in value)
+    return value
 
 
 def sample_count(inputs: Any) -> int:
