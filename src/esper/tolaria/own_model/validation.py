@@ -39,10 +39,14 @@ class Validation:
 
 
 class Scale:
-    """Turns a number where lower is better into a score: what share of its first value is gone."""
+    """Turns a number where lower is better into a score: what share of its first value is gone.
+
+    Attributes:
+        first: the first value; None before it.
+    """
 
     def __init__(self) -> None:
-        self._first: float | None = None
+        self.first: float | None = None
 
     def score(self, value: float) -> float:
         """``1 - value / first``.
@@ -50,14 +54,14 @@ class Scale:
         Raises:
             UsageError: the first value is not above 0.
         """
-        if self._first is None:
+        if self.first is None:
             if not value > 0.0:
                 raise UsageError(
                     f"score: the first value is {value:.3g}; give a metric above 0 where lower is "
                     "better, or one of at most 1 where higher is better"
                 )
-            self._first = value
-        return 1.0 - value / self._first
+            self.first = value
+        return 1.0 - value / self.first
 
 
 Metric = Callable[[Any, Any], float]
@@ -90,7 +94,7 @@ class Evaluator:
     amp_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        self._scale = Scale()
+        self.scale = Scale()
 
     def __call__(self) -> Validation:
         """Validate once.
@@ -135,9 +139,9 @@ class Evaluator:
         if sums is not None and self.objective.scores is not None:
             accuracy, score = self.objective.scores(sums)
         if metric is not None:
-            score = as_score(metric, self.higher_is_better, self._scale)
+            score = as_score(metric, self.higher_is_better, self.scale)
         elif sums is None:
-            score = self._scale.score(loss)
+            score = self.scale.score(loss)
         return Validation(loss, score, accuracy, metric)
 
 
