@@ -113,7 +113,7 @@ ROOMS = {
     "offline": {"learner", "impala", "growth", "run", "records", "training", "offline"},
     "tools": {"learner", "growth", "gym", "run", "training", "tools"},
     "evaluation": {"learner", "growth", "run", "tools", "evaluation"},
-    "own_models": {"growth", "tools", "own_models"},
+    "own_models": {"growth", "run", "tools", "own_models"},
 }
 """The rooms of ``simic``, and which of them each may import; ``learner`` is the folder itself."""
 

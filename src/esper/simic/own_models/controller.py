@@ -218,6 +218,8 @@ class Growth:
                 self._live(saved_slots(saved["lives"]))
             assert self._lives is not None
             self._lives.load_state_dict(saved["lives"])
+            if self.finished:
+                self._lives.body.close()
 
     @property
     def _policy_name(self) -> str:

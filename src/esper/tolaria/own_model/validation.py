@@ -1,7 +1,7 @@
 """Validation of a module on a loader: loss, score and a metric of the user's own."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,14 @@ class Validation:
     score: float
     accuracy: float | None = None
     metric: float | None = None
+
+    def shown(self) -> str:
+        """The figure that a user wants: the metric, else the accuracy, else the score."""
+        if self.metric is not None:
+            return f"metric {self.metric:.4g}"
+        if self.accuracy is not None:
+            return f"accuracy {100 * self.accuracy:.1f} %"
+        return f"score {self.score:.3f}, loss {self.loss:.4f}"
 
 
 class Scale:
@@ -82,6 +90,7 @@ class Evaluator:
         higher_is_better: whether a higher metric is better.
         unpack: splits a batch.
         amp_dtype: dtype of autocast; None for none.
+        scale: turns a loss or metric into a score; scores of one scale can be compared.
     """
 
     model: nn.Module
@@ -92,9 +101,7 @@ class Evaluator:
     higher_is_better: bool = True
     unpack: Unpack = unpack
     amp_dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        self.scale = Scale()
+    scale: Scale = field(default_factory=Scale)
 
     def __call__(self) -> Validation:
         """Validate once.
