@@ -74,7 +74,7 @@ class GrowthResult:
 
     def comparison(self) -> str:
         """The module beside its twin: validation, test, parameters and time, a line each."""
-        rows = [("grown", self)]
+        rows = [("trained" if self.twin is None else "grown", self)]
         if self.twin is not None:
             rows.append(("never grown", self.twin))
         cells = [("", "test", "validation", "parameters", "time")]

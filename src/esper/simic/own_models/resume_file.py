@@ -82,11 +82,12 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
 
 def random_state(loaders: Iterable[object]) -> dict[str, Any]:
     """The states of torch's, numpy's and python's generators, and of those of the loaders."""
-    name, keys, place, has_gauss, cached = np.random.get_state()
+    arrays: Any = np.random.get_state()
+    name, keys, *rest = arrays
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), place, has_gauss, cached),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
         "python": random.getstate(),
         "loaders": [generator.get_state() for generator in _generators(loaders)],
     }
