@@ -90,6 +90,7 @@ OF_A_RUN = {"config.json", "events.jsonl", "events.parquet", "report.html", "man
     "records",
     "refused",
     "rebuild.py",
+    "grown",
 }
 """First parts of paths that a run or a user makes."""
 

@@ -14,6 +14,7 @@ import torch
 from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import guarded
 from esper.scripts.grow import grow
+from esper.scripts.tasks import tasks
 from esper.simic.own_models.growth_result import GrowthResult
 from own_modules import ResidualNet, images
 
@@ -282,3 +283,26 @@ def test_a_folder_of_other_settings_is_left_alone(
     assert guarded(grow, command) == 2
     assert "model: the file changed since growth in" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_tasks_check_reports_a_model(mine: str, capsys) -> None:
+    for named in (mine, f"{mine}:model"):
+        assert tasks(["check", named, "--epochs", "10"]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("ResidualNet fits\n")
+        assert "slot     layer1.0: 4 channels of 8x8" in text
+        assert "splits   train 48, validation 32, test 32; target int64 [16]" in text
+        assert re.search(r"policy   training one on this model: .* GiB", text)
+        assert "growing  10 epochs of training" in text
+
+
+def test_a_model_that_does_not_fit_is_one_line(mine: str, capsys) -> None:
+    Path(mine).write_text(SOURCE.replace("return ResidualNet()", "return torch.nn.Flatten(0)"))
+    assert guarded(tasks, ["check", mine]) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"esper: \S+mine.py:model: model or loss fails on a batch: .*\n", error)
+    Path(mine).with_name("none.py").write_text("x = 1\n")
+    assert guarded(tasks, ["check", "none.py"]) == 2
+    assert "has no task; write one with @task, or the functions model and loaders" in (
+        capsys.readouterr().err
+    )

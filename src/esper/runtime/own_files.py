@@ -137,6 +137,11 @@ def find_own(model: str, data: str | None = None) -> OwnFile:
     )
 
 
+def names_function(given: str) -> bool:
+    """Whether ``given`` is ``FILE:NAME`` and not a file alone."""
+    return _split(given, "") != (given, "")
+
+
 def set_seed(seed: int) -> None:
     """Seed torch, numpy and python, so that a file builds the same model and loaders again."""
     torch.manual_seed(seed)
