@@ -31,6 +31,7 @@ from esper.scripts.flags import read_flags
 from esper.scripts.from_records import ImitationArguments, OfflineArguments
 from esper.scripts.grow import GrowArguments
 from esper.scripts.main import COMMANDS
+from esper.scripts.policies import PoliciesArguments
 from esper.scripts.query import QueryArguments
 from esper.scripts.replay import ReplayArguments
 from esper.scripts.report import ReportArguments
@@ -63,6 +64,7 @@ ARGUMENTS: dict[str, type] = {
     "train schedule": ScheduleArguments,
     "evaluate": EvaluateArguments,
     "grow": GrowArguments,
+    "policies": PoliciesArguments,
     "sanctum": SanctumArguments,
     "report": ReportArguments,
     "query": QueryArguments,
@@ -88,6 +90,7 @@ OF_A_RUN = {"config.json", "events.jsonl", "events.parquet", "report.html", "man
     "records",
     "refused",
     "rebuild.py",
+    "grown",
 }
 """First parts of paths that a run or a user makes."""
 

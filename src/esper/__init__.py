@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from esper.kasmina.grafts.attachment import load_grown, strip
     from esper.kasmina.hosts.module import Slot
     from esper.simic.own_models.controller import Growth
-    from esper.simic.own_models.growing import GrowthResult, grow
+    from esper.simic.own_models.growing import grow
+    from esper.simic.own_models.growth_result import GrowthResult
     from esper.simic.own_models.history import EpochRecord
     from esper.simic.own_models.model_check import check
     from esper.tolaria.own_model.validation import Validation
@@ -22,7 +23,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "EpochRecord": "esper.simic.own_models.history",
     "Growth": "esper.simic.own_models.controller",
-    "GrowthResult": "esper.simic.own_models.growing",
+    "GrowthResult": "esper.simic.own_models.growth_result",
     "Slot": "esper.kasmina.hosts.module",
     "Validation": "esper.tolaria.own_model.validation",
     "check": "esper.simic.own_models.model_check",

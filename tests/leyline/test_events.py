@@ -123,6 +123,9 @@ HOMONYMS = {
     "simic/training/replay.py": {"refused"},
     "simic/evaluation/without_looking.py": {"loss"},
     "tolaria/own_model/": {"loss"},
+    "simic/own_models/": {"loss", "clip"},
+    "scripts/check.py": {"loss"},
+    "scripts/grow_model.py": {"loss", "clip"},
 }
 """Strings that name a setting, field, label or folder there, but would name a metric elsewhere."""
 

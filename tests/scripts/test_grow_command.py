@@ -13,8 +13,7 @@ import torch
 from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import TASKS, Task, find
-from esper.scripts import check, describe
-from esper.scripts import grow as grow_command
+from esper.scripts import check, describe, grow_task
 from esper.scripts.entry import guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
@@ -128,7 +127,7 @@ def test_commands_split_the_data_with_the_seed(
         split.extend(a.split_seed for a in arguments if isinstance(a, Task))
         raise UsageError("enough")
 
-    for module, name in ((check, "try_task"), (describe, "diagnose"), (grow_command, "grow_host")):
+    for module, name in ((check, "try_task"), (describe, "diagnose"), (grow_task, "grow_host")):
         monkeypatch.setattr(module, name, stop)
     out = ["--out", str(tmp_path / "m.pt2")]
     calls = [
@@ -166,8 +165,7 @@ def test_a_usage_error_is_one_line_and_leaves_no_file(
     broken.mkdir()
     (broken / "config.json").write_text((run / "config.json").read_text())
     cases = [
-        ({"--policy": None}, "policy: esper grow needs --policy"),
-        ({"--out": None}, "out: esper grow needs --out"),
+        ({"--out": None}, "out: esper grow --task needs --out"),
         ({"--policy": "nowhere"}, "policy: nowhere is not a run directory or one of heuristic, ne"),
         ({"--policy": str(broken)}, "policy: .* has no checkpoint; give another run"),
         ({"--task": "digit"}, "did you mean 'digits'"),
@@ -179,7 +177,8 @@ def test_a_usage_error_is_one_line_and_leaves_no_file(
     ]
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        "esper.scripts.grow.find_spec", lambda name: None if name == "onnxscript" else found(name)
+        "esper.scripts.grow_task.find_spec",
+        lambda name: None if name == "onnxscript" else found(name),
     )
     for change, says in cases:
         chosen = {name: value for name, value in (flags | change).items() if value is not None}

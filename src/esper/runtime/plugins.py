@@ -13,8 +13,8 @@ from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 
-_loaded: set[Path] = set()
-"""Files that this process has run."""
+_loaded: dict[Path, ModuleType] = {}
+"""Files that this process has run, and their modules."""
 
 
 def load(path: str) -> None:
@@ -48,7 +48,17 @@ def load(path: str) -> None:
         # Remove what it registered, so that the file can be loaded again once it is fixed.
         _restore(before)
         raise UsageError(f"plugin: {_place(path, file, error)}: {_described(error)}") from error
-    _loaded.add(file)
+    _loaded[file] = module
+
+
+def module(path: str) -> ModuleType:
+    """The module of the Python file at ``path``, which is run if it has not been.
+
+    Raises:
+        UsageError: see ``load``.
+    """
+    load(path)
+    return _loaded[Path(os.path.realpath(os.path.expanduser(path)))]
 
 
 def digest(path: str) -> str:

@@ -1,4 +1,4 @@
-"""``esper tasks check FILE``: try the user's own tasks, and measure their memory and time."""
+"""``esper tasks check FILE``: do the user's own tasks or model fit, and what will they cost?"""
 
 from dataclasses import dataclass
 
@@ -8,45 +8,87 @@ from rich.text import Text
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import WorldConfig
-from esper.leyline.config.setting import SEEDS, setting
+from esper.leyline.config.setting import SEEDS, setting, up_to
 from esper.leyline.errors import UsageError
-from esper.runtime.plugins import load
+from esper.runtime.own_files import LOADERS, MODEL, find_own, names_function
+from esper.runtime.plugins import load, module
 from esper.runtime.tasks import TASKS, Task, find_all
 from esper.scripts.flags import parse
+from esper.simic.own_models.model_check import check as check_model
 from esper.simic.tools.task_check import TaskTrial, try_task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckArguments:
-    """Check whether the tasks in a Python file fit Esper, and measure their memory and time.
+    """Check whether the model or the tasks in a Python file fit Esper, and what they will cost.
 
-    Tries every blueprint in every slot, then grows the largest blueprint in every slot for
-    some steps. If a task does not fit, one line gives the reason and the exit status is 2.
+    A model is named as for `esper grow --model`: FILE.py:NAME, or FILE.py with `model` and
+    `loaders`. At most four samples pass through it at a time; memory and time are predicted, of
+    growing it and of training a policy on it.
+
+    Of a task, every blueprint is tried in every slot, then the largest one grows in every slot for
+    some steps. If something does not fit, one line gives the reason and the exit status is 2.
     """
 
     file: str = setting(positional=True)
-    """The Python file that defines the tasks."""
+    """The Python file that defines the tasks, or the model as FILE.py:NAME."""
+    data: str | None = None
+    """Loaders of the model, FILE.py or FILE.py:NAME; by default `loaders` of its file."""
+    loss: str | None = None
+    """Loss of the model, see `esper grow`; by default that of its recipe, or cross_entropy."""
+    epochs: int = setting(40, up_to(1_000_000))
+    """Epochs of growing the model whose time is predicted."""
     split_seed: int = setting(0, SEEDS)
     """Seed of the split into training, validation and test images, for tasks that draw it."""
 
 
 def check(arguments: list[str]) -> int:
-    """Check whether the tasks in a file fit, and measure their memory and time.
+    """Check whether the model or the tasks in a file fit, and what they will cost.
 
     Raises:
-        UsageError: a task does not fit, or the file has none.
+        UsageError: something does not fit, or the file has neither.
     """
     given = parse(CheckArguments, "esper tasks check", arguments)
+    if given.data is not None or names_function(given.file):
+        return _check_model(given)
     known = set(TASKS)
     load(given.file)
     names = [name for name in TASKS if name not in known]
     if not names:
-        raise UsageError(f"plugin: {given.file} has no task; write one with @task")
+        if all(hasattr(module(given.file), name) for name in (MODEL, LOADERS)):
+            return _check_model(given)
+        raise UsageError(
+            f"plugin: {given.file} has no task; write one with @task, or the functions {MODEL} and "
+            f"{LOADERS}, or name your model, {given.file}:NAME"
+        )
     console = Console()
     for task in find_all(names):
         with console.status(f"trying {task.name}"):
             found = try_task(task.with_split(given.split_seed))
         console.print(Text(_lines(task, found)), soft_wrap=True)
+    return 0
+
+
+def _check_model(given: CheckArguments) -> int:
+    """Check a model of the user's own.
+
+    Raises:
+        UsageError: it does not fit; the report says why.
+    """
+    own = find_own(given.file, given.data)
+    recipe = own.recipe(given.epochs)
+    loaders = own.loaders()
+    others = {"validation": loaders.validation, "test": loaders.test}
+    report = check_model(
+        own.build(),
+        loaders.train,
+        epochs=given.epochs,
+        held_back={name: each for name, each in others.items() if each is not None},
+        **{name: recipe[name] for name in ("slots", "unpack") if name in recipe},
+        loss=given.loss or recipe.get("loss", "cross_entropy"),
+    )
+    if not report.ok:
+        raise UsageError(f"{own.model}: {report.problems[0]}")
     return 0
 
 

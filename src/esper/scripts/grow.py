@@ -1,131 +1,15 @@
 """``esper grow``: grow one network with a policy, and export it to files that run without Esper."""
 
-import sys
-from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
-
-from esper.leyline.config.setting import SEEDS, setting
-from esper.leyline.errors import UsageError
-from esper.runtime.plugins import load
-from esper.runtime.tasks import find
 from esper.scripts.flags import parse
-from esper.simic.run.disk import replace_synced
-from esper.simic.tools.grow import SPLITS, TOLERANCE, GrowingPolicy, Grown, check_file
-from esper.simic.tools.grow import grow as grow_host
-from esper.tolaria.export import export_program, packed, packed_onnx
+from esper.scripts.grow_arguments import GrowArguments, check_kind
+from esper.scripts.grow_model import grow_model
+from esper.scripts.grow_task import grow_task
 
 PROGRAM = "esper grow"
-ONNX_LIBRARIES = ("onnx", "onnxscript")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GrowArguments:
-    """Grow one fresh network with a policy and export it to a file that runs without Esper."""
-
-    policy: str
-    """The policy: a run directory (its latest checkpoint), heuristic or never."""
-    task: str
-    """Task that the network learns; `esper tasks` lists the tasks."""
-    out: Path
-    """The torch.export file to write, for example model.pt2."""
-    onnx: Path | None = None
-    """An ONNX file to write as well; needs pip install 'esper-growth[onnx]'."""
-    seed: int = setting(42, SEEDS)
-    """Seed of all random numbers, in [0, 2^32)."""
-    split_seed: int | None = setting(None, SEEDS)
-    """Seed of the split into training, validation and test images, for tasks that draw it; by
-    default that of the policy's run, 0 for a control."""
-    greedy: bool = False
-    """Whether the policy takes its most probable action instead of sampling one."""
-    plugin: tuple[str, ...] = ()
-    """Python files that define your own tasks and blueprints."""
 
 
 def grow(arguments: list[str]) -> int:
     """Grow one network with a policy and export it."""
     given = parse(GrowArguments, PROGRAM, arguments)
-    _check(given)
-    policy = GrowingPolicy.named(given.policy)
-    for path in given.plugin:
-        load(path)
-    split = policy.settings.world.split_seed if given.split_seed is None else given.split_seed
-    task = find(given.task).with_split(split)
-    print(f"{task.name}: {task.host.summary}, {task.host.parameter_count} parameters")
-    grown = grow_host(policy, task, given.seed, given.greedy)
-    _show(grown)
-    return _write(given, grown)
-
-
-def _check(given: GrowArguments) -> None:
-    """Check before growth what would otherwise fail after it.
-
-    Raises:
-        UsageError: a file cannot be written, or a library is missing.
-    """
-    for name, path, suffix in (("out", given.out, ".pt2"), ("onnx", given.onnx, ".onnx")):
-        if path is None:
-            continue
-        if path.suffix != suffix:
-            raise UsageError(f"{name}: {path} must end in {suffix}")
-        if path.is_dir() or not path.parent.is_dir():
-            raise UsageError(f"{name}: cannot write {path}; give a file in a folder that exists")
-    if given.onnx is not None:
-        missing = [library for library in ONNX_LIBRARIES if find_spec(library) is None]
-        if missing:
-            raise UsageError(
-                f"onnx: needs the library {missing[0]}; pip install 'esper-growth[onnx]'"
-            )
-
-
-def _show(grown: Grown) -> None:
-    """Print the decisions, the fossilised seeds, the gains and the accuracies."""
-    for line in grown.decisions:
-        print(f"  {line}")
-    kept = [f"{slot} ({what})" for slot, what in grown.seeds.items()]
-    print(f"grown: {'; '.join(kept) or 'nothing'}, {grown.added} parameters added")
-    print(
-        f"gain: {_rounded(grown.gain)} points of test utility over its never-grow twin; "
-        f"on validation {_rounded(grown.validation_gain)}"
-    )
-    for split in SPLITS:
-        own, twin = (
-            100 * float(scores[split].accuracy) for scores in (grown.scores, grown.twin_scores)
-        )
-        print(f"{split} accuracy: {own:.1f} %, its never-grow twin {twin:.1f} %")
-
-
-def _rounded(gain: float) -> str:
-    """Points with one decimal, without a negative zero."""
-    return f"{round(gain, 1) + 0.0:+.1f}"
-
-
-def _write(given: GrowArguments, grown: Grown) -> int:
-    """Export, compare the export with the host, then write the files; 1 if they differ."""
-    try:
-        program = export_program(grown.network, grown.task.host.image)
-        content = packed(program)
-        others = {} if given.onnx is None else {given.onnx: packed_onnx(program)}
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UsageError(f"out: torch.export cannot export this network ({reason})") from error
-    difference = check_file(content, grown)
-    if not difference <= TOLERANCE:
-        print(
-            f"esper: the export differs from the host by {difference:.1e}; nothing was written",
-            file=sys.stderr,
-        )
-        return 1
-    for path, text in {given.out: content, **others}.items():
-        try:
-            replace_synced(path, text)
-        except OSError as error:
-            name = "out" if path == given.out else "onnx"
-            raise UsageError(f"{name}: cannot write {path} ({error.strerror})") from error
-        print(f"wrote {path} ({len(text) / 1000:.0f} kB)")
-    taken, returned = (", ".join(map(str, x.shape[1:])) for x in (grown.images, grown.logits))
-    print(
-        f"takes images [B, {taken}], gives logits [B, {returned}]; "
-        f"differs from the host by at most {difference:.1e}"
-    )
-    return 0
+    check_kind(given)
+    return grow_model(given) if given.task is None else grow_task(given)

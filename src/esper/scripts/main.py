@@ -24,6 +24,7 @@ COMMANDS = {
         "train": "Train a growth policy by acting or from records, or run one that does not learn.",
         "evaluate": "Measure a policy against controls on fresh hosts.",
         "grow": "Grow one network with a policy and export it.",
+        "policies": "List the policies that come with Esper, with their cards.",
         "sanctum": "Watch a run on the terminal, live or finished.",
         "report": "Write an HTML report about one or more runs.",
         "query": "Query the events and records of runs with SQL.",

@@ -36,7 +36,7 @@ FAMILIES_TITLE = "families: populations of tasks; FAMILY_held_out names the held
 class TasksArguments:
     """List the tasks on which networks can be trained: all of them, or those named.
 
-    `esper tasks check FILE` checks whether your own tasks fit, and measures their memory and time.
+    `esper tasks check FILE` checks whether your own model or tasks fit, and what they will cost.
     `esper tasks fetch cifar10` downloads the data of the cifar tasks.
     """
 

@@ -8,7 +8,7 @@ import io
 import logging
 import warnings
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -187,8 +187,12 @@ def export_program(network: nn.Module, image: tuple[int, int, int]) -> ExportedP
     batch = torch.export.Dim("batch", min=1)
     with torch.no_grad():
         program = torch.export.export(network, (images,), dynamic_shapes=({0: batch},))
+    return without_traces(program)
+
+
+def without_traces(program: ExportedProgram) -> ExportedProgram:
+    """``program`` without stack traces, which hold file paths of the machine that exports."""
     for node in program.graph.nodes:
-        # Stack traces hold file paths of the machine that exports.
         node.meta.pop("stack_trace", None)
     return program
 
@@ -200,15 +204,20 @@ def packed(program: ExportedProgram) -> bytes:
     return content.getvalue()
 
 
-def packed_onnx(program: ExportedProgram) -> bytes:
-    """``program`` as the content of an ``.onnx`` file; needs the packages onnx and onnxscript."""
+def packed_onnx(program: ExportedProgram, named: bool = True) -> bytes:
+    """``program`` as the content of an ``.onnx`` file; needs the packages onnx and onnxscript.
+
+    Args:
+        program: the program.
+        named: whether input and output are called ``INPUT`` and ``OUTPUT``; else they have the
+            names of the program.
+    """
+    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]} if named else {}
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = torch.onnx.export(
-                program, dynamo=True, input_names=[INPUT], output_names=[OUTPUT], verbose=False
-            )
+            found = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     finally:
         logging.disable(logging.NOTSET)
     assert found is not None

@@ -1,5 +1,7 @@
 """The policies by name: what the rule plants, and a policy that a run trained."""
 
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,11 @@ import esper
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
+from esper.runtime.tasks import find
 from esper.simic.own_models.policies import RULE_BLUEPRINTS, actor
+from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.tamiyo import policy_box
 from esper.tamiyo.try_and_keep import TryAndKeepActor
 from own_modules import Gpt, ResidualNet, images, loader, tokens
 from small_runs import SMALL
@@ -35,7 +40,7 @@ def test_the_rule_plants_what_a_slot_accepts_and_leaves_time_to_fossilise() -> N
 
 
 def test_a_policy_of_a_run_grows_a_module_and_says_where_it_was_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train_ppo_vectorized(task="digits_shift", rounds=1, telemetry_dir=str(tmp_path), **SMALL)
     capsys.readouterr()
@@ -50,5 +55,25 @@ def test_a_policy_of_a_run_grows_a_module_and_says_where_it_was_trained(
         assert "was trained on digits_shift; on a module of your own it is untested" in (
             capsys.readouterr().out
         )
-    with pytest.raises(UsageError, match="is not never, heuristic, rule or a run directory"):
+    box = tmp_path / "box"
+    shutil.copytree(run.path, box / "shipped")
+    card = "# shipped\n\nGrows digits.\n\n## Observation\n\nVersion `{}` of the observation.\n"
+    monkeypatch.setattr(policy_box, "BOX", box)
+    for version in (policy_box.OBSERVATION, "00000000"):
+        (box / "shipped" / "card.md").write_text(card.format(version))
+        with (
+            nullcontext()
+            if version == policy_box.OBSERVATION
+            else pytest.raises(
+                UsageError,
+                match="policy: shipped was trained on observation 00000000, this version",
+            )
+        ):
+            esper.grow(Gpt(), [tokens(16)], [tokens(16, 1)], policy="shipped", epochs=4)
+            assert "policy shipped was trained on digits_shift" in capsys.readouterr().out
+    named = GrowingPolicy.named(str(run.path))
+    foreign = [name for name in ("digits_shift", "digits") if named.foreign_to(find(name))]
+    assert foreign == ["digits"]
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="is not heuristic, never, rule or a run directory"):
         esper.grow(model, train, held_back, policy=str(tmp_path / "none"), epochs=4)

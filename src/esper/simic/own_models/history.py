@@ -1,9 +1,9 @@
 """What happened while a module grew, epoch by epoch, and its picture."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from esper.leyline.stages import Stage
 
@@ -48,6 +48,16 @@ class EpochRecord:
     stages: dict[str, Stage]
     contributions: dict[str, float]
     actions: list[str] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        """The record as numbers, texts, lists and dicts."""
+        return asdict(self) | {"stages": {slot: int(stage) for slot, stage in self.stages.items()}}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """The inverse of ``plain``."""
+        stages = {slot: Stage(stage) for slot, stage in plain["stages"].items()}
+        return cls(**{**plain, "stages": stages})
 
     def line(self, epochs: int) -> str:
         """The record in one line."""

@@ -1,6 +1,6 @@
 """``esper.check``: will a module and its data grow, and what will that cost?"""
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import islice
 from time import monotonic
@@ -14,6 +14,7 @@ from esper.kasmina.grafts.slot_search import find_slots
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.simic.own_models.policies import planted_blueprint
+from esper.simic.own_models.policy_price import PolicyPrice, duration, policy_price
 from esper.tolaria.own_model import samples
 from esper.tolaria.own_model.grafted_model import parameter_count
 from esper.tolaria.own_model.objectives import Loss, Objective, objective
@@ -54,6 +55,11 @@ class CheckReport:
         step, step_with_seeds: predicted cost of a training step, without seeds and while the seed
             that ``rule`` plants learns in every slot.
         memory, memory_with_seeds: predicted bytes of a training step with AdamW.
+        splits: samples in each split that was given, by its name; minibatches of a loader whose
+            dataset has no length.
+        target: dtype and shape of a target of one minibatch.
+        epochs: epochs of growth that are priced.
+        policy: what training a policy on this model would take.
         class_counts: samples read of each class, by label; empty without classes.
         problems: what will not work, one line each.
         remarks: what may surprise, one line each.
@@ -68,6 +74,10 @@ class CheckReport:
     step_with_seeds: Cost = field(default_factory=lambda: Cost(0.0, 0.0))
     memory: float = 0.0
     memory_with_seeds: float = 0.0
+    splits: dict[str, str] = field(default_factory=dict)
+    target: str = ""
+    epochs: int = 40
+    policy: "PolicyPrice | None" = None
     class_counts: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -89,7 +99,15 @@ class CheckReport:
             f"  time     {1e3 * self.step.seconds:,.0f} ms a training step, "
             f"{1e3 * self.step_with_seeds.seconds:,.0f} ms with a seed in every slot; "
             f"an epoch {epoch:,.1f} to {grown:,.1f} s",
+            f"  growing  {self.epochs} epochs of training: {duration(self.epochs * epoch)} without "
+            f"seeds, {duration(self.epochs * grown)} with a seed in every slot; a twin takes the "
+            "former again",
         ]
+        if self.policy is not None:
+            lines.append(f"  policy   {self.policy}")
+        if self.splits:
+            sizes = ", ".join(f"{name} {size}" for name, size in self.splits.items())
+            lines.append(f"  splits   {sizes}; target {self.target}")
         if self.class_counts:
             counts = sorted(self.class_counts.values())
             lines.append(
@@ -106,6 +124,8 @@ def check(
     loss: str | Loss = "cross_entropy",
     slots: Sequence[str] | None = None,
     unpack: Unpack = samples.unpack,
+    epochs: int = 40,
+    held_back: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> CheckReport:
     """Find out whether a module and its data can grow, and what it costs, without training.
@@ -119,6 +139,8 @@ def check(
         loss: see ``grow``.
         slots: see ``grow``.
         unpack: see ``grow``.
+        epochs: epochs of growth whose time is predicted.
+        held_back: loaders of other splits by name, whose sizes are reported.
         progress: whether to print the report.
 
     Raises:
@@ -129,7 +151,13 @@ def check(
     example = next(model.parameters(), torch.zeros(()))
     inputs, target = samples.moved(unpack(first_batch(loader, "loader")), example.device)
     count = sample_count(inputs)
-    report = CheckReport(type(model).__name__, parameters=parameter_count(model), batch=count)
+    report = CheckReport(
+        type(model).__name__, parameters=parameter_count(model), batch=count, epochs=epochs
+    )
+    report.splits = {
+        name: _size(each) for name, each in {"train": loader, **(held_back or {})}.items()
+    }
+    report.target = _kind(target)
     few, some = first_samples(inputs, MORE), first_samples(target, MORE)
     mode = model.training
     try:
@@ -142,6 +170,10 @@ def check(
         _check_data(loader, unpack, goal, _prediction_of(model, few), report)
     finally:
         model.train(mode)
+    if report.ok:
+        report.policy = policy_price(
+            report.step_with_seeds.seconds, report.memory_with_seeds, report.batches
+        )
     if progress:
         print(report)
     return report
@@ -275,6 +307,19 @@ def _check_labels(report: CheckReport, output: Tensor | None) -> None:
             report.problems.append(
                 f"loader: a label is {largest}, but the model has {classes} outputs; count from 0"
             )
+
+
+def _size(loader: Any) -> str:
+    dataset = getattr(loader, "dataset", None)
+    if isinstance(dataset, Sized):
+        return f"{len(dataset):,}"
+    return f"{len(loader):,} minibatches" if isinstance(loader, Sized) else "of unknown size"
+
+
+def _kind(target: Any) -> str:
+    if isinstance(target, Tensor):
+        return f"{str(target.dtype).removeprefix('torch.')} {list(target.shape)}"
+    return type(target).__name__
 
 
 def _floats(value: Any) -> list[Tensor]:

@@ -11,6 +11,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.growth.collect import Actor
 from esper.tamiyo.baselines import NeverActor
 from esper.tamiyo.heuristic import HeuristicActor
+from esper.tamiyo.policy_box import cards, learned_path
 from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor
 
 POLICIES = ("never", "heuristic", "rule")
@@ -28,7 +29,7 @@ def actor(
     seed: int,
     warn: Callable[[str], None],
 ) -> Actor:
-    """The actor called ``policy``: one of ``POLICIES``, or the directory of a run.
+    """The actor called ``policy``: one in the box, or the directory of a run.
 
     Args:
         policy: the name; or an actor, which is returned.
@@ -78,8 +79,11 @@ def planted_blueprint(slot: SlotSpec) -> int:
 def _learned(policy: str, seed: int, warn: Callable[[str], None]) -> Actor:
     from esper.simic.tools.grow import GrowingPolicy, is_run_directory
 
-    if not is_run_directory(policy):
-        raise UsageError(f"policy: {policy} is not {', '.join(POLICIES)} or a run directory")
+    if learned_path(policy) is None and not is_run_directory(policy):
+        raise UsageError(
+            f"policy: {policy} is not {', '.join(cards())} or a run directory; `esper policies` "
+            "describes them"
+        )
     learned = GrowingPolicy.named(policy)
     named = ", ".join(learned.settings.world.task)
     warn(f"policy {policy} was trained on {named}; on a module of your own it is untested")

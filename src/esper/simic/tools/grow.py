@@ -21,7 +21,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.events import POINTS
 from esper.leyline.stages import Stage
 from esper.runtime import plugins
-from esper.runtime.tasks import Task
+from esper.runtime.tasks import SUITES, Task
 from esper.simic.growth.collect import Actor, collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.shard import Shard
@@ -31,6 +31,7 @@ from esper.simic.run.checkpoint import Checkpoint, load_latest, restore_agent
 from esper.simic.run.run_directory import stored_config
 from esper.simic.training.setup import build_agent, control
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy_box import learned_path
 from esper.tolaria.backends import Scores
 from esper.tolaria.backends.choice import torch_backend
 from esper.tolaria.export import committed, grown_network
@@ -74,6 +75,12 @@ class GrowingPolicy:
         """What tells the policy from others, wherever its run lies: the checksums of its parts."""
         return self.name if self.checkpoint is None else self.checkpoint.sha256
 
+    def foreign_to(self, task: Task) -> bool:
+        """Whether a run trained the policy, and on other tasks than this."""
+        names = self.settings.world.task
+        trained = {member for name in names for member in SUITES.get(name, (name,))}
+        return self.learned and not {task.name, task.name.partition(":")[0]} & trained
+
     @property
     def episodes(self) -> int:
         """Number of episodes on which the policy was trained."""
@@ -83,7 +90,8 @@ class GrowingPolicy:
 
     @classmethod
     def named(cls, name: str) -> "GrowingPolicy":
-        """The policy called ``name``: one of ``CONTROLS``, or the directory of a run.
+        """The policy called ``name``: one of ``CONTROLS``, a trained one in the box, or a run's
+        directory.
 
         Loads the plug-ins of the run, because its policy was trained with their blueprints.
 
@@ -93,8 +101,8 @@ class GrowingPolicy:
         """
         if name in CONTROLS:
             return cls(name, TrainConfig(), None)
-        run = Path(name)
-        if not is_run_directory(name):
+        run = learned_path(name) or Path(name)
+        if not is_run_directory(str(run)):
             raise UsageError(
                 f"policy: {name} is not a run directory or one of {', '.join(CONTROLS)}; "
                 "`esper runs` lists the runs"

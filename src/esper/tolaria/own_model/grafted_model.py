@@ -62,6 +62,9 @@ class GraftedModel:
         optimizer: trains the module; new seeds join it, see ``_group_of``.
         episode_length: epochs of growth.
         random_seed: determines the initial weights of seeds.
+
+    Attributes:
+        order: slots of the living seeds in the order in which they joined the optimizer.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class GraftedModel:
         self.host = OwnHost(parameter_count(model))
         self.modules = [model.get_submodule(slot.name) for slot in slots]
         self.seeds: list[Seed | None] = [None] * len(slots)
+        self.order: list[int] = []
         self.parameter_table = stack_tables(slots, "parameter_table")
         self._norms: dict[int, list[Tensor]] = {}
         self._host_norm: Tensor | None = None
@@ -99,6 +103,7 @@ class GraftedModel:
         )
         attach(self.modules[slot], seed)
         self.seeds[slot] = seed
+        self.order.append(slot)
         self._group_of(self.modules[slot])["params"].extend(seed.parameters())
 
     def show(self, state: SeedState) -> None:
@@ -193,6 +198,7 @@ class GraftedModel:
             self.optimizer.state.pop(parameter, None)
         detach(self.modules[slot])
         self.seeds[slot] = None
+        self.order.remove(slot)
 
     def _group_of(self, module: nn.Module) -> dict[str, Any]:
         """The optimizer's group for a seed behind ``module``.

@@ -91,3 +91,23 @@ class Training:
             self.scheduler.step(validation_loss)
         elif self.scheduler is not None and not isinstance(self.scheduler, PER_BATCH):
             self.scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of optimizer, scheduler and loss scaler."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else _state_of(self.scheduler),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(saved["scheduler"])
+        self.scaler.load_state_dict(saved["scaler"])
+
+
+def _state_of(scheduler: LRScheduler) -> dict[str, Any]:
+    """The state of a scheduler without what only its factory knows."""
+    return {k: v for k, v in scheduler.state_dict().items() if not callable(v)}

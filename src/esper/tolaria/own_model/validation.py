@@ -1,7 +1,7 @@
 """Validation of a module on a loader: loss, score and a metric of the user's own."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,12 +37,24 @@ class Validation:
     accuracy: float | None = None
     metric: float | None = None
 
+    def shown(self) -> str:
+        """The figure that a user wants: the metric, else the accuracy, else the score."""
+        if self.metric is not None:
+            return f"metric {self.metric:.4g}"
+        if self.accuracy is not None:
+            return f"accuracy {100 * self.accuracy:.1f} %"
+        return f"score {self.score:.3f}, loss {self.loss:.4f}"
+
 
 class Scale:
-    """Turns a number where lower is better into a score: what share of its first value is gone."""
+    """Turns a number where lower is better into a score: what share of its first value is gone.
+
+    Attributes:
+        first: the first value; None before it.
+    """
 
     def __init__(self) -> None:
-        self._first: float | None = None
+        self.first: float | None = None
 
     def score(self, value: float) -> float:
         """``1 - value / first``.
@@ -50,14 +62,14 @@ class Scale:
         Raises:
             UsageError: the first value is not above 0.
         """
-        if self._first is None:
+        if self.first is None:
             if not value > 0.0:
                 raise UsageError(
                     f"score: the first value is {value:.3g}; give a metric above 0 where lower is "
                     "better, or one of at most 1 where higher is better"
                 )
-            self._first = value
-        return 1.0 - value / self._first
+            self.first = value
+        return 1.0 - value / self.first
 
 
 Metric = Callable[[Any, Any], float]
@@ -78,6 +90,7 @@ class Evaluator:
         higher_is_better: whether a higher metric is better.
         unpack: splits a batch.
         amp_dtype: dtype of autocast; None for none.
+        scale: turns a loss or metric into a score; scores of one scale can be compared.
     """
 
     model: nn.Module
@@ -88,9 +101,7 @@ class Evaluator:
     higher_is_better: bool = True
     unpack: Unpack = unpack
     amp_dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        self._scale = Scale()
+    scale: Scale = field(default_factory=Scale)
 
     def __call__(self) -> Validation:
         """Validate once.
@@ -135,9 +146,9 @@ class Evaluator:
         if sums is not None and self.objective.scores is not None:
             accuracy, score = self.objective.scores(sums)
         if metric is not None:
-            score = as_score(metric, self.higher_is_better, self._scale)
+            score = as_score(metric, self.higher_is_better, self.scale)
         elif sums is None:
-            score = self._scale.score(loss)
+            score = self.scale.score(loss)
         return Validation(loss, score, accuracy, metric)
 
 

@@ -1,0 +1,117 @@
+"""The settings of ``esper grow``, and which of them belong to a task or to a model of one's own."""
+
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Literal
+
+from esper.leyline.config.setting import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SEEDS,
+    Range,
+    setting,
+    settings_of,
+    up_to,
+)
+from esper.leyline.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrowArguments:
+    """Grow a network while it trains, and export it to files that run without Esper.
+
+    With --model, train and grow a model of your own: a Python file with a function (or class)
+    `model` and a function `loaders` that returns the loaders (train, validation) or
+    (train, validation, test). A function `recipe(epochs)` may return further arguments of
+    esper.grow. A twin that never grows is trained beside it, and the better one on validation is
+    written. Stopped in any way, the same command goes on.
+
+    With --task, grow one fresh host of a task.
+    """
+
+    model: str | None = None
+    """Your model: FILE.py or FILE.py:NAME."""
+    data: str | None = None
+    """Its loaders, FILE.py or FILE.py:NAME; by default `loaders` of the file of --model."""
+    task: str | None = None
+    """Task that the network learns; `esper tasks` lists the tasks."""
+    policy: str = "heuristic"
+    """The policy: a name of `esper policies`, or a run directory (its latest checkpoint)."""
+    out: Path | None = None
+    """With --model, the folder to write, by default grown/NAME. With --task, the torch.export file
+    to write, for example model.pt2."""
+    onnx: Path | None = None
+    """An ONNX file to write; needs pip install 'esper-growth[onnx]'. With --model, where it is
+    installed, model.onnx in the folder by default."""
+    seed: int = setting(42, SEEDS)
+    """Seed of all random numbers, in [0, 2^32)."""
+    name: str | None = None
+    """Name of the result, with --model; by default that of the file."""
+    epochs: int = setting(40, up_to(1_000_000))
+    """Epochs of training, with --model."""
+    tries: int = setting(1, up_to(1000))
+    """Times to train from the same initial weights, with --model; the best on validation after the
+    price is kept, of the twin as well."""
+    seeds: int = setting(1, up_to(1000))
+    """Number of seeds from --seed on, with --model: each in a folder of its own, with a joint
+    table at the end."""
+    price: float = setting(0.05, NOT_NEGATIVE)
+    """Validation score that growth by a factor of e must gain to pay, with --model."""
+    max_parameters: int | None = setting(None, up_to(10**15))
+    """Most parameters of the network with all its seeds, with --model."""
+    slots: tuple[str, ...] = ()
+    """Names of modules behind which seeds may grow, with --model; found by default."""
+    loss: str | None = None
+    """Loss, with --model: cross_entropy (default), binary_cross_entropy, mse, l1, huber or
+    model."""
+    optimizer: Literal["adamw", "adam", "sgd"] | None = None
+    """Optimizer, with --model; AdamW by default, sgd has momentum 0.9."""
+    lr: float | None = setting(None, POSITIVE)
+    """Learning rate, with --model; 0.001 by default."""
+    weight_decay: float | None = setting(None, NOT_NEGATIVE)
+    """Weight decay, with --model; that of torch's optimizer by default."""
+    schedule: Literal["constant", "cosine"] | None = None
+    """Schedule of the learning rate, with --model; constant by default."""
+    clip: float | None = setting(None, Range(0.0, 1e30, open=True))
+    """Largest norm of the gradient of the network, and of each seed, with --model."""
+    device: str | None = None
+    """Device, such as cuda, with --model; that of the model by default."""
+    keep: bool = False
+    """Whether to write the grown network also if growth did not pay, with --model."""
+    split_seed: int | None = setting(None, SEEDS)
+    """Seed of the split into training, validation and test images, with --task, for tasks that draw
+    it; by default that of the policy's run, 0 for a control."""
+    greedy: bool = False
+    """Whether the policy takes its most probable action instead of sampling one, with --task."""
+    plugin: tuple[str, ...] = ()
+    """Python files that define your own tasks and blueprints, with --task."""
+
+
+OF_A_TASK = ("split_seed", "greedy", "plugin")
+OF_BOTH = ("policy", "out", "onnx", "seed")
+
+
+def check_kind(given: GrowArguments) -> None:
+    """Refuse settings of the other kind of growth.
+
+    Raises:
+        UsageError: neither a model nor a task is named, or both; or a setting has no effect.
+    """
+    if given.model is not None and given.task is not None:
+        raise UsageError("task: --task and --model contradict each other; give one of them")
+    if given.model is None and given.task is None:
+        raise UsageError(
+            "model: esper grow needs --model FILE.py, or --task with a name that `esper tasks` "
+            "lists"
+        )
+    for name, field in settings_of(GrowArguments).items():
+        if name in (*OF_BOTH, "model", "task"):
+            continue
+        default = None if field.default is MISSING else field.default
+        if getattr(given, name) == default:
+            continue
+        of_task = name in OF_A_TASK
+        if of_task != (given.task is not None):
+            flag = "--" + name.replace("_", "-")
+            with_, without = ("--task", "--model") if of_task else ("--model", "--task")
+            raise UsageError(f"{name}: {flag} belongs to {with_}; leave it away with {without}")

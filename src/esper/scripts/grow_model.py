@@ -1,0 +1,269 @@
+"""``esper grow --model``: ``esper.grow`` on a model in a user's file, beside a never-grown twin."""
+
+import json
+import sys
+from functools import partial
+from importlib.util import find_spec
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from esper.leyline.errors import UsageError, suggestion
+from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
+from esper.scripts.grow_arguments import GrowArguments
+from esper.scripts.grow_task import ONNX_LIBRARIES
+from esper.scripts.grown_files import FINISHED, write_files
+from esper.scripts.seeds_table import seeds_table
+from esper.simic.own_models.attempts import LEARNING_RATE
+from esper.simic.own_models.growing import grow
+from esper.simic.own_models.growth_result import GrowthResult
+from esper.simic.run.disk import replace_synced
+from esper.tolaria.own_model import samples
+from esper.tolaria.own_model.grafted_model import parameter_count
+
+FOLDER = Path("grown")
+"""Where results go if no folder is given."""
+ASKED, PROGRESS = "settings.json", "progress.pt"
+"""What was asked for, and where growth stands until it has ended."""
+RECIPE = (
+    *("loss", "optimizer", "scheduler", "metric", "higher_is_better"),
+    *("clip", "amp_dtype", "unpack", "slots", "device"),
+)
+"""Arguments of ``esper.grow`` that the recipe of a file may give; a flag comes first."""
+OPTIMIZERS = {"adamw": AdamW, "adam": Adam, "sgd": partial(SGD, momentum=0.9)}
+
+
+def grow_model(given: GrowArguments) -> int:
+    """Train and grow the model of a file, and write the better of it and its twin.
+
+    Returns:
+        exit status: 1 if a file that was written does not compute what the module does.
+
+    Raises:
+        UsageError: a setting or a file is wrong, or the folder holds another result.
+    """
+    assert given.model is not None
+    _check_files(given)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    set_seed(given.seed)
+    own = find_own(given.model, given.data)
+    arguments = _arguments(given, own.recipe(given.epochs))
+    folder = given.out or FOLDER / (given.name or own.name)
+    if given.seeds == 1:
+        return _one(given, own, arguments, folder, given.seed)
+    status, found = 0, {}
+    for seed in range(given.seed, given.seed + given.seeds):
+        print(f"seed {seed}:")
+        status = max(status, _one(given, own, arguments, folder / f"seed-{seed}", seed))
+        finished = folder / f"seed-{seed}" / FINISHED
+        found[seed] = json.loads(finished.read_text()) if finished.exists() else None
+    print(seeds_table(found))
+    return status
+
+
+def _one(
+    given: GrowArguments, own: OwnFile, arguments: dict[str, Any], folder: Path, seed: int
+) -> int:
+    """Grow with one seed; the exit status."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    if _begun(folder, _asked(given, own, seed)):
+        print(
+            f"{json.loads((folder / FINISHED).read_text())['text']}\n"
+            f"{folder} was finished before; remove it to grow anew"
+        )
+        return 0
+    try:
+        result, inputs = _grown(given, own, arguments, folder, seed)
+    except BaseException as error:
+        if (folder / PROGRESS).exists():
+            if isinstance(error, KeyboardInterrupt):
+                print(f"\nstopped; the same command goes on from {folder / PROGRESS}")
+        else:
+            (folder / ASKED).unlink()
+            for each in made:
+                each.rmdir()
+        if isinstance(error, Exception) and not isinstance(error, UsageError):
+            raise UsageError(f"model: training fails ({own.described(error)})") from error
+        raise
+    text = f"{result.comparison()}\n{_verdict(result, given.keep)}"
+    print(text)
+    chosen = result if given.keep else result.better
+    status = write_files(folder, result, chosen, own, inputs, given.onnx, text)
+    (folder / PROGRESS).unlink(missing_ok=True)
+    return status
+
+
+def _grown(
+    given: GrowArguments, own: OwnFile, arguments: dict[str, Any], folder: Path, seed: int
+) -> tuple[GrowthResult, Any]:
+    """The result, and a batch of inputs on the CPU."""
+    # Again: the file may have drawn when it was run, which it is only once.
+    set_seed(seed)
+    model, loaders = own.build(), own.loaders()
+    inputs = _inputs(loaders, arguments)
+    if not (folder / PROGRESS).exists():
+        print(
+            f"{own.model}: {type(model).__name__}, {parameter_count(model):,} parameters; {folder}"
+        )
+    result = grow(
+        model,
+        loaders.train,
+        loaders.validation,
+        test_loader=loaders.test,
+        policy=given.policy,
+        epochs=given.epochs,
+        tries=given.tries,
+        price=given.price,
+        max_parameters=given.max_parameters,
+        seed=seed,
+        twin=given.policy != "never",
+        checkpoint=folder / PROGRESS,
+        **arguments,
+    )
+    return result, inputs
+
+
+def _verdict(result: GrowthResult, keep: bool) -> str:
+    """Whether growth paid, and which network is handed back."""
+    if result.twin is None:
+        return "trained without growing: policy never"
+    gain = result.worth - result.twin.worth
+    after = f"{gain:+.4f} on validation after the price"
+    if not result.seeds:
+        return "nothing grew: the network is that of the plain loop"
+    if result.paid:
+        return f"growth paid: {after}, against its never-grown twin; one pair of runs"
+    handed = (
+        "the grown network is written because of --keep"
+        if keep
+        else "the never-grown twin is written; --keep writes the grown network"
+    )
+    return f"warning: growth did not pay: {after}; {handed}"
+
+
+def _check_files(given: GrowArguments) -> None:
+    """Refuse before growth what would fail after it."""
+    if given.out is not None and (given.out.suffix == ".pt2" or given.out.is_file()):
+        raise UsageError(
+            f"out: with --model several files are written; give a folder, not {given.out}"
+        )
+    if given.onnx is not None:
+        if given.seeds > 1:
+            raise UsageError("onnx: several seeds would write one file; leave it away")
+        if given.onnx.suffix != ".onnx":
+            raise UsageError(f"onnx: {given.onnx} must end in .onnx")
+        if given.onnx.is_dir() or not given.onnx.parent.is_dir():
+            raise UsageError(
+                f"onnx: cannot write {given.onnx}; give a file in a folder that exists"
+            )
+        missing = [library for library in ONNX_LIBRARIES if find_spec(library) is None]
+        if missing:
+            raise UsageError(
+                f"onnx: needs the library {missing[0]}; pip install 'esper-growth[onnx]'"
+            )
+    if given.device is not None:
+        try:
+            torch.empty(0, device=given.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(f"device: {given.device} is not usable ({reason})") from error
+
+
+def _arguments(given: GrowArguments, recipe: dict[str, Any]) -> dict[str, Any]:
+    """What the recipe and the flags say; a flag comes first.
+
+    Raises:
+        UsageError: the recipe has an unknown entry, or a flag would change what it makes itself.
+    """
+    for name in recipe:
+        if name not in RECIPE:
+            hint = suggestion(name, RECIPE, f"it may give {', '.join(RECIPE)}")
+            raise UsageError(f"recipe: it has no entry {name!r}; {hint}")
+    flags = {"lr": given.lr, "weight_decay": given.weight_decay}
+    changed = [name for name, value in flags.items() if value is not None]
+    if "optimizer" in recipe and given.optimizer is None and changed:
+        raise UsageError(
+            f"{changed[0]}: the recipe of the file makes the optimizer; change it there, or give "
+            "--optimizer"
+        )
+    own: dict[str, Any] = {"loss": given.loss, "clip": given.clip, "device": given.device}
+    own["slots"] = list(given.slots) or None
+    if given.optimizer is not None or changed:
+        own["optimizer"] = _optimizer(given)
+    if given.schedule is not None:
+        own["scheduler"] = (
+            partial(CosineAnnealingLR, T_max=given.epochs) if given.schedule == "cosine" else None
+        )
+        recipe = {name: value for name, value in recipe.items() if name != "scheduler"}
+    return recipe | {name: value for name, value in own.items() if value is not None}
+
+
+def _optimizer(given: GrowArguments) -> partial[Optimizer]:
+    more = {} if given.weight_decay is None else {"weight_decay": given.weight_decay}
+    kind: Any = OPTIMIZERS[given.optimizer or "adamw"]
+    return partial(kind, lr=LEARNING_RATE if given.lr is None else given.lr, **more)
+
+
+def _asked(given: GrowArguments, own: OwnFile, seed: int) -> dict[str, Any]:
+    """Everything on which the result depends, as JSON."""
+    names = (
+        *("policy", "epochs", "tries", "price", "max_parameters", "slots", "loss"),
+        *("optimizer", "lr", "weight_decay", "schedule", "clip", "device", "keep"),
+    )
+    asked = {"model": own.model, "data": own.data, "seed": seed, "sha256": own.sha256}
+    asked |= {name: getattr(given, name) for name in names}
+    found: dict[str, Any] = json.loads(json.dumps(asked))
+    return found
+
+
+def _begun(folder: Path, asked: dict[str, Any]) -> bool:
+    """Note what was asked for in the folder; whether its result is finished.
+
+    Raises:
+        UsageError: the folder belongs to other settings, or cannot be written.
+    """
+    path = folder / ASKED
+    try:
+        if path.exists():
+            before = json.loads(path.read_text())
+            _compare(folder, before, asked)
+            return (folder / FINISHED).exists()
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"out: {folder} is not empty; give a folder that is")
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_synced(path, (json.dumps(asked, indent=2) + "\n").encode())
+    except (OSError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"out: cannot use {folder} ({reason}); give another folder") from error
+    return False
+
+
+def _compare(folder: Path, before: dict[str, Any], asked: dict[str, Any]) -> None:
+    for name, given in asked.items():
+        began = before.get(name)
+        if began == given:
+            continue
+        if name == "sha256":
+            changed = next(each for each in given if given[each] != (began or {}).get(each))
+            raise UsageError(
+                f"{changed}: the file changed since growth in {folder} began; give another --out, "
+                "or remove the folder"
+            )
+        raise UsageError(
+            f"{name}: growth in {folder} began with {began}, got {given}; give that, another "
+            "--out, or remove the folder"
+        )
+
+
+def _inputs(loaders: Loaders, arguments: dict[str, Any]) -> Any:
+    """A batch of inputs on the CPU."""
+    unpack = samples.unpack_for(arguments.get("loss"), arguments.get("unpack", samples.unpack))
+    batch = samples.first_batch(loaders.validation, "data")
+    return samples.moved(unpack(batch)[0], torch.device("cpu"))

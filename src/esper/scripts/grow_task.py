@@ -1,0 +1,118 @@
+"""``esper grow --task``: grow one fresh host of a task, and export it.
+
+A task is played as a policy meets it in training: with its drift, its budget of minibatches and its
+deadline, which a loop over loaders does not have.
+"""
+
+import sys
+from importlib.util import find_spec
+
+from esper.leyline.errors import UsageError
+from esper.runtime.plugins import load
+from esper.runtime.tasks import find
+from esper.scripts.grow_arguments import GrowArguments
+from esper.simic.run.disk import replace_synced
+from esper.simic.tools.grow import SPLITS, TOLERANCE, GrowingPolicy, Grown, check_file
+from esper.simic.tools.grow import grow as grow_host
+from esper.tolaria.export import export_program, packed, packed_onnx
+
+ONNX_LIBRARIES = ("onnx", "onnxscript")
+
+
+def grow_task(given: GrowArguments) -> int:
+    """Grow one host with a policy and export it; the exit status.
+
+    Raises:
+        UsageError: a setting is wrong, or a file cannot be written.
+    """
+    if given.out is None:
+        raise UsageError("out: esper grow --task needs --out FILE.pt2")
+    _check(given)
+    policy = GrowingPolicy.named(given.policy)
+    for path in given.plugin:
+        load(path)
+    split = policy.settings.world.split_seed if given.split_seed is None else given.split_seed
+    assert given.task is not None
+    task = find(given.task).with_split(split)
+    if policy.foreign_to(task):
+        trained = ", ".join(policy.settings.world.task)
+        print(f"warning: {given.policy} was trained on {trained}; on {task.name} it is untested")
+    print(f"{task.name}: {task.host.summary}, {task.host.parameter_count} parameters")
+    grown = grow_host(policy, task, given.seed, given.greedy)
+    _show(grown)
+    return _write(given, grown)
+
+
+def _check(given: GrowArguments) -> None:
+    """Check before growth what would otherwise fail after it.
+
+    Raises:
+        UsageError: a file cannot be written, or a library is missing.
+    """
+    for name, path, suffix in (("out", given.out, ".pt2"), ("onnx", given.onnx, ".onnx")):
+        if path is None:
+            continue
+        if path.suffix != suffix:
+            raise UsageError(f"{name}: {path} must end in {suffix}")
+        if path.is_dir() or not path.parent.is_dir():
+            raise UsageError(f"{name}: cannot write {path}; give a file in a folder that exists")
+    if given.onnx is not None:
+        missing = [library for library in ONNX_LIBRARIES if find_spec(library) is None]
+        if missing:
+            raise UsageError(
+                f"onnx: needs the library {missing[0]}; pip install 'esper-growth[onnx]'"
+            )
+
+
+def _show(grown: Grown) -> None:
+    """Print the decisions, the fossilised seeds, the gains and the accuracies."""
+    for line in grown.decisions:
+        print(f"  {line}")
+    kept = [f"{slot} ({what})" for slot, what in grown.seeds.items()]
+    print(f"grown: {'; '.join(kept) or 'nothing'}, {grown.added} parameters added")
+    print(
+        f"gain: {_rounded(grown.gain)} points of test utility over its never-grow twin; "
+        f"on validation {_rounded(grown.validation_gain)}"
+    )
+    for split in SPLITS:
+        own, twin = (
+            100 * float(scores[split].accuracy) for scores in (grown.scores, grown.twin_scores)
+        )
+        print(f"{split} accuracy: {own:.1f} %, its never-grow twin {twin:.1f} %")
+
+
+def _rounded(gain: float) -> str:
+    """Points with one decimal, without a negative zero."""
+    return f"{round(gain, 1) + 0.0:+.1f}"
+
+
+def _write(given: GrowArguments, grown: Grown) -> int:
+    """Export, compare the export with the host, then write the files; 1 if they differ."""
+    try:
+        program = export_program(grown.network, grown.task.host.image)
+        content = packed(program)
+        others = {} if given.onnx is None else {given.onnx: packed_onnx(program)}
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(f"out: torch.export cannot export this network ({reason})") from error
+    difference = check_file(content, grown)
+    if not difference <= TOLERANCE:
+        print(
+            f"esper: the export differs from the host by {difference:.1e}; nothing was written",
+            file=sys.stderr,
+        )
+        return 1
+    assert given.out is not None
+    for path, text in {given.out: content, **others}.items():
+        try:
+            replace_synced(path, text)
+        except OSError as error:
+            name = "out" if path == given.out else "onnx"
+            raise UsageError(f"{name}: cannot write {path} ({error.strerror})") from error
+        print(f"wrote {path} ({len(text) / 1000:.0f} kB)")
+    taken, returned = (", ".join(map(str, x.shape[1:])) for x in (grown.images, grown.logits))
+    print(
+        f"takes images [B, {taken}], gives logits [B, {returned}]; "
+        f"differs from the host by at most {difference:.1e}"
+    )
+    return 0

@@ -1,0 +1,121 @@
+"""The files of a network that ``esper grow --model`` trained, each read back and compared."""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from esper.leyline.errors import UsageError
+from esper.runtime.own_files import OwnFile
+from esper.scripts.grow_task import ONNX_LIBRARIES
+from esper.simic.own_models.growth_result import CODE_FILE, STATE_FILE, GrowthResult
+from esper.simic.run.disk import replace_synced
+from esper.tolaria.own_model.exported import (
+    difference,
+    exported,
+    outputs,
+    outputs_of_file,
+    outputs_of_onnx,
+)
+from esper.tolaria.own_model.samples import first_samples
+
+FINISHED, PROGRAM, ONNX, PICTURE = "result.json", "model.pt2", "model.onnx", "growth.svg"
+TOLERANCE = 1e-5
+"""Largest permitted difference of an output, relative to the largest if that is above 1."""
+
+
+def write_files(
+    folder: Path,
+    result: GrowthResult,
+    chosen: GrowthResult,
+    own: OwnFile,
+    inputs: Any,
+    onnx: Path | None,
+    text: str,
+) -> int:
+    """Write state_dict, rebuild.py, model.pt2, model.onnx, the picture, and result.json at last.
+
+    Args:
+        folder: exists.
+        result: the grown network.
+        chosen: that, or its twin.
+        own: builds the module anew.
+        inputs: a batch of inputs on the CPU.
+        onnx: where the ONNX file goes; None for ``ONNX`` if the libraries are installed.
+        text: what was printed about the result.
+
+    Returns:
+        exit status: 1 if a file does not compute what the module does.
+    """
+    chosen.model.cpu()
+    expected = outputs(chosen.model, inputs)
+    try:
+        chosen.save(folder)
+        result.plot(folder / PICTURE)
+        differs = {f"{STATE_FILE} and {CODE_FILE}": _rebuilt(folder, own, inputs, expected)}
+        differs |= _write_programs(folder, chosen, inputs, onnx, expected)
+    except OSError as error:
+        raise UsageError(f"out: cannot write into {folder} ({error.strerror})") from error
+    wrong = {name: by for name, by in differs.items() if not by <= TOLERANCE}
+    for name, by in differs.items():
+        if name in wrong:
+            print(f"esper: {name} differs from the network by {by:.1e}", file=sys.stderr)
+        else:
+            print(f"wrote {name} in {folder}, differs by at most {by:.1e}")
+    if wrong:
+        return 1
+    print(f"to train on without Esper: rebuild(model, '{STATE_FILE}') of {CODE_FILE}")
+    content = {"text": text, "grown": result.plain(), "chosen_is_grown": chosen is result}
+    content["seeds"] = result.seeds
+    content["twin"] = None if result.twin is None else result.twin.plain()
+    content["worth"] = [result.worth, None if result.twin is None else result.twin.worth]
+    replace_synced(folder / FINISHED, (json.dumps(content) + "\n").encode())
+    return 0
+
+
+def _rebuilt(folder: Path, own: OwnFile, inputs: Any, expected: torch.Tensor) -> float:
+    """Rebuild the module as a process without Esper would; the difference of its outputs."""
+    names: dict[str, Any] = {"__name__": "rebuild"}
+    exec(compile((folder / CODE_FILE).read_text(), CODE_FILE, "exec"), names)
+    again = names["rebuild"](own.build().cpu(), str(folder / STATE_FILE))
+    return difference(expected, outputs(again, inputs))
+
+
+def _write_programs(
+    folder: Path, chosen: GrowthResult, inputs: Any, onnx: Path | None, expected: torch.Tensor
+) -> dict[str, float]:
+    """Write the exported programs that torch can make; the difference of the outputs of each."""
+    try:
+        program = exported(chosen.model, inputs)
+        content = program.pt2()
+        some = inputs if program.fixed is None else first_samples(inputs, program.fixed)
+        found = outputs_of_file(content, some)
+    except Exception as error:
+        print(f"no {PROGRAM}: torch.export cannot trace the model ({_line(error)})")
+        return {}
+    if program.fixed is not None:
+        print(f"{PROGRAM} takes batches of {program.fixed} alone ({program.reason})")
+    replace_synced(folder / PROGRAM, content)
+    differs = {PROGRAM: difference(expected[: len(found)], found)}
+    missing = [
+        library for library in (*ONNX_LIBRARIES, "onnxruntime") if find_spec(library) is None
+    ]
+    if missing:
+        print(f"no {ONNX}: needs the library {missing[0]}; pip install 'esper-growth[onnx]'")
+        return differs
+    try:
+        text = program.onnx()
+        found = outputs_of_onnx(text, some)
+        differs[ONNX] = difference(expected[: len(found)], found)
+    except Exception as error:
+        print(f"no {ONNX}: torch.onnx cannot write the model ({_line(error)})")
+        return differs
+    replace_synced(onnx or folder / ONNX, text)
+    return differs
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,140 @@
+"""What training and growing a module returned, beside its twin that never grew."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+
+from esper.kasmina.grafts.attachment import grown_seeds
+from esper.kasmina.grafts.written_code import rebuilding_code
+from esper.simic.growth.rewards import utility
+from esper.simic.own_models.history import EpochRecord, draw
+from esper.tolaria.own_model.validation import Validation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STATE_FILE, CODE_FILE = "state_dict.pt", "rebuild.py"
+"""What ``GrowthResult.save`` writes."""
+
+
+@dataclass
+class GrowthResult:
+    """A module that was trained and grown.
+
+    Attributes:
+        model: the module that was passed, grown in place: of the same class, trainable, with seeds
+            as submodules called ``seed``.
+        history: what happened, by epoch.
+        validation: validation of the finished module.
+        test: the same on the test split; None without one.
+        parameters: parameters of the finished module.
+        host_parameters: parameters of the module before it grew.
+        seconds: wall time of the try that was kept.
+        price: price of parameters, see ``grow``.
+        tries: validation score minus price of each try.
+        twin: a copy of the module that was trained alike and never grew; None without one.
+    """
+
+    model: nn.Module
+    history: list[EpochRecord]
+    validation: Validation
+    test: Validation | None
+    parameters: int
+    host_parameters: int
+    seconds: float
+    price: float
+    tries: list[float] = field(default_factory=list)
+    twin: "GrowthResult | None" = None
+
+    @property
+    def seeds(self) -> dict[str, str]:
+        """Blueprint of each seed, by the name of the module behind which it hangs."""
+        return {name: seed.blueprint for name, seed in grown_seeds(self.model).items()}
+
+    @property
+    def worth(self) -> float:
+        """Validation score minus the price of the parameters added."""
+        added = torch.tensor([self.parameters - self.host_parameters])
+        score = torch.tensor([self.validation.score])
+        return float(utility(score, added, self.host_parameters, torch.tensor([self.price])))
+
+    @property
+    def paid(self) -> bool:
+        """Whether the module is worth more than its twin. False if nothing grew, or without one."""
+        return self.twin is not None and self.worth > self.twin.worth
+
+    @property
+    def better(self) -> "GrowthResult":
+        """The result to use: the twin if there is one and growth did not pay, else this one."""
+        return self if self.twin is None or self.paid else self.twin
+
+    def comparison(self) -> str:
+        """The module beside its twin: validation, test, parameters and time, a line each."""
+        rows = [("trained" if self.twin is None else "grown", self)]
+        if self.twin is not None:
+            rows.append(("never grown", self.twin))
+        cells = [("", "test", "validation", "parameters", "time")]
+        for name, result in rows:
+            test = "not given" if result.test is None else result.test.shown()
+            validation = result.validation.shown()
+            size, time = f"{result.parameters:,}", f"{result.seconds:,.1f} s"
+            cells.append((name, test, validation, size, time))
+        widths = [max(len(row[i]) for row in cells) for i in range(5)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if i < 3 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in cells
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """See ``history.draw``."""
+        return draw(self.history, path)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``state_dict.pt`` and ``rebuild.py``, which together need torch but not Esper.
+
+        ``rebuild.rebuild(model, "state_dict.pt")`` turns a module built as before it grew into the
+        grown one.
+
+        Args:
+            folder: made if it does not exist.
+
+        Returns:
+            the folder.
+        """
+        where = Path(folder)
+        where.mkdir(parents=True, exist_ok=True)
+        torch.save(self.model.state_dict(), where / STATE_FILE)
+        (where / CODE_FILE).write_text(rebuilding_code(self.model))
+        return where
+
+    def plain(self) -> dict[str, Any]:
+        """All but the module and the twin, as numbers, texts, lists and dicts."""
+        return {
+            "history": [record.plain() for record in self.history],
+            "validation": asdict(self.validation),
+            "test": None if self.test is None else asdict(self.test),
+            "parameters": self.parameters,
+            "host_parameters": self.host_parameters,
+            "seconds": self.seconds,
+            "price": self.price,
+            "tries": self.tries,
+        }
+
+    @classmethod
+    def from_plain(cls, model: nn.Module, plain: Mapping[str, Any]) -> Self:
+        """The inverse of ``plain``, for the module it was about."""
+        test = plain["test"]
+        made = {
+            "history": [EpochRecord.from_plain(record) for record in plain["history"]],
+            "validation": Validation(**plain["validation"]),
+            "test": None if test is None else Validation(**test),
+        }
+        return cls(model, **{**plain, **made})

@@ -1,0 +1,132 @@
+"""Files of a module of the user's own that run without Esper, and what they differ by."""
+
+import copy
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from esper.tolaria.export import packed, packed_onnx, without_traces
+from esper.tolaria.own_model.samples import call, evaluating, first_samples, prediction, undisturbed
+
+EXAMPLES = 3
+"""Samples of the traced batch; torch.export treats a batch size of 0 or 1 as a constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A module in evaluation mode as a graph of torch operators.
+
+    Attributes:
+        program: the graph.
+        fixed: the batch size it takes; None for any.
+        reason: why the batch size is fixed; empty if it is not.
+    """
+
+    program: ExportedProgram
+    fixed: int | None = None
+    reason: str = ""
+
+    def pt2(self) -> bytes:
+        """The content of a ``.pt2`` file."""
+        return packed(self.program)
+
+    def onnx(self) -> bytes:
+        """The content of an ``.onnx`` file; needs the packages onnx and onnxscript."""
+        return packed_onnx(self.program, named=False)
+
+
+def exported(model: nn.Module, inputs: Any) -> Exported:
+    """Export ``model`` in evaluation mode, for any batch size if its code allows it.
+
+    Args:
+        model: the module; it stays as it is.
+        inputs: a batch of its inputs: a tensor, a tuple or a dict, on the CPU.
+
+    Raises:
+        Exception: torch.export cannot trace the module; which error it raises is undocumented.
+    """
+    traced = copy.deepcopy(model).cpu().requires_grad_(False).eval()
+    some = first_samples(inputs, EXAMPLES)
+    batch = Dim("batch", min=1)
+    try:
+        return Exported(_program(traced, some, batch))
+    except Exception as error:
+        count = len(_tensors(some)[0])
+        found = Exported(_program(traced, some, None), count, _line(error))
+    return found
+
+
+def outputs(model: nn.Module, inputs: Any) -> Tensor:
+    """The prediction of ``model`` in evaluation mode, on the CPU in float32."""
+    with undisturbed(), evaluating(model), torch.no_grad():
+        found: Tensor = prediction(call(model, inputs))
+    return found.float().cpu()
+
+
+def outputs_of_file(content: bytes, inputs: Any) -> Tensor:
+    """The prediction of the program in a ``.pt2`` file, float32."""
+    module = torch.export.load(io.BytesIO(content)).module()
+    with torch.no_grad():
+        found: Tensor = prediction(call(module, inputs))
+    return found.float()
+
+
+def outputs_of_onnx(content: bytes, inputs: Any) -> Tensor:
+    """The first output of the program in an ``.onnx`` file, float32; needs onnxruntime."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    named = zip(session.get_inputs(), _tensors(inputs), strict=True)
+    found = session.run(None, {each.name: x.numpy() for each, x in named})
+    return torch.from_numpy(found[0]).float()
+
+
+def difference(one: Tensor, two: Tensor) -> float:
+    """The largest difference, relative to the largest number if that is above 1."""
+    return float((one - two).abs().max()) / max(1.0, float(one.abs().max()))
+
+
+def _program(model: nn.Module, inputs: Any, batch: Dim | None) -> ExportedProgram:
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(inputs, Mapping):
+        kwargs = dict(inputs)
+    else:
+        args = inputs if isinstance(inputs, tuple) else (inputs,)
+    shapes = None
+    if batch is not None:
+        shapes = (
+            {name: _shape(x, batch) for name, x in kwargs.items()}
+            if kwargs
+            else tuple(_shape(x, batch) for x in args)
+        )
+    with torch.no_grad():
+        program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    return without_traces(program)
+
+
+def _shape(value: Any, batch: Dim) -> Any:
+    """Which axes of a value vary: the first of every tensor."""
+    if isinstance(value, Tensor):
+        return {0: batch}
+    if isinstance(value, Mapping):
+        return {key: _shape(x, batch) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_shape(x, batch) for x in value)
+    return None
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value
+    return [x for part in parts for x in _tensors(part)] if hasattr(parts, "__iter__") else []
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

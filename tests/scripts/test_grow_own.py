@@ -1,0 +1,308 @@
+"""``esper grow --model``: a user's file, the twin, the files, and going on where it was stopped."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper.scripts import grow_model, grown_files
+from esper.scripts.entry import guarded
+from esper.scripts.grow import grow
+from esper.scripts.tasks import tasks
+from esper.simic.own_models.growth_result import GrowthResult
+from own_modules import ResidualNet, images
+
+TESTS = Path(__file__).parents[1]
+SOURCE = """
+import os
+import torch
+from own_modules import ResidualNet, images, loader
+
+EPOCH = 0
+
+def model():
+    return ResidualNet()
+
+class Counted(torch.utils.data.DataLoader):
+    def __iter__(self):
+        global EPOCH
+        EPOCH += 1
+        if EPOCH == int(os.environ.get("KILL_AT", "0")):
+            os.kill(os.getpid(), 9)
+        return super().__iter__()
+
+def loaders():
+    train = torch.utils.data.TensorDataset(*images(48))
+    return Counted(train, 16, shuffle=True), loader(*images(32, 1)), loader(*images(32, 2))
+"""
+FILES = {
+    *("growth.svg", "model.onnx", "model.pt2", "rebuild.py"),
+    *("result.json", "settings.json", "state_dict.pt"),
+}
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+@pytest.fixture
+def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if onnx were not installed: writing its file takes seconds."""
+    monkeypatch.setattr(grown_files, "find_spec", lambda name: None)
+
+
+SHORT = ["--policy", "rule", "--epochs", "16", "--lr", "0.01", "--schedule", "cosine"]
+
+LOADS = """
+import sys
+sys.modules["esper"] = None
+import torch
+from own_modules import ResidualNet, images
+sys.path.insert(0, sys.argv[1])
+from rebuild import rebuild
+x = images(5, 9)[0]
+model = rebuild(ResidualNet(), sys.argv[1] + "/state_dict.pt").eval()
+y = model(x)
+program = torch.export.load(sys.argv[1] + "/model.pt2").module()
+print(float((program(x) - y).abs().max()))
+try:
+    program.train()
+except NotImplementedError as error:
+    print("train() refused")
+before = {n: p.detach().clone() for n, p in model.named_parameters()}
+model.train()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(x).square().mean().backward()
+optimizer.step()
+print(sum(bool((p != before[n]).any()) for n, p in model.named_parameters()))
+"""
+
+
+def test_a_models_files_load_and_train_on_without_esper(mine: str, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert grow(["--model", mine, *SHORT, "--price", "0", "--out", str(out), "--keep"]) == 0
+    text = capsys.readouterr().out
+    assert len(re.findall(r"^epoch +\d+/16 ", text, re.MULTILINE)) == 32
+    assert re.search(r"^grown +accuracy [\d.]+ % +accuracy [\d.]+ % +[\d,]+ +[\d.]+ s$", text, re.M)
+    assert re.search(r"^never grown +accuracy .* s$", text, re.MULTILINE)
+    assert {path.name for path in out.iterdir()} == FILES
+    result = json.loads((out / "result.json").read_text())
+    assert result["seeds"]
+    assert result["chosen_is_grown"]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, str(out)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+    )
+    differs, refused, trained = done.stdout.splitlines()
+    assert float(differs) <= 1e-5
+    assert refused == "train() refused"
+    assert int(trained) > len(list(ResidualNet().parameters()))
+    program = torch.export.load(out / "model.pt2").module()
+    for count in (1, 7):
+        assert program(images(count)[0]).shape == (count, 4)
+
+
+def test_a_killed_command_goes_on_to_the_same_bits(
+    mine: str, tmp_path: Path, capsys, without_onnx: None
+) -> None:
+    """It is killed in the fifth epoch of the second try; Esper reads the loader once before."""
+    command = ["--model", mine, *SHORT, "--tries", "2", "--out"]
+    assert grow([*command, str(tmp_path / "whole")]) == 0
+    whole = capsys.readouterr().out
+    assert len(re.findall(r"kept try [12] of 2, the best on validation", whole)) == 2
+    cut = tmp_path / "cut"
+    killed = subprocess.run(
+        [sys.executable, "-m", "esper.scripts.main", "grow", *command, str(cut)],
+        capture_output=True,
+        env=os.environ
+        | {"KILL_AT": "22", "OMP_NUM_THREADS": "1"}
+        | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])},
+        check=False,
+    )
+    assert killed.returncode == -9, killed.stderr
+    assert {path.name for path in cut.iterdir()} == {"settings.json", "progress.pt"}
+    assert grow([*command, str(cut)]) == 0
+    assert "goes on after epoch 4" in capsys.readouterr().out
+    states = [torch.load(tmp_path / name / "state_dict.pt") for name in ("whole", "cut")]
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    results = [json.loads((tmp_path / n / "result.json").read_text()) for n in ("whole", "cut")]
+    for result in results:
+        for each in ("grown", "twin"):
+            del result[each]["seconds"]
+        del result["text"]
+    assert results[0] == results[1]
+    assert grow([*command, str(cut)]) == 0
+    again = capsys.readouterr().out
+    assert "was finished before" in again
+    assert "never grown" in again
+
+
+def test_growth_that_did_not_pay_hands_back_the_twin(
+    mine: str, tmp_path: Path, capsys, monkeypatch, without_onnx: None
+) -> None:
+    monkeypatch.setattr(GrowthResult, "paid", property(lambda self: False))
+    out = tmp_path / "out"
+    assert grow(["--model", mine, *SHORT, "--price", "0", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"warning: growth did not pay: [+-][\d.]+ on validation", text)
+    assert "the never-grown twin is written; --keep writes the grown network" in text
+    assert "no model.onnx: needs the library onnx; pip install 'esper-growth[onnx]'" in text
+    result = json.loads((out / "result.json").read_text())
+    assert result["seeds"]
+    assert not result["chosen_is_grown"]
+    state = torch.load(out / "state_dict.pt")
+    assert not any(".seed." in name for name in state)
+    assert state.keys() == ResidualNet().state_dict().keys()
+
+
+def test_several_seeds_end_in_one_table(
+    mine: str, tmp_path: Path, capsys, without_onnx: None
+) -> None:
+    short = ["--epochs", "2", "--policy", "heuristic", "--name", "both"]
+    assert grow(["--model", mine, *short, "--seeds", "2", "--seed", "7"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    table = lines[next(i for i, line in enumerate(lines) if line.startswith("seed  grown")) :]
+    assert [line.split()[0] for line in table[1:4]] == ["7", "8", "mean"]
+    assert "growth paid on validation after its price in 0 of 2 seeds" in table[-1]
+    folder = tmp_path / "grown" / "both"
+    for seed in (7, 8):
+        found = json.loads((folder / f"seed-{seed}" / "result.json").read_text())
+        assert f"{100 * found['grown']['test']['accuracy']:.1f} %" in table[seed - 6]
+    accuracies = [
+        json.loads((folder / f"seed-{s}" / "result.json").read_text())["grown"]["test"]["accuracy"]
+        for s in (7, 8)
+    ]
+    mean = torch.tensor(accuracies, dtype=torch.float64)
+    assert f"{mean.mean():.4f} ± {mean.std():.4f}" in table[3]
+
+
+def test_a_recipe_of_the_file_is_used_and_flags_come_first(
+    mine: str, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    recipe = """
+def recipe(epochs):
+    from torch.optim import SGD
+    return {"optimizer": lambda p: SGD(p, lr=0.5), "clip": 0.1 * epochs, "loss": "cross_entropy"}
+"""
+    Path(mine).write_text(SOURCE + recipe)
+    seen: dict[str, Any] = {}
+
+    def stop(*_: object, **arguments: Any) -> None:
+        seen.update(arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grow_model, "grow", stop)
+    for flags, clip, lr in (([], 0.2, 0.5), (["--clip", "3", "--optimizer", "adam"], 3.0, 1e-3)):
+        assert guarded(grow, ["--model", mine, "--epochs", "2", *flags]) == 130
+        assert (seen["clip"], seen["epochs"]) == (clip, 2)
+        made = seen["optimizer"]([torch.nn.Parameter(torch.zeros(1))])
+        assert made.param_groups[0]["lr"] == lr
+        assert not (tmp_path / "grown").exists()
+
+
+def test_usage_errors_are_one_line_and_leave_nothing(
+    mine: str, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(
+        "import torch\n"
+        "def model():\n    return 3\n"
+        "def loaders():\n    return 1, 2, 3, 4\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self):\n        super().__init__(2, 2)\n"
+        "def recipe(epochs):\n    return {'optimiser': 1}\n"
+    )
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "notes.txt").write_text("mine")
+    plain = tmp_path / "plain.py"
+    plain.write_text(other.read_text().partition("def recipe")[0])
+    cases: list[tuple[list[str], str]] = [
+        ([], "model: esper grow needs --model FILE.py, or --task"),
+        (["--model", mine, "--task", "digits"], "task: --task and --model contradict"),
+        (["--task", "digits", "--tries", "3"], "tries: --tries belongs to --model"),
+        (["--model", mine, "--greedy"], "greedy: --greedy belongs to --task"),
+        (["--model", "none.py"], "model: cannot read 'none.py'"),
+        (["--model", f"{mine}:modle"], "model: .*no function 'modle'; did you mean 'model'"),
+        (["--model", mine, "--data", f"{mine}:data"], "data: .* has no function 'data'"),
+        (["--model", str(other)], "recipe: it has no entry 'optimiser'; did you mean 'optimizer'"),
+        (["--model", str(plain)], "model: .*:model returns a int; return an nn.Module"),
+        (["--model", f"{plain}:Net"], "data: .*:loaders must return the loaders"),
+        (["--model", f"{plain}:Net", "--data", mine], "model: training fails .RuntimeError: "),
+        (["--model", mine, "--policy", "nowhere"], "policy: nowhere is not heuristic, never, rule"),
+        (["--model", mine, "--out", "m.pt2"], "out: with --model several files are written"),
+        (["--model", mine, "--out", str(full)], "out: .* is not empty"),
+        (["--model", mine, "--onnx", "m.pt2"], "onnx: m.pt2 must end in .onnx"),
+        (["--model", mine, "--loss", "mes"], "loss: 'mes' is not one of cross_entropy"),
+        (["--model", mine, "--device", "gpu"], "device: gpu is not usable"),
+        (["--model", mine, "--max-parameters", "5"], "max_parameters: the module has"),
+        (["--model", mine, "--epochs", "0"], "epochs: must lie between 1"),
+        (["--model", mine, "--slots", "stm"], "slots: ResidualNet has no module 'stm'"),
+    ]
+    for flags, says in cases:
+        assert guarded(grow, flags) == 2, flags
+        error = capsys.readouterr().err
+        assert re.search(says, error), (flags, error)
+        assert error.count("\n") == 1
+        assert not (tmp_path / "grown").exists(), flags
+    assert [path.name for path in full.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_of_other_settings_is_left_alone(
+    mine: str, tmp_path: Path, capsys, without_onnx: None
+) -> None:
+    command = ["--model", mine, "--epochs", "1", "--policy", "never"]
+    assert grow(command) == 0
+    text = capsys.readouterr().out
+    assert "trained without growing" in text
+    assert "never grown" not in text
+    folder = tmp_path / "grown" / "mine"
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for flags, says in (
+        (["--seed", "3"], "seed: growth in .* began with 42, got 3"),
+        (["--lr", "0.1"], "lr: growth in .* began with None, got 0.1"),
+    ):
+        assert guarded(grow, [*command, *flags]) == 2
+        assert re.search(says, capsys.readouterr().err)
+    Path(mine).write_text(SOURCE + "\n")
+    assert guarded(grow, command) == 2
+    assert "model: the file changed since growth in" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_tasks_check_reports_a_model(mine: str, capsys) -> None:
+    for named in (mine, f"{mine}:model"):
+        assert tasks(["check", named, "--epochs", "10"]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("ResidualNet fits\n")
+        assert "slot     layer1.0: 4 channels of 8x8" in text
+        assert "splits   train 48, validation 32, test 32; target int64 [16]" in text
+        assert re.search(r"policy   training one on this model: .* GiB", text)
+        assert "growing  10 epochs of training" in text
+
+
+def test_a_model_that_does_not_fit_is_one_line(mine: str, capsys) -> None:
+    Path(mine).write_text(SOURCE.replace("return ResidualNet()", "return torch.nn.Flatten(0)"))
+    assert guarded(tasks, ["check", mine]) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"esper: \S+mine.py:model: model or loss fails on a batch: .*\n", error)
+    Path(mine).with_name("none.py").write_text("x = 1\n")
+    assert guarded(tasks, ["check", "none.py"]) == 2
+    assert "has no task; write one with @task, or the functions model and loaders" in (
+        capsys.readouterr().err
+    )
