@@ -42,6 +42,7 @@ from esper.scripts.train import (
     ImpalaArguments,
     PPOArguments,
     RandomArguments,
+    RuleArguments,
     ScheduleArguments,
 )
 from esper.simic.gym.memory_tasks import register
@@ -60,6 +61,7 @@ ARGUMENTS: dict[str, type] = {
     "train offline": OfflineArguments,
     "train heuristic": HeuristicArguments,
     "train random": RandomArguments,
+    "train rule": RuleArguments,
     "train schedule": ScheduleArguments,
     "evaluate": EvaluateArguments,
     "grow": GrowArguments,
