@@ -43,6 +43,7 @@ from esper.scripts.train import (
     ImpalaArguments,
     PPOArguments,
     RandomArguments,
+    RuleArguments,
     ScheduleArguments,
 )
 from esper.simic.gym.memory_tasks import register
@@ -61,6 +62,7 @@ ARGUMENTS: dict[str, type] = {
     "train offline": OfflineArguments,
     "train heuristic": HeuristicArguments,
     "train random": RandomArguments,
+    "train rule": RuleArguments,
     "train schedule": ScheduleArguments,
     "evaluate": EvaluateArguments,
     "grow": GrowArguments,

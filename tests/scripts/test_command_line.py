@@ -67,7 +67,7 @@ def test_the_users_smoke_command_runs_as_written(tmp_path: Path) -> None:
         assert wanted in done.stdout
 
 
-@pytest.mark.parametrize("policy", ["heuristic", "random", "schedule"])
+@pytest.mark.parametrize("policy", ["heuristic", "rule", "random", "schedule"])
 def test_the_controls_run_from_the_command_line(policy: str, tmp_path: Path) -> None:
     done = esper(
         f"train {policy} --envs 2 --episode-length 2 --max-batches 1 --batch-size 8 --rounds 2 "

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.advantage import explained_variance, generalised_advantages
+from esper.simic.advantage import explained_variance, generalised_advantages, leave_one_out
 
 
 def f64(value) -> Tensor:
@@ -240,3 +240,21 @@ def test_explained_variance_ignores_steps_of_weight_zero() -> None:
     expected = 1.0 - error.var(correction=0) / kept.var(correction=0)
     assert found[0].item() == pytest.approx(expected.item())
     assert 0.5 < found[1].item() < 1.0
+
+
+def test_the_baseline_of_a_group_is_the_mean_of_its_other_members() -> None:
+    torch.manual_seed(5)
+    advantages = torch.randn(3, 8, dtype=torch.float64)
+    found = leave_one_out(advantages, 4)
+    for t in range(3):
+        for i in range(8):
+            first = i // 4 * 4
+            others = [float(advantages[t, j]) for j in range(first, first + 4) if j != i]
+            expected = float(advantages[t, i]) - sum(others) / 3
+            assert abs(float(found[t, i]) - expected) < 1e-12
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_group_without_other_members_has_no_baseline(size: int) -> None:
+    with pytest.raises(ValueError, match=f"groups of {size} of 8"):
+        leave_one_out(torch.zeros(2, 8), size)

@@ -104,6 +104,11 @@ class HeuristicArguments(ControlArguments):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RuleArguments(ControlArguments):
+    """Try a small seed in every slot and keep those that pay, as a control and for records."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RandomArguments(ControlArguments):
     """Draw every action uniformly from the legal ones, as a control and for records."""
 
@@ -142,6 +147,11 @@ def _learn(algorithm: Algorithm, command: type, arguments: list[str]) -> int:
 def heuristic(arguments: list[str]) -> int:
     """Run the plateau heuristic, as a control."""
     return _control("heuristic", HeuristicArguments, arguments)
+
+
+def rule(arguments: list[str]) -> int:
+    """Try a small seed in every slot and keep those that pay, as a control."""
+    return _control("rule", RuleArguments, arguments)
 
 
 def random(arguments: list[str]) -> int:
@@ -187,6 +197,7 @@ COMMANDS = {
     "imitation": imitation,
     "offline": offline,
     "heuristic": heuristic,
+    "rule": rule,
     "random": random,
     "schedule": schedule,
 }

@@ -63,6 +63,20 @@ def step_errors(
     return rewards + discount * next_values * alive - values, continues
 
 
+def leave_one_out(advantages: Tensor, group_size: int) -> Tensor:
+    """Advantages ``[T, N]`` minus the mean of those of the other environments of the group.
+
+    Raises:
+        ValueError: a group has one environment, or N is not a multiple of its size.
+    """
+    steps, count = advantages.shape
+    if group_size < 2 or count % group_size:
+        raise ValueError(f"groups of {group_size} of {count} environments have no other members")
+    grouped = advantages.view(steps, -1, group_size)
+    centred = grouped - grouped.mean(2, keepdim=True)
+    return (centred * (group_size / (group_size - 1))).view(steps, count)
+
+
 def explained_variance(
     values: Tensor, returns: Tensor, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

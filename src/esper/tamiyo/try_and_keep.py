@@ -4,6 +4,7 @@ The rule a user would write first. It needs no look at the host before it plants
 contribution of a planted seed is measured.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from esper.leyline.actions import ALPHA_SPEED_STEPS, CANONICAL_CHOICE, HEADS, Op, Style
 from esper.leyline.stages import Stage
+from esper.runtime.tasks import Task
 from esper.tamiyo.baselines import without_learning
+from esper.tamiyo.plans import blueprint_of
 from esper.tamiyo.policy.features import (
     HOST_FEATURES,
     POINTS,
@@ -19,6 +22,9 @@ from esper.tamiyo.policy.features import (
     USUAL_RENT,
     Observation,
 )
+
+REST = 2
+"""Steps before the end at which a trial has pruned or fossilised the seed of every slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,59 @@ class TryAndKeepActor:
             for head in HEADS
         ]
         return without_learning(torch.stack(columns, -1))
+
+
+class RuleActor:
+    """Tries the smallest seed of every slot from the start and keeps all that pay their price.
+
+    Of the variants of try-and-keep this one is best on the family ``adaptation``.
+
+    Args:
+        tasks: returns the task of each environment in the current episode.
+        episode_length: steps per episode.
+    """
+
+    def __init__(self, tasks: Callable[[], Sequence[Task]], episode_length: int):
+        self.tasks, self.episode_length = tasks, episode_length
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.growth.collect.Actor.begin``."""
+        self._environments, self._episode = environments, episode
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.growth.collect.Actor.act``. Tasks are known only after ``begin``."""
+        if step == 0:
+            trial = smallest_trial(self.tasks(), observation.slots.shape[1], self.episode_length)
+            self._actor = TryAndKeepActor(trial)
+            self._actor.begin(self._environments, self._episode)
+        return self._actor.act(observation, step)
+
+
+def smallest_trial(tasks: Sequence[Task], slots: int, episode_length: int) -> Trial:
+    """The smallest seed in every slot, from the first step until shortly before the last.
+
+    Args:
+        tasks: the task of each environment.
+        slots: S of the observations.
+        episode_length: steps per episode.
+    """
+    count = len(tasks)
+    blueprint = torch.zeros(count, slots, dtype=torch.long)
+    for row, task in enumerate(tasks):
+        for s, slot in enumerate(task.host.slots):
+            blueprint[row, s] = blueprint_of(0.0, slot)
+    decisions = [last_decision(episode_length, len(task.host.slots)) for task in tasks]
+    return Trial(
+        blueprint=blueprint,
+        start=torch.zeros(count, dtype=torch.long),
+        decision=torch.tensor(decisions),
+        keep=torch.full((count,), slots),
+    )
+
+
+def last_decision(episode_length: int, slots: int) -> int:
+    """The latest step from which every slot's seed can still be pruned or fossilised."""
+    return max(1, episode_length - slots - REST)
 
 
 def seed_worth(observation: Observation) -> Tensor:

@@ -194,6 +194,10 @@ class LearnerConfig:
     """Discount factor (gamma) per step."""
     trace_decay: float = setting(0.95, FRACTION, aliases=("gae_lambda",), defaults={"gym": 0.98})
     """Lambda of generalised advantage estimation (GAE) and of V-trace."""
+    group_baseline: bool = setting(False, only="growth")
+    """Subtract from each advantage the mean of those of the other environments of its group in the
+    same step (leave-one-out). A group shares its host, so what is left does not depend on how much
+    that host can gain."""
     entropy: float = setting(0.01, NOT_NEGATIVE, aliases=("entropy_coef",), defaults={"gym": 0.0})
     """Weight of the entropy bonus, in reward per nat."""
     entropy_decay: Literal["none", "linear", "cosine", "step"] = "none"

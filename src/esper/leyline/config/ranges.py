@@ -26,12 +26,27 @@ def check(config: TrainConfig) -> None:
             f"got {config.impala.c_clip}"
         )
     _check_actors(config)
+    _check_group_baseline(config)
     if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:
         raise UsageError(
             "experimental_gpu_preload_gather: needs data on the device; leave out --no-gpu-preload"
         )
     if config.gymnasium.gym is not None and len(machine.devices) > 1:
         raise UsageError("devices: a Gymnasium task takes one device; give it with --device")
+
+
+def _check_group_baseline(config: TrainConfig) -> None:
+    """Refuse the baseline of a group where an environment would have no others in its group.
+
+    Raises:
+        UsageError: names the field and the fix.
+    """
+    envs, size = config.world.envs, config.world.group_size
+    if config.learner.group_baseline and (size < 2 or envs % size):
+        raise UsageError(
+            f"group_baseline: needs whole groups of at least two environments, not {envs} "
+            f"environments in groups of {size}; change --envs or --group-size"
+        )
 
 
 def _check_actors(config: TrainConfig) -> None:

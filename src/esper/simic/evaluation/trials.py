@@ -9,10 +9,7 @@ from esper.simic.evaluation.play import tasks_of_groups
 from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.plans import SIZES, blueprint_of
-from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor
-
-REST = 2
-"""Steps before the end at which a trial has pruned or fossilised the seed of every slot."""
+from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, last_decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,7 @@ class TrialPlan:
         start: part of the episode after which it plants.
         keep: most seeds that it keeps.
         decision: part of the episode after which it prunes and fossilises, one slot a step; it
-            begins in time for all slots, see ``REST``.
+            begins in time for all slots, see ``last_decision``.
     """
 
     size: float
@@ -34,7 +31,7 @@ class TrialPlan:
 
     def decision_step(self, length: int, slots: int) -> int:
         """The first step of the decision in an episode of ``length`` steps."""
-        return max(1, min(round(self.decision * length), length - slots - REST))
+        return max(1, min(round(self.decision * length), last_decision(length, slots)))
 
 
 TRIALS = tuple(TrialPlan(*chosen) for chosen in product(SIZES, (0.0, 0.25), (1, 99), (0.5, 1.0)))

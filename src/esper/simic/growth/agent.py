@@ -6,6 +6,7 @@ import torch
 
 from esper.leyline.config import ImpalaConfig, LearnerConfig
 from esper.leyline.errors import UsageError
+from esper.simic.estimates import GeneralisedEstimator, GroupedEstimator
 from esper.simic.graphs.captured_agent import agent_class
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.impala.learner import impala_arguments
@@ -23,6 +24,7 @@ def growth_agent(
     threads: int = 1,
     impala: ImpalaConfig | None = None,
     initial: dict[str, dict[str, Any]] | None = None,
+    group_size: int = 1,
 ) -> PPOAgent[Observation]:
     """A learner of growth policies.
 
@@ -32,6 +34,7 @@ def growth_agent(
         threads: CPU threads of the native policy, see ``FactoredLSTM``.
         impala: settings of IMPALA; None learns by PPO.
         initial: state of an agent whose weights and moments are taken, see ``PPOAgent.state``.
+        group_size: environments per group, for the baseline of the group.
 
     Raises:
         UsageError: the initial state is that of another network.
@@ -47,6 +50,11 @@ def growth_agent(
     kind = agent_class(device, compile_mode)
     moments = GrowthMoments(device)
     arguments = impala_arguments(config, impala)
+    if config.group_baseline:
+        estimator = arguments.get("estimator") or GeneralisedEstimator(
+            config.discount, config.trace_decay
+        )
+        arguments["estimator"] = GroupedEstimator(estimator, group_size)
     try:
         if initial is not None:
             # Before the agent is made: an older copy of it, if any, begins with the same.

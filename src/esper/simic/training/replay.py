@@ -101,5 +101,12 @@ def _learner(
     if config.gymnasium.gym is not None:
         return gym_agent(config, Shape(**shape), cpu, amp_dtype), FlatObservation
     impala = impala_of(config)
-    agent = growth_agent(config.learner, config.world.seed, cpu, amp_dtype, impala=impala)
+    agent = growth_agent(
+        config.learner,
+        config.world.seed,
+        cpu,
+        amp_dtype,
+        impala=impala,
+        group_size=config.world.group_size,
+    )
     return agent, Observation

@@ -28,6 +28,7 @@ from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
 from esper.tolaria.precision import disabled, resolve_precision
 
@@ -189,6 +190,7 @@ def build_agent(
         config.machine.threads or torch.get_num_threads(),
         impala_of(config),
         initial,
+        config.world.group_size,
     )
 
 
@@ -269,9 +271,16 @@ def resolved_lag(config: TrainConfig) -> dict[str, int]:
 
 
 def control(policy: str, environment: GrowthEnv) -> Actor:
-    """The actor of a control policy: ``heuristic``, ``random``, ``schedule`` or ``never``."""
+    """The actor of a policy that does not learn.
+
+    Args:
+        policy: ``heuristic``, ``rule``, ``random``, ``schedule`` or ``never``.
+        environment: where it acts.
+    """
     if policy == "heuristic":
         return HeuristicActor(environment.config.episode_length)
+    if policy == "rule":
+        return RuleActor(lambda: environment.current_tasks, environment.config.episode_length)
     if policy == "random":
         return RandomActor(environment.config.seed)
     if policy == "schedule":

@@ -145,7 +145,7 @@ def run_training(
     Args:
         config: settings of the run.
         policy: ``ppo`` or ``impala``, which learn and must be the algorithm of ``config``; or
-            ``heuristic``, ``random``, ``schedule`` or ``never``, which do not learn.
+            ``heuristic``, ``rule``, ``random``, ``schedule`` or ``never``, which do not learn.
         resume: directory of a run to resume; None starts a new run.
         observer: notified of every step and round.
 

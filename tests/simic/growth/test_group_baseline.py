@@ -1,0 +1,75 @@
+"""Advantages relative to the other environments of the group that share the host."""
+
+from copy import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.leyline.config import ImpalaConfig, LearnerConfig, check, unflatten
+from esper.leyline.errors import UsageError
+from esper.runtime.tasks import find
+from esper.simic.estimates import GroupedEstimator
+from esper.simic.growth.agent import growth_agent
+from esper.simic.growth.collect import collect
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
+from esper.simic.impala.estimator import VTraceEstimator
+from esper.simic.ppo import PPOAgent
+from esper.simic.rollout import Rollout
+from esper.tamiyo.policy.features import Observation
+from esper.tolaria.precision import Precision
+from synthetic import CPU
+
+SIZE = 3
+COUNT = 6
+
+
+@pytest.fixture(scope="module")
+def rollout() -> Rollout[Observation]:
+    config = GrowthConfig(
+        seed=3, group_size=SIZE, episode_length=5, max_batches=1, batch_size=8, threads=1
+    )
+    tasks = [find("digits_shift")]
+    env = GrowthEnv(tasks, torch.arange(COUNT), config, Precision("cpu"), CPU)
+    return collect(env, agent(True), 0)
+
+
+def agent(grouped: bool, impala: ImpalaConfig | None = None) -> PPOAgent[Observation]:
+    config = LearnerConfig(lstm_hidden=8, group_baseline=grouped)
+    return growth_agent(config, 0, CPU, impala=impala, group_size=SIZE)
+
+
+def advantages(learner: PPOAgent[Observation], rollout: Rollout[Observation]) -> Tensor:
+    found = learner.estimator.estimate(
+        rollout, learner.policy, learner.moments, learner.return_moments
+    )
+    return found.advantages
+
+
+def test_what_a_host_can_gain_does_not_move_the_advantages_of_its_group(
+    rollout: Rollout[Observation],
+) -> None:
+    bonus = torch.tensor([7.0] * SIZE + [-4.0] * SIZE)
+    richer = copy(rollout)
+    richer.rewards = rollout.rewards.clone()
+    richer.rewards[-1] += bonus
+    torch.testing.assert_close(
+        advantages(agent(True), richer), advantages(agent(True), rollout), atol=1e-5, rtol=1e-5
+    )
+    moved = advantages(agent(False), richer) - advantages(agent(False), rollout)
+    assert (moved[-1] - bonus).abs().max() < 1e-5, "without the baseline they move"
+
+
+def test_vtrace_takes_the_baseline_too(rollout: Rollout[Observation]) -> None:
+    learner = agent(True, ImpalaConfig())
+    assert isinstance(learner.estimator, GroupedEstimator)
+    assert isinstance(learner.estimator.estimator, VTraceEstimator)
+    found = advantages(learner, rollout).view(-1, COUNT // SIZE, SIZE)
+    assert found.mean(2).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("envs", "size"), [(12, 8), (8, 1)])
+def test_groups_that_are_not_whole_are_refused(envs: int, size: int) -> None:
+    with pytest.raises(UsageError, match=r"^group_baseline: needs whole groups"):
+        check(unflatten({"group_baseline": True, "envs": envs, "group_size": size}))
