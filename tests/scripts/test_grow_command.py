@@ -94,6 +94,14 @@ def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Pat
     assert 100 * float(hits.float().mean()) == pytest.approx(accuracy, abs=0.4)
 
 
+def test_the_rule_plants_in_every_slot_of_a_task(tmp_path: Path, capsys) -> None:
+    task = ["--task", "digits_shift", "--out", str(tmp_path / "m.pt2")]
+    assert grow(["--policy", "rule", *task]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"r0c0: \w+ germinates, LINEAR_ADD", text)
+    assert re.search(r"r0c1: \w+ germinates, LINEAR_ADD", text)
+
+
 def test_the_never_policy_leaves_the_host_equal_to_its_twin(short, tmp_path: Path, capsys) -> None:
     assert grow(["--policy", "never", *short, "--out", str(tmp_path / "m.pt2")]) == 0
     text = capsys.readouterr().out
@@ -166,7 +174,7 @@ def test_a_usage_error_is_one_line_and_leaves_no_file(
     (broken / "config.json").write_text((run / "config.json").read_text())
     cases = [
         ({"--out": None}, "out: esper grow --task needs --out"),
-        ({"--policy": "nowhere"}, "policy: nowhere is not a run directory or one of heuristic, ne"),
+        ({"--policy": "nowhere"}, "policy: nowhere is not a run directory or one of heuristic, ru"),
         ({"--policy": str(broken)}, "policy: .* has no checkpoint; give another run"),
         ({"--task": "digit"}, "did you mean 'digits'"),
         ({"--out": "m.onnx"}, "out: m.onnx must end in .pt2"),

@@ -39,7 +39,7 @@ from esper.tolaria.governor import Reason
 from esper.tolaria.precision import Precision
 
 CPU = torch.device("cpu")
-CONTROLS = ("heuristic", "never")
+CONTROLS = ("heuristic", "rule", "never")
 SPLITS = ("test", "validation")
 TOLERANCE = 1e-5
 """Largest permitted difference of a logit between an exported file and its host, relative to the
