@@ -1,7 +1,8 @@
 """Does a trained policy beat the rules? Trains controllers and places them among the controls.
 
     python benchmarks/suite.py --write                            # the training suite
-    python benchmarks/suite.py --suites digits_shift adaptation   # a single task, a family
+    python benchmarks/suite.py --suites digits_shift              # a single task
+    make bench-policy                                             # adaptation, longer: 4 hours
 
 For every suite: PPO with several seeds, then each policy greedily and with sampled actions, with
 its blind twin and its yoked copy, beside all controls (``esper evaluate``) on the same fresh hosts
@@ -116,6 +117,8 @@ def studied(suite: str, arguments: Any) -> tuple[list[str], dict[str, Any]]:
         "group_size": arguments.group_size,
         "rounds": arguments.rounds,
         "threads": arguments.threads,
+        "entropy": arguments.entropy,
+        "group_baseline": arguments.group_baseline,
     }
     runs = {
         seed: trained("ppo", {**common, "seed": seed}, work / f"ppo-seed{seed}")
@@ -156,6 +159,8 @@ def main() -> int:
     parser.add_argument("--suites", nargs="+", default=["suite"], help="suites, families or tasks")
     parser.add_argument("--envs", type=int, default=28)
     parser.add_argument("--group-size", type=int, default=4)
+    parser.add_argument("--entropy", type=float, default=0.01)
+    parser.add_argument("--group-baseline", action="store_true")
     parser.add_argument("--hosts", type=int, default=80, help="fresh hosts of each suite")
     parser.add_argument("--training-hosts", type=int, default=112)
     parser.add_argument("--splits", type=int, default=SPLITS, help="0: the tasks as they are")
