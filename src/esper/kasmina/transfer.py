@@ -41,7 +41,8 @@ class HostCopy:
         device = tensors[0].device
         # Sorted by size, every part begins at a multiple of the size of its elements.
         self._order = sorted(range(len(tensors)), key=lambda i: -tensors[i].dtype.itemsize)
-        parts = [tensors[i].reshape(-1).view(torch.uint8) for i in self._order]
+        # Expanded tensors have a stride of 0, which cannot be viewed as bytes.
+        parts = [tensors[i].reshape(-1).contiguous().view(torch.uint8) for i in self._order]
         self._sizes = [len(part) for part in parts]
         self._packed = torch.cat(parts).to("cpu", non_blocking=True)
         self._kinds = [(x.dtype, x.shape) for x in tensors]
