@@ -15,7 +15,7 @@ RLLIB := $(RLLIB_VENV)/.ready
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text bench-own
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text bench-own
 
 demo: $(READY)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -78,6 +78,9 @@ bench-suite: $(READY)
 bench-policy: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/suite.py --suites adaptation --work runs/policy --envs 128 \
 	  --group-size 8 --rounds 250 --group-baseline --entropy 0.02 --write
+
+bench-observation: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/observation.py --write
 
 bench-hot-path: $(READY)
 	$(BIN)/python scripts/benchmark_hot_path.py --json benchmarks/results/hot_path_digits.json
