@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +15,7 @@ from esper.karn.views import TASKS, VIEWS, WORDS, event_table, view_definitions
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, PPOUpdateCompleted, TrainingStarted, event_type
 from esper.leyline.events.reader import EventReader
+from esper.leyline.notices import notice
 from esper.leyline.records import record_files
 
 CHUNK = 4096
@@ -77,7 +77,7 @@ class Store:
         self.unreadable = sum(row["unreadable"] for row in rows)
         if self.unreadable:
             lines = "line" if self.unreadable == 1 else "lines"
-            print(f"warning: skipped {self.unreadable} unreadable {lines}", file=sys.stderr)
+            notice(f"warning: skipped {self.unreadable} unreadable {lines}")
         self._database = self._open(rows)
 
     def __enter__(self) -> Self:

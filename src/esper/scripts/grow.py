@@ -1,15 +1,16 @@
 """``esper grow``: grow one network with a policy, and export it to files that run without Esper."""
 
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from esper.leyline.config.setting import SEEDS, setting
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.runtime.plugins import load
 from esper.runtime.tasks import find
 from esper.scripts.flags import parse
+from esper.scripts.output import outlive_output
 from esper.simic.run.disk import replace_synced
 from esper.simic.tools.grow import SPLITS, TOLERANCE, GrowingPolicy, Grown, check_file
 from esper.simic.tools.grow import grow as grow_host
@@ -45,6 +46,7 @@ class GrowArguments:
 def grow(arguments: list[str]) -> int:
     """Grow one network with a policy and export it."""
     given = parse(GrowArguments, PROGRAM, arguments)
+    outlive_output()
     _check(given)
     policy = GrowingPolicy.named(given.policy)
     for path in given.plugin:
@@ -111,10 +113,7 @@ def _write(given: GrowArguments, grown: Grown) -> int:
         raise UsageError(f"out: torch.export cannot export this network ({reason})") from error
     difference = check_file(content, grown)
     if not difference <= TOLERANCE:
-        print(
-            f"esper: the export differs from the host by {difference:.1e}; nothing was written",
-            file=sys.stderr,
-        )
+        notice(f"esper: the export differs from the host by {difference:.1e}; nothing was written")
         return 1
     for path, text in {given.out: content, **others}.items():
         try:

@@ -17,7 +17,9 @@ from esper.karn.runs import RunInfo, find_runs, inspect, remove
 from esper.leyline.config import OutputConfig
 from esper.leyline.config.setting import NOT_NEGATIVE, setting
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.scripts.flags import parse
+from esper.scripts.output import outlive_output
 
 LOOKS = {
     "running": ("▶", "cyan"),
@@ -81,6 +83,7 @@ def prune(arguments: list[str]) -> int:
     """Remove runs, after showing them and asking."""
     program = "esper runs prune"
     given = parse(PruneArguments, program, arguments)
+    outlive_output()
     chosen = _chosen(given)
     if not chosen:
         print("nothing to remove")
@@ -122,10 +125,10 @@ def _removed(info: RunInfo) -> int:
     try:
         remove(info.path)
     except BlockingIOError:
-        print(f"kept {info.path}: a process has started writing to it", file=sys.stderr)
+        notice(f"kept {info.path}: a process has started writing to it")
         return 1
     except OSError as error:
-        print(f"kept {info.path}: {error.strerror} ({error.filename})", file=sys.stderr)
+        notice(f"kept {info.path}: {error.strerror} ({error.filename})")
         return 1
     print(f"removed {info.path}")
     return 0

@@ -3,7 +3,6 @@
 The training code is imported only after the command line is checked: importing torch takes seconds.
 """
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from esper.leyline.config import (
     unflatten,
 )
 from esper.leyline.errors import UsageError
-from esper.scripts.entry import dispatch, guarded
+from esper.scripts.entry import dispatch, run_command
 from esper.scripts.flags import read_flags
 from esper.scripts.from_records import imitation, offline
 from esper.scripts.settings_file import settings_file
@@ -199,7 +198,7 @@ def train(arguments: list[str]) -> int:
 
 def main() -> None:
     """Entry point of ``python -m esper.scripts.train``."""
-    sys.exit(guarded(train, sys.argv[1:]))
+    run_command(train)
 
 
 if __name__ == "__main__":

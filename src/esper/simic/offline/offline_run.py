@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.config.setting import about, check_ranges, settings_of
 from esper.leyline.config.values import typed
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.normalise import RunningMoments
@@ -250,7 +250,7 @@ def _open(
         directory.abandon()
         raise
     for difference in fingerprint_differences(then, fingerprint):
-        print(f"warning: results may differ in the last bits ({difference})", file=sys.stderr)
+        notice(f"warning: results may differ in the last bits ({difference})")
     return directory, checkpoint
 
 

@@ -1,7 +1,6 @@
 """One process of a run that learns from records: epochs, telemetry and checkpoints."""
 
 import math
-import sys
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +18,7 @@ from esper.leyline.events import (
     number,
 )
 from esper.leyline.metrics import Metric
+from esper.leyline.notices import notice
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
 from esper.simic.offline.batches import EpisodeLoader, shuffled
@@ -121,10 +121,9 @@ class OfflineSession:
                 summaries.append(summary)
                 self._finish_epoch(hub, summary)
                 if summary.metrics[Metric.REFUSED]:
-                    print(
+                    notice(
                         f"esper: epoch {epoch} met numbers that are not finite, so learning stops; "
-                        f"the best epoch, {self.best[0]}, is kept",
-                        file=sys.stderr,
+                        f"the best epoch, {self.best[0]}, is kept"
                     )
                     status, code = "failed", 1
                     break
@@ -132,7 +131,7 @@ class OfflineSession:
                     break
             code = code or int(self.unsaved)
             self._emit_end(hub, done + len(summaries), status)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._emit_end(hub, done + len(summaries), "failed", repr(error))
             raise
         finally:
@@ -217,10 +216,9 @@ class OfflineSession:
             length = events.stat().st_size if events.exists() else 0
             path = save(self.directory.path, epoch, parts, length, self.config.keep_checkpoints)
         except OSError as error:
-            print(
+            notice(
                 f"warning: checkpoint: epoch {epoch} was not saved ({error.strerror}); "
-                "earlier checkpoints stay",
-                file=sys.stderr,
+                "earlier checkpoints stay"
             )
             self.unsaved = True
             return

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import shutil
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import shown
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.disk import sync, write_synced
 
@@ -137,7 +137,7 @@ def load_latest(run: Path) -> Checkpoint:
             damaged.append(f"{path} is corrupt ({getattr(error, 'strerror', None) or error})")
         else:
             for what in damaged:
-                print(f"checkpoint: {what}; using that of round {path.name}", file=sys.stderr)
+                notice(f"checkpoint: {what}; using that of round {path.name}")
             _check_blueprints(checkpoint.blueprints)
             return checkpoint
     what = f"no intact checkpoint: {damaged[0]}" if damaged else "no checkpoint"

@@ -1,8 +1,8 @@
 """One process of a run: rounds, updates, telemetry and checkpoints of any trainee."""
 
-import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import TrainConfig, flatten
@@ -15,6 +15,7 @@ from esper.leyline.events import (
     number,
 )
 from esper.leyline.metrics import Metric, part_metric
+from esper.leyline.notices import notice
 from esper.leyline.precision_text import precision_text
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
@@ -110,13 +111,13 @@ class Session:
                 line = str(error)
                 if isinstance(error, ActorsLost):
                     line = f"ray: {error}, so the run stops; --resume continues its checkpoint"
-                print(f"esper: {line}", file=sys.stderr)
+                notice(f"esper: {line}")
                 status, code = "failed", 1
                 self._save(hub, done + len(summaries))
             if self.agent is not None and self.saved != done + len(summaries):
                 code = 1
             self._emit_end(hub, done + len(summaries), status)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._emit_end(hub, done + len(summaries), "failed", repr(error))
             raise
         finally:
@@ -216,8 +217,11 @@ class Session:
             self.refusals = 0
             return
         self.refusals += 1
-        path = write_refusal(self.directory.path, index, self.agent, flatten(self.config))
-        relative = str(path.relative_to(self.directory.path))
+        try:
+            path = write_refusal(self.directory.path, index, self.agent, flatten(self.config))
+            relative, advice = self._relative(path), f"esper replay {path} repeats it"
+        except OSError as error:
+            relative, advice = "", f"the file that repeats it was not written ({error.strerror})"
         tensor = self.agent.refusal.tensor
         dtypes = self.trainee.precision.dtype_name, self.agent.policy.amp_dtype_name
         precision = precision_text(*dtypes)
@@ -232,10 +236,9 @@ class Session:
                 amp_policy_dtype=dtypes[1],
             )
         )
-        print(
+        notice(
             f"warning: the update of round {index} was refused: {tensor} is not finite "
-            f"({precision}); esper replay {path} repeats it",
-            file=sys.stderr,
+            f"({precision}); {advice}"
         )
 
     def _save(self, hub: Hub, number: int) -> None:
@@ -253,12 +256,15 @@ class Session:
                 sync(self.directory.events)
             path = save(self.directory.path, number, parts, self.events_bytes, keep)
         except OSError as error:
-            print(
+            notice(
                 f"warning: checkpoint: round {number} was not saved ({error.strerror}); "
-                "earlier checkpoints stay",
-                file=sys.stderr,
+                "earlier checkpoints stay"
             )
             return
         self.saved = number
-        relative = str(path.relative_to(self.directory.path))
-        hub.emit(CheckpointSaved(time=time.time(), round=number, path=relative))
+        saved = CheckpointSaved(time=time.time(), round=number, path=self._relative(path))
+        hub.emit(saved)
+
+    def _relative(self, path: Path) -> str:
+        """A path within the run directory, relative to it."""
+        return str(path.relative_to(self.directory.path))

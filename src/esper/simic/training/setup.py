@@ -1,7 +1,6 @@
 """Construction of devices, tasks, environments, learner and control policies from settings."""
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.config import TrainConfig, impala_of, lag_of, unflatten
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.runtime import plugins
 from esper.runtime.tasks import Task, agree, find_all
 from esper.runtime.text import reading
@@ -158,7 +158,7 @@ def build_environment(
         ) from error
     if environment.precision.reason:
         reason = environment.precision.reason
-        print(f"warning: use_amp: {reason}; running in float32", file=sys.stderr)
+        notice(f"warning: use_amp: {reason}; running in float32")
     return environment
 
 
@@ -166,10 +166,9 @@ def compile_mode(wanted: str, device: torch.device) -> str:
     """The mode of compilation; on a CPU any but ``off`` is advised against on stderr."""
     mode = resolve_mode(wanted, device)
     if mode != "off" and device.type == "cpu":
-        print(
+        notice(
             f"warning: compile: on a CPU {mode} delays the first update by minutes, and updates no "
-            "longer use the native policy, which is faster; leave --compile out",
-            file=sys.stderr,
+            "longer use the native policy, which is faster; leave --compile out"
         )
     return mode
 

@@ -1,6 +1,5 @@
 """Training a policy: rounds of rollouts of N environments, one update per round."""
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,6 +12,7 @@ import torch
 from esper.leyline.config import ALGORITHMS, TrainConfig, check, flatten, unflatten
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
 from esper.simic.records.record_writer import RecordWriter, remove_records_after
 from esper.simic.run.checkpoint import load_latest
@@ -228,5 +228,5 @@ def _open(
         directory.abandon()
         raise
     for difference in fingerprint_differences(then, fingerprint):
-        print(f"warning: results may differ in the last bits ({difference})", file=sys.stderr)
+        notice(f"warning: results may differ in the last bits ({difference})")
     return directory, checkpoint.round
