@@ -17,8 +17,10 @@ from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.simic.run import checkpoint
 from esper.simic.run.checkpoint import load_latest, save
+from esper.simic.run.identity import Identity
 from small_runs import assert_same
 
+IDENTITY = Identity(run="this one", settings={"envs": 2, "slots": ["early"]}, data={"a": "b"})
 FILES = ("policy.pt", "counters.pt", "manifest.json")
 
 
@@ -34,7 +36,7 @@ def parts(round_number: int) -> dict[str, dict[str, Any]]:
 def saved(run: Path, rounds: int, keep: int = 100) -> Path:
     run.mkdir(exist_ok=True)
     for number in range(1, rounds + 1):
-        save(run, number, parts(number), 10 * number, keep)
+        save(run, number, parts(number), 10 * number, keep, IDENTITY)
     return run
 
 
@@ -326,7 +328,7 @@ def test_corrupt_checkpoints_do_not_replace_an_intact_one(
         (run / "checkpoints" / name / "policy.pt").write_bytes(b"")
     assert load_latest(run).round == 2
     assert capsys.readouterr().err.count("is corrupt") == 2
-    save(run, 3, parts(3), 30, keep)
+    save(run, 3, parts(3), 30, keep, IDENTITY)
     assert rounds_of(run) == ["000002", "000003"][-keep:]
     assert load_latest(run).round == 3
 
@@ -334,14 +336,14 @@ def test_corrupt_checkpoints_do_not_replace_an_intact_one(
 def test_a_corrupt_checkpoint_of_the_same_round_is_replaced(run: Path) -> None:
     (run / "checkpoints" / "000002" / "policy.pt").unlink()
     (run / "checkpoints" / "000002" / "stray").mkdir()
-    save(run, 2, parts(2), 20, 3)
+    save(run, 2, parts(2), 20, 3, IDENTITY)
     assert_same(load_latest(run).parts, parts(2))
 
 
 def test_files_of_a_killed_save_are_removed_by_the_next_save(run: Path) -> None:
     shutil.copytree(run / "checkpoints" / "000002", run / "checkpoints" / ".draft-000009")
     assert load_latest(run).round == 2
-    save(run, 3, parts(3), 30, 3)
+    save(run, 3, parts(3), 30, 3, IDENTITY)
     assert rounds_of(run) == ["000001", "000002", "000003"]
 
 
@@ -362,10 +364,10 @@ def test_a_failed_save_keeps_earlier_checkpoints(
     with monkeypatch.context() as patch:
         patch.setattr(where, full)
         with pytest.raises(OSError, match="No space left"):
-            save(run, 3, parts(3), 30, keep)
+            save(run, 3, parts(3), 30, keep, IDENTITY)
     assert rounds_of(run) == ["000001", "000002"], "no draft is left either"
     assert_same(load_latest(run).parts, parts(2))
-    save(run, 3, parts(3), 30, keep)
+    save(run, 3, parts(3), 30, keep, IDENTITY)
     assert load_latest(run).round == 3
 
 
@@ -382,5 +384,5 @@ def test_a_disk_that_corrupts_a_write_is_detected(
 
     monkeypatch.setattr(checkpoint, "write_synced", faulty)
     with pytest.raises(OSError, match="cannot be read back"):
-        save(run, 3, parts(3), 30, 1)
+        save(run, 3, parts(3), 30, 1, IDENTITY)
     assert rounds_of(run) == ["000001", "000002"]

@@ -26,6 +26,7 @@ from esper.simic.offline.methods import method_of
 from esper.simic.offline.recorded_data import RecordedData
 from esper.simic.run.checkpoint import save
 from esper.simic.run.disk import sync
+from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.trainer import Batch, Trainer
 from esper.simic.training.stop_signal import StopSignal
@@ -80,6 +81,7 @@ class OfflineSession:
         trainer: learns.
         observer: notified of every epoch.
         stop: records whether a signal was received.
+        identity: what checkpoints belong to.
         best: the best epoch so far and its loss; 0 and infinity before the first.
         unsaved: whether the best epoch could not be saved.
     """
@@ -91,6 +93,7 @@ class OfflineSession:
     trainer: Trainer
     observer: OfflineObserver
     stop: StopSignal
+    identity: Identity
     best: tuple[int, float] = (0, math.inf)
     unsaved: bool = False
 
@@ -214,7 +217,8 @@ class OfflineSession:
             if events.exists():
                 sync(events)
             length = events.stat().st_size if events.exists() else 0
-            path = save(self.directory.path, epoch, parts, length, self.config.keep_checkpoints)
+            keep = self.config.keep_checkpoints
+            path = save(self.directory.path, epoch, parts, length, keep, self.identity)
         except OSError as error:
             notice(
                 f"warning: checkpoint: epoch {epoch} was not saved ({error.strerror}); "

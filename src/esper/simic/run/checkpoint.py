@@ -11,6 +11,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,8 +25,9 @@ from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.disk import sync, write_synced
+from esper.simic.run.identity import Identity
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _MANIFEST = "manifest.json"
 _SEAL = "manifest_sha256"
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -45,6 +47,7 @@ class _Manifest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
         blueprints: options of the policy's blueprint head.
         torch: version of torch that wrote the checkpoint.
         sha256: checksums of the other files, by name.
+        identity: what the checkpoint belongs to.
     """
 
     schema: int
@@ -53,6 +56,7 @@ class _Manifest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     blueprints: list[str]
     torch: str
     sha256: dict[str, str]
+    identity: Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Checkpoint:
         blueprints: options of the policy's blueprint head.
         parts: nested dictionaries of tensors by part name.
         sha256: checksums of the files of the parts, by name.
+        identity: what the checkpoint belongs to.
     """
 
     path: Path
@@ -74,6 +79,7 @@ class Checkpoint:
     blueprints: list[str]
     parts: dict[str, dict[str, Any]]
     sha256: dict[str, str]
+    identity: Identity
 
 
 def agent_parts(agent: PPOAgent[Any]) -> dict[str, dict[str, Any]]:
@@ -95,7 +101,12 @@ def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> Non
 
 
 def save(
-    run: Path, round_number: int, parts: dict[str, dict[str, Any]], events_bytes: int, keep: int
+    run: Path,
+    round_number: int,
+    parts: dict[str, dict[str, Any]],
+    events_bytes: int,
+    keep: int,
+    identity: Identity,
 ) -> Path:
     """Write the checkpoint of a round, then remove all but the latest ``keep``.
 
@@ -112,7 +123,7 @@ def save(
     draft = folder / f".draft-{round_number:06d}"
     try:
         draft.mkdir()
-        _write(draft, round_number, parts, events_bytes)
+        _write(draft, round_number, parts, events_bytes, identity)
         _remove([target])
         draft.rename(target)
     finally:
@@ -144,6 +155,18 @@ def load_latest(run: Path) -> Checkpoint:
     raise UsageError(f"resume: {run} has {what}; start a new run without --resume")
 
 
+def latest_identity(run: Path) -> Identity | None:
+    """The identity in the latest checkpoint whose manifest is intact; None without one.
+
+    Raises:
+        UsageError: another version of Esper wrote it.
+    """
+    for path in reversed(_checkpoints(run)):
+        with suppress(CorruptCheckpoint, OSError):
+            return _read_manifest(path / _MANIFEST).identity
+    return None
+
+
 def _checkpoints(run: Path) -> list[Path]:
     folder = run / "checkpoints"
     if not folder.is_dir():
@@ -152,7 +175,11 @@ def _checkpoints(run: Path) -> list[Path]:
 
 
 def _write(
-    folder: Path, round_number: int, parts: dict[str, dict[str, Any]], events_bytes: int
+    folder: Path,
+    round_number: int,
+    parts: dict[str, dict[str, Any]],
+    events_bytes: int,
+    identity: Identity,
 ) -> None:
     """Write the files of a checkpoint and read them back."""
     sums = {}
@@ -169,6 +196,7 @@ def _write(
         blueprints=BLUEPRINTS,
         torch=str(torch.__version__),
         sha256=sums,
+        identity=identity,
     )
     write_synced(folder / _MANIFEST, _sealed(msgspec.to_builtins(manifest)))
     sync(folder)
@@ -208,7 +236,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise CorruptCheckpoint(f"its manifest is that of round {manifest.round}")
     parts = {Path(name).stem: _tensors(name, content) for name, content in files.items()}
     return Checkpoint(
-        path, manifest.round, manifest.events_bytes, manifest.blueprints, parts, manifest.sha256
+        path,
+        manifest.round,
+        manifest.events_bytes,
+        manifest.blueprints,
+        parts,
+        manifest.sha256,
+        manifest.identity,
     )
 
 

@@ -22,6 +22,7 @@ from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import SUITES
 from esper.simic.run.disk import replace_synced, sync
+from esper.simic.run.identity import switches_on
 
 _COMPARED = (
     "esper",
@@ -79,8 +80,9 @@ class RunDirectory:
             parent = Path(place).expanduser()
             parent.mkdir(parents=True, exist_ok=True)
             path = _create_unused(parent, name)
-            content = {"id": _new_id(), "settings": flatten(config), "fingerprint": fingerprint}
-            directory = cls._begun(path, content | (more or {}))
+            content = {"id": uuid.uuid4().hex, "settings": flatten(config)}
+            content |= {"fingerprint": fingerprint} | (more or {})
+            directory = cls._begun(path, content)
             sync(parent)
         except UsageError:
             raise
@@ -151,7 +153,6 @@ class RunDirectory:
         try:
             content = json.loads(path.read_text())
             content |= {"settings": flatten(config)} | (more or {})
-            content.setdefault("id", _new_id())
             content.setdefault("resumed", []).append(fingerprint)
             self._write_settings(content)
         except OSError as error:
@@ -170,11 +171,6 @@ class RunDirectory:
         if self._made_lock:
             (self.path / "lock").unlink(missing_ok=True)
         self.close()
-
-
-def _new_id() -> str:
-    """A random identity of a run, by which its records are recognised wherever it is copied."""
-    return uuid.uuid4().hex
 
 
 def _locked(path: Path) -> BinaryIO:
@@ -213,6 +209,19 @@ def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
         raise UsageError(f"resume: {path} cannot be read ({error}); give another run") from error
 
 
+def stored_id(run: Path) -> str:
+    """The random id of a run, by which its parts are recognised wherever it is copied.
+
+    Raises:
+        UsageError: ``config.json`` has none.
+    """
+    path = run / "config.json"
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"id: {path} has none; put back the file as Esper wrote it") from error
+
+
 def _label(config: TrainConfig) -> str:
     """A short name of what is trained: the suite, the tasks or the Gymnasium environment."""
     tasks = config.world.task
@@ -244,6 +253,7 @@ def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str)
         "plugins": [plugins.digest(path) for path in config.world.plugin],
         "text_file": config.world.text_file and plugins.digest(config.world.text_file),
         "gymnasium": version("gymnasium") if config.gymnasium.gym is not None else None,
+        "switches": switches_on(),
         "git": git_revision(),
         "command": sys.argv,
     }

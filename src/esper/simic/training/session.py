@@ -26,6 +26,7 @@ from esper.simic.records.record_writer import RecordWriter
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import save
 from esper.simic.run.disk import sync
+from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.training.anomaly_detector import AnomalyDetector
 from esper.simic.training.observer import Observer
@@ -56,6 +57,7 @@ class Session:
         trainee: environments and policy.
         observer: notified of every step and round.
         stop: records whether a signal was received.
+        identity: what checkpoints belong to.
         saved: round of the latest checkpoint, None if there is none.
         records: writes the rollouts of rounds; None if they are not recorded.
         events_bytes: length of the event file at the end of the last round.
@@ -67,6 +69,7 @@ class Session:
     trainee: Trainee
     observer: Observer
     stop: StopSignal
+    identity: Identity
     saved: int | None = None
     records: RecordWriter | None = None
     events_bytes: int = 0
@@ -254,7 +257,8 @@ class Session:
         try:
             if self.directory.events.exists():
                 sync(self.directory.events)
-            path = save(self.directory.path, number, parts, self.events_bytes, keep)
+            size, identity = self.events_bytes, self.identity
+            path = save(self.directory.path, number, parts, size, keep, identity)
         except OSError as error:
             notice(
                 f"warning: checkpoint: round {number} was not saved ({error.strerror}); "

@@ -146,7 +146,7 @@ def build_environment(
     precision = resolve_precision(machine.use_amp, device, machine.amp_dtype, machine.backend)
     growth = growth_config(config, tasks, device)
     try:
-        environment = GrowthEnv(tasks, identities, growth, precision, *devices)
+        environment = GrowthEnv(tasks, identities, growth, precision, *devices, digest_data=True)
         environment.reset(0)
     except (RuntimeError, MemoryError) as error:
         full = memory_error(error)
