@@ -3,6 +3,7 @@
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -73,7 +74,7 @@ class Store:
         self._metrics: set[str] = set()
         self._names, self._skip_bad = _names(paths), skip_bad
         self._records_opened = False
-        rows = [self._read(path, name) for path, name in self._names.items()]
+        rows = list(self._read_all())
         self.unreadable = sum(row["unreadable"] for row in rows)
         if self.unreadable:
             lines = "line" if self.unreadable == 1 else "lines"
@@ -118,6 +119,14 @@ class Store:
         if not self._records_opened:
             create_record_views(self._database, self._names, self._skip_bad)
             self._records_opened = True
+
+    def _read_all(self) -> Iterator[dict[str, Any]]:
+        """Read all runs; one that vanishes meanwhile is one warning."""
+        for path, name in self._names.items():
+            try:
+                yield self._read(path, name)
+            except (OSError, UsageError) as error:
+                notice(f"warning: {path} is left out ({error})")
 
     def _read(self, path: Path, name: str) -> dict[str, Any]:
         """Read the lines of a run; return its row of the view ``runs``."""

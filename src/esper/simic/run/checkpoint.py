@@ -23,6 +23,7 @@ from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import shown
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
+from esper.leyline.run_files import is_round
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.disk import sync, write_synced
 from esper.simic.run.identity import Identity
@@ -171,7 +172,7 @@ def _checkpoints(run: Path) -> list[Path]:
     folder = run / "checkpoints"
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
+    return sorted((p for p in folder.iterdir() if is_round(p.name)), key=lambda p: int(p.name))
 
 
 def _write(

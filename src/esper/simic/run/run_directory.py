@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import platform
+import random
 import re
 import shutil
 import subprocess
@@ -183,7 +184,7 @@ def _locked(path: Path) -> BinaryIO:
     while True:
         file = path.open("ab")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_for_writing(file)
             # A process that abandoned the directory may have removed the file opened here.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
@@ -191,6 +192,24 @@ def _locked(path: Path) -> BinaryIO:
             file.close()
             raise
         file.close()
+
+
+def _lock_for_writing(file: BinaryIO) -> None:
+    """Take the exclusive lock; commands that read the run hold a shared one for microseconds.
+
+    Raises:
+        BlockingIOError: another process writes.
+        OSError: the file cannot be locked.
+    """
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            # Refused as well if another process writes, and granted beside readers.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(random.uniform(0.0, 0.002))
 
 
 def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
