@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from pseudo_terminal import OnTerminal
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from esper.karn.store import read_events
 from esper.leyline import notices
 from esper.leyline.events import TrainingFinished
 from esper.scripts import after_training, output
+from esper.scripts.entry import guarded
 from esper.scripts.output import Output, OutputLost
 from esper.simic.run.checkpoint import load_latest
 from processes import ESPER, environment
@@ -160,3 +162,29 @@ def test_a_terminal_that_goes_away_ends_training_with_a_checkpoint(tmp_path: Pat
     (finished,) = read_events(run, TrainingFinished)
     assert finished.status == "interrupted"
     assert load_latest(run).round == finished.round >= 1
+
+
+@pytest.mark.parametrize("kind", ["python", "torch", "caused"])
+def test_an_allocation_that_fails_is_one_line(kind: str, capsys) -> None:
+    def command(_: list[str]) -> int:
+        if kind == "python":
+            raise MemoryError
+        try:
+            torch.empty(2**60, dtype=torch.uint8)
+        except RuntimeError as error:
+            if kind == "torch":
+                raise
+            raise RuntimeError("a shard failed") from error
+        return 0
+
+    assert guarded(command, []) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("esper: memory: the system gave no more")
+
+
+def test_another_error_is_not_taken_for_one_of_memory() -> None:
+    def command(_: list[str]) -> int:
+        raise RuntimeError("a fault of Esper")
+
+    with pytest.raises(RuntimeError, match="a fault"):
+        guarded(command, [])

@@ -106,6 +106,10 @@ def inspect(run: Path) -> RunInfo:
     resumable = status in ("interrupted", "failed") and checkpoint > 0
     resumable = resumable and algorithm in LEARNING and total is not None
     place = shell_word(str(run))
+    named = settings.get("plugin")
+    words = [shell_word(p) for p in named if isinstance(p, str)] if isinstance(named, list) else []
+    # Said again on resuming, because a plugin is executed.
+    plugins = f" --plugin {' '.join(words)}" if words else ""
     return RunInfo(
         path=run,
         status=status,
@@ -118,7 +122,9 @@ def inspect(run: Path) -> RunInfo:
         started=_started(run),
         last_activity=tail.time if tail.time is not None else saved,
         bytes=_size(run),
-        resume=f"esper train {algorithm} --resume {place} --rounds {total}" if resumable else None,
+        resume=f"esper train {algorithm} --resume {place} --rounds {total}{plugins}"
+        if resumable
+        else None,
     )
 
 

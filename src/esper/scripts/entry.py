@@ -59,8 +59,25 @@ def guarded(command: Command, arguments: list[str]) -> int:
     except UsageError as error:
         notice(f"esper: {error}")
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        notice(
+            "esper: memory: the system gave no more; take fewer --envs, a smaller --lstm-hidden or "
+            "a smaller task"
+        )
+        return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is, or was caused by, an allocation that failed on a CPU."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _status(command: Command, arguments: list[str]) -> int:

@@ -22,6 +22,7 @@ from esper.leyline.config import (
     unflatten,
 )
 from esper.leyline.errors import UsageError
+from esper.leyline.memory_need import check_memory
 from esper.scripts.entry import dispatch, run_command
 from esper.scripts.flags import read_flags
 from esper.scripts.from_records import imitation, offline
@@ -42,6 +43,8 @@ class SourceConfig(FileConfig):
 
     resume: Path | None = None
     """Run directory to resume from its latest checkpoint; --rounds is the new total."""
+    trust: bool = False
+    """With --resume: execute the plugins and import the Gymnasium module that the run names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,16 +129,18 @@ def _learn(algorithm: Algorithm, command: type, arguments: list[str]) -> int:
     """Start or resume a run that learns."""
     given = read_flags(command, f"esper train {algorithm}", arguments)
     run, file = given.pop("resume", None), given.pop("config_json", None)
-    sanctum = given.pop("sanctum", False)
+    sanctum, trust = given.pop("sanctum", False), given.pop("trust", False)
     given["algorithm"] = algorithm
     if run is None:
+        if trust:
+            raise UsageError("trust: belongs to --resume; leave it out")
         return _train(algorithm, _configured(given, file), sanctum)
     if file is not None:
         raise UsageError("config_json: a resumed run keeps its own settings; leave this flag out")
     canonical(given)
     from esper.scripts.watched import resume
 
-    return resume(run, given, sanctum)
+    return resume(run, given, sanctum, trust)
 
 
 def heuristic(arguments: list[str]) -> int:
@@ -171,6 +176,7 @@ def _configured(
         raise UsageError(f"algorithm: {file} says {stored}; use esper train {stored}")
     config = unflatten({**from_file, **canonical(given)}, base)
     check(config)
+    check_memory(config)
     return config
 
 

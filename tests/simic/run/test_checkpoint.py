@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -386,3 +388,73 @@ def test_a_disk_that_corrupts_a_write_is_detected(
     with pytest.raises(OSError, match="cannot be read back"):
         save(run, 3, parts(3), 30, 1, IDENTITY)
     assert rounds_of(run) == ["000001", "000002"]
+
+
+# --- files that would take more than they are -------------------------------------------------
+
+
+def replaced(run: Path, content: bytes) -> None:
+    """Put another file in the place of a part of round 2, with the right checksum."""
+    (run / "checkpoints" / "000002" / "policy.pt").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+
+    def change(fields: dict[str, Any]) -> None:
+        fields["sha256"]["policy.pt"], fields["bytes"]["policy.pt"] = digest, len(content)
+
+    forge(run, change)
+
+
+def test_a_compressed_part_is_refused_before_it_is_read(run: Path, capsys, monkeypatch) -> None:
+    """A few kilobytes of an archive can stand for gigabytes."""
+    content = (run / "checkpoints" / "000002" / "policy.pt").read_bytes()
+    packed = io.BytesIO()
+    with ZipFile(io.BytesIO(content)) as whole, ZipFile(packed, "w", ZIP_DEFLATED) as archive:
+        for name in whole.namelist():
+            archive.writestr(name, whole.read(name))
+    replaced(run, packed.getvalue())
+    monkeypatch.setattr(torch, "load", only_of_round_1(torch.load))
+    assert_passed_over(run, capsys)
+
+
+def test_a_pickle_that_allocates_is_refused_before_it_is_read(run, capsys, monkeypatch) -> None:
+    """Torch permits ``bytearray(n)`` in what it calls weights only."""
+    content = io.BytesIO()
+    torch.save({"weight": bytearray(8)}, content)
+    replaced(run, content.getvalue())
+    monkeypatch.setattr(torch, "load", only_of_round_1(torch.load))
+    assert_passed_over(run, capsys)
+
+
+def only_of_round_1(load: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.load``, which must not be called for the part of round 2."""
+
+    def checked(file: io.BytesIO, **named: Any) -> Any:
+        part = load(file, **named)
+        assert "weight" not in part or isinstance(part["weight"], torch.Tensor)
+        with ZipFile(file) as archive:
+            assert all(entry.compress_type == 0 for entry in archive.infolist())
+        return part
+
+    return checked
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "larger"])
+def test_only_regular_files_of_the_size_in_the_manifest_are_read(
+    run: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "checkpoints" / "000002" / "policy.pt"
+    content = path.read_bytes()
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_bytes(content + b"\0")
+    assert_passed_over(run, capsys)
+
+
+def test_a_manifest_of_any_size_is_not_read(run: Path, capsys) -> None:
+    with (run / "checkpoints" / "000002" / "manifest.json").open("ab") as file:
+        file.truncate(2**30)
+    assert_passed_over(run, capsys)

@@ -12,6 +12,7 @@ from torch import Tensor
 from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.config import TrainConfig, impala_of, lag_of, unflatten
 from esper.leyline.errors import UsageError
+from esper.leyline.memory_need import check_environments
 from esper.leyline.notices import notice
 from esper.runtime import plugins
 from esper.runtime.tasks import Task, agree, find_all
@@ -29,6 +30,7 @@ from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends.choice import NAMES as BACKENDS
+from esper.tolaria.memory import stored_bytes
 from esper.tolaria.precision import disabled, resolve_precision
 
 
@@ -145,6 +147,9 @@ def build_environment(
     machine, device = config.machine, devices[0]
     precision = resolve_precision(machine.use_amp, device, machine.amp_dtype, machine.backend)
     growth = growth_config(config, tasks, device)
+    if device.type == "cpu":
+        hosts = sum(stored_bytes(task.host) for task in tasks) / len(tasks)
+        check_environments(config, hosts, growth.episode_length, len(identities))
     try:
         environment = GrowthEnv(tasks, identities, growth, precision, *devices, digest_data=True)
         environment.reset(0)
