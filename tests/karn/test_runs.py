@@ -5,19 +5,18 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from esper.karn import runs as module
-from esper.karn.runs import find_runs, inspect, is_running, remove
+from esper.karn.runs import find_runs, inspect, remove
 from esper.leyline.errors import UsageError
 from esper.leyline.events import encode
 from esper.leyline.events.reader import try_decode
+from esper.simic.run import run_directory
 from esper.simic.run.run_directory import RunDirectory
 from run_directories import finished, outcome, recorded_run, started, step, whole_round, write_run
 
@@ -190,29 +189,22 @@ def test_the_remains_of_a_failed_removal_are_still_a_run(
 # --- damaged, forged and changing directories -------------------------------------------------
 
 
-def test_readers_never_keep_a_process_from_writing(tmp_path: Path) -> None:
+def test_readers_never_keep_a_process_from_writing(tmp_path: Path, monkeypatch) -> None:
     """A reader's lock lasts for microseconds, in which a writer waits."""
-    run, stop = (
-        write_run(tmp_path / "run", [started(), *whole_round(1), finished(1)]),
-        threading.Event(),
-    )
-    (run / "lock").touch()
+    run = write_run(tmp_path / "run", [started(), *whole_round(1), finished(1)])
+    with (run / "lock").open("ab") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        waited: list[float] = []
 
-    def read() -> int:
-        calls = 0
-        while not stop.is_set():
-            is_running(run)
-            calls += 1
-        return calls
+        def sleep(seconds: float) -> None:
+            waited.append(seconds)
+            if len(waited) == 3:
+                fcntl.flock(reader, fcntl.LOCK_UN)
 
-    with ThreadPoolExecutor(3) as pool:
-        readers = [pool.submit(read) for _ in range(3)]
-        try:
-            for _ in range(300):
-                RunDirectory(run).close()
-        finally:
-            stop.set()
-    assert all(reader.result() > 0 for reader in readers)
+        monkeypatch.setattr(run_directory.time, "sleep", sleep)
+        RunDirectory(run).close()
+    assert len(waited) == 3
+    assert max(waited) <= 0.002
 
 
 def test_a_run_that_a_process_reads_is_not_running(tmp_path: Path) -> None:
