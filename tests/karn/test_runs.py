@@ -1,6 +1,8 @@
 """The status of a run follows from its files; a running run is never removed."""
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,10 @@ import pytest
 from esper.karn import runs as module
 from esper.karn.runs import find_runs, inspect, remove
 from esper.leyline.errors import UsageError
+from esper.leyline.events import encode
+from esper.leyline.events.reader import try_decode
+from esper.simic.run import run_directory
+from esper.simic.run.run_directory import RunDirectory
 from run_directories import finished, outcome, recorded_run, started, step, whole_round, write_run
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -178,3 +184,80 @@ def test_the_remains_of_a_failed_removal_are_still_a_run(
         remove(run)
     assert find_runs(tmp_path) == [run]
     assert json.loads((run / "config.json").read_text())
+
+
+# --- damaged, forged and changing directories -------------------------------------------------
+
+
+def test_readers_never_keep_a_process_from_writing(tmp_path: Path, monkeypatch) -> None:
+    """A reader's lock lasts for microseconds, in which a writer waits."""
+    run = write_run(tmp_path / "run", [started(), *whole_round(1), finished(1)])
+    with (run / "lock").open("ab") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        waited: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            waited.append(seconds)
+            if len(waited) == 3:
+                fcntl.flock(reader, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(run_directory.time, "sleep", sleep)
+        RunDirectory(run).close()
+    assert len(waited) == 3
+    assert max(waited) <= 0.002
+
+
+def test_a_run_that_a_process_reads_is_not_running(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [started(), *whole_round(1), finished(1)])
+    with (run / "lock").open("ab") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        assert inspect(run).status == "finished"
+
+
+@pytest.mark.parametrize("name", ["7x", "000007x", "٠٠٠٠٠٧", "-00001", "9" * 400, ".draft-000008"])
+def test_odd_names_among_checkpoints_are_no_checkpoints(tmp_path: Path, name: str) -> None:
+    run = write_run(tmp_path / "run", [started(), *whole_round(1)])
+    checkpoint(run, 1)
+    (run / "checkpoints" / name[:200]).mkdir()
+    (run / "checkpoints" / name[:200] / "manifest.json").write_text("{}")
+    assert inspect(run).rounds_done == 1
+
+
+@pytest.mark.parametrize("settings", [[], None, 3, "text", {"rounds": "many"}, {"rounds": [1]}])
+def test_settings_may_hold_anything(tmp_path: Path, settings: object) -> None:
+    run = write_run(tmp_path / "run", [started(), *whole_round(1)])
+    checkpoint(run, 1)
+    (run / "config.json").write_text(json.dumps({"settings": settings}))
+    info = inspect(run)
+    assert (info.status, info.rounds_total, info.resume) == ("interrupted", None, None)
+
+
+def test_files_that_vanish_are_not_counted(tmp_path: Path, monkeypatch) -> None:
+    """Training removes old checkpoints while others look."""
+    run = write_run(tmp_path / "run", [started(), *whole_round(1)])
+    checkpoint(run, 1)
+    checkpoint(run, 2)
+    original = Path.stat
+
+    def stat(path: Path, **named: bool):
+        if "000002" in path.parts and path.name == "manifest.json":
+            raise FileNotFoundError(2, "No such file or directory")
+        return original(path, **named)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    lstat = os.lstat
+    monkeypatch.setattr(
+        os, "lstat", lambda path, **n: lstat(f"{path}.gone" if "000002" in path else path, **n)
+    )
+    info = inspect(run)
+    assert info.rounds_done == 1
+    assert info.bytes > 0
+
+
+def test_a_line_whose_lists_disagree_is_unreadable(tmp_path: Path) -> None:
+    whole = json.loads(encode(outcome(1)))
+    for name in ("utility", "task", "pruned", "test_utility"):
+        assert try_decode(json.dumps(whole).encode()) is not None
+        assert try_decode(json.dumps(whole | {name: whole[name][:1]}).encode()) is None, name
+    older = {k: v for k, v in whole.items() if "test" not in k}
+    assert try_decode(json.dumps(older).encode()) is not None

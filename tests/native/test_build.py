@@ -1,16 +1,23 @@
 """The native library: building, caching, shipping, checks of its layout, and the fallback."""
 
 import ctypes
+import hashlib
 import os
+import random
 import shutil
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from esper.native import build, library, structures
+from esper.native.cache import COMPILING, digest_path, is_intact
 from esper.native.structures import LayoutError, check_layout, definitions
 from support import needs_native
 
@@ -22,32 +29,172 @@ F32 = torch.float32
 # --- the cache --------------------------------------------------------------------------------
 
 
-def test_compiled_library_is_found_again(tmp_path: Path, monkeypatch):
-    original, compiled = Path(library.library()._name), []
-    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
+COMPILER = """#!/bin/bash
+# Stands for a compiler: what it links is a library that was compiled before.
+echo "$*" >> {log}
+[ "$1" = --version ] && {{ printf '\\xff 1.0\\n'; exit; }}
+while [ "$1" != -o ]; do shift; done
+cp {library} "$2"
+"""
 
-    def compile_library(command: list[str], path: Path) -> None:
-        compiled.append(path)
-        path.write_bytes(original.read_bytes())
 
-    def found() -> str:
-        library._found.cache_clear()
-        return library.library()._name
+@dataclass(frozen=True)
+class Cache:
+    """A cache of its own, with a compiler that takes no time."""
 
-    monkeypatch.setattr(build, "compile_library", compile_library)
-    first = found()
-    assert found() == first == str(compiled[0])
-    monkeypatch.setenv(build.FLAGS_VARIABLE, "-DOTHER")
-    second = found()
-    assert second != first
-    assert len(compiled) == 2
-    # A damaged file in the cache is rebuilt.
-    damaged = tmp_path / "esper-damaged.so"
-    damaged.write_bytes(b"no library at all")
-    monkeypatch.setattr(build, "_key", lambda command: "damaged")
-    assert found() == str(damaged)
-    assert compiled[2:] == [damaged]
+    folder: Path
+    log: Path
+
+    @property
+    def links(self) -> int:
+        """How often a library was compiled."""
+        return self.log.read_text().count("-shared") if self.log.exists() else 0
+
+    def library(self) -> Path:
+        (path,) = self.folder.glob("*.so")
+        return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cache]:
+    original = library.library()._name
+    log, compiler = tmp_path / "log", tmp_path / "compiler"
+    compiler.write_text(COMPILER.format(log=log, library=original))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
     library._found.cache_clear()
+    yield Cache(tmp_path / "cache", log)
+    library._found.cache_clear()
+
+
+def found() -> str:
+    library._found.cache_clear()
+    return library.library()._name
+
+
+def test_compiled_library_is_found_again(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = found()
+    assert found() == first == str(cache.library())
+    assert cache.links == 1
+    monkeypatch.setenv(build.FLAGS_VARIABLE, "-DOTHER")
+    assert found() != first
+    assert cache.links == 2
+    assert sorted(p.suffix for p in cache.folder.iterdir()) == ["", *[".sha256"] * 2, *[".so"] * 2]
+
+
+def test_200_cuts_and_flips_are_noticed_before_anything_is_executed(cache: Cache) -> None:
+    path = build.cached_library()
+    whole, digest = path.read_bytes(), digest_path(path).read_bytes()
+    draws = random.Random(5)
+    for number in range(200):
+        target, content = ((path, whole), (digest_path(path), digest))[number % 4 == 3]
+        place = draws.randrange(len(content))
+        damaged = bytearray(content)
+        if number % 2:
+            del damaged[place:]
+        else:
+            damaged[place] ^= 1 << draws.randrange(8)
+        target.write_bytes(damaged)
+        assert not is_intact(path), (target, number, place)
+        target.write_bytes(content)
+    assert is_intact(path)
+
+
+@pytest.mark.parametrize("part", ["library", "digest"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "a folder's link", "a pipe"])
+def test_a_damaged_library_is_compiled_again(cache: Cache, part: str, damage: str) -> None:
+    path = Path(found())
+    target = path if part == "library" else digest_path(path)
+    content = target.read_bytes()
+    target.unlink()
+    if damage in ("cut", "empty"):
+        target.write_bytes(content[: len(content) // 2 if damage == "cut" else 0])
+    elif damage == "a pipe":
+        os.mkfifo(target)
+    elif damage == "a folder's link":
+        elsewhere = cache.folder.parent / "elsewhere"
+        elsewhere.write_bytes(content)
+        target.symlink_to(elsewhere)
+    assert found() == str(path)
+    assert cache.links == 2
+    assert is_intact(path)
+
+
+def test_a_library_that_does_not_load_is_compiled_again(cache: Cache) -> None:
+    path = build.cached_library()  # not loaded: the system would find it by its name
+    path.write_bytes(b"whole, but of another system")
+    digest_path(path).write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+    assert is_intact(path)
+    assert found() == str(path)
+    assert cache.links == 2
+
+
+def test_without_a_compiler_a_full_cache_is_used(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = found()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert found() == path
+    digest_path(Path(path)).write_bytes(b"")
+    with pytest.raises(build.NoCompiler):
+        found()
+
+
+def test_two_processes_compile_it_once(cache: Cache) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(lambda _: build.cached_library(), range(2)))
+    assert paths == [cache.library()] * 2
+    assert cache.links == 1
+
+
+def test_what_a_killed_compiler_left_is_removed(cache: Cache) -> None:
+    (cache.folder / f"{COMPILING}1").mkdir(parents=True)
+    found()
+    assert not list(cache.folder.glob(f"{COMPILING}*"))
+
+
+def test_a_library_is_on_the_disk_before_it_gets_its_name(cache: Cache, monkeypatch) -> None:
+    done: list[str] = []
+    sync, move = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (done.append("sync"), sync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("move"), move(a, b)))
+    build.cached_library()
+    assert done == ["sync", "move", "sync", "move", "sync"]
+
+
+def test_a_library_of_somebody_else_is_not_executed(cache: Cache, monkeypatch) -> None:
+    """The owner is compared with this process's user, which a test can pretend to change."""
+    path = Path(found())
+    monkeypatch.setattr("esper.native.cache._trusted", lambda: (os.geteuid() + 1,))
+    assert not is_intact(path)
+    with pytest.raises(build.Unavailable, match="belongs to another user"):
+        build.cached_library()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+@pytest.mark.parametrize("what", ["library", "digest", "folder"])
+def test_a_file_or_folder_given_away_is_not_executed(cache: Cache, what: str) -> None:
+    path = Path(found())
+    os.chown({"library": path, "digest": digest_path(path), "folder": path.parent}[what], 4711, -1)
+    if what == "folder":
+        with pytest.raises(build.Unavailable, match="belongs to another user"):
+            found()
+        assert cache.links == 1
+    else:
+        assert found() == str(path)
+        assert cache.links == 2
+        assert path.stat().st_uid == os.geteuid()
+
+
+def test_others_cannot_exchange_a_library(cache: Cache) -> None:
+    path = Path(found())
+    cache.folder.chmod(0o777)
+    path.chmod(0o777)
+    assert found() == str(path)
+    assert cache.links == 2
+    assert stat.S_IMODE(cache.folder.stat().st_mode) == 0o755
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
 
 
 # --- a library shipped with the package -------------------------------------------------------
@@ -170,11 +317,23 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("name", ["auto", "native"])
+ODD = "#!/bin/bash\nprintf '\\xff\\xfe\\n'; printf '\\xff\\xfe\\n' >&2; [ $1 = --version ]\n"
+"""A compiler that prints what is not UTF-8, and fails."""
+EMPTY = """#!/bin/bash
+while [ $# -gt 0 ] && [ "$1" != -o ]; do shift; done
+[ $# = 0 ] || echo | g++ -shared -x c++ - -o "$2"
+"""
+"""A compiler that makes libraries without functions."""
+
+
+@pytest.mark.parametrize("name", ["native"])
 @pytest.mark.parametrize(
     ("compiler", "said"),
     [
         ("no-such-compiler -m64", "there is no C++ compiler 'no-such-compiler'"),
+        ('g++ "', "CXX is not a command (No closing quotation)"),
+        ("{odd}", "failed; see "),
+        ("{empty}", "lacks a function"),
         ("false", "false failed; see "),
         (__file__, "there is no C++ compiler"),
     ],
@@ -182,6 +341,10 @@ for _ in range(2):
 def test_without_a_compiler_torch_computes_and_logs_one_line(
     name: str, compiler: str, said: str, tmp_path: Path
 ):
+    for script, text in (("odd", ODD), ("empty", EMPTY)):
+        (tmp_path / script).write_text(text)
+        (tmp_path / script).chmod(0o755)
+    compiler = compiler.replace("{", f"{tmp_path}/").replace("}", "")
     run = subprocess.run(
         [sys.executable, "-c", FALLBACK.format(name=name)],
         env=os.environ | {"CXX": compiler, build.CACHE_VARIABLE: str(tmp_path)},
@@ -194,7 +357,8 @@ def test_without_a_compiler_torch_computes_and_logs_one_line(
     assert line.startswith("native backend: ")
     assert said in line
     assert line.endswith("; using torch")
-    assert not list(tmp_path.glob("*.so"))
+    if compiler != str(tmp_path / "empty"):
+        assert not list(tmp_path.glob("*.so"))
 
 
 # --- sanitisers -------------------------------------------------------------------------------

@@ -160,3 +160,37 @@ def test_a_full_disk_does_not_change_the_results_of_training(
     assert broken.exit_code == 0
     assert [r.episode_return for r in broken.rounds] == [r.episode_return for r in sound.rounds]
     assert capsys.readouterr().err.count("No space left") == 1
+
+
+class Failing(Kept):
+    """A sink that fails."""
+
+    def write(self, event: Event) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_sink_that_fails_while_stderr_cannot_be_written_does_not_stop_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Training waits for the thread, so its end would be that of training."""
+
+    def fail(_: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    kept = Kept()
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr.write", fail)
+        hub = Hub([Failing(), kept], "minimal")
+        hub.emit(update(1))
+        hub.flush()
+        hub.close()
+    assert kept.events == [update(1)]
+
+
+def test_an_event_file_that_cannot_be_opened_is_a_sink_that_fails(tmp_path: Path, capsys) -> None:
+    kept = Kept()
+    hub = Hub([JsonLines(tmp_path / "missing" / "events.jsonl"), kept], "minimal")
+    hub.emit(update(1))
+    hub.close()
+    assert kept.events == [update(1)]
+    assert capsys.readouterr().err.startswith("telemetry: JsonLines stopped: ")

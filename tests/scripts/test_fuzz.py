@@ -18,9 +18,10 @@ import fuzzing
 import pytest
 from fuzzing import Case
 
+from esper.leyline.notices import LONGEST_MESSAGE
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 from esper.scripts import watched
-from esper.scripts.entry import LONGEST_MESSAGE, guarded
+from esper.scripts.entry import guarded
 from esper.scripts.main import esper
 from processes import WATCHDOG
 from support import own_blueprints

@@ -2,8 +2,8 @@
 
 import json
 import re
-import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from esper.karn.views import TASKS, VIEWS, WORDS, event_table, view_definitions
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, PPOUpdateCompleted, TrainingStarted, event_type
 from esper.leyline.events.reader import EventReader
+from esper.leyline.notices import notice
 from esper.leyline.records import record_files
 
 CHUNK = 4096
@@ -73,11 +74,11 @@ class Store:
         self._metrics: set[str] = set()
         self._names, self._skip_bad = _names(paths), skip_bad
         self._records_opened = False
-        rows = [self._read(path, name) for path, name in self._names.items()]
+        rows = list(self._read_all())
         self.unreadable = sum(row["unreadable"] for row in rows)
         if self.unreadable:
             lines = "line" if self.unreadable == 1 else "lines"
-            print(f"warning: skipped {self.unreadable} unreadable {lines}", file=sys.stderr)
+            notice(f"warning: skipped {self.unreadable} unreadable {lines}")
         self._database = self._open(rows)
 
     def __enter__(self) -> Self:
@@ -118,6 +119,14 @@ class Store:
         if not self._records_opened:
             create_record_views(self._database, self._names, self._skip_bad)
             self._records_opened = True
+
+    def _read_all(self) -> Iterator[dict[str, Any]]:
+        """Read all runs; one that vanishes meanwhile is one warning."""
+        for path, name in self._names.items():
+            try:
+                yield self._read(path, name)
+            except (OSError, UsageError) as error:
+                notice(f"warning: {path} is left out ({error})")
 
     def _read(self, path: Path, name: str) -> dict[str, Any]:
         """Read the lines of a run; return its row of the view ``runs``."""

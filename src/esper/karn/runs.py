@@ -6,12 +6,13 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from esper.leyline.config import Algorithm
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
     EpisodeOutcome,
@@ -20,6 +21,10 @@ from esper.leyline.events import (
     TrainingStarted,
 )
 from esper.leyline.events.reader import EventReader
+from esper.leyline.run_files import is_round
+
+LEARNING = get_args(Algorithm)
+"""The commands of ``esper train`` that resume a run."""
 
 STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
 """``running``: a live process holds the run's lock. ``finished``: the run completed all its rounds.
@@ -65,7 +70,10 @@ class RunInfo:
 def is_run(path: Path) -> bool:
     """Whether ``path`` is a run directory."""
     contents = ("events.jsonl", "checkpoints", "lock")
-    return (path / "config.json").is_file() and any((path / name).exists() for name in contents)
+    try:
+        return (path / "config.json").is_file() and any((path / n).exists() for n in contents)
+    except OSError:
+        return False  # not to be read by this user
 
 
 def find_runs(place: Path) -> list[Path]:
@@ -86,20 +94,26 @@ def find_runs(place: Path) -> list[Path]:
 
 def inspect(run: Path) -> RunInfo:
     """Return the state of the run in directory ``run``. Its event file is read from the end."""
-    settings = stored(run).get("settings", {})
+    settings = stored(run).get("settings")
+    settings = settings if isinstance(settings, dict) else {}
     first, tail = _first_start(run), _tail(run)
     checkpoint, saved = _last_checkpoint(run)
     done = max(tail.done, checkpoint)
-    total = settings.get("rounds")
+    total = _whole(settings.get("rounds"))
     status = _status(run, tail, done, total)
     # Runs of versions before IMPALA do not name their algorithm.
     algorithm = settings.get("algorithm", "ppo")
     resumable = status in ("interrupted", "failed") and checkpoint > 0
-    place = shlex.quote(str(run))
+    resumable = resumable and algorithm in LEARNING and total is not None
+    place = shell_word(str(run))
+    named = settings.get("plugin")
+    words = [shell_word(p) for p in named if isinstance(p, str)] if isinstance(named, list) else []
+    # Said again on resuming, because a plugin is executed.
+    plugins = f" --plugin {' '.join(words)}" if words else ""
     return RunInfo(
         path=run,
         status=status,
-        policy=first.policy if first else (algorithm if checkpoint else None),
+        policy=first.policy if first else (str(algorithm) if checkpoint else None),
         tasks=first.tasks if first else _listed(settings.get("task")),
         rounds_done=done,
         rounds_total=total,
@@ -107,9 +121,30 @@ def inspect(run: Path) -> RunInfo:
         validation_gain=tail.validation_gain,
         started=_started(run),
         last_activity=tail.time if tail.time is not None else saved,
-        bytes=sum(file.lstat().st_size for file in run.rglob("*") if file.is_file()),
-        resume=f"esper train {algorithm} --resume {place} --rounds {total}" if resumable else None,
+        bytes=_size(run),
+        resume=f"esper train {algorithm} --resume {place} --rounds {total}{plugins}"
+        if resumable
+        else None,
     )
+
+
+def shell_word(text: str) -> str:
+    """One word of a POSIX shell that stands for ``text``, itself printable.
+
+    Control characters are written as in ``$'...'`` (POSIX 2024), so that a name can neither end
+    the command nor change the terminal.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    characters = (
+        f"\\{c}"
+        if c in "\\'"
+        else c
+        if c.isprintable()
+        else "".join(f"\\{byte:03o}" for byte in os.fsencode(c))
+        for c in text
+    )
+    return f"$'{''.join(characters)}'"
 
 
 def stored(run: Path) -> dict[str, Any]:
@@ -122,9 +157,14 @@ def stored(run: Path) -> dict[str, Any]:
 
 
 def is_running(run: Path) -> bool:
-    """Whether a live process holds the run's lock, which the system releases when it dies."""
+    """Whether a live process holds the run's lock, which the system releases when it dies.
+
+    A shared lock shows it; a process that begins to write waits for the moment in which readers
+    hold theirs.
+    """
     try:
-        with locked(run):
+        with (run / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except BlockingIOError:
         return True
@@ -243,10 +283,28 @@ def _started(run: Path) -> float | None:
 
 def _last_checkpoint(run: Path) -> tuple[int, float | None]:
     """The round of the last checkpoint and when it was written; 0 and None without one."""
-    manifests = sorted(run.glob("checkpoints/[0-9]*/manifest.json"))
-    if not manifests:
-        return 0, None
-    return int(manifests[-1].parent.name), manifests[-1].stat().st_mtime
+    found = [path for path in run.glob("checkpoints/*/manifest.json") if is_round(path.parent.name)]
+    for manifest in sorted(found, key=lambda path: int(path.parent.name), reverse=True):
+        # Training removes checkpoints that are too old meanwhile.
+        with suppress(OSError):
+            return int(manifest.parent.name), manifest.stat().st_mtime
+    return 0, None
+
+
+def _size(run: Path) -> int:
+    """Total size of the files of a run, those left out that vanish meanwhile."""
+    total = 0
+    for folder, _, names in os.walk(run):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def _whole(value: Any) -> int | None:
+    """A number of rounds in the settings, None if it is none."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return value if fits else None
 
 
 def _listed(task: Any) -> list[str]:

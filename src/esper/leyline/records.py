@@ -8,7 +8,6 @@ recognised as well. docs/records.md describes the format for other tools.
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import pyarrow.parquet
 
 from esper.leyline.config.values import shown
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 
 FORMAT_VERSION: Final = 1
 """Version of the file format."""
@@ -294,9 +294,8 @@ class VerifiedRecords:
                 else:
                     yield record
         if self.skipped:
-            print(
-                f"warning: skipped {len(self.skipped)} of {len(self)} records, which are damaged",
-                file=sys.stderr,
+            notice(
+                f"warning: skipped {len(self.skipped)} of {len(self)} records, which are damaged"
             )
 
     def _skip(self, path: Path, error: DamagedRecord | OSError) -> None:
@@ -305,7 +304,7 @@ class VerifiedRecords:
             raise UsageError(
                 f"records: {path} is damaged ({reason}); --skip-bad leaves it out"
             ) from error
-        print(f"warning: skipped {path} ({reason})", file=sys.stderr)
+        notice(f"warning: skipped {path} ({reason})")
         self.skipped.append(path)
 
 

@@ -13,11 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from esper.native.cache import (
+    CACHE_VARIABLE,
+    COMPILING,
+    Untrusted,
+    cache_directory,
+    digest_path,
+    is_intact,
+    keep,
+    one_compiler,
+    own_folder,
+)
 from esper.native.structures import SOURCE, layout_source
 
 SHIPPED = Path(__file__).parent / "lib"
 """Libraries compiled by ``make wheel`` and shipped in the wheel."""
-CACHE_VARIABLE = "ESPER_CACHE_DIR"
 FLAGS_VARIABLE = "ESPER_NATIVE_FLAGS"
 """Environment variable with additional compiler flags, such as ``-fsanitize=address``."""
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
@@ -48,9 +58,12 @@ def compiler() -> list[str]:
     """The compiler command: ``CXX``, or g++ if that is not set.
 
     Raises:
-        NoCompiler: the command does not exist.
+        NoCompiler: the command does not exist, or ``CXX`` cannot be read.
     """
-    command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    try:
+        command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    except ValueError as error:
+        raise NoCompiler(f"CXX is not a command ({error}); correct it") from error
     if shutil.which(command[0]) is None:
         raise NoCompiler(f"there is no C++ compiler {command[0]!r} (set CXX to another)")
     return command
@@ -64,7 +77,7 @@ def compiler_flags(instructions: str) -> list[str]:
 
 
 def compile_library(command: list[str], path: Path) -> None:
-    """Compile the library and move it to ``path`` atomically.
+    """Compile the library and move it to ``path`` atomically, with its digest beside it.
 
     Args:
         command: the compiler and the flags common to all parts.
@@ -75,7 +88,7 @@ def compile_library(command: list[str], path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(dir=path.parent, prefix="compiling-")
+        temporary = tempfile.TemporaryDirectory(dir=path.parent, prefix=COMPILING)
     except OSError as error:
         raise Unavailable(f"{path.parent} cannot be written; set {CACHE_VARIABLE}") from error
     log = path.with_suffix(".log")
@@ -90,16 +103,15 @@ def compile_library(command: list[str], path: Path) -> None:
         list(pool.map(lambda job: _run(job, log), jobs))
         objects = [f"{folder}/{part}.o" for part in units]
         _run([*command, "-shared", *objects, "-o", f"{folder}/library.so"], log)
-        os.replace(f"{folder}/library.so", path)
+        keep(Path(folder) / "library.so", path)
 
 
 def _run(command: list[str], log: Path) -> None:
     """Run the compiler; if it fails, write its output to ``log``."""
-    run = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=_SECONDS_TO_COMPILE
-    )
+    run = subprocess.run(command, capture_output=True, check=False, timeout=_SECONDS_TO_COMPILE)
     if run.returncode:
-        log.write_text(f"{' '.join(command)}\n{run.stderr}")
+        text = f"{' '.join(command)}\n{_text(run.stderr)}"
+        log.write_text(text, encoding="utf-8", errors="backslashreplace")
         raise Unavailable(f"{command[0]} failed; see {log}")
 
 
@@ -114,6 +126,7 @@ def compile_for_a_wheel(place: Path) -> list[Path]:
     paths = [place / _shipped_name(name) for name in (INSTRUCTION_SETS if _x86() else ["baseline"])]
     for path in paths:
         compile_library([*compiler(), *compiler_flags(path.name.partition("-")[0])], path)
+        digest_path(path).unlink()  # the wheel has digests of its own
     return paths
 
 
@@ -132,27 +145,43 @@ def _shipped_name(instructions: str) -> str:
     return f"{instructions}-{_digest([*FLAGS, *UNITS.values(), *_texts()])}.so"
 
 
-def cached_library() -> Path:
-    """The library for this CPU; compiled if the cache has none for these sources and compiler.
+def cached_library(rebuild: bool = False) -> Path:
+    """The library for this CPU; compiled if the cache has no intact one of these sources.
+
+    Without a compiler, a library of these sources that any compiler made is taken.
+
+    Args:
+        rebuild: whether to compile the library in any case.
 
     Raises:
-        Unavailable: there is no compiler, or it fails.
+        Unavailable: there is no compiler, or it fails; or the cache is not to be trusted.
     """
-    instructions = instruction_sets()[0]
-    command = [*compiler(), *compiler_flags(instructions)]
-    path = cache_directory() / f"esper-{_key(command)}.so"
-    if not path.exists():
-        logging.getLogger(__name__).info("native backend: compiling, once for this machine")
-        compile_library(command, path)
+    folder = cache_directory()
+    flags = compiler_flags(instruction_sets()[0])
+    try:
+        own_folder(folder)
+    except Untrusted as error:
+        raise Unavailable(str(error)) from error
+    except OSError as error:
+        raise Unavailable(f"{folder} cannot be written; set {CACHE_VARIABLE}") from error
+    sources = f"esper-{_sources_key(flags)}"
+    try:
+        command = compiler()
+    except NoCompiler:
+        if not rebuild:
+            for path in sorted(folder.glob(f"{sources}-*.so")):
+                if is_intact(path):
+                    return path
+        raise
+    path = folder / f"{sources}-{_compiler_key(command)}.so"
+    if is_intact(path) and not rebuild:
+        return path
+    with one_compiler(folder):
+        # Another process may have compiled it in the meantime.
+        if rebuild or not is_intact(path):
+            logging.getLogger(__name__).info("native backend: compiling, once for this machine")
+            compile_library([*command, *flags], path)
     return path
-
-
-def cache_directory() -> Path:
-    """Directory of compiled libraries: ``ESPER_CACHE_DIR``, or the user's cache directory."""
-    if os.environ.get(CACHE_VARIABLE):
-        return Path(os.environ[CACHE_VARIABLE]).expanduser().resolve()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base).resolve() / "esper"
 
 
 def instruction_sets() -> list[str]:
@@ -176,12 +205,22 @@ def cpu_features() -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
-def _key(command: list[str]) -> str:
-    """A digest of everything that the compiled library depends on."""
+def _sources_key(flags: list[str]) -> str:
+    """A digest of everything but the compiler that the compiled library depends on."""
+    return _digest([*flags, *UNITS.values(), platform.machine(), *_texts()])
+
+
+def _compiler_key(command: list[str]) -> str:
+    """A digest of the compiler and its version."""
     version = subprocess.run(
-        [command[0], "--version"], capture_output=True, text=True, check=False, timeout=60
+        [command[0], "--version"], capture_output=True, check=False, timeout=60
     )
-    return _digest([*command, *UNITS.values(), version.stdout, platform.machine(), *_texts()])
+    return _digest([*command, _text(version.stdout)])
+
+
+def _text(output: bytes) -> str:
+    """What a compiler printed, which need not be UTF-8."""
+    return output.decode(errors="backslashreplace")
 
 
 def _digest(parts: list[str]) -> str:
@@ -193,4 +232,4 @@ def _texts() -> Iterator[str]:
     yield layout_source()
     for path in sorted(path for path in SOURCE.rglob("*") if path.is_file()):
         yield str(path.relative_to(SOURCE))
-        yield path.read_text()
+        yield path.read_text(encoding="utf-8")

@@ -59,15 +59,14 @@ def _found() -> ctypes.CDLL | Unavailable:
         except OSError as error:
             _log.warning(f"native backend: {path.name} cannot be loaded here ({error})")
     try:
-        path = cached_library()
         try:
-            return load(path)
+            return load(cached_library())
         except OSError:
-            path.unlink()  # damaged: compile it again
-        return load(cached_library())
+            # Whole, but made for another system, as by a compiler that was replaced since.
+            return load(cached_library(rebuild=True))
     except Unavailable as reason:
         return reason
-    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         return Unavailable(f"building it failed ({error})")
 
 
@@ -75,11 +74,14 @@ def load(path: Path) -> ctypes.CDLL:
     """Load a compiled library.
 
     Raises:
-        OSError: it is damaged.
+        OSError: it is damaged, or lacks functions.
         LayoutError: it was compiled with different structures.
     """
     found = ctypes.CDLL(str(path))
-    check_layout(found)
+    try:
+        check_layout(found)
+    except AttributeError as error:
+        raise OSError(f"{path.name} lacks a function: {error}") from error
     return found
 
 

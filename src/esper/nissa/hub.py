@@ -1,6 +1,5 @@
 """The hub receives events from training; its background thread writes them to the sinks."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +8,7 @@ from functools import partial
 from queue import Full, Queue
 
 from esper.leyline.events import LEVELS, Event, RoundEvent, TelemetryDropped
+from esper.leyline.notices import notice
 from esper.nissa.sinks import Sink
 
 EventFactory = Callable[[], Iterable[Event]]
@@ -86,7 +86,7 @@ class Hub:
         self.dropped += 1
         if self.dropped == 1:
             text = f"telemetry: dropping steps ({reason}); TELEMETRY_DROPPED counts them"
-            print(text, file=sys.stderr)
+            notice(text)
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -135,7 +135,9 @@ class Hub:
                 action(sink)
             except Exception as error:
                 self._sinks.remove(sink)
-                print(f"telemetry: {type(sink).__name__} stopped: {error}", file=sys.stderr)
+                notice(
+                    f"telemetry: {type(sink).__name__} stopped: {error}; training is not affected"
+                )
                 with suppress(Exception):
                     sink.close()
 

@@ -1,7 +1,7 @@
 """The protocol of a sink, and the sinks of a run."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from esper.leyline.config import OutputConfig
 from esper.leyline.events import Event, encode
@@ -26,22 +26,30 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Appends events to a file, one JSON line per event."""
+    """Appends events to a file, one JSON line per event.
+
+    The file is opened for the first event, so that one that cannot be opened does not end a run.
+    """
 
     def __init__(self, path: Path):
-        self._file = path.open("ab")
+        self._path = path
+        self._file: BinaryIO | None = None
 
     def write(self, event: Event) -> None:
         """Append the event's JSON line."""
+        if self._file is None:
+            self._file = self._path.open("ab")
         self._file.write(encode(event) + b"\n")
 
     def flush(self) -> None:
         """Hand buffered lines to the operating system."""
-        self._file.flush()
+        if self._file is not None:
+            self._file.flush()
 
     def close(self) -> None:
         """Write buffered lines and close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class ParquetAtEnd:

@@ -1,9 +1,10 @@
 """Data sets that reside in memory, split into train, validation and test."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,20 @@ class Dataset:
                     f"data: labels of the {split} split lie in [{lowest}, {highest}]; "
                     f"number the {self.classes} classes from 0"
                 )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all images, as float32, and all labels, in hexadecimal."""
+        found = hashlib.sha256(repr((self.classes, self.label_shape)).encode())
+        for split in ("train", "validation", "test"):
+            images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
+            for tensor in (map_elements(images, lambda x: x.to(torch.float32)), labels):
+                windows = stored_elements(tensor) < tensor.numel()
+                found.update(f"{list(tensor.shape)} {tensor.stride() if windows else ''}".encode())
+                # Overlapping windows are hashed as the one stream that they are in memory.
+                whole = tensor.as_strided((_span(tensor),), (1,)) if windows else tensor
+                found.update(whole.detach().cpu().contiguous().numpy().data)
+        return found.hexdigest()
 
 
 def stored_elements(x: Tensor) -> int:

@@ -1,7 +1,8 @@
 """The definition of a task: host, data and recipe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -311,3 +312,11 @@ class Task:
             raise UsageError(
                 f"{place}: the task {self.name!r} cannot make its data set ({reason})"
             ) from error
+
+
+def data_digests(data: Sequence[tuple[Task, Sequence[Dataset]]]) -> dict[str, str]:
+    """SHA-256 of the data by ``label`` of the tasks, each given with its ``datasets()``."""
+    found: dict[str, list[str]] = {}
+    for task, sets in data:
+        found.setdefault(task.label, []).extend(dataset.digest for dataset in sets)
+    return {label: sha256(" ".join(each).encode()).hexdigest() for label, each in found.items()}

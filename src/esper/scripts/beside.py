@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from esper.leyline.config import TrainConfig
+from esper.leyline.notices import notice
 from esper.scripts.console import LiveProgress
 from esper.scripts.sanctum import is_terminal
 from esper.simic.training.observer import AnySummary
@@ -84,12 +85,12 @@ class Terminal:
             termios.tcsetattr(0, termios.TCSANOW, self._modes)
             if status:
                 os.write(2, _PLAIN_SCREEN.encode())
-        except OSError:
-            return  # the terminal no longer exists
-        if status:
-            print(f"sanctum: ended with status {status}", file=sys.stderr)
-        if self.log.stat().st_size > self._begin:
-            print(f"output while Sanctum was open: {self.log}", file=sys.stderr)
+                notice(f"sanctum: ended with status {status}")
+            printed = self.log.stat().st_size > self._begin
+        except (OSError, termios.error):
+            return  # the terminal, or the run directory, no longer exists
+        if printed:
+            notice(f"output while Sanctum was open: {self.log}")
 
 
 class Beside:
@@ -118,10 +119,14 @@ class Beside:
             return
         reason = _obstacle(config)
         if reason is not None:
-            print(f"sanctum: {reason}; training without it", file=sys.stderr)
+            notice(f"sanctum: {reason}; training without it")
             return
         self.progress.progress.stop()
-        self.terminal = Terminal(path)
+        try:
+            self.terminal = Terminal(path)
+        except (OSError, termios.error) as error:
+            notice(f"sanctum: cannot be shown ({error}); training without it")
+            self.progress.progress.start()
 
     def stepped(self, step: AnyStep) -> None:
         """See ``Observer``."""
@@ -148,10 +153,9 @@ class Beside:
         if self.terminal is None or self.terminal.in_use:
             return
         run, self.terminal = self.terminal.run, None
-        print(
+        notice(
             f"training continues; Ctrl+C ends it with a checkpoint, "
-            f"esper sanctum {run} opens Sanctum again",
-            file=sys.stderr,
+            f"esper sanctum {run} opens Sanctum again"
         )
         self.progress.progress.start()
 

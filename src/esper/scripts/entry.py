@@ -4,13 +4,13 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from io import TextIOWrapper
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from esper.leyline.errors import UsageError, suggestion
+from esper.leyline.notices import notice
+from esper.scripts.output import CLOSED_PIPE, OutputLost, protect_streams
 
 Command = Callable[[list[str]], int]
-LONGEST_MESSAGE = 400
-"""Maximum printed characters of a message; it may quote user input that is longer."""
 
 
 def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]) -> int:
@@ -34,6 +34,12 @@ def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]
     return commands[name](rest)
 
 
+def run_command(command: Command) -> NoReturn:
+    """Run a command with the arguments and the streams of this process, and exit."""
+    protect_streams()
+    sys.exit(guarded(command, sys.argv[1:]))
+
+
 def guarded(command: Command, arguments: list[str]) -> int:
     """Run a command; a ``UsageError`` becomes one line on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
@@ -42,16 +48,46 @@ def guarded(command: Command, arguments: list[str]) -> int:
             stream.reconfigure(errors="backslashreplace")
     _show_log()
     try:
-        return command(arguments)
-    except UsageError as error:
-        print(f"esper: {one_line(str(error))}", file=sys.stderr)
+        status = _status(command, arguments)
+        sys.stdout.flush()
+        return status
+    except OutputLost as lost:
+        if lost.closed:
+            return CLOSED_PIPE  # the reader has seen enough
+        notice(f"esper: {lost}; make room or write elsewhere")
         return 2
+    except UsageError as error:
+        notice(f"esper: {error}")
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        notice(
+            "esper: memory: the system gave no more; take fewer --envs, a smaller --lstm-hidden or "
+            "a smaller task"
+        )
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is, or was caused by, an allocation that failed on a CPU."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _status(command: Command, arguments: list[str]) -> int:
+    """The exit status of a command, which is 0 if it printed its help."""
+    try:
+        return command(arguments)
     except SystemExit as end:
         if end.code:
             raise
-        return 0  # help was printed
-    except KeyboardInterrupt:
-        return 130
+        return 0
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
@@ -71,10 +107,3 @@ def _show_log() -> None:
     if not logger.handlers:
         logger.addHandler(_CurrentStderr())
         logger.setLevel(logging.INFO)
-
-
-def one_line(text: str) -> str:
-    """Escape the control characters of a message; remove the middle of a long message."""
-    if len(text) > LONGEST_MESSAGE:
-        text = f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 2 :]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

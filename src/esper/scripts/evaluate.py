@@ -21,6 +21,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import LADDER_FILE, LADDERS, Evaluation, PricedRung
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
+from esper.scripts.output import outlive_output
 from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
 from esper.simic.evaluation.ladder import evaluate as evaluated
 from esper.simic.evaluation.ladder import usable_controls
@@ -73,6 +74,7 @@ class EvaluateArguments:
 def evaluate(arguments: list[str]) -> int:
     """Measure a policy against controls on fresh hosts."""
     given = parse(EvaluateArguments, PROGRAM, arguments)
+    outlive_output()
     for plugin in given.plugin:
         load(plugin)
     name = Path(given.policy).name or given.policy

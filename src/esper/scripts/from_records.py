@@ -1,12 +1,10 @@
 """``esper train imitation`` and ``esper train offline``: learning from records of other runs."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.config.setting import check_ranges
-from esper.leyline.errors import UsageError
 from esper.scripts.flags import read_flags
 
 
@@ -48,19 +46,16 @@ def _learn(
 
     from rich.console import Console
 
-    from esper.karn.report import write_report
+    from esper.scripts.after_training import report_run
     from esper.scripts.epoch_progress import EpochProgress, print_epochs
+    from esper.scripts.output import outlive_output
     from esper.simic.offline.offline_run import learn_offline, resumed_config
 
     config = kind(**given) if resume is None else resumed_config(kind, resume, given)
+    outlive_output()
     console = Console()
     with EpochProgress(console) as progress:
         summary = learn_offline(config, resume=resume, observer=progress)
     print_epochs(console, summary)
-    if (summary.path / "events.jsonl").exists():
-        try:
-            report = write_report([summary.path], summary.path / "report.html")
-            console.out(f"report: {report}", highlight=False)
-        except (OSError, UsageError) as error:
-            print(f"warning: report.html could not be written ({error})", file=sys.stderr)
+    report_run(console, summary.path)
     return summary.exit_code

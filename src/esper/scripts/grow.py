@@ -4,6 +4,7 @@ from esper.scripts.flags import parse
 from esper.scripts.grow_arguments import GrowArguments, check_kind
 from esper.scripts.grow_model import grow_model
 from esper.scripts.grow_task import grow_task
+from esper.scripts.output import outlive_output
 
 PROGRAM = "esper grow"
 
@@ -11,5 +12,6 @@ PROGRAM = "esper grow"
 def grow(arguments: list[str]) -> int:
     """Grow one network with a policy and export it."""
     given = parse(GrowArguments, PROGRAM, arguments)
+    outlive_output()
     check_kind(given)
     return grow_model(given) if given.task is None else grow_task(given)

@@ -4,10 +4,10 @@ A task is played as a policy meets it in training: with its drift, its budget of
 deadline, which a loop over loaders does not have.
 """
 
-import sys
 from importlib.util import find_spec
 
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.runtime.plugins import load
 from esper.runtime.tasks import find
 from esper.scripts.grow_arguments import GrowArguments
@@ -97,10 +97,7 @@ def _write(given: GrowArguments, grown: Grown) -> int:
         raise UsageError(f"out: torch.export cannot export this network ({reason})") from error
     difference = check_file(content, grown)
     if not difference <= TOLERANCE:
-        print(
-            f"esper: the export differs from the host by {difference:.1e}; nothing was written",
-            file=sys.stderr,
-        )
+        notice(f"esper: the export differs from the host by {difference:.1e}; nothing was written")
         return 1
     assert given.out is not None
     for path, text in {given.out: content, **others}.items():

@@ -1,7 +1,6 @@
 """The files of a network that ``esper grow --model`` trained, each read back and compared."""
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.runtime.own_files import OwnFile
 from esper.scripts.grow_task import ONNX_LIBRARIES
 from esper.simic.own_models.growth_result import CODE_FILE, STATE_FILE, GrowthResult
@@ -62,7 +62,7 @@ def write_files(
     wrong = {name: by for name, by in differs.items() if not by <= TOLERANCE}
     for name, by in differs.items():
         if name in wrong:
-            print(f"esper: {name} differs from the network by {by:.1e}", file=sys.stderr)
+            notice(f"esper: {name} differs from the network by {by:.1e}")
         else:
             print(f"wrote {name} in {folder}, differs by at most {by:.1e}")
     if wrong:

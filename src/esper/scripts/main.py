@@ -1,10 +1,9 @@
 """The command ``esper``."""
 
-import sys
 from importlib import import_module
 
 from esper import __version__
-from esper.scripts.entry import Command, dispatch, guarded
+from esper.scripts.entry import Command, dispatch, run_command
 
 
 def _later(name: str, summary: str) -> Command:
@@ -48,7 +47,7 @@ def esper(arguments: list[str]) -> int:
 
 def main() -> None:
     """Entry point of the installed command."""
-    sys.exit(guarded(esper, sys.argv[1:]))
+    run_command(esper)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from esper.karn.queries import Store
 from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, number
+from esper.leyline.notices import notice
 from esper.scripts.flags import parse
 
 Form = Literal["table", "csv", "json", "parquet"]
@@ -86,7 +87,7 @@ def _print(table: pyarrow.Table, form: Form) -> None:
         console.print(_shown(table))
         if table.num_rows > MOST_ROWS:
             left = table.num_rows - MOST_ROWS
-            print(f"{left} more rows; --format csv writes all of them", file=sys.stderr)
+            notice(f"{left} more rows; --format csv writes all of them")
         return
     sys.stdout.write(_text(table, form))
 

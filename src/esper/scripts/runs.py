@@ -17,7 +17,9 @@ from esper.karn.runs import RunInfo, find_runs, inspect, remove
 from esper.leyline.config import OutputConfig
 from esper.leyline.config.setting import NOT_NEGATIVE, setting
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import escaped, notice
 from esper.scripts.flags import parse
+from esper.scripts.output import outlive_output
 
 LOOKS = {
     "running": ("▶", "cyan"),
@@ -66,11 +68,11 @@ def runs(arguments: list[str]) -> int:
     if arguments and arguments[0] == "prune":
         return prune(arguments[1:])
     given = parse(RunsArguments, "esper runs", arguments)
-    found = [inspect(run) for run in find_runs(given.directory)]
+    found = _inspected(given.directory)
     if given.json:
         print(json.dumps([_plain(info) for info in found], indent=2))
     elif not found:
-        print(f"no runs in {given.directory}")
+        print(f"no runs in {escaped(str(given.directory))}")
     else:
         _show(found)
         _show_resume(found)
@@ -81,6 +83,7 @@ def prune(arguments: list[str]) -> int:
     """Remove runs, after showing them and asking."""
     program = "esper runs prune"
     given = parse(PruneArguments, program, arguments)
+    outlive_output()
     chosen = _chosen(given)
     if not chosen:
         print("nothing to remove")
@@ -106,7 +109,7 @@ def _chosen(given: PruneArguments) -> list[RunInfo]:
     rules = (given.keep, given.older_than, given.failed or None)
     if sum(rule is not None for rule in rules) != 1:
         raise UsageError("esper runs prune: give one of --keep N, --older-than DAYS, --failed")
-    found = [inspect(run) for run in find_runs(given.directory)]
+    found = _inspected(given.directory)
     if given.keep is not None:
         found = found[: len(found) - given.keep] if given.keep < len(found) else []
     if given.older_than is not None:
@@ -117,17 +120,30 @@ def _chosen(given: PruneArguments) -> list[RunInfo]:
     return [info for info in found if info.status != "running"]
 
 
+def _inspected(directory: Path) -> list[RunInfo]:
+    """The state of all runs; one that cannot be read is one line, and the others are returned."""
+    found = []
+    for run in find_runs(directory):
+        try:
+            found.append(inspect(run))
+        except Exception as error:
+            # Files of a run may hold anything, and may vanish while they are read.
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            notice(f"warning: {run} cannot be read ({reason})")
+    return found
+
+
 def _removed(info: RunInfo) -> int:
     """Remove a run and report it; 1 if it could not be removed."""
     try:
         remove(info.path)
     except BlockingIOError:
-        print(f"kept {info.path}: a process has started writing to it", file=sys.stderr)
+        notice(f"kept {info.path}: a process has started writing to it")
         return 1
     except OSError as error:
-        print(f"kept {info.path}: {error.strerror} ({error.filename})", file=sys.stderr)
+        notice(f"kept {info.path}: {error.strerror} ({error.filename})")
         return 1
-    print(f"removed {info.path}")
+    print(f"removed {escaped(str(info.path))}")
     return 0
 
 
@@ -145,13 +161,13 @@ def _show(found: list[RunInfo]) -> None:
     for info in found:
         glyph, colour = LOOKS[info.status]
         table.add_row(
-            Text(str(info.path)),
+            Text(escaped(str(info.path))),
             Text(f"{glyph} {info.status}", style=colour),
             f"{info.rounds_done}/{info.rounds_total or '?'}",
             _points(info.gain),
             _points(info.validation_gain),
-            info.policy or NOTHING,
-            Text(_tasks(info)),
+            Text(escaped(info.policy or NOTHING)),
+            Text(escaped(_tasks(info))),
             NOTHING if info.started is None else _moment(info.started),
             _size(info.bytes),
         )
@@ -176,7 +192,10 @@ def _tasks(info: RunInfo) -> str:
 
 
 def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return NOTHING  # a forged or damaged time
 
 
 def _size(count: int) -> str:

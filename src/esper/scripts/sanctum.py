@@ -7,7 +7,7 @@ from pathlib import Path
 from esper.karn.sanctum.app import Sanctum
 from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_command
 from esper.scripts.flags import parse
 
 
@@ -56,4 +56,4 @@ def is_terminal() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(sanctum, sys.argv[1:]))
+    run_command(sanctum)

@@ -3,7 +3,6 @@
 The training code is imported only after the command line is checked: importing torch takes seconds.
 """
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from esper.leyline.config import (
     unflatten,
 )
 from esper.leyline.errors import UsageError
-from esper.scripts.entry import dispatch, guarded
+from esper.leyline.memory_need import check_memory
+from esper.scripts.entry import dispatch, run_command
 from esper.scripts.flags import read_flags
 from esper.scripts.from_records import imitation, offline
 from esper.scripts.settings_file import settings_file
@@ -43,6 +43,8 @@ class SourceConfig(FileConfig):
 
     resume: Path | None = None
     """Run directory to resume from its latest checkpoint; --rounds is the new total."""
+    trust: bool = False
+    """With --resume: execute the plugins and import the Gymnasium module that the run names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,16 +134,18 @@ def _learn(algorithm: Algorithm, command: type, arguments: list[str]) -> int:
     """Start or resume a run that learns."""
     given = read_flags(command, f"esper train {algorithm}", arguments)
     run, file = given.pop("resume", None), given.pop("config_json", None)
-    sanctum = given.pop("sanctum", False)
+    sanctum, trust = given.pop("sanctum", False), given.pop("trust", False)
     given["algorithm"] = algorithm
     if run is None:
+        if trust:
+            raise UsageError("trust: belongs to --resume; leave it out")
         return _train(algorithm, _configured(given, file), sanctum)
     if file is not None:
         raise UsageError("config_json: a resumed run keeps its own settings; leave this flag out")
     canonical(given)
     from esper.scripts.watched import resume
 
-    return resume(run, given, sanctum)
+    return resume(run, given, sanctum, trust)
 
 
 def heuristic(arguments: list[str]) -> int:
@@ -182,6 +186,7 @@ def _configured(
         raise UsageError(f"algorithm: {file} says {stored}; use esper train {stored}")
     config = unflatten({**from_file, **canonical(given)}, base)
     check(config)
+    check_memory(config)
     return config
 
 
@@ -210,7 +215,7 @@ def train(arguments: list[str]) -> int:
 
 def main() -> None:
     """Entry point of ``python -m esper.scripts.train``."""
-    sys.exit(guarded(train, sys.argv[1:]))
+    run_command(train)
 
 
 if __name__ == "__main__":

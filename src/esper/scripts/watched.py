@@ -1,17 +1,18 @@
 """Training with its output: progress or Sanctum, then the summary table and the report."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from esper.karn.report import write_report
-from esper.leyline.config import TrainConfig
+from esper.leyline.config import TrainConfig, shown
 from esper.leyline.errors import UsageError
+from esper.scripts.after_training import report_run
 from esper.scripts.beside import Beside
 from esper.scripts.console import LiveProgress, print_summary
+from esper.scripts.output import outlive_output
+from esper.simic.run.run_directory import stored_config
 from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 
@@ -21,23 +22,44 @@ def train(policy: str, config: TrainConfig, sanctum: bool) -> int:
     return _watched(lambda observer: run_training(config, policy, observer=observer), sanctum)
 
 
-def resume(run: Path, given: dict[str, Any], sanctum: bool) -> int:
-    """Resume a run with the settings ``given`` for the resume; return its exit status."""
+def resume(run: Path, given: dict[str, Any], sanctum: bool, trust: bool) -> int:
+    """Resume a run with the settings ``given`` for the resume; return its exit status.
+
+    Raises:
+        UsageError: the run names code that would be executed, and ``trust`` is false; see
+            ``resume_ppo`` for others.
+    """
+    if not trust:
+        _check_code(run, given)
     return _watched(lambda observer: resume_ppo(run, given, observer), sanctum)
+
+
+def _check_code(run: Path, given: dict[str, Any]) -> None:
+    """Refuse to execute code that only a run directory names, which may come from elsewhere."""
+    stored, _ = stored_config(run)
+    gym, plugins = stored.gymnasium.gym, stored.world.plugin
+    if plugins and "plugin" not in given:
+        names = " ".join(plugins)
+        raise UsageError(
+            f"plugin: {run} names {shown(names)}, and resuming executes it; give --plugin FILE "
+            "again, or --trust if you trust the run"
+        )
+    if gym is not None and ":" in gym:
+        raise UsageError(
+            f"gym: {run} names {shown(gym)}, and resuming imports that module; give --trust if "
+            "you trust the run"
+        )
 
 
 def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
     """Show progress during the run, then print the table and write the report."""
+    outlive_output()
     console = Console()
     with LiveProgress(console) as progress, Beside(progress, sanctum) as observer:
         summary = run(observer)
         observer.training_ended(summary.exit_code)
     print_summary(console, summary)
     grown = any(isinstance(done, RoundSummary) for done in summary.rounds)
-    if grown and (summary.path / "events.jsonl").exists():
-        try:
-            report = write_report([summary.path], summary.path / "report.html")
-            console.out(f"report: {report}", highlight=False)
-        except (OSError, UsageError) as error:
-            print(f"warning: report.html could not be written ({error})", file=sys.stderr)
+    if grown:
+        report_run(console, summary.path)
     return summary.exit_code

@@ -152,7 +152,7 @@ class PPOAgent(PolicyActor[ObservationT]):
     def _set_schedules(self) -> None:
         """Write this update's learning rates, clip and entropy weight to the device."""
         schedules, update = self.schedules, self.updates
-        factor = 1.0 if self.adaptive is None else self.adaptive.factor
+        factor = self.adaptive.factor if self.adaptive and self.adaptive.active else 1.0
         rates = {"policy": schedules.policy_rate, "value": schedules.value_rate}
         self.optimizer.set_rates({name: rate.at(update) * factor for name, rate in rates.items()})
         self.scalars[Metric.CLIP].fill_(schedules.clip.at(update))

@@ -125,7 +125,7 @@ class AdaptiveRate:
     The factor is divided by 1.5 after an update whose KL was above twice the target, and multiplied
     by 1.5 after one whose KL was below half of it: the bounds of rsl_rl, applied once per update as
     in the adaptive penalty of Schulman et al. (2017). The factor stays on the device, so adapting
-    it needs no transfer.
+    it needs no transfer. ``DISABLE_VARIABLE`` keeps the learning rate constant.
 
     Args:
         target: KL divergence in nats.
@@ -135,11 +135,13 @@ class AdaptiveRate:
     STEP, LEAST, MOST = 1.5, 1e-3, 1e2
 
     def __init__(self, target: float, device: torch.device):
-        self.target = target
+        self.target, self.active = target, not switched_on(DISABLE_VARIABLE)
         self.factor = torch.ones((), device=device)
 
     def adapt(self, kl: Tensor) -> None:
         """Adapt the factor to the mean KL of an update's last epoch; NaN leaves it unchanged."""
+        if not self.active:
+            return
         down, up = kl > 2.0 * self.target, (kl < 0.5 * self.target) & kl.isfinite()
         change = torch.where(down, 1.0 / self.STEP, torch.where(up, self.STEP, 1.0))
         self.factor.mul_(change).clamp_(self.LEAST, self.MOST)

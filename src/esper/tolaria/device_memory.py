@@ -16,6 +16,7 @@ from esper.leyline.actions import Style
 from esper.leyline.errors import UsageError
 from esper.tolaria.backends import HeldBack, Optimisation
 from esper.tolaria.backends.choice import torch_backend
+from esper.tolaria.memory import stored_bytes
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds, Variant
 from esper.tolaria.precision import Precision
@@ -47,11 +48,7 @@ def row_memory(
 ) -> RowMemory:
     """Measure a row of ``host`` on a CUDA device, in minibatches of ``batch_size`` images."""
     few, many = (_peak(host, precision, dtype, device, batch_size, n) for n in (_FEW, _MANY))
-    widths = [slot.width for slot in host.slots]
-    parameters = host.layout.size + sum(widths)
-    # Parameters, two moments and a snapshot; running statistics and their snapshot.
-    stored = (4 * parameters + 2 * host.buffers.size) * dtype.itemsize
-    return RowMemory(max(1.0, (many - few) / (_MANY - _FEW)), stored)
+    return RowMemory(max(1.0, (many - few) / (_MANY - _FEW)), stored_bytes(host, dtype))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -6,6 +6,10 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import torch
+
+from esper.kasmina.hosts.host import Host
+
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _KEEP_BYTES = 1 << 30
 _PAD_BYTES = 256 << 20
@@ -40,3 +44,13 @@ def peak_resident() -> int | None:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     return None
+
+
+def stored_bytes(host: Host, dtype: torch.dtype = torch.float32) -> int:
+    """Bytes that a host takes as long as it lives, on any device.
+
+    These are its parameters and those of its seeds with two moments and the snapshot of the
+    governor, and its running statistics with their snapshot.
+    """
+    parameters = host.layout.size + sum(slot.width for slot in host.slots)
+    return (4 * parameters + 2 * host.buffers.size) * dtype.itemsize

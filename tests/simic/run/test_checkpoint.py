@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -17,8 +19,10 @@ from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.simic.run import checkpoint
 from esper.simic.run.checkpoint import load_latest, save
+from esper.simic.run.identity import Identity
 from small_runs import assert_same
 
+IDENTITY = Identity(run="this one", settings={"envs": 2, "slots": ["early"]}, data={"a": "b"})
 FILES = ("policy.pt", "counters.pt", "manifest.json")
 
 
@@ -34,7 +38,7 @@ def parts(round_number: int) -> dict[str, dict[str, Any]]:
 def saved(run: Path, rounds: int, keep: int = 100) -> Path:
     run.mkdir(exist_ok=True)
     for number in range(1, rounds + 1):
-        save(run, number, parts(number), 10 * number, keep)
+        save(run, number, parts(number), 10 * number, keep, IDENTITY)
     return run
 
 
@@ -326,7 +330,7 @@ def test_corrupt_checkpoints_do_not_replace_an_intact_one(
         (run / "checkpoints" / name / "policy.pt").write_bytes(b"")
     assert load_latest(run).round == 2
     assert capsys.readouterr().err.count("is corrupt") == 2
-    save(run, 3, parts(3), 30, keep)
+    save(run, 3, parts(3), 30, keep, IDENTITY)
     assert rounds_of(run) == ["000002", "000003"][-keep:]
     assert load_latest(run).round == 3
 
@@ -334,14 +338,14 @@ def test_corrupt_checkpoints_do_not_replace_an_intact_one(
 def test_a_corrupt_checkpoint_of_the_same_round_is_replaced(run: Path) -> None:
     (run / "checkpoints" / "000002" / "policy.pt").unlink()
     (run / "checkpoints" / "000002" / "stray").mkdir()
-    save(run, 2, parts(2), 20, 3)
+    save(run, 2, parts(2), 20, 3, IDENTITY)
     assert_same(load_latest(run).parts, parts(2))
 
 
 def test_files_of_a_killed_save_are_removed_by_the_next_save(run: Path) -> None:
     shutil.copytree(run / "checkpoints" / "000002", run / "checkpoints" / ".draft-000009")
     assert load_latest(run).round == 2
-    save(run, 3, parts(3), 30, 3)
+    save(run, 3, parts(3), 30, 3, IDENTITY)
     assert rounds_of(run) == ["000001", "000002", "000003"]
 
 
@@ -362,10 +366,10 @@ def test_a_failed_save_keeps_earlier_checkpoints(
     with monkeypatch.context() as patch:
         patch.setattr(where, full)
         with pytest.raises(OSError, match="No space left"):
-            save(run, 3, parts(3), 30, keep)
+            save(run, 3, parts(3), 30, keep, IDENTITY)
     assert rounds_of(run) == ["000001", "000002"], "no draft is left either"
     assert_same(load_latest(run).parts, parts(2))
-    save(run, 3, parts(3), 30, keep)
+    save(run, 3, parts(3), 30, keep, IDENTITY)
     assert load_latest(run).round == 3
 
 
@@ -382,5 +386,77 @@ def test_a_disk_that_corrupts_a_write_is_detected(
 
     monkeypatch.setattr(checkpoint, "write_synced", faulty)
     with pytest.raises(OSError, match="cannot be read back"):
-        save(run, 3, parts(3), 30, 1)
+        save(run, 3, parts(3), 30, 1, IDENTITY)
     assert rounds_of(run) == ["000001", "000002"]
+
+
+# --- files that would take more than they are -------------------------------------------------
+
+
+def replaced(run: Path, content: bytes) -> None:
+    """Put another file in the place of a part of round 2, with the right checksum."""
+    (run / "checkpoints" / "000002" / "policy.pt").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+
+    def change(fields: dict[str, Any]) -> None:
+        fields["sha256"]["policy.pt"], fields["bytes"]["policy.pt"] = digest, len(content)
+
+    forge(run, change)
+
+
+def test_a_compressed_part_is_refused_before_it_is_read(run: Path, capsys, monkeypatch) -> None:
+    """A few kilobytes of an archive can stand for gigabytes."""
+    content = (run / "checkpoints" / "000002" / "policy.pt").read_bytes()
+    packed = io.BytesIO()
+    with ZipFile(io.BytesIO(content)) as whole, ZipFile(packed, "w", ZIP_DEFLATED) as archive:
+        for name in whole.namelist():
+            archive.writestr(name, whole.read(name))
+    replaced(run, packed.getvalue())
+    loaded = sizes_loaded(monkeypatch)
+    assert_passed_over(run, capsys)
+    assert len(packed.getvalue()) not in loaded
+
+
+def test_a_pickle_that_allocates_is_refused_before_it_is_read(run, capsys, monkeypatch) -> None:
+    """Torch permits ``bytearray(n)`` in what it calls weights only."""
+    content = io.BytesIO()
+    torch.save({"weight": bytearray(8)}, content)
+    replaced(run, content.getvalue())
+    loaded = sizes_loaded(monkeypatch)
+    assert_passed_over(run, capsys)
+    assert len(content.getvalue()) not in loaded
+
+
+def sizes_loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all files that torch is given from now on."""
+    sizes: list[int] = []
+    load = torch.load
+
+    def noted(file: io.BytesIO, **named: Any) -> Any:
+        sizes.append(len(file.getvalue()))
+        return load(file, **named)
+
+    monkeypatch.setattr(torch, "load", noted)
+    return sizes
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "larger"])
+def test_only_regular_files_of_the_size_in_the_manifest_are_read(
+    run: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "checkpoints" / "000002" / "policy.pt"
+    content = path.read_bytes()
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_bytes(content + b"\0")
+    assert_passed_over(run, capsys)
+
+
+def test_a_manifest_of_any_size_is_not_read(run: Path, capsys) -> None:
+    with (run / "checkpoints" / "000002" / "manifest.json").open("ab") as file:
+        file.truncate(2**30)
+    assert_passed_over(run, capsys)

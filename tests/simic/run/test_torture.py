@@ -3,9 +3,12 @@
 The runs record their rollouts, so that records meet the same moments as checkpoints.
 """
 
+import os
 import random
+import select
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -246,6 +249,68 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path: Path, number: signal.Signa
     assert "Traceback" not in training.printed()
     assert load_latest(run_in(folder)).round == 1
     assert len(resume_ppo(run_in(folder), {"rounds": 2}).rounds) == 1
+
+
+def stepping(tmp_path: Path, ignored: tuple[signal.Signals, ...] = ()) -> Training:
+    """A run that has begun its second round and waits in its first step."""
+    settings = {"telemetry_dir": tmp_path / "runs", "rounds": 3}
+    training = Training(flags(**TINY, **settings), tmp_path / "log", ("stepping",), ignored)
+    for _ in range(1 + TINY["episode_length"]):
+        assert training.wait_for("stepping")
+        if training.messages.count("stepping") <= TINY["episode_length"]:
+            training.proceed()
+    return training
+
+
+def test_a_hangup_is_like_sigterm_and_a_second_one_does_not_hurt(tmp_path: Path) -> None:
+    """A terminal that is closed sends two: one from its shell, one from the kernel."""
+    training = stepping(tmp_path)
+    training.send(signal.SIGHUP)
+    training.proceed()
+    assert training.wait_for("listens otherwise")  # two pending signals would be delivered as one
+    training.send(signal.SIGHUP)
+    assert training.end() == 128 + signal.SIGHUP
+    run = run_in(tmp_path / "runs")
+    assert load_latest(run).round == 1
+    assert [event.status for event in read_events(run, TrainingFinished)] == ["interrupted"]
+
+
+def test_under_nohup_a_hangup_is_ignored(tmp_path: Path) -> None:
+    training = stepping(tmp_path, ignored=(signal.SIGHUP,))
+    training.send(signal.SIGHUP)
+    training.process.join(0.05)
+    for _ in range(100):
+        training.proceed()
+    assert training.end() == 0
+    assert load_latest(run_in(tmp_path / "runs")).round == 3
+
+
+# --- streams that cannot be written -----------------------------------------------------------
+
+
+def closed_pipe(place: Path) -> Path:
+    """A named pipe whose reader goes away as soon as it is opened for writing."""
+    os.mkfifo(place)
+    reader = os.open(place, os.O_RDONLY | os.O_NONBLOCK)
+
+    def leave() -> None:
+        select.select([reader], [], [])  # readable once somebody has written
+        os.close(reader)
+
+    threading.Thread(target=leave, daemon=True).start()
+    return place
+
+
+@pytest.mark.parametrize("where", ["full disk", "closed pipe"])
+def test_output_that_cannot_be_written_does_not_end_training(tmp_path: Path, where: str) -> None:
+    log = Path("/dev/full") if where == "full disk" else closed_pipe(tmp_path / "pipe")
+    folder = tmp_path / "runs"
+    training = Training(flags(**TINY, telemetry_dir=folder, rounds=2), log)
+    assert training.end() == 0
+    run = run_in(folder)
+    assert load_latest(run).round == 2
+    assert [event.status for event in read_events(run, TrainingFinished)] == ["finished"]
+    assert (run / "report.html").exists()
 
 
 # --- two writers ------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import torch
 
 from esper.nissa import sinks
 from esper.scripts.entry import guarded
+from esper.scripts.output import protect_streams
 from esper.scripts.train import train
 from esper.simic.growth import environment
 from esper.simic.ppo import PPOAgent
@@ -73,12 +74,20 @@ class Training:
         arguments: flags.
         log: file for its output.
         halts: points at which it waits for ``proceed``; see ``POINTS``.
+        ignored: signals that it ignores from its start, as under ``nohup``.
     """
 
-    def __init__(self, arguments: list[str], log: Path, halts: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        arguments: list[str],
+        log: Path,
+        halts: tuple[str, ...] = (),
+        ignored: tuple[signal.Signals, ...] = (),
+    ):
         self.log = log
         self._pipe, child_end = _CONTEXT.Pipe()
-        self.process = _CONTEXT.Process(target=_train, args=(arguments, log, child_end, halts))
+        named = (arguments, log, child_end, halts, ignored)
+        self.process = _CONTEXT.Process(target=_train, args=named)
         self.process.start()
         # Python joins child processes at exit, and a failed test may leave this one halted.
         atexit.register(self.process.kill)
@@ -144,13 +153,22 @@ def rounds_announced(printed: str) -> int:
     return max((int(number) for number in re.findall(r"^round (\d+)/", printed, re.M)), default=0)
 
 
-def _train(arguments: list[str], log: Path, pipe: Connection, halts: tuple[str, ...]) -> None:
+def _train(
+    arguments: list[str],
+    log: Path,
+    pipe: Connection,
+    halts: tuple[str, ...],
+    ignored: tuple[signal.Signals, ...],
+) -> None:
     """The main function of the process."""
     # A process started in the background of a shell ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    protect_streams()
 
     def say(word: str) -> None:
         pipe.send_bytes(word.encode())

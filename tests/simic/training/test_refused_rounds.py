@@ -11,6 +11,7 @@ from esper.scripts.entry import guarded
 from esper.scripts.main import esper
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training import growth_trainee as growth
+from esper.simic.training import replay
 from esper.simic.training.vectorized import train_ppo_vectorized
 from small_runs import SMALL, tensors
 
@@ -65,3 +66,19 @@ def test_a_round_that_learns_resets_the_count(tmp_path, monkeypatch, bad_rounds)
     run = train_ppo_vectorized(rounds=6, telemetry_dir=str(tmp_path), **SMALL)
     assert (run.status, run.exit_code) == ("finished", 0)
     assert len(list((run.path / "refused").glob("*.pt"))) == len(bad_rounds)
+
+
+def test_a_refusal_whose_file_cannot_be_written_does_not_end_the_run(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    spoiling(monkeypatch, {1})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(replay, "replace_synced", full)
+    run = train_ppo_vectorized(rounds=2, telemetry_dir=str(tmp_path), **SMALL)
+    assert (run.status, run.exit_code) == ("finished", 0)
+    (event,) = read_events(run.path, UpdateRefused)
+    assert event.file == ""
+    assert "was not written (No space left on device)" in capsys.readouterr().err

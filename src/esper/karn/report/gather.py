@@ -190,12 +190,18 @@ def gather(run: Path) -> RunData:
         UsageError: ``run`` has no events, or no start event.
     """
     found, reader = _Pass(), EventReader(run)
+    impossible = 0
     for _, event in reader:
-        found.take(event)
+        try:
+            found.take(event)
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            impossible += 1  # as an environment that the run does not have
     if not found.starts:
         raise UsageError(f"run: {run} has no TRAINING_STARTED event yet; wait until it starts")
-    rounds = sorted(found.outcomes)
-    nothing = np.empty((0, len(OUTCOMES), found.starts[-1].envs))
+    # Rounds with another number of environments are from another run, or damaged.
+    envs = found.starts[-1].envs
+    rounds = sorted(n for n, outcome in found.outcomes.items() if outcome.shape[1] == envs)
+    nothing = np.empty((0, len(OUTCOMES), envs))
     table = np.stack([found.outcomes[number] for number in rounds]) if rounds else nothing
     outcomes = dict(zip(OUTCOMES, table.transpose(1, 0, 2), strict=True))
     updates = [found.updates[number] for number in sorted(found.updates)]
@@ -226,7 +232,7 @@ def gather(run: Path) -> RunData:
         dropped=found.dropped,
         failure=found.failure,
         episode=found.episode,
-        unreadable=reader.unreadable,
+        unreadable=reader.unreadable + impossible,
         evaluations=evaluations,
         refused=refused,
     )

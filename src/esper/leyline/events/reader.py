@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import get_origin
 
 import msgspec
 
@@ -24,7 +26,29 @@ def try_decode(line: bytes) -> Event | None:
         event: Event = decode(line.decode())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return event
+    return event if _lists_agree(event) else None
+
+
+def _lists_agree(event: Event) -> bool:
+    """Whether the lists of an event have one entry for each of the same things.
+
+    A list with a default may be empty, as in events of an older schema.
+    """
+    needed, optional = _lists_of(type(event))
+    lengths = {len(getattr(event, name)) for name in needed}
+    lengths |= {len(found) for name in optional if (found := getattr(event, name))}
+    return len(lengths) <= 1
+
+
+@cache
+def _lists_of(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of a kind of event that are parallel lists: without a default, and with one."""
+    names: tuple[list[str], list[str]] = [], []
+    for field in msgspec.structs.fields(kind):
+        # The blueprints of a run are listed beside its tasks.
+        if get_origin(field.type) is list and field.name != "blueprints":
+            names[not field.required].append(field.name)
+    return tuple(names[0]), tuple(names[1])
 
 
 class EventReader:

@@ -166,7 +166,7 @@ class UpdateRefused(RoundEvent, tag="UPDATE_REFUSED"):
     tensor: str
     """Name of the first tensor with such a number."""
     file: str
-    """File that replays the update, relative to the run directory."""
+    """File that replays the update, relative to the run directory; empty if it was not written."""
     in_a_row: int
     """Number of consecutive updates that were refused."""
     amp_dtype: str | None = None

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 
 START_SECONDS = 60.0
 """Longest wait for a cluster when a run starts, and for CPUs that it does not have."""
@@ -95,7 +96,7 @@ class Cluster:
         self._seen = dict.fromkeys(self.places, time.monotonic())
         if self._owned:
             what = "started a cluster on this machine" if address is None else f"joined {address}"
-            print(f"ray {self.ray.__version__}: {what}, for {actors} actors", file=sys.stderr)
+            notice(f"ray {self.ray.__version__}: {what}, for {actors} actors")
 
     def _connect(self, address: str | None, actors: int) -> None:
         init = partial(self.ray.init, log_to_driver=False, logging_level="ERROR")

@@ -7,7 +7,6 @@ repeated one delivers the same rollout.
 
 import os
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.simic.distributed.cluster import (
     PROCESS_SECONDS,
     START_SECONDS,
@@ -281,11 +281,10 @@ class RemoteActors:
             ) from error
         if delivery.place != actor.place:
             old, new = actor.place, delivery.place
-            print(
+            notice(
                 f"ray: {self._name(actor)} was lost (process {old.process} on {old.host}) and "
                 f"started again (process {new.process} on {new.host}); rollout {number} was "
-                "collected again",
-                file=sys.stderr,
+                "collected again"
             )
         actor.place, actor.after, actor.call = delivery.place, delivery.after, None
         actor.question = None
@@ -298,10 +297,9 @@ class RemoteActors:
     def _announce(self, found: list[Delivery], weights: int) -> None:
         """Print what a round transports."""
         rollouts = sum(size_of(delivery.rollout) + size_of(delivery.after) for delivery in found)
-        print(
+        notice(
             f"ray: the rollout of an environment has {rollouts // self._environments:,} bytes, "
-            f"and the weights after an update have {weights:,} bytes",
-            file=sys.stderr,
+            f"and the weights after an update have {weights:,} bytes"
         )
 
     # --- whether they live --------------------------------------------------------------------

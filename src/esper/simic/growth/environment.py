@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from esper.runtime.task import data_digests
 from esper.runtime.tasks import Task
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.merge import merged
@@ -93,8 +94,10 @@ class GrowthEnv(GrowthLayout):
             device may be listed more than once. Observations and actions are on the first.
         assigned: index in ``tasks`` of each environment's task in all episodes, int64 ``[N]``,
             equal within a group; None to draw the task of each group anew for every episode.
+        digest_data: whether to compute ``data_digests``.
 
     Attributes:
+        data_digests: SHA-256 of the data by ``label`` of the tasks; empty if not computed.
         precision: the precision in effect.
         scales: loss scales, of environments first and then of twins by group; None if losses are
             not scaled. An environment keeps its scale from episode to episode, whatever its task.
@@ -111,6 +114,7 @@ class GrowthEnv(GrowthLayout):
         precision: Precision,
         *devices: torch.device,
         assigned: Tensor | None = None,
+        digest_data: bool = False,
     ):
         if config.reward not in REWARD_MODES:
             raise ValueError(f"reward must be one of {REWARD_MODES}, got {config.reward!r}")
@@ -122,6 +126,7 @@ class GrowthEnv(GrowthLayout):
         super().__init__(tasks, environments, config, device, assigned)
         self.devices = devices
         data = [(task, task.datasets()) for task in self.tasks]
+        self.data_digests = data_digests(data) if digest_data else {}
         keys = [StackKey.of(*pair) for pair in data]
         distinct = list(dict.fromkeys(keys))
         hosts = [key.host for key in distinct]

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.config.setting import about, check_ranges, settings_of
 from esper.leyline.config.values import typed
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.normalise import RunningMoments
@@ -25,11 +25,20 @@ from esper.simic.offline.methods import loss_of
 from esper.simic.offline.offline_session import EpochSummary, OfflineObserver, OfflineSession
 from esper.simic.offline.recorded_data import RecordedData, fit_moments, policy_config, read_data
 from esper.simic.run.checkpoint import Checkpoint, load_latest
+from esper.simic.run.identity import (
+    Identity,
+    announce_switches,
+    check_same_run,
+    lasting_settings,
+    switches_on,
+    warn_of_switches,
+)
 from esper.simic.run.run_directory import (
     RunDirectory,
     fingerprint_differences,
     machine_fingerprint,
     stored_config,
+    stored_id,
 )
 from esper.simic.trainer import Trainer
 from esper.simic.training.arithmetic import arithmetic
@@ -102,10 +111,18 @@ def learn_offline(
         trainer = build_trainer(config, data, device, threads)
         stop = StopSignal()
         # Up to here nothing has been written, so a signal may end the process at once.
+        announce_switches()
         with stop.listening():
             directory, checkpoint = _open(settings, config, data, trainer, device, resume)
             session = OfflineSession(
-                directory, config, settings, data, trainer, observer or Unobserved(), stop
+                directory,
+                config,
+                settings,
+                data,
+                trainer,
+                observer or Unobserved(),
+                stop,
+                _identity(directory.path, config),
             )
             done = 0
             if checkpoint is not None:
@@ -235,6 +252,8 @@ def _open(
             raise UsageError(
                 f"epochs: the best epoch of {resume} is {checkpoint.round}; give a larger total"
             )
+        now = _identity(resume, resumed_config(type(config), resume, {}))
+        check_same_run(resume, checkpoint.identity, now, plugins_given=True)
         _check_same_data(resume, known)
         _, then = stored_config(resume)
         try:
@@ -249,9 +268,17 @@ def _open(
     except UsageError:
         directory.abandon()
         raise
+    warn_of_switches(checkpoint.identity, now)
     for difference in fingerprint_differences(then, fingerprint):
-        print(f"warning: results may differ in the last bits ({difference})", file=sys.stderr)
+        notice(f"warning: results may differ in the last bits ({difference})")
     return directory, checkpoint
+
+
+def _identity(run: Path, config: ImitationConfig) -> Identity:
+    """The identity of a run with these settings of learning."""
+    settings = lasting_settings(type(config), msgspec.to_builtins(config))
+    settings["records"] = list(_absolute(config.records))
+    return Identity(run=stored_id(run), settings=settings, switches=switches_on())
 
 
 def _absolute(records: Sequence[str]) -> tuple[str, ...]:

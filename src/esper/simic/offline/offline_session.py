@@ -1,7 +1,6 @@
 """One process of a run that learns from records: epochs, telemetry and checkpoints."""
 
 import math
-import sys
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +18,7 @@ from esper.leyline.events import (
     number,
 )
 from esper.leyline.metrics import Metric
+from esper.leyline.notices import notice
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
 from esper.simic.offline.batches import EpisodeLoader, shuffled
@@ -26,6 +26,7 @@ from esper.simic.offline.methods import method_of
 from esper.simic.offline.recorded_data import RecordedData
 from esper.simic.run.checkpoint import save
 from esper.simic.run.disk import sync
+from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.trainer import Batch, Trainer
 from esper.simic.training.stop_signal import StopSignal
@@ -80,6 +81,7 @@ class OfflineSession:
         trainer: learns.
         observer: notified of every epoch.
         stop: records whether a signal was received.
+        identity: what checkpoints belong to.
         best: the best epoch so far and its loss; 0 and infinity before the first.
         unsaved: whether the best epoch could not be saved.
     """
@@ -91,6 +93,7 @@ class OfflineSession:
     trainer: Trainer
     observer: OfflineObserver
     stop: StopSignal
+    identity: Identity
     best: tuple[int, float] = (0, math.inf)
     unsaved: bool = False
 
@@ -121,10 +124,9 @@ class OfflineSession:
                 summaries.append(summary)
                 self._finish_epoch(hub, summary)
                 if summary.metrics[Metric.REFUSED]:
-                    print(
+                    notice(
                         f"esper: epoch {epoch} met numbers that are not finite, so learning stops; "
-                        f"the best epoch, {self.best[0]}, is kept",
-                        file=sys.stderr,
+                        f"the best epoch, {self.best[0]}, is kept"
                     )
                     status, code = "failed", 1
                     break
@@ -132,7 +134,7 @@ class OfflineSession:
                     break
             code = code or int(self.unsaved)
             self._emit_end(hub, done + len(summaries), status)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._emit_end(hub, done + len(summaries), "failed", repr(error))
             raise
         finally:
@@ -215,12 +217,12 @@ class OfflineSession:
             if events.exists():
                 sync(events)
             length = events.stat().st_size if events.exists() else 0
-            path = save(self.directory.path, epoch, parts, length, self.config.keep_checkpoints)
+            keep = self.config.keep_checkpoints
+            path = save(self.directory.path, epoch, parts, length, keep, self.identity)
         except OSError as error:
-            print(
+            notice(
                 f"warning: checkpoint: epoch {epoch} was not saved ({error.strerror}); "
-                "earlier checkpoints stay",
-                file=sys.stderr,
+                "earlier checkpoints stay"
             )
             self.unsaved = True
             return

@@ -1,10 +1,10 @@
 """Writing the records of a run, one file per round."""
 
-import sys
 from pathlib import Path
 
 import esper
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.leyline.records import (
     FORMAT_VERSION,
     RecordHeader,
@@ -50,10 +50,9 @@ class RecordWriter:
                     path.unlink(missing_ok=True)
         except OSError as error:
             self._stopped = True
-            print(
+            notice(
                 f"warning: records: round {record.round} failed ({error.strerror}); "
-                "training continues and records no more rounds",
-                file=sys.stderr,
+                "training continues and records no more rounds"
             )
 
     def _header(self, record: RoundRecord) -> RecordHeader:

@@ -9,12 +9,14 @@ import errno
 import hashlib
 import io
 import json
+import pickletools
 import shutil
-import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from zipfile import ZIP_STORED, ZipFile
 
 import msgspec
 import torch
@@ -22,12 +24,19 @@ import torch
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import shown
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
+from esper.leyline.run_files import is_round
 from esper.simic.ppo import PPOAgent
-from esper.simic.run.disk import sync, write_synced
+from esper.simic.run.disk import read_regular, sync, write_synced
+from esper.simic.run.identity import Identity
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _MANIFEST = "manifest.json"
 _SEAL = "manifest_sha256"
+_LARGEST_MANIFEST = 2**24
+"""Bytes above which a file is no manifest of Esper's and is not read."""
+_MODULES = ("torch", "torch._utils", "collections")
+"""Modules that the pickled part of a file may name."""
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -45,6 +54,8 @@ class _Manifest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
         blueprints: options of the policy's blueprint head.
         torch: version of torch that wrote the checkpoint.
         sha256: checksums of the other files, by name.
+        bytes: sizes of these files.
+        identity: what the checkpoint belongs to.
     """
 
     schema: int
@@ -53,6 +64,8 @@ class _Manifest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     blueprints: list[str]
     torch: str
     sha256: dict[str, str]
+    bytes: dict[str, _Count]
+    identity: Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,7 @@ class Checkpoint:
         blueprints: options of the policy's blueprint head.
         parts: nested dictionaries of tensors by part name.
         sha256: checksums of the files of the parts, by name.
+        identity: what the checkpoint belongs to.
     """
 
     path: Path
@@ -74,6 +88,7 @@ class Checkpoint:
     blueprints: list[str]
     parts: dict[str, dict[str, Any]]
     sha256: dict[str, str]
+    identity: Identity
 
 
 def agent_parts(agent: PPOAgent[Any]) -> dict[str, dict[str, Any]]:
@@ -95,7 +110,12 @@ def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> Non
 
 
 def save(
-    run: Path, round_number: int, parts: dict[str, dict[str, Any]], events_bytes: int, keep: int
+    run: Path,
+    round_number: int,
+    parts: dict[str, dict[str, Any]],
+    events_bytes: int,
+    keep: int,
+    identity: Identity,
 ) -> Path:
     """Write the checkpoint of a round, then remove all but the latest ``keep``.
 
@@ -112,7 +132,7 @@ def save(
     draft = folder / f".draft-{round_number:06d}"
     try:
         draft.mkdir()
-        _write(draft, round_number, parts, events_bytes)
+        _write(draft, round_number, parts, events_bytes, identity)
         _remove([target])
         draft.rename(target)
     finally:
@@ -137,31 +157,48 @@ def load_latest(run: Path) -> Checkpoint:
             damaged.append(f"{path} is corrupt ({getattr(error, 'strerror', None) or error})")
         else:
             for what in damaged:
-                print(f"checkpoint: {what}; using that of round {path.name}", file=sys.stderr)
+                notice(f"checkpoint: {what}; using that of round {path.name}")
             _check_blueprints(checkpoint.blueprints)
             return checkpoint
     what = f"no intact checkpoint: {damaged[0]}" if damaged else "no checkpoint"
     raise UsageError(f"resume: {run} has {what}; start a new run without --resume")
 
 
+def latest_identity(run: Path) -> Identity | None:
+    """The identity in the latest checkpoint whose manifest is intact; None without one.
+
+    Raises:
+        UsageError: another version of Esper wrote it.
+    """
+    for path in reversed(_checkpoints(run)):
+        with suppress(CorruptCheckpoint, OSError):
+            return _read_manifest(path / _MANIFEST).identity
+    return None
+
+
 def _checkpoints(run: Path) -> list[Path]:
     folder = run / "checkpoints"
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
+    return sorted((p for p in folder.iterdir() if is_round(p.name)), key=lambda p: int(p.name))
 
 
 def _write(
-    folder: Path, round_number: int, parts: dict[str, dict[str, Any]], events_bytes: int
+    folder: Path,
+    round_number: int,
+    parts: dict[str, dict[str, Any]],
+    events_bytes: int,
+    identity: Identity,
 ) -> None:
     """Write the files of a checkpoint and read them back."""
-    sums = {}
+    sums, sizes = {}, {}
     for name, part in parts.items():
         # Hash the bytes in memory: a checksum of the written file would include a write error.
         content = io.BytesIO()
         torch.save(part, content)
         write_synced(folder / f"{name}.pt", content.getvalue())
         sums[f"{name}.pt"] = _sha256(content.getvalue())
+        sizes[f"{name}.pt"] = len(content.getvalue())
     manifest = _Manifest(
         schema=SCHEMA_VERSION,
         round=round_number,
@@ -169,6 +206,8 @@ def _write(
         blueprints=BLUEPRINTS,
         torch=str(torch.__version__),
         sha256=sums,
+        bytes=sizes,
+        identity=identity,
     )
     write_synced(folder / _MANIFEST, _sealed(msgspec.to_builtins(manifest)))
     sync(folder)
@@ -208,7 +247,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise CorruptCheckpoint(f"its manifest is that of round {manifest.round}")
     parts = {Path(name).stem: _tensors(name, content) for name, content in files.items()}
     return Checkpoint(
-        path, manifest.round, manifest.events_bytes, manifest.blueprints, parts, manifest.sha256
+        path,
+        manifest.round,
+        manifest.events_bytes,
+        manifest.blueprints,
+        parts,
+        manifest.sha256,
+        manifest.identity,
     )
 
 
@@ -227,14 +272,14 @@ def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
             raise CorruptCheckpoint(
                 f"{_MANIFEST} names {shown(name)}, which is not the file of a part"
             )
-        files[name] = (path / name).read_bytes()
+        files[name] = read_regular(path / name, manifest.bytes.get(name, 0))
         if _sha256(files[name]) != expected:
             raise CorruptCheckpoint(f"checksum of {name} does not match")
     return manifest, files
 
 
 def _read_manifest(path: Path) -> _Manifest:
-    content = path.read_bytes()
+    content = read_regular(path, _LARGEST_MANIFEST)
     try:
         fields = json.loads(content)
         del fields[_SEAL]
@@ -258,6 +303,7 @@ def _read_manifest(path: Path) -> _Manifest:
 def _tensors(name: str, content: bytes) -> dict[str, Any]:
     """The dictionary of tensors in a file; nothing in it is executed."""
     try:
+        _check_archive(content)
         part = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:
         # Which errors a crafted file raises is undocumented, and torch's message advises the user
@@ -266,6 +312,26 @@ def _tensors(name: str, content: bytes) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise CorruptCheckpoint(f"{name} does not contain a dictionary")
     return part
+
+
+def _check_archive(content: bytes) -> None:
+    """Refuse an archive that would take more memory than its own size.
+
+    Raises:
+        ValueError: a part is compressed, or the pickle names a function that allocates.
+    """
+    with ZipFile(io.BytesIO(content)) as archive:
+        entries = archive.infolist()
+        if any(entry.compress_type != ZIP_STORED for entry in entries):
+            raise ValueError("a part is compressed")
+        if sum(entry.file_size for entry in entries) > len(content):
+            raise ValueError("parts overlap")
+        (pickled,) = (entry for entry in entries if entry.filename.endswith("/data.pkl"))
+        for opcode, argument, _ in pickletools.genops(archive.read(pickled)):
+            # Torch writes protocol 2, in which a name is one argument of the opcode GLOBAL.
+            named = opcode.name in ("GLOBAL", "STACK_GLOBAL", "INST")
+            if named and str(argument).partition(" ")[0] not in _MODULES:
+                raise ValueError(f"it names {argument}")
 
 
 def _check_blueprints(stored: list[str]) -> None:

@@ -1,6 +1,8 @@
 """Writes that reach the disk, and an atomic replacement that leaves the old file or the new one."""
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 
@@ -42,3 +44,19 @@ def replace_synced(path: Path, content: bytes) -> None:
     finally:
         draft.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Read a file of at most ``most`` bytes; a pipe or a device is not opened for reading.
+
+    Raises:
+        OSError: it is no regular file, is larger, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, "larger than its manifest says", str(path))
+        return file.read(most)

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import platform
+import random
 import re
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import SUITES
 from esper.simic.run.disk import replace_synced, sync
+from esper.simic.run.identity import switches_on
 
 _COMPARED = (
     "esper",
@@ -79,8 +81,9 @@ class RunDirectory:
             parent = Path(place).expanduser()
             parent.mkdir(parents=True, exist_ok=True)
             path = _create_unused(parent, name)
-            content = {"id": _new_id(), "settings": flatten(config), "fingerprint": fingerprint}
-            directory = cls._begun(path, content | (more or {}))
+            content = {"id": uuid.uuid4().hex, "settings": flatten(config)}
+            content |= {"fingerprint": fingerprint} | (more or {})
+            directory = cls._begun(path, content)
             sync(parent)
         except UsageError:
             raise
@@ -151,7 +154,6 @@ class RunDirectory:
         try:
             content = json.loads(path.read_text())
             content |= {"settings": flatten(config)} | (more or {})
-            content.setdefault("id", _new_id())
             content.setdefault("resumed", []).append(fingerprint)
             self._write_settings(content)
         except OSError as error:
@@ -172,11 +174,6 @@ class RunDirectory:
         self.close()
 
 
-def _new_id() -> str:
-    """A random identity of a run, by which its records are recognised wherever it is copied."""
-    return uuid.uuid4().hex
-
-
 def _locked(path: Path) -> BinaryIO:
     """Open and lock the file ``path``, creating it if it is missing.
 
@@ -187,7 +184,7 @@ def _locked(path: Path) -> BinaryIO:
     while True:
         file = path.open("ab")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_for_writing(file)
             # A process that abandoned the directory may have removed the file opened here.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
@@ -195,6 +192,24 @@ def _locked(path: Path) -> BinaryIO:
             file.close()
             raise
         file.close()
+
+
+def _lock_for_writing(file: BinaryIO) -> None:
+    """Take the exclusive lock; commands that read the run hold a shared one for microseconds.
+
+    Raises:
+        BlockingIOError: another process writes.
+        OSError: the file cannot be locked.
+    """
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            # Refused as well if another process writes, and granted beside readers.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(random.uniform(0.0, 0.002))
 
 
 def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
@@ -211,6 +226,19 @@ def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
         raise UsageError(f"resume: {run} is not a run directory (it has no config.json)") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"resume: {path} cannot be read ({error}); give another run") from error
+
+
+def stored_id(run: Path) -> str:
+    """The random id of a run, by which its parts are recognised wherever it is copied.
+
+    Raises:
+        UsageError: ``config.json`` has none.
+    """
+    path = run / "config.json"
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"id: {path} has none; put back the file as Esper wrote it") from error
 
 
 def _label(config: TrainConfig) -> str:
@@ -244,6 +272,7 @@ def machine_fingerprint(device: torch.device, config: TrainConfig, backend: str)
         "plugins": [plugins.digest(path) for path in config.world.plugin],
         "text_file": config.world.text_file and plugins.digest(config.world.text_file),
         "gymnasium": version("gymnasium") if config.gymnasium.gym is not None else None,
+        "switches": switches_on(),
         "git": git_revision(),
         "command": sys.argv,
     }

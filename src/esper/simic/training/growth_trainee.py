@@ -14,6 +14,7 @@ from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
 from esper.runtime.tasks import Task
 from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import Step
 from esper.simic.ppo import PPOAgent
@@ -56,6 +57,11 @@ class GrowthRounds:
     def count(self) -> int:
         """See ``Trainee``."""
         return self.layout.count
+
+    @property
+    def data_digests(self) -> dict[str, str]:
+        """See ``Trainee``; empty where the processes of actors make the data."""
+        return self.layout.data_digests if isinstance(self.layout, GrowthEnv) else {}
 
     def started(self, time: float, done: int) -> TrainingStarted:
         """See ``Trainee.started``."""

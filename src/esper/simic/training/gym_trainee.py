@@ -78,6 +78,11 @@ class GymRounds(ABC):
         return self.config.world.envs
 
     @property
+    def data_digests(self) -> dict[str, str]:
+        """See ``Trainee``; empty, because an environment makes its own."""
+        return {}
+
+    @property
     def operation_threads(self) -> int:
         """See ``Trainee``."""
         return self.config.machine.threads or 1

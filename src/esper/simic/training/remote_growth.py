@@ -1,6 +1,5 @@
 """Growth environments in the processes of actors, and the trainee that learns from them."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.config import TrainConfig, lag_of
+from esper.leyline.notices import notice
 from esper.nissa.hub import Hub
 from esper.simic.actor import PolicyActor
 from esper.simic.distributed.cluster import Cluster
@@ -189,7 +189,7 @@ class RemoteGrowthTrainee(GrowthRounds):
         self.config = resolved(config, self.layout, self.backend_name)
         self.agent = build_agent(self.config, device, initial)
         if self.precision.reason:
-            print(f"warning: use_amp: {self.precision.reason}; running in float32", file=sys.stderr)
+            notice(f"warning: use_amp: {self.precision.reason}; running in float32")
 
     def amp_scale(self) -> float | None:
         """See ``Trainee.amp_scale``."""

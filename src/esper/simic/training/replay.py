@@ -1,6 +1,6 @@
 """Files that record refused updates, so that the updates can be replayed."""
 
-import os
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from esper.simic.growth.agent import growth_agent
 from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
+from esper.simic.run.disk import replace_synced
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.recurrent import FlatObservation
 
@@ -44,12 +45,14 @@ def write_refusal(
         round_number: the round whose update was refused.
         agent: an agent whose last update was refused.
         settings: flat settings of the run.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     assert agent.refusal is not None, "nothing was refused"
     folder = run / "refused"
     folder.mkdir(exist_ok=True)
     path = folder / f"round-{round_number:06d}.pt"
-    draft = path.with_suffix(".draft")
     amp_dtype = agent.policy.amp_dtype
     content = {
         "schema": SCHEMA_VERSION,
@@ -61,8 +64,9 @@ def write_refusal(
         "agent": agent.refusal.agent,
         "rollout": agent.refusal.rollout,
     }
-    torch.save(content, draft)
-    os.replace(draft, path)
+    written = io.BytesIO()
+    torch.save(content, written)
+    replace_synced(path, written.getvalue())
     return path
 
 

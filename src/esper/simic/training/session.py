@@ -1,8 +1,8 @@
 """One process of a run: rounds, updates, telemetry and checkpoints of any trainee."""
 
-import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import TrainConfig, flatten
@@ -15,6 +15,7 @@ from esper.leyline.events import (
     number,
 )
 from esper.leyline.metrics import Metric, part_metric
+from esper.leyline.notices import notice
 from esper.leyline.precision_text import precision_text
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
@@ -25,6 +26,7 @@ from esper.simic.records.record_writer import RecordWriter
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import save
 from esper.simic.run.disk import sync
+from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.training.anomaly_detector import AnomalyDetector
 from esper.simic.training.observer import Observer
@@ -55,6 +57,7 @@ class Session:
         trainee: environments and policy.
         observer: notified of every step and round.
         stop: records whether a signal was received.
+        identity: what checkpoints belong to.
         saved: round of the latest checkpoint, None if there is none.
         records: writes the rollouts of rounds; None if they are not recorded.
         events_bytes: length of the event file at the end of the last round.
@@ -66,6 +69,7 @@ class Session:
     trainee: Trainee
     observer: Observer
     stop: StopSignal
+    identity: Identity
     saved: int | None = None
     records: RecordWriter | None = None
     events_bytes: int = 0
@@ -110,13 +114,13 @@ class Session:
                 line = str(error)
                 if isinstance(error, ActorsLost):
                     line = f"ray: {error}, so the run stops; --resume continues its checkpoint"
-                print(f"esper: {line}", file=sys.stderr)
+                notice(f"esper: {line}")
                 status, code = "failed", 1
                 self._save(hub, done + len(summaries))
             if self.agent is not None and self.saved != done + len(summaries):
                 code = 1
             self._emit_end(hub, done + len(summaries), status)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._emit_end(hub, done + len(summaries), "failed", repr(error))
             raise
         finally:
@@ -216,8 +220,11 @@ class Session:
             self.refusals = 0
             return
         self.refusals += 1
-        path = write_refusal(self.directory.path, index, self.agent, flatten(self.config))
-        relative = str(path.relative_to(self.directory.path))
+        try:
+            path = write_refusal(self.directory.path, index, self.agent, flatten(self.config))
+            relative, advice = self._relative(path), f"esper replay {path} repeats it"
+        except OSError as error:
+            relative, advice = "", f"the file that repeats it was not written ({error.strerror})"
         tensor = self.agent.refusal.tensor
         dtypes = self.trainee.precision.dtype_name, self.agent.policy.amp_dtype_name
         precision = precision_text(*dtypes)
@@ -232,10 +239,9 @@ class Session:
                 amp_policy_dtype=dtypes[1],
             )
         )
-        print(
+        notice(
             f"warning: the update of round {index} was refused: {tensor} is not finite "
-            f"({precision}); esper replay {path} repeats it",
-            file=sys.stderr,
+            f"({precision}); {advice}"
         )
 
     def _save(self, hub: Hub, number: int) -> None:
@@ -251,14 +257,18 @@ class Session:
         try:
             if self.directory.events.exists():
                 sync(self.directory.events)
-            path = save(self.directory.path, number, parts, self.events_bytes, keep)
+            size, identity = self.events_bytes, self.identity
+            path = save(self.directory.path, number, parts, size, keep, identity)
         except OSError as error:
-            print(
+            notice(
                 f"warning: checkpoint: round {number} was not saved ({error.strerror}); "
-                "earlier checkpoints stay",
-                file=sys.stderr,
+                "earlier checkpoints stay"
             )
             return
         self.saved = number
-        relative = str(path.relative_to(self.directory.path))
-        hub.emit(CheckpointSaved(time=time.time(), round=number, path=relative))
+        saved = CheckpointSaved(time=time.time(), round=number, path=self._relative(path))
+        hub.emit(saved)
+
+    def _relative(self, path: Path) -> str:
+        """A path within the run directory, relative to it."""
+        return str(path.relative_to(self.directory.path))

@@ -1,7 +1,6 @@
 """Construction of devices, tasks, environments, learner and control policies from settings."""
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,8 @@ from torch import Tensor
 from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.config import TrainConfig, impala_of, lag_of, unflatten
 from esper.leyline.errors import UsageError
+from esper.leyline.memory_need import check_environments
+from esper.leyline.notices import notice
 from esper.runtime import plugins
 from esper.runtime.tasks import Task, agree, find_all
 from esper.runtime.text import reading
@@ -30,6 +31,7 @@ from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
+from esper.tolaria.memory import stored_bytes
 from esper.tolaria.precision import disabled, resolve_precision
 
 
@@ -146,20 +148,20 @@ def build_environment(
     machine, device = config.machine, devices[0]
     precision = resolve_precision(machine.use_amp, device, machine.amp_dtype, machine.backend)
     growth = growth_config(config, tasks, device)
+    if device.type == "cpu":
+        hosts = sum(stored_bytes(task.host) for task in tasks) / len(tasks)
+        check_environments(config, hosts, growth.episode_length, len(identities))
     try:
-        environment = GrowthEnv(tasks, identities, growth, precision, *devices)
+        environment = GrowthEnv(tasks, identities, growth, precision, *devices, digest_data=True)
         environment.reset(0)
-    except (RuntimeError, MemoryError) as error:
+    except RuntimeError as error:
         full = memory_error(error)
-        if full is not None and device.type == "cuda":
-            raise what_fits(full, len(identities), device) from error
-        raise UsageError(
-            f"envs: {len(identities)} do not fit into memory ({str(error).splitlines()[0]}); "
-            "take fewer"
-        ) from error
+        if full is None or device.type != "cuda":
+            raise
+        raise what_fits(full, len(identities), device) from error
     if environment.precision.reason:
         reason = environment.precision.reason
-        print(f"warning: use_amp: {reason}; running in float32", file=sys.stderr)
+        notice(f"warning: use_amp: {reason}; running in float32")
     return environment
 
 
@@ -167,10 +169,9 @@ def compile_mode(wanted: str, device: torch.device) -> str:
     """The mode of compilation; on a CPU any but ``off`` is advised against on stderr."""
     mode = resolve_mode(wanted, device)
     if mode != "off" and device.type == "cpu":
-        print(
+        notice(
             f"warning: compile: on a CPU {mode} delays the first update by minutes, and updates no "
-            "longer use the native policy, which is faster; leave --compile out",
-            file=sys.stderr,
+            "longer use the native policy, which is faster; leave --compile out"
         )
     return mode
 

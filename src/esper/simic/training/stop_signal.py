@@ -1,4 +1,8 @@
-"""SIGINT and SIGTERM: the first signal ends a run after saving it, a second ends it at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first ends a run after saving it.
+
+A second SIGINT or SIGTERM ends it at once. A second SIGHUP does not: a terminal that is closed
+often sends two, one from its shell and one from the kernel. Under nohup, SIGHUP stays ignored.
+"""
 
 import signal
 import threading
@@ -36,6 +40,8 @@ class StopSignal:
             yield
             return
         before = {known: signal.getsignal(known) for known in (signal.SIGINT, signal.SIGTERM)}
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            before[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)
 
         def restore() -> None:
             for known, handler in before.items():
@@ -43,7 +49,8 @@ class StopSignal:
 
         def note(number: int, frame: FrameType | None) -> None:
             self.number = number
-            restore()
+            for known, handler in before.items():
+                signal.signal(known, signal.SIG_IGN if known == signal.SIGHUP else handler)
 
         for known in before:
             signal.signal(known, note)

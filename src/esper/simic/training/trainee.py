@@ -67,6 +67,11 @@ class Trainee(Protocol):
         ...
 
     @property
+    def data_digests(self) -> dict[str, str]:
+        """SHA-256 of the data by name of task or family; empty where they are not known."""
+        ...
+
+    @property
     def agent(self) -> PPOAgent[Any] | None:
         """The learner, None for a policy that does not learn."""
         ...

@@ -1,6 +1,5 @@
 """Training a policy: rounds of rollouts of N environments, one update per round."""
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,14 +12,22 @@ import torch
 from esper.leyline.config import ALGORITHMS, TrainConfig, check, flatten, unflatten
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
 from esper.simic.records.record_writer import RecordWriter, remove_records_after
-from esper.simic.run.checkpoint import load_latest
+from esper.simic.run.checkpoint import latest_identity, load_latest
+from esper.simic.run.identity import (
+    announce_switches,
+    check_same_run,
+    identity_of,
+    warn_of_switches,
+)
 from esper.simic.run.run_directory import (
     RunDirectory,
     fingerprint_differences,
     machine_fingerprint,
     stored_config,
+    stored_id,
 )
 from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.growth_trainee import GrowthTrainee
@@ -122,6 +129,10 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
     trained = stored.method.algorithm
     if config.method.algorithm != trained:
         raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
+    then = latest_identity(run)
+    if then is not None:
+        # Before anything is built: the tasks of another plugin, say, may not exist.
+        check_same_run(run, then, identity_of(stored_id(run), stored, {}), "plugin" in settings)
     fields = settings_of(TrainConfig)
     for name, value in flatten(config).items():
         if value != before[name] and not about(fields[name]).on_resume:
@@ -163,6 +174,7 @@ def run_training(
     # Up to here nothing has been written, so a signal may end the process at once.
     with stop.listening(), closing(trainee):
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
+        announce_switches()
         directory, done = _open(trainee, resume, fingerprint)
         output = trainee.config.output
         session = Session(
@@ -170,6 +182,7 @@ def run_training(
             trainee,
             observer or Unobserved(),
             stop,
+            identity_of(stored_id(directory.path), trainee.config, trainee.data_digests),
             saved=done if resume else None,
             records=RecordWriter(directory.path, output.record_last) if output.record else None,
         )
@@ -212,10 +225,13 @@ def _open(
     config = trainee.config
     if resume is None:
         return RunDirectory.create(config, fingerprint), 0
-    _, then = stored_config(resume)
+    stored, then = stored_config(resume)
     directory = RunDirectory(resume)
     try:
         checkpoint = load_latest(resume)
+        now = identity_of(stored_id(resume), stored, trainee.data_digests)
+        # Other plugins are a setting of this resume, or were refused before they were run.
+        check_same_run(resume, checkpoint.identity, now, plugins_given=True)
         if config.world.rounds <= checkpoint.round:
             raise UsageError(
                 f"rounds: {resume} has {checkpoint.round} rounds already; give a larger total"
@@ -227,6 +243,7 @@ def _open(
     except UsageError:
         directory.abandon()
         raise
+    warn_of_switches(checkpoint.identity, now)
     for difference in fingerprint_differences(then, fingerprint):
-        print(f"warning: results may differ in the last bits ({difference})", file=sys.stderr)
+        notice(f"warning: results may differ in the last bits ({difference})")
     return directory, checkpoint.round
