@@ -36,6 +36,8 @@ class OnTerminal:
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
+            # The tests themselves may run under nohup, which a new session does not undo.
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
             fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
             for stream in (0, 1, 2):
                 os.dup2(slave, stream)

@@ -163,6 +163,8 @@ def _train(
     """The main function of the process."""
     # A process started in the background of a shell ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The tests themselves may run under nohup.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
