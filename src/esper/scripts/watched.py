@@ -10,6 +10,7 @@ from rich.console import Console
 from esper.karn.report import write_report
 from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
+from esper.leyline.extras import require
 from esper.scripts.beside import Beside
 from esper.scripts.console import LiveProgress, print_summary
 from esper.simic.training.recorder import RoundSummary
@@ -28,6 +29,8 @@ def resume(run: Path, given: dict[str, Any], sanctum: bool) -> int:
 
 def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
     """Show progress during the run, then print the table and write the report."""
+    if sanctum:
+        require("tui", "sanctum")
     console = Console()
     with LiveProgress(console) as progress, Beside(progress, sanctum) as observer:
         summary = run(observer)
