@@ -3,7 +3,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What a user needs; the tools of developers come on top.
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
+# Where PyTorch for CPUs comes from if there is no NVIDIA driver; empty: from the package index.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # What only the comparisons with other libraries need.
 BENCH := $(VENV)/.ready-bench
 # What only runs with actors on ray need.
@@ -17,7 +21,7 @@ DOCS := $(VENV)/.ready-docs
 
 .PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text bench-own
 
-demo: $(READY)
+demo: $(INSTALLED)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
 
 lint: $(READY)
@@ -151,11 +155,15 @@ bench-world: $(READY)
 	$(BIN)/python scripts/write_figures.py
 
 
-$(READY): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Esper needs Python 3.11 or newer; make PYTHON=python3.11 ...")'
-	$(PYTHON) -m venv $(VENV)
+	PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" scripts/set_up.sh $(VENV) report,tui
+	@touch $@
+
+$(READY): $(INSTALLED)
+	@echo "The tools of developers and the other extras take another 0.5 GB in $(VENV)."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@
+	@touch $@
 
 $(BENCH): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"

@@ -180,12 +180,12 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             if name == "query" and "runs" in given:
                 query(RECORDED, given["runs"][-1])
         else:
-            assert words[0] in ("--help", "--version", "train", "COMMAND"), command
+            assert words[0] in ("--help", "--version", "--completion", "train", "COMMAND"), command
 
 
 @by_page
 def test_flags_exist(page: Path) -> None:
-    known = {"help", "version"}
+    known = {"help", "version", "completion"}
     for arguments in ARGUMENTS.values():
         known |= {word.replace("_", "-") for word in spellings(arguments)}
     scripts = [path.read_text() for path in ROOT.glob("*s/**/*.py") if path.parts[-2] != "docs"]

@@ -49,10 +49,23 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'esper' has no attribute {name!r}")
+        raise AttributeError(f"module 'esper' has no attribute {name!r}{_namesake(name)}")
     found = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found
     return found
+
+
+def _namesake(name: str) -> str:
+    """What to add if the package that was meant may be the one named ``esper`` on PyPI."""
+    from esper_growth import namesake_is_installed
+
+    # Python itself asks for special names that are missing, often.
+    if name.startswith("__") or not namesake_is_installed():
+        return ""
+    return (
+        "; this is Esper, of esper-growth, which shares its import name with the installed "
+        "package esper (an entity component system): give each an environment of its own"
+    )
 
 
 def __dir__() -> list[str]:

@@ -14,11 +14,10 @@ from rich.table import Table
 from esper.karn.comparisons import budget_text, differences, differences_text
 from esper.karn.ladder import HEADS, Step, headroom_text, step_cells, steps
 from esper.karn.price_front import FRONT_HEADS, front, front_cells, price_range
-from esper.karn.report.drawing import standalone, styled
-from esper.karn.report.ladder_figures import ladder_picture
 from esper.leyline.config.setting import SEEDS, Range, setting
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import LADDER_FILE, LADDERS, Evaluation, PricedRung
+from esper.leyline.extras import require
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
 from esper.scripts.output import outlive_output
@@ -116,11 +115,7 @@ def evaluate(arguments: list[str]) -> int:
     if found.shipped is not None:
         line = f"The controls ship with Esper ({found.shipped}); --fresh plays them anew."
         console.print(line, soft_wrap=True)
-    with styled():
-        drawing = ladder_picture(found).svg
-    files = {LADDER_FILE: msgspec.json.encode(found)}
-    if drawing is not None:
-        files["ladder.svg"] = standalone(drawing).encode()
+    files = {LADDER_FILE: msgspec.json.encode(found), **_picture(found, console)}
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -132,6 +127,21 @@ def evaluate(arguments: list[str]) -> int:
         written += _into_run(Path(given.policy), found, console)
     console.print(f"wrote {' and '.join(map(str, written))}", soft_wrap=True)
     return 0
+
+
+def _picture(found: Evaluation, console: Console) -> dict[str, bytes]:
+    """The drawn ladder, by the name of its file; a line instead if the library is missing."""
+    try:
+        require("report", "no ladder.svg")
+    except UsageError as missing:
+        console.print(str(missing), soft_wrap=True, markup=False)
+        return {}
+    from esper.karn.report.drawing import standalone, styled
+    from esper.karn.report.ladder_figures import ladder_picture
+
+    with styled():
+        drawing = ladder_picture(found).svg
+    return {} if drawing is None else {"ladder.svg": standalone(drawing).encode()}
 
 
 def _into_run(run: Path, found: Evaluation, console: Console) -> list[Path]:

@@ -56,7 +56,7 @@ def read_flags(command: type, program: str, arguments: list[str]) -> dict[str, A
         SystemExit: help was asked for and has been printed.
     """
     if not {"-h", "--help"}.isdisjoint(arguments):
-        view = _documented(command)
+        view = documented(command)
         tyro.cli(view, args=["--help"], prog=program, config=(tyro.conf.OmitArgPrefixes,))
     parts = _parts(arguments)
     entries = {name: _entry(f) for name, f in settings_of(command).items()}
@@ -85,14 +85,14 @@ def _dictionary(entries: dict[str, Any], name: str = "", meaning: str | None = N
     return kind
 
 
-def _documented(command: type, defaults: Any = None) -> Any:
+def documented(command: type, defaults: Any = None) -> Any:
     """A type for the help text: groups of settings with their descriptions and defaults."""
     entries: dict[str, Any] = {}
     meanings = _meanings(command)
     for f in fields(command):
         if isinstance(f.type, type) and is_dataclass(f.type):
             assert f.default_factory is not MISSING
-            entries[f.name] = _documented(f.type, f.default_factory())
+            entries[f.name] = documented(f.type, f.default_factory())
         else:
             default = f.default if defaults is None else getattr(defaults, f.name)
             hint = _hint(f, default)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from esper.leyline.errors import UsageError
+from esper.leyline.extras import require
 from esper.leyline.notices import notice
 from esper.runtime.own_files import OwnFile
 from esper.scripts.grow_task import ONNX_LIBRARIES
@@ -54,7 +55,7 @@ def write_files(
     expected = outputs(chosen.model, inputs)
     try:
         chosen.save(folder)
-        result.plot(folder / PICTURE)
+        _draw(result, folder)
         differs = {f"{STATE_FILE} and {CODE_FILE}": _rebuilt(folder, own, inputs, expected)}
         differs |= _write_programs(folder, chosen, inputs, onnx, expected)
     except OSError as error:
@@ -74,6 +75,16 @@ def write_files(
     content["worth"] = [result.worth, None if result.twin is None else result.twin.worth]
     replace_synced(folder / FINISHED, (json.dumps(content) + "\n").encode())
     return 0
+
+
+def _draw(result: GrowthResult, folder: Path) -> None:
+    """Draw the growth; a line instead if the library is missing."""
+    try:
+        require("report", f"no {PICTURE}")
+    except UsageError as missing:
+        print(missing)
+        return
+    result.plot(folder / PICTURE)
 
 
 def _rebuilt(folder: Path, own: OwnFile, inputs: Any, expected: torch.Tensor) -> float:

@@ -35,13 +35,17 @@ COMMANDS = {
 
 
 def esper(arguments: list[str]) -> int:
-    """Run one of ``COMMANDS``, or print the version."""
+    """Run one of ``COMMANDS``, or print the version or the script of a shell's completion."""
     if arguments[:1] == ["--version"]:
         print(f"esper {__version__}")
         return 0
+    if arguments[:1] == ["--completion"]:
+        return _later("completion", "Print a script of completion.")(arguments[1:])
     status = dispatch("esper", COMMANDS, arguments)
     if arguments[0] in ("-h", "--help"):
         print("\noptions:\n  --version   Print the version and exit.")
+        print("  --completion SHELL")
+        print("              Print the script by which bash, zsh or fish completes esper.")
     return status
 
 

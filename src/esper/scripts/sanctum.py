@@ -4,9 +4,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.karn.sanctum.app import Sanctum
 from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
+from esper.leyline.extras import require
 from esper.scripts.entry import run_command
 from esper.scripts.flags import parse
 
@@ -26,6 +26,10 @@ class SanctumArguments:
 def sanctum(arguments: list[str]) -> int:
     """Watch a run on the terminal, live or finished."""
     given = parse(SanctumArguments, "esper sanctum", arguments)
+    require("tui", "sanctum")
+    # Imported here: training, which may open Sanctum, needs no library that draws.
+    from esper.karn.sanctum.app import Sanctum
+
     run = find_run(given.run)
     if not is_terminal():
         raise UsageError("sanctum: needs a terminal; esper report writes a page instead")

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from esper.leyline.config import TrainConfig, shown
 from esper.leyline.errors import UsageError
+from esper.leyline.extras import require
 from esper.scripts.after_training import report_run
 from esper.scripts.beside import Beside
 from esper.scripts.console import LiveProgress, print_summary
@@ -54,6 +55,8 @@ def _check_code(run: Path, given: dict[str, Any]) -> None:
 def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
     """Show progress during the run, then print the table and write the report."""
     outlive_output()
+    if sanctum:
+        require("tui", "sanctum")
     console = Console()
     with LiveProgress(console) as progress, Beside(progress, sanctum) as observer:
         summary = run(observer)

@@ -34,20 +34,8 @@ class Section:
         return self.title.lower().replace(" ", "-")
 
 
-def write_report(runs: Sequence[Path], target: Path) -> Path:
-    """Write one HTML file about one or more runs, live or ended; return its path.
-
-    Each run has a colour and a line style. The same runs give the same file.
-
-    Args:
-        runs: run directories.
-        target: the file to write.
-
-    Raises:
-        UsageError: a run has no events yet, a run is named twice, or ``target`` is a directory
-            or its directory does not exist.
-        OSError: ``target`` cannot be written.
-    """
+def write_page(runs: Sequence[Path], target: Path) -> Path:
+    """See ``karn.report.write_report``, which checks that the libraries are installed."""
     if len({run.resolve() for run in runs}) < len(runs):
         raise UsageError("run: the same run is named twice; name each once")
     if target.is_dir() or not target.parent.is_dir():

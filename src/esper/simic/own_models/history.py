@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from esper.leyline.extras import require
 from esper.leyline.stages import Stage
 
 if TYPE_CHECKING:
@@ -78,7 +79,11 @@ def draw(history: Sequence[EpochRecord], path: str | Path | None = None) -> "Fig
     Args:
         history: at least one epoch.
         path: file to write, in the format of its ending; None for none.
+
+    Raises:
+        UsageError: matplotlib is missing.
     """
+    require("report", "plot")
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
