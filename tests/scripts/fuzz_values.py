@@ -103,6 +103,7 @@ VALID: dict[str, list[Any]] = {
     "batch_size": [2, 5, 8],
     "lstm_hidden": [1, 4, 8],
     "record_last": [None],  # a number needs --record
+    "group_baseline": [False],  # needs groups of at least two environments
     "initial_policy": [None],  # another needs a trained run
     "telemetry_dir": [
         "runs",

@@ -95,9 +95,9 @@ def test_a_run_ends_well_without_its_report(tmp_path: Path) -> None:
     found = esper("train", "heuristic", "--rounds", "1", *_control_flags(), cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     (line,) = found.stderr.splitlines()
-    assert line == (
+    assert line.startswith(
         "warning: report.html could not be written "
-        "(report: needs the library jinja2; pip install 'esper-growth[report]')"
+        "(report: needs the library jinja2; pip install 'esper-growth[report]'); the training in"
     )
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "events.jsonl").exists()

@@ -20,7 +20,7 @@ from fuzzing import Case
 
 from esper.leyline.notices import LONGEST_MESSAGE
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
-from esper.scripts import watched
+from esper.scripts import after_training
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
 from processes import WATCHDOG
@@ -125,7 +125,7 @@ def results(
     cases: list[Case], where: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[Outcome]:
     """Return the outcomes of all cases; fails with every case that violates a guarantee."""
-    draw_report = watched.write_report
+    draw_report = after_training.write_report
 
     def undrawn(runs: list[Path], target: Path) -> Path:
         return target
@@ -139,7 +139,7 @@ def results(
         monkeypatch.setenv("HOME", str(place))
         monkeypatch.setenv("ESPER_CACHE_DIR", CACHE)
         real = index % EVERY_REPORT == 0
-        monkeypatch.setattr(watched, "write_report", draw_report if real else undrawn)
+        monkeypatch.setattr(after_training, "write_report", draw_report if real else undrawn)
         with own_blueprints(), patch.dict(TASKS), patch.dict(SUITES):
             outcome = execute(case.arguments)
         trained = False

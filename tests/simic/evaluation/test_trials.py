@@ -2,7 +2,8 @@
 
 import pytest
 
-from esper.simic.evaluation.trials import REST, TRIALS, TrialPlan
+from esper.simic.evaluation.trials import TRIALS, TrialPlan
+from esper.tamiyo.try_and_keep import REST
 
 
 @pytest.mark.parametrize("length", [12, 24, 150])

@@ -96,15 +96,6 @@ def test_records_of_rounds_that_are_run_again_go_even_if_nothing_is_recorded_the
     assert table(run, 4) == table(whole, 4)
 
 
-def test_a_run_from_before_records_gets_an_id_when_it_is_resumed(tmp_path: Path) -> None:
-    run = train_ppo_vectorized(**settings(tmp_path, rounds=1, record=False)).path
-    config = json.loads((run / "config.json").read_text())
-    del config["id"]
-    (run / "config.json").write_text(json.dumps(config))
-    resume_ppo(run, {"rounds": 2, "record": True})
-    assert read_episodes([run]).rounds.tolist() == [2] * 4
-
-
 def test_two_runs_have_different_ids_and_a_resumed_one_keeps_its_own(tmp_path: Path) -> None:
     def identity(run: Path) -> str:
         return json.loads((run / "config.json").read_text())["id"]

@@ -9,7 +9,7 @@ from typing import get_origin
 import msgspec
 
 from esper.leyline.errors import UsageError
-from esper.leyline.events import EVENTS, Event, decode
+from esper.leyline.events import EVENTS, Event, TrainingStarted, decode
 
 CHUNK = 16 * 2**20
 """Bytes per read, limited so that the first events of a large file are available early."""
@@ -32,7 +32,8 @@ def try_decode(line: bytes) -> Event | None:
 def _lists_agree(event: Event) -> bool:
     """Whether the lists of an event have one entry for each of the same things.
 
-    A list with a default may be empty, as in events of an older schema.
+    A list with a default may be empty, as in events of an older schema, and so may those of a run
+    that has no hosts.
     """
     needed, optional = _lists_of(type(event))
     lengths = {len(getattr(event, name)) for name in needed}
@@ -42,12 +43,12 @@ def _lists_agree(event: Event) -> bool:
 
 @cache
 def _lists_of(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of a kind of event that are parallel lists: without a default, and with one."""
+    """The parallel lists of a kind of event: those that are full, and those that may be empty."""
     names: tuple[list[str], list[str]] = [], []
     for field in msgspec.structs.fields(kind):
         # The blueprints of a run are listed beside its tasks.
         if get_origin(field.type) is list and field.name != "blueprints":
-            names[not field.required].append(field.name)
+            names[kind is TrainingStarted or not field.required].append(field.name)
     return tuple(names[0]), tuple(names[1])
 
 

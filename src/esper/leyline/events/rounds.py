@@ -29,9 +29,10 @@ class TrainingStarted(Event, tag="TRAINING_STARTED"):
     episode_length: int
     """Environment steps per round."""
     slots: list[list[str]]
-    """Names of the host's slots, one list per task."""
+    """Names of the host's slots, one list per task; empty for a run that learns from records."""
     host_parameters: list[int]
-    """Parameters of the host without seeds, one value per task."""
+    """Parameters of the host without seeds, one value per task; empty for a run that learns from
+    records."""
     device: str
     """The devices, separated by spaces, such as cpu or cuda:0 cuda:1."""
     amp_enabled: bool
