@@ -205,7 +205,7 @@ CASES = {
         16,
         windows,
         "cross_entropy",
-        30,
+        20,
         rates(3e-3, 1e-2, 3e-2),
         lambda found: -BITS_PER_NAT * found.loss,
         "negative bits per byte",

@@ -26,7 +26,7 @@ from reporting import kept, made_on, new_parser, publish, table
 from torch import nn
 
 from esper.karn.intervals import interval
-from esper.karn.ladder import points_text
+from esper.karn.ladder import points_text, verdict
 from esper.simic.own_models.growing import grow
 from esper.tolaria.memory import forget_peak, peak_resident
 from esper.tolaria.own_model.grafted_model import parameter_count
@@ -240,11 +240,10 @@ def best_static(found: dict[str, Any]) -> str:
     return max(STATIC, key=lambda arm: mean(found[arm]["runs"], "test"))
 
 
-def verdict(values: Sequence[float]) -> str:
-    """What an interval of differences says."""
+def compared(values: Sequence[float], form: str) -> str:
+    """The mean of differences, its interval, and on which side of zero that lies."""
     known = interval(np.array([values]))
-    low, high = float(known.low[0]), float(known.high[0])
-    return "better" if low > 0.0 else "worse" if high < 0.0 else "no difference shown"
+    return f"{shown(values, form)}: {verdict((known.mean[0], known.low[0], known.high[0]))}"
 
 
 def page(name: str, found: dict[str, Any]) -> list[str]:
@@ -266,7 +265,7 @@ def page(name: str, found: dict[str, Any]) -> list[str]:
                 f"{mean(runs, 'peak_mib'):.0f}",
             )
         )
-    heads = ["arm", "recipe", "parameters", f"test {case.figure}", "above plain"]
+    heads = ["arm", "recipe", "parameters", f"test {case.figure}", "difference from plain"]
     heads += ["time, s", "peak, MiB"]
     return [
         f"## {name}",
@@ -286,12 +285,18 @@ def summary(results: dict[str, dict[str, Any]], policies: Sequence[str]) -> str:
                 (
                     name,
                     policy,
-                    f"{shown(above, form)}: {verdict(above)}",
+                    compared(above, form),
                     best,
-                    f"{shown(beside, form)}: {verdict(beside)}",
+                    compared(beside, form),
                 )
             )
-    heads = ("model", "policy", "above plain, on test", "best without growth", "above that")
+    heads = (
+        "model",
+        "policy",
+        "difference from plain, on test",
+        "best without growth",
+        "difference",
+    )
     return table(heads, rows)
 
 
