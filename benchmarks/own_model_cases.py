@@ -222,7 +222,8 @@ CASES = {
             {"rate": rate, "backbone": part} for rate in (1e-2, 3e-2) for part in (0.0, 0.1, 1.0)
         ),
         description="two convolutions of 4 and 8 channels, trained on digits; then the digits are "
-        "shifted by up to 2 pixels",
+        "shifted by up to 2 pixels. The wider network was trained on digits at its own width: who "
+        "has a single pretrained network has no such opponent",
     ),
 }
 """The models by name."""
