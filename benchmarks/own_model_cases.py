@@ -103,15 +103,18 @@ def rates(*values: float) -> tuple[Recipe, ...]:
     return tuple({"rate": value} for value in values)
 
 
-def digit_images(seed: int, shift: int) -> Loaders:
-    """Digits with noise, shifted by up to ``shift`` pixels; 19 minibatches of 64 an epoch."""
+def digit_images(seed: int, shift: int, size: int = 64) -> Loaders:
+    """Digits with noise, shifted by up to ``shift`` pixels.
+
+    An epoch has as many images, in minibatches of ``size``, as there are without shifts.
+    """
     data = digits(shift=shift, noise=0.1, seed=seed)
 
     def planes(images: Tensor) -> Tensor:
         return images.movedim(-1, 1).contiguous()
 
     return (
-        Batches(planes(data.train_images), data.train_labels, 64, 19),
+        Batches(planes(data.train_images), data.train_labels, size, 1216 // size),
         Batches(planes(data.validation_images), data.validation_labels, 300),
         Batches(planes(data.test_images), data.test_labels, 300),
     )
@@ -184,7 +187,7 @@ CASES = {
     "ResNet-18": of_images(
         lambda width, seed: ResNet18(width, 1),
         4,
-        partial(digit_images, shift=0),
+        partial(digit_images, shift=0, size=128),
         epochs=20,
         recipes=rates(3e-3, 1e-2, 3e-2),
         description="ResNet-18 of 4 to 32 channels; digits with noise 0.1",
