@@ -221,8 +221,8 @@ def main() -> int:
         "## Which slot?",
         f"Share of {len(single)} draws with one shifted level (of "
         + ", ".join(f"{text}: {single.count(slot)}" for slot, text in CLASSES.items())
-        + f") on which a random forest tells the slot, cross-validated over draws. The most frequent slot "
-        f"alone: {100 * frequent:.0f} %.",
+        + ") on which a random forest tells the slot, cross-validated over draws. The most "
+        f"frequent slot alone: {100 * frequent:.0f} %.",
         table(
             ("what it sees", *(f"{delay} steps after the shift, %" for delay in DELAYS)),
             [(name, *(f"{100 * x:.0f}" for x in found)) for name, found in looks.items()],

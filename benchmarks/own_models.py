@@ -14,12 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from own_model_nets import ResNet18
 from reporting import made_on, new_parser, publish, table
 from torch import Tensor, nn
 from torch.optim import AdamW
@@ -40,47 +40,6 @@ CHECK_LIMIT, CHECK_SECONDS = 1.5, 20.0
 EPOCHS = 1000
 """More than are run, so that growth does not end."""
 Batch = tuple[Tensor, Tensor]
-
-
-class Block(nn.Module):
-    """The basic block of ResNet-18 (He et al., 2016)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample = None
-        if stride > 1 or inputs != outputs:
-            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The activation after the block."""
-        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        return self.relu(y + (x if self.downsample is None else self.downsample(x)))
-
-
-class ResNet18(nn.Module):
-    """ResNet-18 with the stem for images of 32x32."""
-
-    def __init__(self, width: int = 64):
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
-        self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU(inplace=True)
-        widths = [width, width, 2 * width, 4 * width, 8 * width]
-        self.layer1, self.layer2, self.layer3, self.layer4 = (
-            nn.Sequential(Block(a, b, 1 if i == 0 else 2), Block(b, b, 1))
-            for i, (a, b) in enumerate(pairwise(widths))
-        )
-        self.fc = nn.Linear(widths[-1], 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``[B, 10]`` of images ``[B, 3, H, W]``."""
-        x = self.layer2(self.layer1(self.relu(self.bn1(self.conv1(x)))))
-        return self.fc(self.layer4(self.layer3(x)).mean((2, 3)))
 
 
 class Transformer(nn.Module):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import statistics
 import sys
 import time
@@ -81,7 +82,7 @@ def publish(
         figures: data behind the tables.
     """
     threads = os.environ.get("OMP_NUM_THREADS")
-    command = f"{f'OMP_NUM_THREADS={threads} ' if threads else ''}python {' '.join(sys.argv)}"
+    command = f"{f'OMP_NUM_THREADS={threads} ' if threads else ''}python {shlex.join(sys.argv)}"
     page = "\n\n".join([f"# {title}", f"`{command}`", *parts]) + "\n"
     print(page)
     if write:

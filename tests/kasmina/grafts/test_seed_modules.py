@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.grafts.attachment import attach, learn_behind, new_seed, set_hook
+from esper.kasmina.grafts import attachment
+from esper.kasmina.grafts.attachment import REACH, attach, learn_behind, new_seed, set_hook
 from esper.kasmina.grafts.seed_modules import BRANCHES, FORMS, LAYOUTS, Seed, add_seed
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS, Style
@@ -144,7 +145,7 @@ def test_a_seed_in_training_leaves_values_and_gradients_of_its_host_as_they_are(
         assert torch.equal(found[name], gradient), name
     assert torch.equal(plain(x), grown(x))
 
-    # Its own gradient is that of a branch added at alpha 1 to an activation nobody else sees.
+    # Its own gradient is that of a step of bounded length against the activation's gradient.
     kept: dict[str, Tensor] = {}
     hooks = [
         plain.layer1[1].register_forward_hook(lambda m, i, o: kept.update(at=o.detach().clone())),
@@ -164,9 +165,41 @@ def test_a_seed_in_training_leaves_values_and_gradients_of_its_host_as_they_are(
     gradients_of(plain, x)
     separate = copy.deepcopy(seed)
     separate.zero_grad()
-    separate.branch(kept["at"]).backward(of_slot["g"])
-    assert torch.equal(
+    branch, g = separate.branch(kept["at"]), of_slot["g"]
+    weight = g.norm() / (REACH * kept["at"].norm())
+    ((g * branch).sum() + 0.5 * weight * branch.square().sum()).backward()
+    torch.testing.assert_close(
         separate.conv_light.conv.weight.grad, found["layer1.1.seed.conv_light.conv.weight"]
+    )
+
+
+class Free(nn.Module):
+    """A branch that can become any function of its inputs, as their number is one."""
+
+    def __init__(self, x: Tensor):
+        super().__init__()
+        self.f = nn.Parameter(torch.zeros_like(x))
+
+    def branch(self, x: Tensor) -> Tensor:
+        return self.f
+
+
+def test_a_branch_in_training_learns_a_step_of_bounded_length_down_the_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, target = torch.randn(16, 8), torch.randn(16, 8)
+    module, seed = nn.Identity(), Free(x)
+    monkeypatch.setattr(attachment, "Seed", Free)
+    module.add_module("seed", seed)
+    module.register_forward_hook(learn_behind)
+    optimizer = torch.optim.SGD(seed.parameters(), lr=1.0)
+    for _ in range(400):
+        optimizer.zero_grad()
+        (module(x) - target).square().mean().backward()
+        optimizer.step()
+    g = x - target
+    torch.testing.assert_close(
+        seed.f.detach(), -REACH * x.norm() * g / g.norm(), rtol=1e-3, atol=1e-3
     )
 
 

@@ -196,6 +196,24 @@ def test_the_contribution_is_the_score_with_the_seed_minus_that_without() -> Non
     assert record.contributions
 
 
+def test_the_scale_of_a_loss_does_not_hold_a_seed_back() -> None:
+    torch.manual_seed(0)
+    model = perceptron()
+    reached = set()
+    for scale in (1.0, 1e4):
+        result = esper.grow(
+            copy.deepcopy(model),
+            loader(*table(64)),
+            loader(*table(64, 1)),
+            loss=lambda output, target, scale=scale: scale * F.mse_loss(output, target),
+            policy="rule",
+            epochs=12,
+            progress=False,
+        )
+        reached |= {(scale, stage) for r in result.history for stage in r.stages.values()}
+    assert {(1.0, Stage.HOLDING), (1e4, Stage.HOLDING)} <= reached
+
+
 def test_a_pruned_seed_leaves_module_and_optimizer() -> None:
     torch.manual_seed(0)
     model, (x, y) = ResidualNet(), images(32)

@@ -30,7 +30,7 @@ def test_the_rule_plants_what_a_slot_accepts_and_leaves_time_to_fossilise() -> N
     made = actor("rule", slots, 40, 0, print)
     assert isinstance(made, TryAndKeepActor)
     names = [BLUEPRINTS[kind] for kind in made.trial.blueprint[0].tolist()]
-    assert names[:2] == ["conv_light", "mlp"]
+    assert names[:2] == ["conv_light", "mlp_small"]
     assert names[2] in ("norm", "lora")
     assert set(names[:2]) <= set(RULE_BLUEPRINTS)
     assert int(made.trial.decision) == 28

@@ -30,18 +30,32 @@ SEED = "seed"
 """Name of the submodule that holds a seed."""
 
 
+REACH = 0.1
+"""Norm of a branch in TRAINING, as a share of its activation's, towards which it learns."""
+
+
 class _StraightThrough(torch.autograd.Function):
-    """The host's activation; the branch gets its gradient as if it had been added at alpha 1."""
+    """The host's activation x, behind which a branch f learns a step that lowers the loss.
+
+    With the gradient g of the output, the branch gets the gradient of ``<g, f> + w |f|^2 / 2``,
+    where ``w = |g| / (REACH |x|)``. Its minimum is ``f = -REACH |x| g / |g|``, a step of gradient
+    descent in function space (Friedman, 2001). Without the second term nothing would answer to f,
+    which x does not contain, and f would grow for as long as it learns.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, f: Tensor) -> Tensor:
-        ctx.dtype = f.dtype
+        ctx.save_for_backward(f)
+        ctx.reach = REACH * torch.linalg.vector_norm(x, dtype=torch.float32)
         # A layer behind may work in place, which a view from here would refuse.
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return gradient, gradient.to(ctx.dtype)
+        (f,) = ctx.saved_tensors
+        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+        weight = norm / ctx.reach.clamp(min=torch.finfo(torch.float32).tiny)
+        return gradient, (gradient + weight * f).to(f.dtype)
 
 
 def learn_behind(module: nn.Module, inputs: object, output: object) -> object:

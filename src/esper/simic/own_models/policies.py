@@ -16,8 +16,9 @@ from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor
 
 POLICIES = ("never", "heuristic", "rule")
 """Policies without a run. ``rule`` tries a seed in slot after slot and keeps those that pay."""
-RULE_BLUEPRINTS = ("conv_light", "mlp", "mlp_small")
-"""What ``rule`` plants: the first of these that a slot accepts."""
+RULE_BLUEPRINTS = ("conv_light", "mlp_small", "mlp")
+"""What ``rule`` plants: the first of these that a slot accepts. ``mlp`` generalises worse
+than ``mlp_small`` on small tables."""
 RULE_DECISION = 0.7
 """Part of the epochs after which ``rule`` plants nothing more, prunes and fossilises."""
 

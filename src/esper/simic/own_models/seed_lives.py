@@ -183,6 +183,7 @@ class SeedLives:
         return {
             "slots": [asdict(slot) for slot in self.slots],
             "order": list(self.body.order),
+            "first_norms": dict(self.body.first_norms),
             "state": _tensors_of(self.state),
             "now": {
                 f.name: _tensors_of(value) if isinstance(value, SeedState | SeedSignals) else value
@@ -217,6 +218,7 @@ class SeedLives:
         self._progress = Progress(**saved["progress"])
         for slot in saved["order"]:
             self.body.germinate(self.state, slot, 0)
+        self.body.first_norms = dict(saved["first_norms"])
         self.body.show(self.state)
         self._first_step, self._seen = saved["first_step"], saved["seen"]
         for step, seen in enumerate(self._seen, self._first_step):

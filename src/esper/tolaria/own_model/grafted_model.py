@@ -6,6 +6,7 @@ The counterpart of ``tolaria.engine.Engine`` for a single network that is traine
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ class GraftedModel:
 
     Attributes:
         order: slots of the living seeds in the order in which they joined the optimizer.
+        first_norms: largest gradient norm of a tensor of each seed in its first epoch, by slot.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class GraftedModel:
         self.order: list[int] = []
         self.parameter_table = stack_tables(slots, "parameter_table")
         self._norms: dict[int, list[Tensor]] = {}
+        self.first_norms: dict[int, float] = {}
         self._host_norm: Tensor | None = None
         self._clipped = False
         self._computing: list[int] = []
@@ -104,6 +107,7 @@ class GraftedModel:
         attach(self.modules[slot], seed)
         self.seeds[slot] = seed
         self.order.append(slot)
+        self.first_norms.pop(slot, None)
         self._group_of(self.modules[slot])["params"].extend(seed.parameters())
 
     def show(self, state: SeedState) -> None:
@@ -158,8 +162,13 @@ class GraftedModel:
             norms = torch.full((1, slot.segment_count), float("nan"))
             if s in self._norms:
                 measured = torch.stack(self._norms[s]).float().cpu()
-                norms[0, : len(measured)] = measured
                 unknown[0, s] = measured.norm()
+                # How large a gradient is depends on the loss and on the activations of the
+                # user's module: what explodes is what becomes ten times as large as at first.
+                first = self.first_norms.setdefault(s, float(measured.max()))
+                norms[0, : len(measured)] = (
+                    measured / first if isfinite(first) and first > 1.0 else measured
+                )
             tensor_norms.append(norms)
         host = self._host_norm
         result = EpochResult(
