@@ -22,12 +22,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **more}
 
 
-def ran(command: list[str], where: Path | None = None) -> subprocess.CompletedProcess[str]:
+def ran(
+    command: list[str], where: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """A command that has ended, in whatever way, with its output."""
     return subprocess.run(
         command,
         cwd=where,
-        env=environment(),
+        env=environment(**variables),
         capture_output=True,
         text=True,
         timeout=WATCHDOG,

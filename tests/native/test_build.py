@@ -16,9 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper.kasmina.hosts.cnn import CnnHost
 from esper.native import build, library, structures
 from esper.native.cache import COMPILING, digest_path, is_intact
 from esper.native.structures import LayoutError, check_layout, definitions
+from esper.tolaria.backends.choice import choose_backend
+from esper.tolaria.backends.torch import TorchBackend
+from esper.tolaria.precision import Precision
 from support import needs_native
 
 pytestmark = needs_native
@@ -312,7 +316,7 @@ from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.precision import Precision
 for _ in range(2):
     host = CnnHost((3,), 4, (6, 6, 2))
-    made = choose_backend("{name}", host, Precision("cpu"), torch.float32, torch.device("cpu"))
+    made = choose_backend("native", host, Precision("cpu"), torch.float32, torch.device("cpu"))
     print(type(made).__name__)
 """
 
@@ -326,7 +330,6 @@ while [ $# -gt 0 ] && [ "$1" != -o ]; do shift; done
 """A compiler that makes libraries without functions."""
 
 
-@pytest.mark.parametrize("name", ["native"])
 @pytest.mark.parametrize(
     ("compiler", "said"),
     [
@@ -339,26 +342,46 @@ while [ $# -gt 0 ] && [ "$1" != -o ]; do shift; done
     ],
 )
 def test_without_a_compiler_torch_computes_and_logs_one_line(
-    name: str, compiler: str, said: str, tmp_path: Path
+    compiler: str, said: str, tmp_path: Path, monkeypatch, caplog
 ):
     for script, text in (("odd", ODD), ("empty", EMPTY)):
         (tmp_path / script).write_text(text)
         (tmp_path / script).chmod(0o755)
     compiler = compiler.replace("{", f"{tmp_path}/").replace("}", "")
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
+    caches = library._found, library.fall_back
+    for remembered in caches:
+        remembered.cache_clear()
+    try:
+        made = [
+            choose_backend("native", host, Precision("cpu"), F32, torch.device("cpu"))
+            for host in [CnnHost((3,), 4, (6, 6, 2))] * 2
+        ]
+    finally:
+        for remembered in caches:
+            remembered.cache_clear()
+    assert [type(backend) for backend in made] == [TorchBackend] * 2
+    (line,) = caplog.messages
+    assert line.startswith("native backend: ")
+    assert said in line
+    assert line.endswith("; using torch")
+    if compiler != str(tmp_path / "empty"):
+        assert not list(tmp_path.glob("*.so"))
+
+
+def test_a_process_without_a_compiler_prints_one_line(tmp_path: Path):
     run = subprocess.run(
-        [sys.executable, "-c", FALLBACK.format(name=name)],
-        env=os.environ | {"CXX": compiler, build.CACHE_VARIABLE: str(tmp_path)},
+        [sys.executable, "-c", FALLBACK],
+        env=os.environ | {"CXX": "no-such-compiler", build.CACHE_VARIABLE: str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
     )
     assert run.stdout.split() == ["TorchBackend", "TorchBackend"]
     (line,) = run.stderr.splitlines()
-    assert line.startswith("native backend: ")
-    assert said in line
+    assert line.startswith("native backend: there is no C++ compiler 'no-such-compiler'")
     assert line.endswith("; using torch")
-    if compiler != str(tmp_path / "empty"):
-        assert not list(tmp_path.glob("*.so"))
 
 
 # --- sanitisers -------------------------------------------------------------------------------

@@ -132,8 +132,8 @@ def every_named_value(seed: int) -> list[Case]:
 
 
 def _mixed(count: int, *kinds: Iterator[Case]) -> list[Case]:
-    """Mix right, wrong, strange and wild cases in the proportion 2, 3, 3 and 1."""
-    return [next(kinds[kind]) for kind in islice(cycle([0, 0, 1, 1, 1, 2, 2, 2, 3]), count)]
+    """Mix right, wrong, strange and wild cases in the proportion 2, 2, 1 and 1."""
+    return [next(kinds[kind]) for kind in islice(cycle([0, 1, 2, 0, 1, 3]), count)]
 
 
 def _policy(draw: random.Random, name: str) -> str:

@@ -183,8 +183,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-MANY = 5 * len(fuzzing.KINDS)
-"""Number of cases: two of nine are right, and each setting must be right in one of them."""
+MANY = 3 * len(fuzzing.KINDS)
+"""Number of cases: a third is right and a third wrong, and each setting must be both once."""
 
 
 def test_hundreds_of_command_lines(
@@ -214,8 +214,8 @@ def test_listings_of_tasks(tmp_path: Path, run: Path, monkeypatch: pytest.Monkey
 def test_wrong_values_are_refused(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One in five; together they cover every setting and every kind of wrong value."""
-    cases = fuzzing.every_wrong_value(seed=22)[::5]
+    """One in nine; together they cover every setting."""
+    cases = fuzzing.every_wrong_value(seed=22)[::9]
     assert {case.field for case in cases} >= fuzzing.KINDS.keys()
     results(cases, tmp_path, run, monkeypatch)
 
@@ -241,9 +241,7 @@ def test_the_same_seed_gives_the_same_cases() -> None:
 OWN = ("--plugin", "own.py", "--task", "own")
 REAL = (
     Case(("train", "ppo", *SIMPLE, *OWN, "--telemetry-dir", "[/x]\udcff"), 0),
-    Case(("train", "ppo", "--plugin", "raises.py"), 2, ("raises.py, line 1",)),
     Case(("train", "ppo", "--config-json", "settings.json"), 2, ("JSON",), content=b"[" * 100_000),
-    Case(("train", "ppo", "--resume", "deep", "--rounds", "2"), 2, ("resume",)),
     Case(("train", "ppo", "--\udcff\x1b[2J"), 2, ("--",)),
 )
 

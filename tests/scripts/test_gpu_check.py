@@ -83,21 +83,26 @@ def test_all_of_it_runs_on_the_virtual_device(tmp_path: Path, check: Any) -> Non
     assert outcomes == ["PASSED"]
 
 
-def test_a_machine_without_a_gpu_is_refused_in_one_line(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    done = run("--output", str(tmp_path / "page"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert "no CUDA device; --virtual" in done.stderr
+def test_a_machine_without_a_gpu_is_refused_in_one_line(
+    tmp_path: Path, check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--output", str(tmp_path / "page")])
+    assert check.script.main() == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "no CUDA device; --virtual" in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_section_that_does_not_exist_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = run("--virtual", "--sections", "loop", "--output", str(tmp_path / "page"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("gpu_check: --sections: loop is unknown; there are facts, ")
-    assert done.stderr.count("\n") == 1
+def test_a_section_that_does_not_exist_is_refused_in_one_line(
+    tmp_path: Path, check: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = argparse.Namespace(sections=["loop", "facts"], virtual=True, output=tmp_path / "page")
+    assert check.script.check(asked, tmp_path) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("gpu_check: --sections: loop is unknown; there are facts, ")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,6 +5,7 @@ import json
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,10 +100,17 @@ def test_a_synchronisation_that_is_not_documented_fails(monkeypatch, capsys):
     for folder in (SCRIPTS.parent / "benchmarks", SCRIPTS):
         monkeypatch.syspath_prepend(folder)
     script = importlib.import_module("profile_gpu_sync")
-    monkeypatch.delitem(script.DOCUMENTED, "simic/update_metrics.py:summarise")
     monkeypatch.setattr(sys, "argv", ["x"])
-    assert script.main() == 1
-    assert "NOT DOCUMENTED" in capsys.readouterr().out
+    known, unknown = "simic/update_metrics.py:summarise", "simic/ppo.py:update"
+    for steps, update, status in (
+        ([known], [known], 0),
+        ([unknown], [known], 1),
+        ([], [unknown], 1),
+    ):
+        waits = script.Waits(Counter(steps), Counter(update), 1, None, "loop")
+        monkeypatch.setattr(script, "profiled", lambda *given, found=waits: found)
+        assert script.main() == status
+        assert ("NOT DOCUMENTED" in capsys.readouterr().out) == bool(status)
 
 
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "torch"])

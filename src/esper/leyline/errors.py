@@ -11,6 +11,11 @@ class UsageError(ValueError):
     """
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def suggestion(
     word: str,
     known: Iterable[str],

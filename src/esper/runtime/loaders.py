@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.runtime.data import Dataset
 
 Source = tuple[Any, Any] | TorchDataset[Any] | DataLoader[Any]
@@ -42,7 +42,7 @@ def _split(name: str, source: Source) -> tuple[Tensor, Tensor]:
         images = torch.cat([_tensor(batch[0]).float() for batch in pairs])
         labels = torch.cat([_tensor(batch[1]) for batch in pairs])
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UsageError(
             f"data: the {name} split cannot be read ({reason}); give pairs of an image tensor and "
             "a label"

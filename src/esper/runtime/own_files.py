@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.leyline.errors import UsageError, suggestion
+from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.runtime import plugins
 
 MODEL, LOADERS, RECIPE = "model", "loaders", "recipe"
@@ -188,7 +188,7 @@ def _called(setting: str, what: str, function: Callable[[], Any]) -> Any:
     except UsageError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         called = "" if setting == RECIPE else "; it is called without arguments"
         raise UsageError(
             f"{setting}: {what} fails ({type(error).__name__}: {reason}){called}"

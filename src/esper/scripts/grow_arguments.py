@@ -115,3 +115,20 @@ def check_kind(given: GrowArguments) -> None:
             flag = "--" + name.replace("_", "-")
             with_, without = ("--task", "--model") if of_task else ("--model", "--task")
             raise UsageError(f"{name}: {flag} belongs to {with_}; leave it away with {without}")
+
+
+def check_writable(name: str, path: Path, suffix: str) -> None:
+    """Refuse a file that could not be written after growth.
+
+    Args:
+        name: the setting that gives it.
+        path: the file.
+        suffix: what its name must end in.
+
+    Raises:
+        UsageError: the name ends otherwise, or is that of a folder, or in one that does not exist.
+    """
+    if path.suffix != suffix:
+        raise UsageError(f"{name}: {path} must end in {suffix}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{name}: cannot write {path}; give a file in a folder that exists")

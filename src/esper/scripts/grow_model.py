@@ -3,7 +3,6 @@
 import json
 import sys
 from functools import partial
-from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from esper.leyline.errors import UsageError, suggestion
+from esper.leyline.errors import UsageError, first_line, suggestion
+from esper.leyline.extras import require
 from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
-from esper.scripts.grow_arguments import GrowArguments
-from esper.scripts.grow_task import ONNX_LIBRARIES
+from esper.scripts.grow_arguments import GrowArguments, check_writable
 from esper.scripts.grown_files import FINISHED, write_files
 from esper.scripts.seeds_table import seeds_table
 from esper.simic.own_models.attempts import LEARNING_RATE
@@ -155,23 +154,15 @@ def _check_files(given: GrowArguments) -> None:
     if given.onnx is not None:
         if given.seeds > 1:
             raise UsageError("onnx: several seeds would write one file; leave it away")
-        if given.onnx.suffix != ".onnx":
-            raise UsageError(f"onnx: {given.onnx} must end in .onnx")
-        if given.onnx.is_dir() or not given.onnx.parent.is_dir():
-            raise UsageError(
-                f"onnx: cannot write {given.onnx}; give a file in a folder that exists"
-            )
-        missing = [library for library in ONNX_LIBRARIES if find_spec(library) is None]
-        if missing:
-            raise UsageError(
-                f"onnx: needs the library {missing[0]}; pip install 'esper-growth[onnx]'"
-            )
+        check_writable("onnx", given.onnx, ".onnx")
+        require("onnx", "onnx")
     if given.device is not None:
         try:
             torch.empty(0, device=given.device)
         except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise UsageError(f"device: {given.device} is not usable ({reason})") from error
+            raise UsageError(
+                f"device: {given.device} is not usable ({first_line(error)})"
+            ) from error
 
 
 def _arguments(given: GrowArguments, recipe: dict[str, Any]) -> dict[str, Any]:

@@ -4,19 +4,16 @@ A task is played as a policy meets it in training: with its drift, its budget of
 deadline, which a loop over loaders does not have.
 """
 
-from importlib.util import find_spec
-
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
+from esper.leyline.extras import require
 from esper.leyline.notices import notice
 from esper.runtime.plugins import load
 from esper.runtime.tasks import find
-from esper.scripts.grow_arguments import GrowArguments
+from esper.scripts.grow_arguments import GrowArguments, check_writable
 from esper.simic.run.disk import replace_synced
 from esper.simic.tools.grow import SPLITS, TOLERANCE, GrowingPolicy, Grown, check_file
 from esper.simic.tools.grow import grow as grow_host
 from esper.tolaria.export import export_program, packed, packed_onnx
-
-ONNX_LIBRARIES = ("onnx", "onnxscript")
 
 
 def grow_task(given: GrowArguments) -> int:
@@ -50,18 +47,10 @@ def _check(given: GrowArguments) -> None:
         UsageError: a file cannot be written, or a library is missing.
     """
     for name, path, suffix in (("out", given.out, ".pt2"), ("onnx", given.onnx, ".onnx")):
-        if path is None:
-            continue
-        if path.suffix != suffix:
-            raise UsageError(f"{name}: {path} must end in {suffix}")
-        if path.is_dir() or not path.parent.is_dir():
-            raise UsageError(f"{name}: cannot write {path}; give a file in a folder that exists")
+        if path is not None:
+            check_writable(name, path, suffix)
     if given.onnx is not None:
-        missing = [library for library in ONNX_LIBRARIES if find_spec(library) is None]
-        if missing:
-            raise UsageError(
-                f"onnx: needs the library {missing[0]}; pip install 'esper-growth[onnx]'"
-            )
+        require("onnx", "onnx")
 
 
 def _show(grown: Grown) -> None:
@@ -93,7 +82,7 @@ def _write(given: GrowArguments, grown: Grown) -> int:
         content = packed(program)
         others = {} if given.onnx is None else {given.onnx: packed_onnx(program)}
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UsageError(f"out: torch.export cannot export this network ({reason})") from error
     difference = check_file(content, grown)
     if not difference <= TOLERANCE:

@@ -1,17 +1,15 @@
 """The files of a network that ``esper grow --model`` trained, each read back and compared."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
 from esper.runtime.own_files import OwnFile
-from esper.scripts.grow_task import ONNX_LIBRARIES
 from esper.simic.own_models.growth_result import CODE_FILE, STATE_FILE, GrowthResult
 from esper.simic.run.disk import replace_synced
 from esper.tolaria.own_model.exported import (
@@ -105,28 +103,23 @@ def _write_programs(
         some = inputs if program.fixed is None else first_samples(inputs, program.fixed)
         found = outputs_of_file(content, some)
     except Exception as error:
-        print(f"no {PROGRAM}: torch.export cannot trace the model ({_line(error)})")
+        print(f"no {PROGRAM}: torch.export cannot trace the model ({first_line(error)})")
         return {}
     if program.fixed is not None:
         print(f"{PROGRAM} takes batches of {program.fixed} alone ({program.reason})")
     replace_synced(folder / PROGRAM, content)
     differs = {PROGRAM: difference(expected[: len(found)], found)}
-    missing = [
-        library for library in (*ONNX_LIBRARIES, "onnxruntime") if find_spec(library) is None
-    ]
-    if missing:
-        print(f"no {ONNX}: needs the library {missing[0]}; pip install 'esper-growth[onnx]'")
+    try:
+        require("onnx", f"no {ONNX}", "onnxruntime")
+    except UsageError as missing:
+        print(missing)
         return differs
     try:
         text = program.onnx()
         found = outputs_of_onnx(text, some)
         differs[ONNX] = difference(expected[: len(found)], found)
     except Exception as error:
-        print(f"no {ONNX}: torch.onnx cannot write the model ({_line(error)})")
+        print(f"no {ONNX}: torch.onnx cannot write the model ({first_line(error)})")
         return differs
     replace_synced(onnx or folder / ONNX, text)
     return differs
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import Any
 
+from esper.simic.own_models.table_text import aligned
 from esper.tolaria.own_model.validation import Validation
 
 
@@ -34,11 +35,7 @@ def seeds_table(found: Mapping[int, Mapping[str, Any] | None]) -> str:
             cells[2], cells[4] = Validation(**twin[split]).shown(), f"{gains[-1]:+.4f}"
         lines.append(tuple(cells))
     lines.append(("mean", _mean(grown), _mean(never), "", _mean(gains, "+")))
-    widths = [max(len(line[i]) for line in lines) for i in range(5)]
-    text = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    text = aligned(lines, left=len(lines[0]))
     if gains:
         text.append(f"growth paid on validation after its price in {paid} of {len(gains)} seeds")
     return "\n".join(text)

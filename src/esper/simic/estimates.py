@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
+from esper.leyline.config import LearnerConfig
 from esper.simic.advantage import generalised_advantages, leave_one_out
 from esper.simic.loss import weighted_mean
 from esper.simic.normalise import RunningMoments
@@ -88,6 +89,11 @@ class GeneralisedEstimator:
 
     discount: float
     trace_decay: float
+
+    @classmethod
+    def of(cls, learner: LearnerConfig) -> Self:
+        """The estimator that the settings describe."""
+        return cls(learner.discount, learner.trace_decay)
 
     def estimate(
         self,

@@ -94,7 +94,7 @@ class PPOAgent(PolicyActor[ObservationT]):
             policy = network().to(device)
         super().__init__(policy, moments, seed, device)
         self.config, self.advantage_floor = config, advantage_floor
-        self.estimator = estimator or GeneralisedEstimator(config.discount, config.trace_decay)
+        self.estimator = estimator or GeneralisedEstimator.of(config)
         self.optimizer = PolicyOptimizer(self.policy, device)
         self.return_moments = RunningMoments((), device)
         self.schedules = Schedules.of(config)

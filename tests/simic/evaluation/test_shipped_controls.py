@@ -42,15 +42,13 @@ def check(suite: str, controls: ShippedControls) -> None:
     assert controls.identity == controls_identity(whole, library()), "play them anew"
     fresh = replace(whole.fresh, tasks=whole.fresh.tasks[:REPLAYED], data_seed=ORDERS[0])
     plans = library()
-    at_once = [i for i, plan in enumerate(plans) if plan.at_once]
-    outcome = play_plans(fresh, (NEVER, *(plans[i] for i in at_once)))
     rungs = {rung.name: rung for rung in controls.rungs}
     everything = rungs["everything at step 0"]
     assert everything.chosen is not None
-    for rung, member in (
-        (rungs[NEVER_GROW], 0),
-        (everything, 1 + at_once.index(everything.chosen[0])),
-    ):
+    planted = plans[everything.chosen[0]]
+    assert planted.at_once
+    outcome = play_plans(fresh, (NEVER, planted))
+    for member, rung in enumerate((rungs[NEVER_GROW], everything)):
         for stored, played in (
             (rung.utility, outcome.test_utility),
             (rung.validation, outcome.validation_utility),
@@ -83,14 +81,14 @@ def made(hosts: Hosts) -> ShippedControls:
     """The controls of which ``check`` needs something, played."""
     plans = library()
     scored = replace(hosts.fresh, data_seed=ORDERS[0])
-    outcome = play_plans(scored, (NEVER, *(plan for plan in plans if plan.at_once)))
+    everything = next(i for i, plan in enumerate(plans) if plan.at_once)
+    outcome = play_plans(scored, (NEVER, plans[everything]))
     columns = outcome.test_utility, outcome.validation_utility, outcome.added
 
     def rung(name: str, member: int, plan: int) -> Rung:
         values = (column[:, member].tolist() for column in columns)
         return Rung(name, False, *values, [plan] * len(hosts.fresh.tasks))
 
-    everything = next(i for i, plan in enumerate(plans) if plan.at_once)
     rungs = [rung(NEVER_GROW, 0, 0), rung("everything at step 0", 1, everything)]
     return ShippedControls(controls_identity(hosts, plans), "made here", 20, 4, rungs)
 

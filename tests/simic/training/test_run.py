@@ -57,6 +57,24 @@ def tiny(directory: Path, **settings: object) -> TrainConfig:
     return unflatten({**TINY, "rounds": 2, "telemetry_dir": str(directory), **settings})
 
 
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, to be read only."""
+    return train_ppo_vectorized(tiny(tmp_path_factory.mktemp("two"))).path
+
+
+@pytest.fixture(scope="module")
+def three_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the same run is after a third round without interruption, to be read only."""
+    return train_ppo_vectorized(tiny(tmp_path_factory.mktemp("three"), rounds=3)).path
+
+
+@pytest.fixture
+def run(two_rounds: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run of two rounds."""
+    return shutil.copytree(two_rounds, tmp_path / "run")
+
+
 def test_a_run_directory_has_the_documented_files(tmp_path: Path) -> None:
     summary = train_ppo_vectorized(tiny(tmp_path))
     run = summary.path
@@ -83,8 +101,7 @@ def test_a_run_directory_has_the_documented_files(tmp_path: Path) -> None:
     assert parquet.num_rows == len((run / "events.jsonl").read_text().splitlines())
 
 
-def test_every_update_reports_finite_gradient_norms_of_all_heads(tmp_path: Path) -> None:
-    run = train_ppo_vectorized(tiny(tmp_path)).path
+def test_every_update_reports_finite_gradient_norms_of_all_heads(run: Path) -> None:
     for update in read_events(run, PPOUpdateCompleted):
         of_impala = {Metric.LAG_KL, Metric.RHO_CLIP_FRACTION, Metric.VERSION_LAG}
         of_records = {name for name in METRICS if "negative_log" in name or "held_out" in name}
@@ -142,24 +159,22 @@ def test_the_split_seed_is_recorded_and_kept_when_the_run_is_resumed(tmp_path: P
         resume_ppo(parted, {"rounds": 3, "split_seed": 6})
 
 
-def test_events_of_an_unsaved_round_are_not_duplicated(tmp_path: Path) -> None:
+def test_events_of_an_unsaved_round_are_not_duplicated(three_rounds: Path, tmp_path: Path) -> None:
     """A process that dies between the end of a round and its checkpoint leaves events behind."""
-    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path
-    run = train_ppo_vectorized(tiny(tmp_path / "cut", rounds=3)).path
+    run = shutil.copytree(three_rounds, tmp_path / "cut")
     for path in (run / "checkpoints" / "000003").iterdir():
         path.unlink()
     (run / "checkpoints" / "000003").rmdir()
     with (run / "events.jsonl").open("ab") as events:
         events.write(b'{"event_type":"EPOCH_COMP')
     resume_ppo(run, {})
-    assert timeless(straight) == timeless(run)
+    assert timeless(three_rounds) == timeless(run)
     assert [c.round for c in read_events(run, CheckpointSaved)] == [1, 2, 3]
 
 
 def test_a_flipped_bit_is_detected_and_the_previous_checkpoint_is_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train_ppo_vectorized(tiny(tmp_path)).path
     path = run / "checkpoints" / "000002" / "policy.pt"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -191,8 +206,7 @@ def test_the_telemetry_level_changes_what_is_written_not_what_is_computed(tmp_pa
     assert len(list(read_events(runs["debug"], SeedSignalsMeasured))) == 12
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    run = train_ppo_vectorized(tiny(tmp_path)).path
+def test_a_second_writer_is_refused(run: Path) -> None:
     held = RunDirectory(run)
     with pytest.raises(UsageError, match="another process"):
         resume_ppo(run, {"rounds": 3})
@@ -208,8 +222,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
         ({"rounds": 3, "learning_rate": 0.1}, "learning_rate"),
     ],
 )
-def test_a_refused_resume_changes_no_file(tmp_path: Path, settings: dict, names: str) -> None:
-    run = train_ppo_vectorized(tiny(tmp_path)).path
+def test_a_refused_resume_changes_no_file(run: Path, settings: dict, names: str) -> None:
     before = (run / "events.jsonl").read_bytes()
     with pytest.raises(UsageError, match=f"^{names}:"):
         resume_ppo(run, settings)
@@ -252,10 +265,12 @@ def test_a_full_disk_loses_a_checkpoint_but_not_the_run(
 
 
 def test_a_full_disk_loses_events_but_not_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    three_rounds: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Events before stay readable, and so do events after there is space again."""
-    straight = train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path
     original = JsonLines.write
 
     def write(self: JsonLines, event: Event) -> None:
@@ -273,7 +288,7 @@ def test_a_full_disk_loses_events_but_not_the_run(
     assert line == f"telemetry: JsonLines stopped: {reason}; training is not affected"
     assert load_latest(run).round == 2
     resume_ppo(run, {"rounds": 3})
-    assert_same(load_latest(run).parts, load_latest(straight).parts)
+    assert_same(load_latest(run).parts, load_latest(three_rounds).parts)
     recorded = [(e.round, e.step) for e in read_events(run, EpochCompleted)]
     assert recorded == [(1, t) for t in range(1, 7)] + [(2, 1), (2, 2), (2, 3)] + [
         (3, t) for t in range(1, 7)
@@ -298,10 +313,7 @@ def files_of(run: Path) -> dict[Path, bytes | None]:
 
 @pytest.mark.parametrize("locked_before", [True, False])
 @pytest.mark.parametrize("what", ["checkpoints are gone", "events are a directory"])
-def test_a_refused_resume_leaves_no_new_files(
-    tmp_path: Path, what: str, locked_before: bool
-) -> None:
-    run = train_ppo_vectorized(tiny(tmp_path)).path
+def test_a_refused_resume_leaves_no_new_files(run: Path, what: str, locked_before: bool) -> None:
     damage(run, what)
     if not locked_before:
         (run / "lock").unlink()
@@ -328,9 +340,8 @@ def test_a_lock_file_removed_by_its_owner_is_not_accepted(tmp_path: Path) -> Non
 
 
 def test_a_settings_file_that_cannot_be_rewritten_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = train_ppo_vectorized(tiny(tmp_path)).path
     before = (run / "config.json").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(disk, "write_synced", out_of_room)
@@ -341,10 +352,9 @@ def test_a_settings_file_that_cannot_be_rewritten_is_kept(
 
 
 def test_interrupted_cutting_of_events_can_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kept lines are written before the file is truncated; repeating gives the same file."""
-    run = train_ppo_vectorized(tiny(tmp_path)).path
     (run / "checkpoints" / "000002").rename(tmp_path / "gone")
     before = load_latest(run)
     with (run / "events.jsonl").open("ab") as events:
@@ -468,8 +478,7 @@ def damage(run: Path, what: str) -> None:
         "checkpoints are gone",
     ],
 )
-def test_a_damaged_run_directory_is_a_usage_error(tmp_path: Path, what: str) -> None:
-    run = train_ppo_vectorized(tiny(tmp_path)).path
+def test_a_damaged_run_directory_is_a_usage_error(run: Path, what: str) -> None:
     damage(run, what)
     with pytest.raises(UsageError, match=r"^resume: "):
         resume_ppo(run, {"rounds": 3})
@@ -480,19 +489,16 @@ def test_a_damaged_run_directory_is_a_usage_error(tmp_path: Path, what: str) -> 
     ["manifest is a list", "manifest says another round", "part is missing", "part is empty"],
 )
 def test_a_corrupt_checkpoint_is_skipped(
-    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+    three_rounds: Path, run: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train_ppo_vectorized(tiny(tmp_path)).path
-    straight = load_latest(train_ppo_vectorized(tiny(tmp_path / "straight", rounds=3)).path)
     damage(run, what)
     resumed = resume_ppo(run, {"rounds": 3})
     assert [r.round for r in resumed.rounds] == [2, 3]
     assert "000002 is corrupt" in capsys.readouterr().err
-    assert_same(load_latest(run).parts, straight.parts)
+    assert_same(load_latest(run).parts, load_latest(three_rounds).parts)
 
 
-def test_a_truncated_event_file_is_continued(tmp_path: Path) -> None:
-    run = train_ppo_vectorized(tiny(tmp_path)).path
+def test_a_truncated_event_file_is_continued(run: Path) -> None:
     events = run / "events.jsonl"
     events.write_bytes(events.read_bytes()[:-300])
     resume_ppo(run, {"rounds": 3})

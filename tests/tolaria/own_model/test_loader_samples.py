@@ -14,6 +14,7 @@ from esper.tolaria.own_model.samples import (
     evaluating,
     first_batch,
     first_samples,
+    mapped,
     moved,
     sample_count,
     undisturbed,
@@ -75,6 +76,9 @@ def test_samples_are_counted_and_taken_in_every_form() -> None:
     assert torch.equal(first_samples({"left": x}, 2)["left"], x[:2])
     assert [len(part) for part in first_samples((x, y), 3)] == [3, 3]
     assert moved({"left": [x], "flag": "on"}, torch.device("cpu"))["flag"] == "on"
+    batch = {"left": [x, "on"], "right": (y, 2)}
+    shapes = {"left": [(4, 3), None], "right": ((4,), None)}
+    assert mapped(batch, lambda part: tuple(part.shape), lambda part: None) == shapes
 
 
 def test_measuring_disturbs_no_random_number() -> None:

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from esper.kasmina.hosts.host import HostDefaults, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 
 Grown = Callable[[Tensor], Tensor]
 """Maps the activation before a slot to the activation after it, with the seeds applied."""
@@ -236,7 +236,9 @@ class ModuleHost(HostDefaults):
                 images = torch.zeros(2, channels, height, width, dtype=example.dtype)
                 found = self.template.eval()(images)
         except Exception as error:
-            raise self._fault(f"rejects images {tuple(images.shape)} ({_line(error)})") from error
+            raise self._fault(
+                f"rejects images {tuple(images.shape)} ({first_line(error)})"
+            ) from error
         finally:
             for hook in hooks:
                 hook.remove()
@@ -305,7 +307,7 @@ class ModuleHost(HostDefaults):
                 self.logits(*views, images, training=True, grown={})
         except Exception as error:
             raise self._fault(
-                f"does not train under torch.vmap ({_line(error)}); remove dropout, BatchNorm "
+                f"does not train under torch.vmap ({first_line(error)}); remove dropout, BatchNorm "
                 "without momentum and data-dependent branches"
             ) from error
 
@@ -340,10 +342,6 @@ def _connected(x: Tensor, leaves: Tensors) -> list[str]:
     every = list(leaves.values())
     gradients = torch.autograd.grad(x.sum(), every, retain_graph=True, allow_unused=True)
     return [name for name, found in zip(leaves, gradients, strict=True) if found is not None]
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class _AcrossHosts(torch.autograd.Function):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.leyline.notices import notice
 from esper.simic.distributed.cluster import (
     PROCESS_SECONDS,
@@ -31,6 +31,9 @@ POLL_SECONDS = 0.5
 
 SILENT_SECONDS = PROCESS_SECONDS
 """Longest time for which an actor may answer nothing, restarts included."""
+
+LONGEST_REASON = 160
+"""Characters of one of ray's messages that are quoted."""
 
 MOST_REPEATS = 3
 """How often ray repeats a rollout whose actor died during it, before the run stops."""
@@ -277,7 +280,7 @@ class RemoteActors:
                 return
             raise ActorsLost(
                 f"{self._name(actor)} was lost {MOST_REPEATS + 1} times in rollout {number} "
-                f"({_first_line(error)})"
+                f"({first_line(error)[:LONGEST_REASON]})"
             ) from error
         if delivery.place != actor.place:
             old, new = actor.place, delivery.place
@@ -352,9 +355,10 @@ class RemoteActors:
         try:
             return self.ray.get(questions)
         except self.ray.exceptions.RayError as error:
+            reason = first_line(error)[:LONGEST_REASON]
             raise UsageError(
-                f"actors: an actor could not be started ({_first_line(error)}); Esper must be "
-                "installed on every machine of the cluster"
+                f"actors: an actor could not be started ({reason}); Esper must be installed on "
+                "every machine of the cluster"
             ) from error
 
     def _described(self) -> list[Any]:
@@ -371,8 +375,9 @@ class RemoteActors:
                 raise error.cause from error
             raise
         except self.ray.exceptions.RayActorError as error:
+            reason = first_line(error)[:LONGEST_REASON]
             raise UsageError(
-                f"actors: an actor died while it built its environments ({_first_line(error)})"
+                f"actors: an actor died while it built its environments ({reason})"
             ) from error
 
 
@@ -382,8 +387,3 @@ def mean_lag(deliveries: Sequence[Delivery], number: int, most: int) -> float | 
     None if ``most`` is 0: then all rounds are collected with the weights that learn.
     """
     return fmean(number - 1 - one.version for one in deliveries) if most else None
-
-
-def _first_line(error: Exception) -> str:
-    """The start of ray's message, which is long."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]

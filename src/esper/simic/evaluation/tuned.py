@@ -26,12 +26,13 @@ def tuned_twin(task: Task) -> Task | None:
 def static_network(task: Task) -> Task | None:
     """``task`` with a network ``GROWN`` times as large as its host, trained by its own recipe."""
     tuned = read_tuned().get(task.name)
+    if tuned is None and not _drawn_from_scratch(task):
+        return None
     host = widened(task.host, GROWN * task.host.parameter_count)
     if host is None:
         return None
-    if tuned is not None:
-        return tuned.static.on(replace(task, host=host))
-    return replace(task, host=host) if _drawn_from_scratch(task) else None
+    wider = replace(task, host=host)
+    return wider if tuned is None else tuned.static.on(wider)
 
 
 def _drawn_from_scratch(task: Task) -> bool:

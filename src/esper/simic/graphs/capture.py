@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from esper.leyline.errors import first_line
+
 log = logging.getLogger(__name__)
 
 Tensors = dict[str, Tensor]
@@ -143,7 +145,7 @@ class Captured:
                 lambda: self.function(recording.buffers)
             )
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             log.warning("%s: not captured as a CUDA graph (%s); running eagerly", self.name, reason)
             self.failed = True
             return False

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from esper.leyline.config import ImpalaConfig, LearnerConfig
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.simic.estimates import GeneralisedEstimator, GroupedEstimator
 from esper.simic.graphs.captured_agent import agent_class
 from esper.simic.growth.growth_moments import GrowthMoments
@@ -51,9 +51,7 @@ def growth_agent(
     moments = GrowthMoments(device)
     arguments = impala_arguments(config, impala)
     if config.group_baseline:
-        estimator = arguments.get("estimator") or GeneralisedEstimator(
-            config.discount, config.trace_decay
-        )
+        estimator = arguments.get("estimator") or GeneralisedEstimator.of(config)
         arguments["estimator"] = GroupedEstimator(estimator, group_size)
     try:
         if initial is not None:
@@ -66,7 +64,7 @@ def growth_agent(
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         if initial is None:
             raise
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UsageError(
             f"initial_policy: it belongs to another network ({reason}); give another run"
         ) from error

@@ -16,7 +16,7 @@ from esper.leyline.config import Algorithm, TrainConfig
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.config.setting import about, check_ranges, settings_of
 from esper.leyline.config.values import typed
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
 from esper.simic.growth.growth_moments import GrowthMoments
@@ -259,7 +259,7 @@ def _open(
         try:
             trainer.load_state(checkpoint.parts)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise UsageError(
                 f"resume: the checkpoint belongs to another network ({reason})"
             ) from error

@@ -12,6 +12,7 @@ from esper.kasmina.grafts.attachment import grown_seeds
 from esper.kasmina.grafts.written_code import rebuilding_code
 from esper.simic.growth.rewards import utility
 from esper.simic.own_models.history import EpochRecord, draw
+from esper.simic.own_models.table_text import aligned
 from esper.tolaria.own_model.validation import Validation
 
 if TYPE_CHECKING:
@@ -83,15 +84,7 @@ class GrowthResult:
             validation = result.validation.shown()
             size, time = f"{result.parameters:,}", f"{result.seconds:,.1f} s"
             cells.append((name, test, validation, size, time))
-        widths = [max(len(row[i]) for row in cells) for i in range(5)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i < 3 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in cells
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(aligned(cells, left=3))
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """See ``history.draw``."""

@@ -13,6 +13,7 @@ from esper.kasmina.grafts.attachment import attach, learn_behind, new_seed, set_
 from esper.kasmina.grafts.slot_search import find_slots
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
+from esper.leyline.errors import first_line
 from esper.simic.own_models.policies import planted_blueprint
 from esper.simic.own_models.policy_price import PolicyPrice, duration, policy_price
 from esper.tolaria.own_model import samples
@@ -189,7 +190,7 @@ def _check_forward(
             try:
                 losses.append(goal.loss(call(model, inputs), target))
             except Exception as error:
-                line = (str(error).strip() or type(error).__name__).splitlines()[0]
+                line = first_line(error)
                 report.problems.append(f"model or loss fails on a batch: {line}")
                 return
     if losses[0].ndim:

@@ -23,7 +23,7 @@ import torch
 
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import shown
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.leyline.notices import notice
 from esper.leyline.run_files import is_round
 from esper.simic.ppo import PPOAgent
@@ -105,7 +105,7 @@ def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> Non
     try:
         agent.load_state(parts)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UsageError(f"resume: the checkpoint belongs to another network ({reason})") from error
 
 

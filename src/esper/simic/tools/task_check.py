@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
 from esper.simic.growth.environment import GrowthEnv
@@ -61,7 +61,7 @@ def try_task(task: Task, backend: str = "auto") -> TaskTrial:
     except UsageError as error:
         raise UsageError(f"{task.name}: {error}") from error
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UsageError(f"{task.name}: a step fails ({type(error).__name__}: {reason})") from error
     if few_bytes is None or many_bytes is None:
         return TaskTrial(data, name, None, seconds)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from esper.leyline.config import TrainConfig, shown, unflatten
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.leyline.events import SCHEMA_VERSION, GymEpisodes, TrainingStarted, numbers
 from esper.nissa.hub import Hub
 from esper.runtime import plugins
@@ -219,7 +219,7 @@ class GymTrainee(GymRounds):
         except UsageError:
             raise
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise UsageError(
                 f"resume: the checkpoint belongs to another task ({reason})"
             ) from error

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esper.leyline.config import TrainConfig, impala_of, unflatten
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.simic.growth.agent import growth_agent
 from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.ppo import PPOAgent
@@ -91,7 +91,7 @@ def replay(path: Path) -> Replayed:
     except UsageError:
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise UsageError(
             f"file: {path} is not the file of a refused update ({reason}); give one of RUN/refused/"
         ) from error

@@ -10,8 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from esper.leyline.errors import first_line
 from esper.tolaria.export import packed, packed_onnx, without_traces
-from esper.tolaria.own_model.samples import call, evaluating, first_samples, prediction, undisturbed
+from esper.tolaria.own_model.samples import (
+    call,
+    evaluating,
+    first_samples,
+    mapped,
+    prediction,
+    undisturbed,
+)
 
 EXAMPLES = 3
 """Samples of the traced batch; torch.export treats a batch size of 0 or 1 as a constant."""
@@ -57,7 +65,7 @@ def exported(model: nn.Module, inputs: Any) -> Exported:
         return Exported(_program(traced, some, batch))
     except Exception as error:
         count = len(_tensors(some)[0])
-        found = Exported(_program(traced, some, None), count, _line(error))
+        found = Exported(_program(traced, some, None), count, first_line(error))
     return found
 
 
@@ -100,25 +108,11 @@ def _program(model: nn.Module, inputs: Any, batch: Dim | None) -> ExportedProgra
         args = inputs if isinstance(inputs, tuple) else (inputs,)
     shapes = None
     if batch is not None:
-        shapes = (
-            {name: _shape(x, batch) for name, x in kwargs.items()}
-            if kwargs
-            else tuple(_shape(x, batch) for x in args)
-        )
+        # The first axis of every tensor varies.
+        shapes = mapped(kwargs or args, lambda x: {0: batch}, lambda x: None)
     with torch.no_grad():
         program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
     return without_traces(program)
-
-
-def _shape(value: Any, batch: Dim) -> Any:
-    """Which axes of a value vary: the first of every tensor."""
-    if isinstance(value, Tensor):
-        return {0: batch}
-    if isinstance(value, Mapping):
-        return {key: _shape(x, batch) for key, x in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_shape(x, batch) for x in value)
-    return None
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -126,7 +120,3 @@ def _tensors(value: Any) -> list[Tensor]:
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value
     return [x for part in parts for x in _tensors(part)] if hasattr(parts, "__iter__") else []
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

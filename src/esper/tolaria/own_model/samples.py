@@ -99,23 +99,31 @@ def prediction(output: Any) -> Any:
 
 def moved(value: Any, device: torch.device) -> Any:
     """Tensors in nested tuples, lists and dicts on ``device``; other values as they are."""
-    return _mapped(value, lambda x: x.to(device, non_blocking=True))
+    return mapped(value, lambda x: x.to(device, non_blocking=True))
 
 
 def first_samples(inputs: Any, count: int) -> Any:
     """The first samples of every tensor of ``inputs``."""
-    return _mapped(inputs, lambda x: x[:count])
+    return mapped(inputs, lambda x: x[:count])
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with ``change`` applied to every tensor in nested tuples, lists and dicts."""
+def mapped(
+    value: Any, change: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda x: x
+) -> Any:
+    """``value`` with its leaves replaced, those of nested tuples, lists and dicts.
+
+    Args:
+        value: a tensor, another value, or tuples, lists and dicts of such.
+        change: what takes the place of a tensor.
+        other: what takes the place of another value.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(x, change) for key, x in value.items()}
+        return {key: mapped(x, change, other) for key, x in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_mapped(x, change) for x in value)
-    return value
+        return type(value)(mapped(x, change, other) for x in value)
+    return other(value)
 
 
 def sample_count(inputs: Any) -> int:
