@@ -15,7 +15,15 @@ from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime.data import digits, mislabelled
-from esper.runtime.families import ADAPTATION, FROM_SCRATCH, PRICES, SEQUENCES, adaptation
+from esper.runtime.families import (
+    ADAPTATION,
+    FROM_SCRATCH,
+    ONE_SEED_STEPS,
+    PRICES,
+    SEQUENCES,
+    adaptation,
+    one_seed,
+)
 from esper.runtime.registry import HELD_OUT_DRAWS
 from esper.runtime.shifts import IMAGE_KINDS, LABEL_KINDS, Shift
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, add_family, find, find_all
@@ -54,6 +62,20 @@ def test_a_draw_depends_on_its_number_alone():
     again = [circumstances(adaptation(number)) for number in (HELD_OUT_DRAWS, 3, 17)]
     assert first == again[::-1]
     assert len({circumstances(task)[1:] for task in DRAWS}) == len(DRAWS)
+
+
+def test_one_seed_draws_the_shifts_of_adaptation_in_its_first_quarter():
+    steps = Counter()
+    for own, other in zip(map(one_seed, range(1200)), DRAWS, strict=True):
+        assert shifts_of(own) == shifts_of(other)
+        assert (own.rent, own.deadline, own.max_seeds) == (other.rent, other.deadline, 1)
+        assert (own.drift is None) == (other.drift is None)
+        if own.drift is not None:
+            assert own.drift.channels == other.drift.channels
+            assert own.drift.earliest == own.drift.latest
+            steps[int(own.drift.earliest * ONE_SEED_STEPS)] += 1
+    assert set(steps) == set(range(1, 13))
+    assert min(steps.values()) > 0.5 * max(steps.values())
 
 
 def test_a_draw_is_found_by_its_number():

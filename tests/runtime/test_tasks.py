@@ -159,29 +159,28 @@ def test_empty_list_error_names_the_suites():
 
 
 def test_agree_returns_the_common_budget():
-    assert agree(find_all(["suite"])) == (40, 8, 64)
-    assert agree([find("digits_long")]) == (60, 8, 64)
+    assert agree(find_all(["suite"])) == (40, 8, 64, None)
+    assert agree([find("digits_long")]) == (60, 8, 64, None)
 
 
-@pytest.mark.parametrize("field", ["episode_length", "max_batches", "batch_size"])
+@pytest.mark.parametrize("field", ["episode_length", "max_batches", "batch_size", "max_seeds"])
 def test_differing_budgets_error_names_tasks_field_and_flag(field: str):
     first, second = find_all(["digits", "digits_shift"])
     tasks = [first, replace(second, **{field: 17}), find("digits_wide")]
-    own = getattr(first, field)
+    own = getattr(first, field) or "no limit"
     with pytest.raises(UsageError) as error:
         agree(tasks)
     message = str(error.value)
     assert message.startswith(f"{field}: ")
     assert f"{own} in digits, digits_wide but 17 in digits_shift" in message
     assert f"--{field.replace('_', '-')}" in message
-    budgets = dict(
-        zip(("episode_length", "max_batches", "batch_size"), agree([first]), strict=True)
-    )
+    fields = "episode_length", "max_batches", "batch_size", "max_seeds"
+    budgets = dict(zip(fields, agree([first]), strict=True))
     assert agree(tasks, **{field: 5}) == tuple((budgets | {field: 5}).values())
 
 
 def test_given_budget_overrides_that_of_the_tasks():
-    assert agree(find_all(["suite"]), 7, 3, 16) == (7, 3, 16)
+    assert agree(find_all(["suite"]), 7, 3, 16, 1) == (7, 3, 16, 1)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,9 @@ def test_data_that_do_not_fit_the_host_are_refused_before_and_after_a_drift(afte
         drifting.datasets()
 
 
-@pytest.mark.parametrize("budget", [{"episode_length": 0}, {"max_batches": 0}, {"batch_size": 1}])
+@pytest.mark.parametrize(
+    "budget", [{"episode_length": 0}, {"max_batches": 0}, {"batch_size": 1}, {"max_seeds": 0}]
+)
 def test_invalid_budget_is_refused(budget: dict):
     with pytest.raises(UsageError, match=f"^{next(iter(budget))}: .*'mine'"):
         Task("mine", "mine", find("digits").host, data.digits, **budget)

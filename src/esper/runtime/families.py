@@ -7,6 +7,7 @@ generation to benchmark reinforcement learning", 2020).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,8 @@ from esper.runtime.task import ChannelShift, Drift, Pretraining, Task
 _CONVOLUTIONS = "conv_small", "conv_light", "bottleneck", "conv_heavy"
 _ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1), seeds=_CONVOLUTIONS)
 _CLEAN = Pretraining(DrawnSplit(digits), steps=120, learning_rate=2e-2)
+ONE_SEED_STEPS = 48
+"""Steps of an episode of ``one_seed``."""
 PRICES = 0.02, 0.3
 """Least and greatest rent of a drawn task; its logarithm is uniform."""
 
@@ -75,6 +78,30 @@ def adaptation(number: int) -> Task:
         pretraining=_CLEAN,
         rent=_log_uniform(draws, *PRICES),
         family="adaptation",
+    )
+
+
+def one_seed(number: int) -> Task:
+    """A host of ``adaptation`` meets its shift early in a longer episode, and one seed may live.
+
+    All that ``adaptation`` draws is drawn alike, except the time: a shift comes in one of the steps
+    1 to 12 of 48. So there is time to look first and then to grow, and no budget to grow in every
+    slot and keep what pays.
+    """
+    drawn = adaptation(number)
+    drift = drawn.drift
+    if drift is not None:
+        # ``adaptation`` draws times in the first 60 % of an episode. The middle of a step is safe
+        # from rounding.
+        time = (1.5 + int(12 * drift.earliest / 0.6)) / ONE_SEED_STEPS
+        drift = replace(drift, earliest=time, latest=time)
+    return replace(
+        drawn,
+        name=f"one_seed:{number}",
+        family="one_seed",
+        episode_length=ONE_SEED_STEPS,
+        max_seeds=1,
+        drift=drift,
     )
 
 
@@ -179,6 +206,12 @@ ADAPTATION = Family(
     "adaptation",
     "a trained host of 1,860 parameters meets a shift of the digits or of its features, or none",
     adaptation,
+)
+ONE_SEED = Family(
+    "one_seed",
+    "a trained host of 1,860 parameters meets an early shift, or none, and one seed may live",
+    one_seed,
+    training=512,
 )
 FROM_SCRATCH = Family(
     "from_scratch",

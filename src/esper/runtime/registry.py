@@ -5,6 +5,7 @@ Import these names from ``esper.runtime.tasks``, which also registers Esper's ow
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from esper.leyline.errors import UsageError, suggestion
 from esper.runtime.task import Task
@@ -156,10 +157,12 @@ def agree(
     episode_length: int | None = None,
     max_batches: int | None = None,
     batch_size: int | None = None,
-) -> tuple[int, int, int]:
-    """Episode length, minibatches per step and images per minibatch of tasks that train together.
+    max_seeds: int | None = None,
+) -> tuple[int, int, int, int | None]:
+    """Episode length, minibatches per step, their size and the limit of seeds of tasks together.
 
-    A given value applies to all tasks; None means the value on which the tasks agree.
+    A given value applies to all tasks; None means the value on which the tasks agree, which may be
+    None for ``max_seeds`` alone: no limit.
 
     Args:
         tasks: at least one task.
@@ -171,17 +174,21 @@ def agree(
         _agreed(tasks, "episode_length", episode_length),
         _agreed(tasks, "max_batches", max_batches),
         _agreed(tasks, "batch_size", batch_size),
+        _agreed(tasks, "max_seeds", max_seeds),
     )
 
 
-def _agreed(tasks: Sequence[Task], field: str, given: int | None) -> int:
+def _agreed(tasks: Sequence[Task], field: str, given: int | None) -> Any:
     if given is not None:
         return given
-    owners: dict[int, list[str]] = {}
+    owners: dict[int | None, list[str]] = {}
     for task in tasks:
         owners.setdefault(getattr(task, field), []).append(task.name)
     if len(owners) > 1:
-        parts = " but ".join(f"{value} in {', '.join(names)}" for value, names in owners.items())
+        parts = " but ".join(
+            f"{'no limit' if value is None else value} in {', '.join(names)}"
+            for value, names in owners.items()
+        )
         raise UsageError(
             f"{field}: tasks that train together must agree (it is {parts}); "
             f"give --{field.replace('_', '-')}"

@@ -139,6 +139,7 @@ class Task:
         episode_length: environment steps per episode.
         max_batches: minibatches per environment step.
         batch_size: images per minibatch.
+        max_seeds: limit of living seeds, the budget of growth; the number of slots if None.
         learning_rate: learning rate of hosts and seeds.
         decay: how the learning rate changes over the episode, one of ``DECAYS``.
         host_learning_rate: learning rate of the hosts if it differs from that of the seeds; 0
@@ -168,6 +169,7 @@ class Task:
     episode_length: int = 40
     max_batches: int = 8
     batch_size: int = 64
+    max_seeds: int | None = None
     learning_rate: float = 5e-3
     decay: str = "constant"
     host_learning_rate: float | None = None
@@ -189,6 +191,10 @@ class Task:
                     f"{field}: must be at least {least}, got {getattr(self, field)} "
                     f"in the task {self.name!r}"
                 )
+        if self.max_seeds is not None and self.max_seeds < 1:
+            raise UsageError(
+                f"max_seeds: must be at least 1, got {self.max_seeds} in the task {self.name!r}"
+            )
         if self.decay not in DECAYS:
             raise UsageError(
                 f"decay: must be one of {', '.join(DECAYS)}, got {self.decay!r} "
@@ -235,9 +241,12 @@ class Task:
         return self.family or self.name
 
     @property
-    def horizon(self) -> tuple[int, int, int]:
-        """Steps, minibatches per step and batch size: hosts in one evaluation must agree in it."""
-        return self.episode_length, self.max_batches, self.batch_size
+    def horizon(self) -> tuple[int, int, int, int | None]:
+        """Steps, minibatches per step, batch size and limit of seeds.
+
+        Hosts in one evaluation must agree in it.
+        """
+        return self.episode_length, self.max_batches, self.batch_size, self.max_seeds
 
     def in_directory(self, directory: Path) -> "Task":
         """A copy of the task that reads its files, if any, from ``directory``."""

@@ -167,6 +167,8 @@ def _host(task: Task) -> str:
 
 def _horizon(task: Task) -> str:
     steps = f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}"
+    if task.max_seeds is not None:
+        steps += f", at most {task.max_seeds} seed{'s' * (task.max_seeds > 1)} alive"
     return steps if task.deadline == 1.0 else f"{steps}, trained for {100 * task.deadline:.0f} %"
 
 

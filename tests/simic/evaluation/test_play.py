@@ -111,7 +111,7 @@ def test_rules_of_growth_apply():
     def random(env: GrowthEnv) -> RandomActor:
         return RandomActor(3)
 
-    def most_living(rules: Rules) -> int:
+    def most_living(rules: Rules, population: Population = HOSTS) -> int:
         most = 0
 
         class Counting(RandomActor):
@@ -120,11 +120,13 @@ def test_rules_of_growth_apply():
                 most = max(most, int(observation.slots[..., 0].sum(1).max()))
                 return super().act(observation, step)
 
-        play(HOSTS, lambda env: Counting(3), 8, rules)
+        play(population, lambda env: Counting(3), 8, rules)
         return most
 
     assert most_living(Rules(one_at_a_time=False)) == len(TASKS[0].host.slots)
     assert most_living(Rules(one_at_a_time=False, max_seeds=1)) == 1
+    limited = replace(HOSTS, tasks=tuple(replace(task, max_seeds=1) for task in HOSTS.tasks))
+    assert most_living(Rules(one_at_a_time=False), limited) == 1
 
 
 def test_the_first_plan_must_be_never():

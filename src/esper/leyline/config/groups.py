@@ -46,7 +46,8 @@ class WorldConfig:
     """Slots in which seeds may grow: names such as r0c0, or early, mid, late; by default all
     slots."""
     max_seeds: int | None = setting(None, up_to(1_000_000), only="growth")
-    """Maximum number of living seeds per environment; by default its number of slots."""
+    """Maximum number of living seeds per environment; by default that of the task, or its number of
+    slots."""
     rounds: int = setting(
         30,
         up_to(10_000_000),

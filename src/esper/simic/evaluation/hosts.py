@@ -18,7 +18,7 @@ SPLITS = 0, 1, 2, 3
 LEAST_TRAINING = 20
 """Fewest hosts of one horizon on which rules are tuned, if the training hosts differ in it."""
 
-Horizon = tuple[int, int, int]
+Horizon = tuple[int, int, int, int | None]
 """See ``Task.horizon``."""
 
 

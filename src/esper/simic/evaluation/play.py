@@ -61,7 +61,7 @@ class Rules:
     Attributes:
         one_at_a_time: whether a seed may germinate only while no other seed develops.
         strict_gates: whether seeds must also show an improvement to advance.
-        max_seeds: limit of living seeds per environment; the number of its slots if None.
+        max_seeds: limit of living seeds per environment; that of the task if None.
     """
 
     one_at_a_time: bool = True
@@ -186,7 +186,7 @@ def _batch(
         episode_length=tasks[0].episode_length,
         max_batches=tasks[0].max_batches,
         batch_size=tasks[0].batch_size,
-        max_seeds=rules.max_seeds,
+        max_seeds=rules.max_seeds or tasks[0].max_seeds,
         strict_gates=rules.strict_gates,
         one_at_a_time=rules.one_at_a_time,
         threads=population.threads,

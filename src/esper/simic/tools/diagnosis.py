@@ -134,6 +134,7 @@ def diagnose(
         episode_length=task.episode_length,
         max_batches=task.max_batches,
         batch_size=task.batch_size,
+        max_seeds=config.max_seeds or task.max_seeds,
     )
     count = groups * size
     actors: dict[str, Actor] = {

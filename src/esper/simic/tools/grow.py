@@ -214,7 +214,7 @@ def grow(policy: GrowingPolicy, task: Task, seed: int = 42, greedy: bool = False
         episode_length=task.episode_length,
         max_batches=task.max_batches,
         batch_size=task.batch_size,
-        max_seeds=world.max_seeds,
+        max_seeds=world.max_seeds or task.max_seeds,
         strict_gates=world.strict_gates,
         one_at_a_time=world.one_at_a_time,
     )

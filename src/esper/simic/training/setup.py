@@ -103,8 +103,8 @@ def growth_config(config: TrainConfig, tasks: Sequence[Task], device: torch.devi
         UsageError: a setting is left to the tasks, and they differ in it.
     """
     world, machine = config.world, config.machine
-    episode_length, max_batches, batch_size = agree(
-        tasks, world.episode_length, world.max_batches, world.batch_size
+    episode_length, max_batches, batch_size, max_seeds = agree(
+        tasks, world.episode_length, world.max_batches, world.batch_size, world.max_seeds
     )
     threads = machine.threads or torch.get_num_threads()
     return GrowthConfig(
@@ -113,7 +113,7 @@ def growth_config(config: TrainConfig, tasks: Sequence[Task], device: torch.devi
         episode_length=episode_length,
         max_batches=max_batches,
         batch_size=batch_size,
-        max_seeds=world.max_seeds,
+        max_seeds=max_seeds,
         reward=world.reward,
         stage_shaping=world.stage_shaping,
         rollback_penalty=world.rollback_penalty,
