@@ -2,27 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGTERM
 from typing import Any
 
 from rich.console import Console
 
-from esper.karn.runs import shell_word
 from esper.leyline.config import TrainConfig, shown
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import require
-from esper.leyline.notices import notice
-from esper.scripts.after_training import report_run
+from esper.scripts.after_training import report_ended
 from esper.scripts.beside import Beside
 from esper.scripts.console import LiveProgress, print_summary
 from esper.scripts.output import outlive_output
-from esper.simic.run.event_lines import events_length
 from esper.simic.run.run_directory import stored_config
 from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
-
-MOST_BYTES_AFTER_A_SIGNAL = 100 * 2**20
-"""Bytes of event lines of which a run that a signal ended still writes a report: a few seconds."""
 
 
 def train(policy: str, config: TrainConfig, sanctum: bool) -> int:
@@ -70,19 +63,6 @@ def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
         observer.training_ended(summary.exit_code)
     print_summary(console, summary)
     grown = any(isinstance(done, RoundSummary) for done in summary.rounds)
-    if grown and _ends_soon(summary):
-        report_run(console, summary.path)
+    if grown:
+        report_ended(console, summary.path, summary.exit_code)
     return summary.exit_code
-
-
-def _ends_soon(summary: RunSummary) -> bool:
-    """Whether the report may be written now; one line says so if not.
-
-    Whoever sent a signal waits for the end of the process, so it does not read a long run.
-    """
-    stopped = summary.exit_code in (128 + number for number in (SIGHUP, SIGINT, SIGTERM))
-    if not stopped or events_length(summary.path) <= MOST_BYTES_AFTER_A_SIGNAL:
-        return True
-    word = shell_word(str(summary.path))
-    notice(f"the run is long, so a signal leaves its report to esper report {word}")
-    return False

@@ -38,7 +38,7 @@ LARGE = tuple(event_type(kind) for kind in (EpochCompleted, DecisionsMade, SeedS
 def write_part(lines: Iterable[bytes], target: Path) -> Summary:
     """Write lines to one Parquet file atomically, flushed to the disk; see ``parts.SCHEMA``.
 
-    Memory holds ``PART_BYTES`` of them at a time, and each such chunk has row groups of its own.
+    Memory holds two row groups of them at a time.
 
     Raises:
         OSError: the disk failed or is full.
@@ -67,9 +67,9 @@ def _write(lines: Iterable[bytes], file: Any, name: str) -> Summary:
         compression_level=COMPRESSION_LEVEL,
         use_dictionary=["event_type"],
         write_page_checksum=True,
-        data_page_size=PART_BYTES,
+        data_page_size=GROUP_BYTES,
     ) as writer:
-        for chunk in chunks(lines, PART_BYTES):
+        for chunk in chunks(lines, 2 * GROUP_BYTES):
             for table in rows.tables(chunk):
                 groups = -(-table.nbytes // GROUP_BYTES)
                 writer.write_table(table, row_group_size=-(-len(table) // groups))
