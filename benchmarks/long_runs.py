@@ -98,7 +98,6 @@ def bytes_per_step(run: Path, folder: Path) -> dict[str, float]:
 def enlarge(run: Path, target: Path, size: float, plain: bool) -> Path:
     """Write the events of a run again and again, as those of later rounds, to ``target``."""
     from esper.leyline.events.part_writer import PART_BYTES, chunks, write_part
-    from esper.leyline.events.parts import FOLDER, part_path
 
     target.mkdir(parents=True)
     first, *events, last = map(
@@ -125,10 +124,9 @@ def enlarge(run: Path, target: Path, size: float, plain: bool) -> Path:
         if plain:
             file.writelines(encoded)
             return target
-        (target / FOLDER).mkdir()
         start = 0
         for chunk in chunks(encoded, PART_BYTES):
-            write_part(chunk, part_path(target, start, chunk))
+            write_part(target, start, chunk)
             start += sum(map(len, chunk))
     return target
 

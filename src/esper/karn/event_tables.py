@@ -13,8 +13,6 @@ from typing import Any
 
 import duckdb
 import pyarrow
-import pyarrow.dataset
-import pyarrow.fs
 
 from esper.leyline.events import (
     EVENTS,
@@ -22,9 +20,8 @@ from esper.leyline.events import (
     TrainingStarted,
     event_type,
 )
-from esper.leyline.events.part_writer import PART_BYTES, write_part
+from esper.leyline.events.part_writer import PART_BYTES, write_lines
 from esper.leyline.events.parts import (
-    SCHEMA,
     DamagedPart,
     Part,
     parts_of,
@@ -61,24 +58,20 @@ class EventTables:
 
     Args:
         folder: a folder for lines that do not fit into memory.
-        check: whether to read every part beforehand and to leave out those that are damaged, each
-            with one line on stderr; by default a damaged part fails in the query.
-
     Attributes:
         metrics: names of the metrics that updates report.
     """
 
-    def __init__(self, folder: Path, check: bool = False):
+    def __init__(self, folder: Path):
         self.metrics: set[str] = set()
-        self._check = check
         self._folder = folder
-        self._parts: dict[str, list[Part]] = defaultdict(list)
+        self._parts: dict[str, list[Path]] = defaultdict(list)
         self._moved: dict[str, list[Path]] = defaultdict(list)
         self._batches: dict[str, list[pyarrow.RecordBatch]] = defaultdict(list)
-        self._held = 0
+        self._held = self._links = 0
 
     def add(self, run: Path, name: str) -> LinesOfRun:
-        """Add the lines that a run has now.
+        """Add the lines that a run has now; a damaged part is left out, with one line on stderr.
 
         Args:
             run: its directory.
@@ -90,20 +83,20 @@ class EventTables:
         """
         with (run / "events.jsonl").open("rb") as file:
             unreadable = processes = 0
+            intact: list[Part] = []
             for part in parts_of(run, file):
                 try:
-                    summary = read_summary(part.path)
-                    if self._check:
-                        read_lines(part)
+                    summary = read_summary(part)
                 except DamagedPart as error:
                     notice(f"warning: {error}; its events are left out")
                     unreadable += 1
                     continue
-                self._parts[name].append(part)
+                intact.append(part)
+                self._parts[name].append(self._linked(part.path))
                 self.metrics |= set(summary.metrics)
                 unreadable += summary.unreadable
                 processes += summary.started
-            first = _first_start(self._parts[name])
+            first = _first_start(intact)
             reader = EventReader(run)
             starts = self._add_live(reader, file, name)
         return LinesOfRun(
@@ -133,8 +126,8 @@ class EventTables:
 
     def _keep(self, name: str, lines: list[tuple[str, bytes]], size: int) -> None:
         if self._held + size > IN_MEMORY:
-            target = self._folder / f"{sum(map(len, self._moved.values()))}.parquet"
-            write_part((line for _, line in lines), target)
+            target = self._folder / f"lines-{sum(map(len, self._moved.values()))}.parquet"
+            write_lines((line for _, line in lines), target)
             self._moved[name].append(target)
             return
         self._held += size
@@ -146,12 +139,17 @@ class EventTables:
                 self._batches[kind].append(_batch(name, own[begin : begin + _BATCH_LINES]))
 
     def register(self, database: duckdb.DuckDBPyConnection) -> None:
-        """Create the view ``lines_<kind>`` for each kind of event."""
-        parts = {name: [part.path for part in found] for name, found in self._parts.items()}
-        earlier, later = (
-            _register(database, parts, "parts"),
-            _register(database, self._moved, "moved"),
-        )
+        """Create the view ``lines_<kind>`` for each kind of event.
+
+        Of all files, a query may then read only those of the views, once external access is off.
+        """
+        files = [
+            file for found in (self._parts, self._moved) for own in found.values() for file in own
+        ]
+        listed = ", ".join(_text(str(file)) for file in files)
+        database.execute(f"SET allowed_paths = [{listed}]")
+        earlier = [_selection(name, files) for name, files in self._parts.items()]
+        later = [_selection(name, files) for name, files in self._moved.items()]
         for kind in EVENTS:
             table = f"live_{kind.lower()}"
             database.register(table, pyarrow.Table.from_batches(self._batches[kind], _LINES))
@@ -164,16 +162,12 @@ class EventTables:
             sql = " UNION ALL ".join(selections)
             database.execute(f"CREATE VIEW lines_{kind.lower()} AS {sql}")
 
-    def damaged(self) -> list[DamagedPart]:
-        """Read every part; what is wrong with those that are damaged, in one line each."""
-        found = []
-        for parts in self._parts.values():
-            for part in parts:
-                try:
-                    read_lines(part)
-                except DamagedPart as error:
-                    found.append(error)
-        return found
+    def _linked(self, path: Path) -> Path:
+        """A link to a part in the folder, whose name means nothing else to the database."""
+        self._links += 1
+        link = self._folder / f"part-{self._links}.parquet"
+        link.symlink_to(path.absolute())
+        return link
 
 
 def _first_start(parts: Iterable[Part]) -> TrainingStarted | None:
@@ -189,36 +183,16 @@ def _first_start(parts: Iterable[Part]) -> TrainingStarted | None:
     return None
 
 
-def _register(
-    database: duckdb.DuckDBPyConnection, files: dict[str, list[Path]], prefix: str
-) -> list[str]:
-    """Register the files of each run; returns the SQL that selects the lines of each."""
-    selections = []
-    for number, (name, paths) in enumerate(files.items()):
-        if paths:
-            database.register(f"{prefix}_{number}", _dataset(paths))
-            select = f"SELECT {_text(name)} AS run, data AS line FROM {prefix}_{number}"
-            selections.append(select)
-    return selections
+def _selection(name: str, files: list[Path]) -> str:
+    """SQL that selects the lines of a run in files."""
+    listed = ", ".join(_text(str(file)) for file in files)
+    return f"SELECT {_text(name)} AS run, data AS line FROM read_parquet([{listed}])"
 
 
 def _batch(name: str, lines: list[bytes]) -> pyarrow.RecordBatch:
     names = pyarrow.array([name] * len(lines), pyarrow.string())
     texts = pyarrow.array(lines, pyarrow.binary()).cast(pyarrow.large_string())
     return pyarrow.record_batch([names, texts], schema=_LINES)
-
-
-def _dataset(paths: list[Path]) -> pyarrow.dataset.Dataset:
-    # Without pre_buffer, memory holds only the columns that are being read.
-    options = pyarrow.dataset.ParquetFragmentScanOptions(
-        page_checksum_verification=True, pre_buffer=False
-    )
-    return pyarrow.dataset.dataset(
-        [str(path) for path in paths],
-        schema=SCHEMA,
-        format=pyarrow.dataset.ParquetFileFormat(default_fragment_scan_options=options),
-        filesystem=pyarrow.fs.LocalFileSystem(),
-    )
 
 
 def _text(value: str) -> str:

@@ -23,9 +23,8 @@ from esper.leyline.records import record_files
 ROWS = 16_384
 """Rows per batch of a result."""
 
-MEMORY_MEGABYTES = 160
-"""Memory of the database; what needs more goes to a temporary folder. Twice as many threads would
-need twice as much, and gain little: lines arrive from one."""
+MEMORY_MEGABYTES = 320
+"""Memory of the database; what needs more goes to a temporary folder. Each thread needs its own."""
 
 _NAMES_RECORDS = re.compile(rf"\b({'|'.join(RECORD_VIEWS)})\b", re.IGNORECASE)
 
@@ -64,8 +63,7 @@ class Store:
 
     Args:
         places: run directories, or directories that contain some at any depth.
-        skip_bad: whether to leave out damaged records and damaged parts of the events, each with
-            one line on stderr.
+        skip_bad: whether to leave out damaged records, each with one line on stderr.
 
     Attributes:
         unreadable: number of lines skipped in all runs; a warning on stderr shows it.
@@ -78,7 +76,7 @@ class Store:
         self._names, self._skip_bad = _names(_runs_at(places)), skip_bad
         self._records_opened = False
         self._folder = TemporaryDirectory(prefix="esper-query-")
-        self._events = EventTables(Path(self._folder.name), skip_bad)
+        self._events = EventTables(Path(self._folder.name))
         rows = list(self._read_all())
         self.unreadable = sum(row["unreadable"] for row in rows)
         if self.unreadable:
@@ -98,7 +96,7 @@ class Store:
 
         Raises:
             UsageError: ``sql`` is not one SELECT, or it is invalid; or it names records, of which
-                one is damaged, or events that are damaged.
+                one is damaged.
         """
         with self.batches(sql) as batches:
             return batches.read_all()
@@ -117,11 +115,7 @@ class Store:
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise UsageError("SQL: must be one SELECT; runs are read, never written")
             yield self._database.sql(statements[0]).to_arrow_reader(ROWS)
-        except (duckdb.Error, pyarrow.ArrowException, OSError) as error:
-            for damaged in self._events.damaged():
-                raise UsageError(f"run: {damaged}; --skip-bad leaves its events out") from damaged
-            if isinstance(error, OSError) and not isinstance(error, pyarrow.ArrowException):
-                raise
+        except (duckdb.Error, pyarrow.ArrowException) as error:
             raise UsageError(f"SQL: {_message(error)}") from error
 
     def columns(self) -> dict[str, list[tuple[str, str]]]:
@@ -156,8 +150,9 @@ class Store:
     def _open(self, rows: list[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
         database = duckdb.connect(":memory:")
         database.execute(f"SET memory_limit = '{MEMORY_MEGABYTES}MB'")
-        database.execute(f"SET temp_directory = '{self._folder.name}'")
         database.execute("SET threads = 1")
+        folder = self._folder.name.replace("'", "''")
+        database.execute(f"SET temp_directory = '{folder}'")
         self._events.register(database)
         for name in EVENTS:
             database.execute(f"CREATE VIEW {name.lower()} AS {event_table(name)}")
@@ -166,7 +161,7 @@ class Store:
         database.execute(f"CREATE VIEW words AS {WORDS}")
         for view, sql in view_definitions(self._events.metrics).items():
             database.execute(f"CREATE VIEW {view} AS {sql}")
-        # From here on, SQL can read neither files nor Python variables.
+        # From here on, SQL can read neither Python variables nor other files than those of events.
         database.execute("SET enable_external_access = false")
         database.execute("SET lock_configuration = true")
         return database

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from esper.leyline.events.part_writer import chunks, write_part
-from esper.leyline.events.parts import FOLDER, part_path, parts_of, superseded_parts
+from esper.leyline.events.part_writer import chunks, write_lines, write_part
+from esper.leyline.events.parts import FOLDER, parts_of, superseded_parts
 
 
 def write_parquet(run: Path, target: Path) -> None:
@@ -14,7 +14,7 @@ def write_parquet(run: Path, target: Path) -> None:
         OSError: a file cannot be read or written.
     """
     with (run / "events.jsonl").open("rb") as file:
-        write_part((line for line in file if line.endswith(b"\n")), target)
+        write_lines((line for line in file if line.endswith(b"\n")), target)
 
 
 def rotate(run: Path, size: int) -> None:
@@ -33,9 +33,8 @@ def rotate(run: Path, size: int) -> None:
         parts = parts_of(run, file)
         start = parts[-1].end if parts else 0
         file.seek(0)
-        (run / FOLDER).mkdir(exist_ok=True)
         for chunk in chunks(file, size):
-            write_part(chunk, part_path(run, start, chunk))
+            write_part(run, start, chunk)
             start += sum(map(len, chunk))
     _sync(run / FOLDER)
     # Its lines are in the parts from now on.

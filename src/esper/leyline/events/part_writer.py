@@ -19,7 +19,7 @@ from esper.leyline.events import (
     TrainingStarted,
     event_type,
 )
-from esper.leyline.events.parts import SCHEMA, SUMMARY_KEY, Summary
+from esper.leyline.events.parts import FOLDER, SCHEMA, SUMMARY_KEY, Summary, part_name
 from esper.leyline.events.reader import try_decode
 
 PART_BYTES = 8 * 2**20
@@ -35,7 +35,23 @@ LARGE = tuple(event_type(kind) for kind in (EpochCompleted, DecisionsMade, SeedS
 """Kinds with row groups of their own, so that a reader of the others need not decompress them."""
 
 
-def write_part(lines: Iterable[bytes], target: Path) -> Summary:
+def write_part(run: Path, start: int, lines: list[bytes]) -> None:
+    """Write a part of a run, whose first line begins ``start`` bytes into the log.
+
+    Raises:
+        OSError: the disk failed or is full.
+    """
+    folder = run / FOLDER
+    folder.mkdir(exist_ok=True)
+    made = folder / "part.made"
+    try:
+        write_lines(lines, made)
+        made.replace(folder / part_name(start, lines, made.read_bytes()))
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def write_lines(lines: Iterable[bytes], target: Path) -> Summary:
     """Write lines to one Parquet file atomically, flushed to the disk; see ``parts.SCHEMA``.
 
     Memory holds two row groups of them at a time.
@@ -47,7 +63,7 @@ def write_part(lines: Iterable[bytes], target: Path) -> Summary:
     try:
         # Not a path: pyarrow would take one such as "s3:/x" for a remote address.
         with draft.open("wb") as file:
-            summary = _write(lines, file, target.stem)
+            summary = _write(lines, file)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
@@ -58,7 +74,7 @@ def write_part(lines: Iterable[bytes], target: Path) -> Summary:
     return summary
 
 
-def _write(lines: Iterable[bytes], file: Any, name: str) -> Summary:
+def _write(lines: Iterable[bytes], file: Any) -> Summary:
     rows = _Rows()
     with pyarrow.parquet.ParquetWriter(
         file,
@@ -66,14 +82,13 @@ def _write(lines: Iterable[bytes], file: Any, name: str) -> Summary:
         compression="zstd",
         compression_level=COMPRESSION_LEVEL,
         use_dictionary=["event_type"],
-        write_page_checksum=True,
         data_page_size=GROUP_BYTES,
     ) as writer:
         for chunk in chunks(lines, 2 * GROUP_BYTES):
             for table in rows.tables(chunk):
                 groups = -(-table.nbytes // GROUP_BYTES)
                 writer.write_table(table, row_group_size=-(-len(table) // groups))
-        summary = rows.summary(name)
+        summary = rows.summary()
         writer.add_key_value_metadata({SUMMARY_KEY: json.dumps(asdict(summary))})
     return summary
 
@@ -99,8 +114,8 @@ class _Rows:
         self._number = self._unreadable = self._started = 0
         self._metrics: dict[str, None] = {}
 
-    def summary(self, name: str) -> Summary:
-        return Summary(name, self._unreadable, self._started, list(self._metrics))
+    def summary(self) -> Summary:
+        return Summary(self._unreadable, self._started, list(self._metrics))
 
     def tables(self, lines: list[bytes]) -> Iterator[pyarrow.Table]:
         """The rows of each row group: every large kind has its own, the others share one."""

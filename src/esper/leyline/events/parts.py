@@ -1,10 +1,11 @@
 """The earlier events of a long run: compressed Parquet files in the folder ``events`` of the run.
 
 Together with ``events.jsonl``, the files are one log: first the lines of the parts, then those of
-``events.jsonl``. The name of a part says which bytes of the log it holds, and has a digest of its
-first line. If ``events.jsonl`` begins with the first line of a part, a process died while it moved
-lines between the two; the part and those after it are then ignored, because ``events.jsonl`` holds
-all their lines.
+``events.jsonl``. The name of a part says which bytes of the log it holds, and has digests of its
+first line and of the file, by which damage and another file in its place are noticed. If
+``events.jsonl`` begins with the first line of a part, a process died while it moved lines between
+the two; the part and those after it are then ignored, because ``events.jsonl`` holds all their
+lines.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ SCHEMA: Final = pyarrow.schema(
 """``data`` is the event's JSON line, ``line`` its number within the part, from 0; the other columns
 are for filtering, and null in a line that could not be read."""
 
-_NAME = re.compile(r"(\d{14,18})-(\d{14,18})-([0-9a-f]{16})\.parquet")
+_NAME = re.compile(r"(\d{14,18})-(\d{14,18})-([0-9a-f]{16})-([0-9a-f]{16})\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,14 @@ class Part:
         start: bytes of the log before its first line.
         end: bytes of the log up to the end of its last line.
         first: digest of its first line.
+        content: digest of the file.
     """
 
     path: Path
     start: int
     end: int
     first: str
+    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +67,11 @@ class Summary:
     """What a part holds.
 
     Attributes:
-        name: name of its file, without the suffix, by which another file in its place is noticed.
         unreadable: number of lines that are not events.
         started: number of ``TRAINING_STARTED`` events.
         metrics: names of the metrics that its updates report.
     """
 
-    name: str
     unreadable: int
     started: int
     metrics: list[str]
@@ -80,10 +81,15 @@ class DamagedPart(ValueError):
     """A part cannot be read; the message says why in one line."""
 
 
-def part_path(run: Path, start: int, lines: list[bytes]) -> Path:
-    """The path of the part with ``lines``, whose first begins ``start`` bytes into the log."""
+def part_name(start: int, lines: list[bytes], content: bytes) -> str:
+    """The name of the part with ``lines``, whose first begins ``start`` bytes into the log.
+
+    Args:
+        start, lines: what it holds.
+        content: bytes of the file.
+    """
     end = start + sum(map(len, lines))
-    return run / FOLDER / f"{start:014d}-{end:014d}-{_digest(lines[0])}.parquet"
+    return f"{start:014d}-{end:014d}-{_digest(lines[0])}-{_digest(content)}.parquet"
 
 
 def parts_of(run: Path, events: BinaryIO) -> list[Part]:
@@ -110,7 +116,7 @@ def _all_parts(run: Path) -> list[Part]:
     except OSError:
         return []
     matches = filter(None, map(_NAME.fullmatch, names))
-    parts = [Part(run / FOLDER / m[0], int(m[1]), int(m[2]), m[3]) for m in matches]
+    parts = [Part(run / FOLDER / m[0], int(m[1]), int(m[2]), m[3], m[4]) for m in matches]
     return sorted(parts, key=lambda part: (part.start, part.end))
 
 
@@ -129,39 +135,38 @@ def _without_gaps(run: Path, found: list[Part]) -> list[Part]:
     for part in found:
         end = parts[-1].end if parts else 0
         if part.start > end:
-            parts.append(Part(run / FOLDER / "missing", end, part.start, ""))
+            parts.append(Part(run / FOLDER / "missing", end, part.start, "", ""))
         if part.start >= end and part.end > part.start:
             parts.append(part)
     return parts
 
 
-def _digest(line: bytes) -> str:
-    return hashlib.sha256(line).hexdigest()[:16]
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
-def read_summary(path: Path) -> Summary:
-    """What the metadata of a part say.
+def read_summary(part: Part) -> Summary:
+    """What the metadata of a part say, whose whole content is checked.
 
     Raises:
-        DamagedPart: it cannot be read.
+        DamagedPart: it cannot be read, or differs from what was written.
     """
+    file = _opened(part)
     try:
-        with path.open("rb") as file:
-            return _summary(path, pyarrow.parquet.read_metadata(file))
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DamagedPart(f"{path.name}: {error}") from error
-
-
-def _summary(path: Path, metadata: pyarrow.parquet.FileMetaData) -> Summary:
-    try:
-        summary = Summary(**json.loads((metadata.metadata or {})[SUMMARY_KEY.encode()]))
-        if not all(type(n) is int and n >= 0 for n in (summary.unreadable, summary.started)):
-            raise ValueError("its summary holds no numbers")
-        if summary.name != path.stem:
-            raise ValueError(f"it is the part {summary.name}")
+        return Summary(**json.loads((file.metadata.metadata or {})[SUMMARY_KEY.encode()]))
     except (LookupError, TypeError, ValueError) as error:
-        raise DamagedPart(f"{path.name}: {error}") from error
-    return summary
+        raise DamagedPart(f"{part.path.name}: it has no summary") from error
+
+
+def _opened(part: Part) -> pyarrow.parquet.ParquetFile:
+    try:
+        content = part.path.read_bytes()
+        if _digest(content) != part.content:
+            raise DamagedPart(f"{part.path.name}: its digest does not match")
+        return pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content))
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DamagedPart(f"{part.path.name}: {reason}") from error
 
 
 def read_lines(part: Part, kinds: Iterable[str] = ()) -> list[bytes]:
@@ -173,20 +178,17 @@ def read_lines(part: Part, kinds: Iterable[str] = ()) -> list[bytes]:
             default. Large events of other kinds are not decompressed.
 
     Raises:
-        DamagedPart: it cannot be read, or does not match its checksums or its name.
+        DamagedPart: it cannot be read, or differs from what was written.
     """
-    wanted = list(kinds)
+    wanted, file = list(kinds), _opened(part)
+    groups = [
+        group
+        for group in range(file.num_row_groups)
+        if not wanted or _may_hold(file.metadata.row_group(group), wanted)
+    ]
     try:
-        with part.path.open("rb") as file:
-            found = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
-            _summary(part.path, found.metadata)
-            groups = [
-                group
-                for group in range(found.num_row_groups)
-                if not wanted or _may_hold(found.metadata.row_group(group), wanted)
-            ]
-            columns = ["event_type", "line", "data"]
-            table = found.read_row_groups(groups, columns=columns, use_threads=False)
+        columns = ["event_type", "line", "data"]
+        table = file.read_row_groups(groups, columns=columns, use_threads=False)
         if wanted:
             kind = table.column("event_type")
             chosen = pyarrow.compute.is_in(kind, value_set=pyarrow.array(wanted))
@@ -194,7 +196,7 @@ def read_lines(part: Part, kinds: Iterable[str] = ()) -> list[bytes]:
             table = table.filter(pyarrow.compute.or_(chosen, unknown))
         lines = table.sort_by("line").column("data").to_pylist()
         return [line.encode() + b"\n" for line in lines]
-    except (OSError, pyarrow.ArrowException, AttributeError, LookupError) as error:
+    except (pyarrow.ArrowException, AttributeError, LookupError) as error:
         raise DamagedPart(f"{part.path.name}: {error}") from error
 
 
