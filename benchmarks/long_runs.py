@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 from reporting import kept, made_on, new_parser, publish, table
 
+from esper.karn.queries import MEMORY_MEGABYTES
 from esper.karn.store import read_events
 from esper.leyline.events import EpochCompleted
 
@@ -229,7 +230,8 @@ def main() -> int:
         table(("environments", "lines in `events.jsonl`", "in `events/`"), normal),
         f"Peak resident memory of a command that reads {big} of event lines, and its seconds on a "
         "busy machine. Ten times the size is extrapolated on the straight line through the two "
-        "sizes that were measured.",
+        "sizes that were measured. For queries that overstates: their database uses at most "
+        f"{MEMORY_MEGABYTES} MB, and keeps the rest in a temporary folder.",
         table(heads, rows),
         f"From SIGTERM to the end of a run that was resumed with {big} of events: "
         f"{end['seconds']:.1f} s, exit status {end['code']}.",

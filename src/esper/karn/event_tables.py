@@ -31,7 +31,7 @@ from esper.leyline.events.parts import (
 from esper.leyline.events.reader import EventReader
 from esper.leyline.notices import notice
 
-IN_MEMORY = 32 * 2**20
+IN_MEMORY = 16 * 2**20
 """Bytes of lines of ``events.jsonl`` that are kept in memory, of all runs together."""
 
 _BATCH_LINES = 4096

@@ -23,7 +23,7 @@ from esper.leyline.records import record_files
 ROWS = 16_384
 """Rows per batch of a result."""
 
-MEMORY_MEGABYTES = 320
+MEMORY_MEGABYTES = 288
 """Memory of the database; what needs more goes to a temporary folder. Each thread needs its own."""
 
 _NAMES_RECORDS = re.compile(rf"\b({'|'.join(RECORD_VIEWS)})\b", re.IGNORECASE)
