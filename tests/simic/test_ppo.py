@@ -578,3 +578,16 @@ def test_a_loaded_agent_continues_its_count_and_its_rate() -> None:
     assert other.updates == 7
     assert other.adaptive.factor.item() == 2.25
     assert same_bits(everything(other), everything(agent))
+
+
+def test_a_weight_that_no_loss_depends_on_is_checked_too() -> None:
+    """A head that no op of the rollout uses: its NaN would go unnoticed into checkpoints."""
+    agent = agent_with()
+    rollout = rollout_of(agent)
+    rollout.actions[..., 0] = Op.WAIT
+    with torch.no_grad():
+        dict(agent.policy.named_parameters())["choice_heads.alpha_curve.bias"][0] = math.nan
+    before = weights(agent)
+    agent.update(rollout)
+    assert agent.refusal.tensor == "policy/choice_heads.alpha_curve.bias"
+    assert all(torch.equal(before[n].nan_to_num(), weights(agent)[n].nan_to_num()) for n in before)
