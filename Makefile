@@ -19,7 +19,7 @@ RLLIB := $(RLLIB_VENV)/.ready
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text bench-own
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-long-runs soak mutation torture bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-proofs bench-text bench-own
 
 demo: $(INSTALLED)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -113,6 +113,21 @@ bench-offline: $(READY)
 
 bench-memory: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py --write
+
+bench-long-runs: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/long_runs.py --write
+
+# Two hours of training: does its memory grow?
+soak: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --minutes 120 --write
+
+# Faults put into a copy of the source: do the tests notice? Some hours, resumable.
+mutation: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py --write
+
+# About an hour on two cores, resumable.
+torture: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture/run.py --write
 
 bench-records: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/records.py --write

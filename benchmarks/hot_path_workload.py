@@ -236,7 +236,7 @@ class Loop:
             learner, SEED, device, None, workload.compile_mode, workload.threads
         )
         self.folder = tempfile.TemporaryDirectory()
-        sink = JsonLines(Path(self.folder.name) / "events")
+        sink = JsonLines(Path(self.folder.name))
         self.hub = Hub([] if workload.telemetry == "off" else [sink], workload.telemetry)
         self.held = ExitStack()
         self.episode = 0

@@ -14,9 +14,11 @@ os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 import torch
 
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
+from examples import load_profile
 from scripts.pseudo_terminal import OnTerminal
 
 torch.set_num_threads(1)
+load_profile()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -90,6 +90,7 @@ OF_A_RUN = {"config.json", "events.jsonl", "events.parquet", "report.html", "man
     "wandb",
     "checkpoints",
     "records",
+    "events",
     "refused",
     "rebuild.py",
     "grown",

@@ -16,6 +16,7 @@ from esper.kasmina.lifecycle import Rules, apply, tick
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import HEAD_WIDTHS, HEADS, Op
 from esper.leyline.stages import TRANSITIONS, Stage
+from examples import examples
 from oracles.lifecycle import Environment, Reading, Slot, scaled_age
 
 CPU = torch.device("cpu")
@@ -29,6 +30,7 @@ LIKELY = st.tuples(
     st.just(KIND),
     *(st.integers(0, width - 1) for width in WIDTHS[3:]),
 )
+
 HEALTH = st.sampled_from([0.9, 0.9, 0.5, math.nan])
 CONTRIBUTION = st.sampled_from([0.1, -0.1, math.nan])
 
@@ -91,11 +93,8 @@ class Lifecycle(RuleBasedStateMachine):
 
 
 Lifecycle.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=30,
-    deadline=None,
-    database=None,
-    derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 TestLifecycle = Lifecycle.TestCase

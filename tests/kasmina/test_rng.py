@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from esper.kasmina import rng
 from esper.kasmina.rng import Purpose, integers, philox, random_bits, uniform
+from examples import examples
 
 KNOWN_ANSWERS = {
     # counter, key and result of philox4x32-10 in kat_vectors of Random123
@@ -56,7 +57,7 @@ def test_random_bits_are_philox_of_the_documented_counter_and_key():
 
 
 @given(streams=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6), data=st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 def test_stream_does_not_depend_on_other_streams(streams: list[int], data: st.DataObject):
     position = data.draw(st.integers(0, len(streams) - 1))
     together = words(9, tuple(streams))
@@ -126,7 +127,7 @@ def test_extreme_words_stay_within_interval_and_range(monkeypatch: pytest.Monkey
 
 
 @given(high=st.integers(1, 2**31 - 1), stream=st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 def test_integers_lie_in_their_range(high: int, stream: int):
     drawn = integers(1, torch.tensor([stream]), Purpose.MINIBATCH, 0, 0, 200, high)
     assert drawn.dtype == torch.long

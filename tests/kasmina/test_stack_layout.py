@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.kasmina.stack import AdamState, Field, Layout, Stack, ones, weight, zeros
+from examples import examples
 from support import CPU, F64, small_engine, small_host
 
 SHAPES = st.lists(st.lists(st.integers(1, 4), max_size=4).map(tuple), min_size=1, max_size=5)
 
 
 @given(shapes=SHAPES, spare=st.integers(0, 3))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 def test_views_cover_a_row_in_the_order_of_the_fields(shapes: list[tuple[int, ...]], spare: int):
     layout = Layout(tuple(Field(f"p{i}", shape) for i, shape in enumerate(shapes)))
     rows = torch.arange(3.0 * (layout.size + spare)).view(3, -1)

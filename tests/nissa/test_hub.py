@@ -53,7 +53,7 @@ def pruned(step: int) -> SeedPruned:
 
 def test_the_hub_keeps_order_and_writes_only_the_kinds_of_its_level(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    hub = Hub([JsonLines(path)], "minimal")
+    hub = Hub([JsonLines(tmp_path)], "minimal")
     for i in range(100):
         hub.emit(update(i))
         hub.emit(pruned(i))
@@ -189,7 +189,7 @@ def test_a_sink_that_fails_while_stderr_cannot_be_written_does_not_stop_the_thre
 
 def test_an_event_file_that_cannot_be_opened_is_a_sink_that_fails(tmp_path: Path, capsys) -> None:
     kept = Kept()
-    hub = Hub([JsonLines(tmp_path / "missing" / "events.jsonl"), kept], "minimal")
+    hub = Hub([JsonLines(tmp_path / "missing"), kept], "minimal")
     hub.emit(update(1))
     hub.close()
     assert kept.events == [update(1)]

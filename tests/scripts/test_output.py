@@ -130,6 +130,22 @@ def test_a_notice_is_one_line_without_control_characters(capsys) -> None:
     assert capsys.readouterr().err == "a\\x1b[2J\\nb\\udcff\n"
 
 
+@pytest.mark.parametrize(("code", "reported"), [(0, 1), (1, 1), (129, 0), (130, 0), (143, 0)])
+def test_a_signal_leaves_the_report_to_esper_report(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: int,
+    reported: int,
+) -> None:
+    calls: list[Path] = []
+    monkeypatch.setattr(after_training, "report_run", lambda console, run: calls.append(run))
+    after_training.report_ended(Console(), tmp_path, code)
+    assert calls == [tmp_path] * reported
+    line = f"a signal ended the run; esper report {tmp_path} draws what it did\n"
+    assert capsys.readouterr().err == ("" if reported else line)
+
+
 def test_a_report_that_fails_does_not_look_like_a_failed_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

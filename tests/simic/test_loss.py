@@ -1,5 +1,7 @@
 """The loss and its closed-form gradient against the paper's formula under autograd."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -82,3 +84,23 @@ def test_padding_changes_neither_loss_nor_gradients() -> None:
     for gradient in torch.autograd.grad(loss, outputs):
         assert bool(gradient.isfinite().all())
         assert bool((gradient[weight == 0] == 0).all())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_metrics_equal_their_definitions_step_by_step(padded: bool) -> None:
+    """The divergence is the estimator ``r - 1 - ln r`` of Schulman (2020), never negative."""
+    (log_prob, entropy, value), data, weight = outputs_and_data(padded)
+    choice = torch.ones(STEPS, SEQUENCES, HEADS, dtype=torch.bool)
+    scalars = torch.tensor(CLIP), torch.tensor(ENTROPY_WEIGHT)
+    evaluation = Evaluation(log_prob, entropy, choice, value)
+    _, metrics = ppo_loss(evaluation, *data, weight, *scalars, VALUE_WEIGHT)
+    counted = torch.ones(STEPS, SEQUENCES) if weight is None else weight
+    ratios = (log_prob - data[0]).exp()[counted > 0].tolist()
+    mean = len(ratios)
+    expected = {
+        "approx_kl": sum(r - 1.0 - math.log(r) for r in ratios) / mean,
+        "clip_fraction": sum(abs(r - 1.0) > CLIP for r in ratios) / mean,
+        "ratio_variance": sum((r - 1.0) ** 2 for r in ratios) / mean,
+    }
+    assert 0.0 < expected["clip_fraction"] < 1.0
+    assert {n: metrics[n].item() for n in expected} == pytest.approx(expected, rel=1e-5)

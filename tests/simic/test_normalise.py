@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,7 +24,6 @@ def data(seed: int, rows: int, offset: float = 0.0, scale: float = 1.0) -> Tenso
     return offset + scale * torch.randn(rows, 3, generator=generator, dtype=torch.float64)
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 2**31),
     st.lists(st.integers(1, 40), min_size=1, max_size=6),

@@ -198,6 +198,18 @@ def test_a_round_is_normalised_with_moments_of_earlier_rounds() -> None:
         assert torch.equal(seen.tensors()[name], rollout.observation.tensors()[name])
 
 
+def test_every_epoch_and_every_update_has_minibatches_of_its_own() -> None:
+    agent = agent_with(ppo_epochs=3, minibatches=5)
+    orders = []
+    for _ in range(3):
+        drawn = agent._draw_minibatches(ENVIRONMENTS)
+        epochs = torch.cat(drawn).view(3, ENVIRONMENTS)
+        assert [sorted(order) for order in epochs.tolist()] == [[*range(ENVIRONMENTS)]] * 3
+        orders += [tuple(order) for order in epochs.tolist()]
+        agent.updates += 1
+    assert len(set(orders)) == 9
+
+
 def test_minibatches_hold_whole_episodes_and_every_environment_once_an_epoch() -> None:
     """Environments are identified by a marked critic feature; one minibatch per epoch or more."""
     marks: list[list[int]] = []
@@ -462,3 +474,120 @@ def test_an_advantage_that_overflows_is_named() -> None:
     assert agent.update(rollout)["refused"] == 1.0
     assert agent.refusal.tensor == "advantage"
     assert same_bits(weights(agent), before)
+
+
+# --- rates, and what stops a step -------------------------------------------------------------
+
+
+def test_each_group_has_its_own_rate() -> None:
+    agent = agent_with(learning_rate=1e-3, value_learning_rate=4e-3, lr_warmup_steps=0)
+    agent.update(rollout_of(agent))
+    expected = {"policy": 1e-3, "value": 4e-3}
+    assert {n: r.item() for n, r in agent.optimizer.rates.items()} == pytest.approx(expected)
+
+
+def test_schedules_follow_the_number_of_updates_done() -> None:
+    """A linear decay to 0 over ten updates."""
+    linear = {"decay": "linear", "decay_steps": 10, "end_factor": 0.0}
+    settings = {f"{of}_{k}": v for of in ("lr", "clip", "entropy") for k, v in linear.items()}
+    agent = agent_with(learning_rate=1e-3, clip=0.2, entropy=0.05, lr_warmup_frac=0.0, **settings)
+    for done in (0, 1, 7):
+        agent.updates = done
+        agent._set_schedules()
+        left = 1.0 - done / 10
+        assert agent.optimizer.rates["policy"].item() == pytest.approx(1e-3 * left)
+        assert agent.scalars["clip"].item() == pytest.approx(0.2 * left)
+        assert agent.scalars["entropy_weight"].item() == pytest.approx(0.05 * left)
+
+
+def test_the_adaptive_factor_multiplies_every_rate() -> None:
+    agent = agent_with(learning_rate=1e-3, lr_adaptive_kl=0.01, lr_warmup_frac=0.0)
+    agent.adaptive.factor.fill_(0.25)
+    agent._set_schedules()
+    assert [r.item() for r in agent.optimizer.rates.values()] == pytest.approx([0.25e-3] * 2)
+
+
+@pytest.mark.parametrize(("multiple", "stops"), [(1.4, False), (1.6, True)])
+def test_an_update_stops_beyond_one_and_a_half_times_the_target(
+    multiple: float, stops: bool
+) -> None:
+    settings = {"ppo_epochs": 2, "minibatches": 1, "learning_rate": 1e-2, "lr_warmup_frac": 0.0}
+    free = agent_with(**settings, target_kl=1e6)
+    step, divergences = free._minibatch_step, []
+
+    def measured(*arguments):
+        metrics, stopped = step(*arguments)
+        divergences.append(metrics["approx_kl"].item())
+        return metrics, stopped
+
+    free._minibatch_step = measured
+    free.update(rollout_of(free))
+    assert divergences[1] > 0.0
+    bound = agent_with(**settings, target_kl=divergences[1] / multiple)
+    bound.update(rollout_of(bound))
+    assert same_bits(weights(bound), weights(free)) is not stops
+
+
+def test_an_overflow_skips_the_step_and_refuses_nothing() -> None:
+    agent = agent_with(ppo_epochs=1, minibatches=1)
+    before = weights(agent)
+    agent._check_overflow = lambda loss, norm: torch.ones_like(loss, dtype=torch.bool)
+    agent.update(rollout_of(agent))
+    value = {name for name in before if "value" in name}
+    assert all(torch.equal(before[n], weights(agent)[n]) for n in before if n not in value)
+    assert agent.refusal is None
+
+
+def test_the_rate_adapts_to_the_divergence_of_the_last_epoch() -> None:
+    agent = agent_with(ppo_epochs=2, minibatches=1, lr_adaptive_kl=0.01)
+    agent._adapt_learning_rate([{"approx_kl": torch.tensor(x)} for x in (1.0, 1e-4)])
+    assert agent.adaptive.factor.item() == pytest.approx(1.5)
+
+
+def test_rescaling_the_value_layer_preserves_its_outputs() -> None:
+    """In the units of the rewards, while the moments of returns move."""
+    agent, layer = agent_with(), torch.nn.Linear(5, 1)
+    draws = torch.Generator().manual_seed(3)
+    inputs = torch.randn(40, 5, generator=draws)
+    agent.return_moments.update(torch.randn(50, generator=draws))
+    with torch.no_grad():
+        before = agent.return_moments.restore(layer(inputs))
+        agent._rescale_value_layer(4.0 + 9.0 * torch.randn(50, generator=draws), layer)
+        assert agent.return_moments.deviation.item() > 3.0
+        after = agent.return_moments.restore(layer(inputs))
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+
+
+def test_steps_that_only_reset_do_not_count() -> None:
+    agent = agent_with()
+    rollout = rollout_of(agent)
+    x = torch.arange(6.0).view(2, 3)
+    assert agent._without_resets(x, rollout) is x
+    rollout.valid = torch.tensor([[True, False, True], [True, True, False]])
+    expected = torch.tensor([[0.0, math.nan, 2.0], [3.0, 4.0, math.nan]])
+    torch.testing.assert_close(agent._without_resets(x, rollout), expected, equal_nan=True)
+
+
+def test_a_loaded_agent_continues_its_count_and_its_rate() -> None:
+    agent = agent_with(lr_adaptive_kl=0.01)
+    agent.update(rollout_of(agent))
+    agent.updates = 7
+    agent.adaptive.factor.fill_(2.25)
+    other = agent_with(seed=1, lr_adaptive_kl=0.01)
+    other.load_state(copy.deepcopy(agent.state()))
+    assert other.updates == 7
+    assert other.adaptive.factor.item() == 2.25
+    assert same_bits(everything(other), everything(agent))
+
+
+def test_a_weight_that_no_loss_depends_on_is_checked_too() -> None:
+    """A head that no op of the rollout uses: its NaN would go unnoticed into checkpoints."""
+    agent = agent_with()
+    rollout = rollout_of(agent)
+    rollout.actions[..., 0] = Op.WAIT
+    with torch.no_grad():
+        dict(agent.policy.named_parameters())["choice_heads.alpha_curve.bias"][0] = math.nan
+    before = weights(agent)
+    agent.update(rollout)
+    assert agent.refusal.tensor == "policy/choice_heads.alpha_curve.bias"
+    assert all(torch.equal(before[n].nan_to_num(), weights(agent)[n].nan_to_num()) for n in before)

@@ -12,6 +12,7 @@ from torch import Tensor
 from esper.kasmina.stack import Stack
 from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.governor import Governor, Reason
+from examples import examples
 from oracles.governor import NaiveGovernor
 from support import CPU, assert_identical, random_stack, row_of, small_host
 
@@ -201,7 +202,7 @@ lives = st.tuples(
 ).map(lambda parts: (parts[0] + parts[1])[:32])
 
 
-@settings(max_examples=40, deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(40))
 @given(st.lists(lives, min_size=3, max_size=3), st.integers(0, 2**20))
 def test_judgements_and_rollbacks_match_one_governor_per_host(rows: list[list[Moment]], seed: int):
     stack = random_stack(HOST, len(rows), torch.float32, seed)

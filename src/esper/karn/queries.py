@@ -2,25 +2,29 @@
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import duckdb
 import pyarrow
 
+from esper.karn.event_tables import EventTables, LinesOfRun
 from esper.karn.record_views import RECORD_VIEWS, create_record_views
 from esper.karn.runs import find_runs, inspect, stored
 from esper.karn.views import TASKS, VIEWS, WORDS, event_table, view_definitions
 from esper.leyline.errors import UsageError
-from esper.leyline.events import EVENTS, PPOUpdateCompleted, TrainingStarted, event_type
-from esper.leyline.events.reader import EventReader
+from esper.leyline.events import EVENTS
 from esper.leyline.notices import notice
 from esper.leyline.records import record_files
 
-CHUNK = 4096
-"""Lines per record batch of the database."""
+ROWS = 16_384
+"""Rows per batch of a result."""
+
+MEMORY_MEGABYTES = 288
+"""Memory of the database; what needs more goes to a temporary folder. Each thread needs its own."""
 
 _NAMES_RECORDS = re.compile(rf"\b({'|'.join(RECORD_VIEWS)})\b", re.IGNORECASE)
 
@@ -69,11 +73,10 @@ class Store:
     """
 
     def __init__(self, places: list[Path], skip_bad: bool = False):
-        paths = _runs_at(places)
-        self._lines: dict[str, list[pyarrow.RecordBatch]] = defaultdict(list)
-        self._metrics: set[str] = set()
-        self._names, self._skip_bad = _names(paths), skip_bad
+        self._names, self._skip_bad = _names(_runs_at(places)), skip_bad
         self._records_opened = False
+        self._folder = TemporaryDirectory(prefix="esper-query-")
+        self._events = EventTables(Path(self._folder.name))
         rows = list(self._read_all())
         self.unreadable = sum(row["unreadable"] for row in rows)
         if self.unreadable:
@@ -86,6 +89,7 @@ class Store:
 
     def __exit__(self, *raised: object) -> None:
         self._database.close()
+        self._folder.cleanup()
 
     def query(self, sql: str) -> pyarrow.Table:
         """Run one SELECT and return its result.
@@ -94,14 +98,24 @@ class Store:
             UsageError: ``sql`` is not one SELECT, or it is invalid; or it names records, of which
                 one is damaged.
         """
+        with self.batches(sql) as batches:
+            return batches.read_all()
+
+    @contextmanager
+    def batches(self, sql: str) -> Iterator[pyarrow.RecordBatchReader]:
+        """Run one SELECT and return a reader of its result, which memory need not hold.
+
+        Raises:
+            UsageError: see ``query``; also while the result is read.
+        """
         if _NAMES_RECORDS.search(sql):
             self._open_records()
         try:
             statements = self._database.extract_statements(sql)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise UsageError("SQL: must be one SELECT; runs are read, never written")
-            return self._database.sql(statements[0]).to_arrow_table()
-        except duckdb.Error as error:
+            yield self._database.sql(statements[0]).to_arrow_reader(ROWS)
+        except (duckdb.Error, pyarrow.ArrowException) as error:
             raise UsageError(f"SQL: {_message(error)}") from error
 
     def columns(self) -> dict[str, list[tuple[str, str]]]:
@@ -130,39 +144,24 @@ class Store:
 
     def _read(self, path: Path, name: str) -> dict[str, Any]:
         """Read the lines of a run; return its row of the view ``runs``."""
-        reader, pending = EventReader(path), defaultdict(list)
-        started: list[TrainingStarted] = []
-        for line, event in reader if _has_events(path) else ():
-            kind = event_type(type(event))
-            pending[kind].append(line)
-            if len(pending[kind]) == CHUNK:
-                self._add_batch(kind, name, pending.pop(kind))
-            if isinstance(event, TrainingStarted):
-                started.append(event)
-            if isinstance(event, PPOUpdateCompleted):
-                self._metrics.update(event.metrics)
-        for kind, lines in pending.items():
-            self._add_batch(kind, name, lines)
-        return _row(path, name, started, reader.unreadable)
-
-    def _add_batch(self, kind: str, name: str, lines: list[bytes]) -> None:
-        names = pyarrow.array([name] * len(lines), pyarrow.string())
-        texts = pyarrow.array(lines, pyarrow.binary()).cast(pyarrow.large_string())
-        self._lines[kind].append(pyarrow.record_batch([names, texts], names=["run", "line"]))
+        nothing = LinesOfRun(None, 0, 0)
+        return _row(path, name, self._events.add(path, name) if _has_events(path) else nothing)
 
     def _open(self, rows: list[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
         database = duckdb.connect(":memory:")
-        columns = pyarrow.schema([("run", pyarrow.string()), ("line", pyarrow.large_string())])
+        database.execute(f"SET memory_limit = '{MEMORY_MEGABYTES}MB'")
+        database.execute("SET threads = 1")
+        folder = self._folder.name.replace("'", "''")
+        database.execute(f"SET temp_directory = '{folder}'")
+        self._events.register(database)
         for name in EVENTS:
-            table = pyarrow.Table.from_batches(self._lines[name], columns)
-            database.register(f"lines_{name.lower()}", table)
             database.execute(f"CREATE VIEW {name.lower()} AS {event_table(name)}")
         database.register("runs", pyarrow.Table.from_pylist(rows, _RUNS))
         database.execute(f"CREATE VIEW tasks_of_rounds AS {TASKS}")
         database.execute(f"CREATE VIEW words AS {WORDS}")
-        for view, sql in view_definitions(self._metrics).items():
+        for view, sql in view_definitions(self._events.metrics).items():
             database.execute(f"CREATE VIEW {view} AS {sql}")
-        # From here on, SQL can read neither files nor Python variables.
+        # From here on, SQL can read neither Python variables nor other files than those of events.
         database.execute("SET enable_external_access = false")
         database.execute("SET lock_configuration = true")
         return database
@@ -201,17 +200,17 @@ def _text(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()
 
 
-def _row(path: Path, name: str, started: list[TrainingStarted], unreadable: int) -> dict[str, Any]:
-    info, first = inspect(path), started[0] if started else None
+def _row(path: Path, name: str, lines: LinesOfRun) -> dict[str, Any]:
+    info = inspect(path)
     first_values = {
-        field: getattr(first, field, None)
+        field: getattr(lines.first, field, None)
         for field in ("envs", "episode_length", "device", "amp_enabled", "amp_dtype", "schema")
     }
     return first_values | {
         "run": name,
         "path": _text(str(path)),
-        "resumed": max(0, len(started) - 1),
-        "unreadable": unreadable,
+        "resumed": max(0, lines.processes - 1),
+        "unreadable": lines.unreadable,
         "settings": json.dumps(stored(path).get("settings", {})),
         **{
             field: getattr(info, field)
@@ -221,6 +220,6 @@ def _row(path: Path, name: str, started: list[TrainingStarted], unreadable: int)
     }
 
 
-def _message(error: duckdb.Error) -> str:
+def _message(error: Exception) -> str:
     """The message of a database error without the lines that quote the query."""
     return " ".join(str(error).split("\n\nLINE")[0].split("\nLINE")[0].split())

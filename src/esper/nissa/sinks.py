@@ -5,7 +5,9 @@ from typing import BinaryIO, Protocol
 
 from esper.leyline.config import OutputConfig
 from esper.leyline.events import Event, encode
-from esper.nissa.parquet import write_parquet
+from esper.leyline.events.part_writer import PART_BYTES
+from esper.leyline.notices import notice
+from esper.nissa.parquet import rotate, write_parquet
 from esper.nissa.trackers import TensorBoard, WandB, require_library
 
 
@@ -26,20 +28,41 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Appends events to a file, one JSON line per event.
+    """Appends events to ``events.jsonl``, one JSON line per event.
 
     The file is opened for the first event, so that one that cannot be opened does not end a run.
+
+    Args:
+        run: the run directory.
+        part_bytes: once the file is as large, its lines move to a compressed file, see
+            ``leyline.events.parts``.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, run: Path, part_bytes: int = PART_BYTES):
+        self._run, self._part_bytes, self._limit = run, part_bytes, part_bytes
         self._file: BinaryIO | None = None
 
     def write(self, event: Event) -> None:
         """Append the event's JSON line."""
         if self._file is None:
-            self._file = self._path.open("ab")
+            self._file = (self._run / "events.jsonl").open("ab")
         self._file.write(encode(event) + b"\n")
+        if self._file.tell() >= self._limit:
+            self._file.close()
+            self._file = None
+            self._rotate()
+
+    def _rotate(self) -> None:
+        try:
+            rotate(self._run, self._part_bytes)
+            self._limit = self._part_bytes
+        except OSError as error:
+            # The lines stay where they are; there may be room when as many have come again.
+            self._limit += self._part_bytes
+            notice(
+                f"warning: telemetry: {self._run / 'events.jsonl'} was not compressed "
+                f"({error.strerror or error}); its events are kept"
+            )
 
     def flush(self) -> None:
         """Hand buffered lines to the operating system."""
@@ -53,7 +76,7 @@ class JsonLines:
 
 
 class ParquetAtEnd:
-    """When the run ends, converts the lines of another sink to a Parquet file.
+    """When the run ends, converts the lines in ``events.jsonl`` to a Parquet file.
 
     Args:
         run: the run directory; the sink that writes its lines must come before this one.
@@ -69,7 +92,7 @@ class ParquetAtEnd:
         """Do nothing: ``close`` reads the lines."""
 
     def close(self) -> None:
-        """Write ``events.parquet`` from the lines of the run."""
+        """Write ``events.parquet``."""
         write_parquet(self._run, self._run / "events.parquet")
 
 
@@ -88,7 +111,7 @@ def run_sinks(run: Path, output: OutputConfig) -> list[Sink]:
     """Return the sinks of a run directory; none at telemetry level ``off``."""
     if output.telemetry_level == "off":
         return []
-    sinks: list[Sink] = [JsonLines(run / "events.jsonl"), ParquetAtEnd(run)]
+    sinks: list[Sink] = [JsonLines(run, output.events_megabytes * 2**20), ParquetAtEnd(run)]
     if output.tensorboard:
         sinks.append(TensorBoard(run / "tensorboard"))
     if output.wandb:

@@ -1,11 +1,24 @@
 """What a command does when training has ended: the report of the run."""
 
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGTERM
 
 from rich.console import Console
 
 from esper.karn.report import write_report
+from esper.karn.runs import shell_word
 from esper.leyline.notices import notice
+
+
+def report_ended(console: Console, run: Path, exit_code: int) -> None:
+    """Write the report of a run, unless a signal ended it; one line then says so.
+
+    Whoever sent the signal waits for the end of the process, and drawing takes many seconds.
+    """
+    if exit_code in (128 + number for number in (SIGHUP, SIGINT, SIGTERM)):
+        notice(f"a signal ended the run; esper report {shell_word(str(run))} draws what it did")
+        return
+    report_run(console, run)
 
 
 def report_run(console: Console, run: Path) -> None:

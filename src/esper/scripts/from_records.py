@@ -46,7 +46,7 @@ def _learn(
 
     from rich.console import Console
 
-    from esper.scripts.after_training import report_run
+    from esper.scripts.after_training import report_ended
     from esper.scripts.epoch_progress import EpochProgress, print_epochs
     from esper.scripts.output import outlive_output
     from esper.simic.offline.offline_run import learn_offline, resumed_config
@@ -57,5 +57,5 @@ def _learn(
     with EpochProgress(console) as progress:
         summary = learn_offline(config, resume=resume, observer=progress)
     print_epochs(console, summary)
-    report_run(console, summary.path)
+    report_ended(console, summary.path, summary.exit_code)
     return summary.exit_code

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -54,18 +55,20 @@ def query(arguments: list[str]) -> int:
         raise UsageError(f'{program}: needs runs and SQL: {program} RUN "SELECT * FROM updates"')
     if settings.format == "parquet" and settings.output is None:
         raise UsageError("output: parquet is not text; name a file with -o")
-    with Store([Path(run) for run in runs], settings.skip_bad) as store:
-        table = store.query(sql)
-    if settings.output is None:
-        _print(table, settings.format)
-        return 0
-    try:
-        _write(table, settings.format, settings.output)
-    except (OSError, pyarrow.ArrowException) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"output: cannot write to {settings.output} ({reason}); name another file"
-        ) from error
+    with (
+        Store([Path(run) for run in runs], settings.skip_bad) as store,
+        store.batches(sql) as batches,
+    ):
+        if settings.output is None:
+            _print(batches, settings.format)
+            return 0
+        try:
+            _write(batches, settings.format, settings.output)
+        except OSError as error:
+            raise UsageError(
+                f"output: cannot write to {settings.output} ({error.strerror or error}); name "
+                "another file"
+            ) from error
     return 0
 
 
@@ -81,38 +84,56 @@ def _views() -> str:
     return "\n".join([*lines, *(f"  {name.lower()}" for name in EVENTS)])
 
 
-def _print(table: pyarrow.Table, form: Form) -> None:
+def _print(batches: pyarrow.RecordBatchReader, form: Form) -> None:
     if form == "table":
-        console = Console()
-        console.print(_shown(table))
-        if table.num_rows > MOST_ROWS:
-            left = table.num_rows - MOST_ROWS
+        shown, left = _shown(batches)
+        Console().print(shown)
+        if left:
             notice(f"{left} more rows; --format csv writes all of them")
         return
-    sys.stdout.write(_text(table, form))
+    for text in _texts(batches, form):
+        sys.stdout.write(text)
 
 
-def _write(table: pyarrow.Table, form: Form, target: Path) -> None:
+def _write(batches: pyarrow.RecordBatchReader, form: Form, target: Path) -> None:
     if form == "parquet":
-        with target.open("wb") as file:
-            pyarrow.parquet.write_table(table, file)
-    elif form == "table":
-        with target.open("w", encoding="utf-8") as text:
-            Console(file=text, width=1_000).print(_shown(table))
-    else:
-        target.write_text(_text(table, form), encoding="utf-8")
+        with (
+            target.open("wb") as file,
+            pyarrow.parquet.ParquetWriter(file, batches.schema) as writer,
+        ):
+            for batch in batches:
+                writer.write_batch(batch)
+        return
+    with target.open("w", encoding="utf-8") as text:
+        if form == "table":
+            Console(file=text, width=1_000).print(_shown(batches)[0])
+        else:
+            text.writelines(_texts(batches, form))
 
 
-def _text(table: pyarrow.Table, form: Form) -> str:
+def _texts(batches: pyarrow.RecordBatchReader, form: Form) -> Iterator[str]:
     """The result as CSV, where an empty cell is a missing value, or as a JSON list of rows."""
-    rows = table.to_pylist()
-    if form == "json":
-        return json.dumps([_plain(row) for row in rows], default=str, indent=1) + "\n"
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table.column_names)
-    writer.writerows([_cell(value) for value in row.values()] for row in rows)
-    return text.getvalue()
+    return _json(batches) if form == "json" else _csv(batches)
+
+
+def _json(batches: pyarrow.RecordBatchReader) -> Iterator[str]:
+    before = "[\n "
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield before + json.dumps(_plain(row), default=str, indent=1).replace("\n", "\n ")
+            before = ",\n "
+    yield "[]\n" if before.startswith("[") else "\n]\n"
+
+
+def _csv(batches: pyarrow.RecordBatchReader) -> Iterator[str]:
+    def lines(rows: Iterable[Iterable[Any]]) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        return text.getvalue()
+
+    yield lines([batches.schema.names])
+    for batch in batches:
+        yield lines([_cell(value) for value in row.values()] for row in batch.to_pylist())
 
 
 def _plain(value: Any) -> Any:
@@ -129,14 +150,18 @@ def _cell(value: Any) -> Any:
     return json.dumps(plain, default=str) if isinstance(plain, list | dict) else plain
 
 
-def _shown(table: pyarrow.Table) -> Table:
+def _shown(batches: pyarrow.RecordBatchReader) -> tuple[Table, int]:
+    """A table of the first ``MOST_ROWS`` rows, and the number of rows that it leaves out."""
     shown = Table()
-    for field in table.schema:
+    for field in batches.schema:
         right = pyarrow.types.is_integer(field.type) or pyarrow.types.is_floating(field.type)
         shown.add_column(Text(field.name), justify="right" if right else "left", overflow="fold")
-    for row in table.slice(0, MOST_ROWS).to_pylist():
-        shown.add_row(*(Text(_readable(value)) for value in row.values()))
-    return shown
+    count = 0
+    for batch in batches:
+        for row in batch.slice(0, max(0, MOST_ROWS - count)).to_pylist():
+            shown.add_row(*(Text(_readable(value)) for value in row.values()))
+        count += batch.num_rows
+    return shown, max(0, count - MOST_ROWS)
 
 
 def _readable(value: Any) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from esper.leyline.config import TrainConfig, shown
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import require
-from esper.scripts.after_training import report_run
+from esper.scripts.after_training import report_ended
 from esper.scripts.beside import Beside
 from esper.scripts.console import LiveProgress, print_summary
 from esper.scripts.output import outlive_output
@@ -64,5 +64,5 @@ def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
     print_summary(console, summary)
     grown = any(isinstance(done, RoundSummary) for done in summary.rounds)
     if grown:
-        report_run(console, summary.path)
+        report_ended(console, summary.path, summary.exit_code)
     return summary.exit_code

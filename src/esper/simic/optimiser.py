@@ -78,11 +78,15 @@ class PolicyOptimizer:
         return named
 
     def finite(self) -> Tensor:
-        """Whether every moment is finite, bool scalar on the device."""
+        """Whether every parameter and every moment is finite, bool scalar on the device.
+
+        A parameter that no loss depends on in this update would otherwise go unnoticed into
+        checkpoints.
+        """
         moments = [x for state in self.adam.state.values() for x in state.values() if x.ndim]
-        if not moments:
-            return torch.ones((), dtype=torch.bool, device=self.rates["policy"].device)
-        return nn.utils.get_total_norm(moments).isfinite()
+        return nn.utils.get_total_norm(
+            [*(p.detach() for p in self.parameters), *moments]
+        ).isfinite()
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Moments and step counts by parameter name, independent of the order of the groups."""

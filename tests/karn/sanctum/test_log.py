@@ -18,6 +18,7 @@ from esper.leyline.events import (
     decode,
     encode,
 )
+from examples import examples
 from karn.sanctum.events import a_round, finished, outcome, started, step, write
 from karn.sanctum.screen import KINDS, RECORDED
 
@@ -97,7 +98,7 @@ def test_a_truncated_file_that_has_grown_longer_is_read_again(tmp_path: Path) ->
     assert Moment(log, log.index).episode(2) == again
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.integers(1, 40_000), st.integers(0, 2**32))
 def test_reading_in_pieces_gives_the_same_index(limit: int, seed: int) -> None:
     order = random.Random(seed)

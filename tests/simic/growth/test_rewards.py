@@ -23,9 +23,10 @@ from esper.simic.growth.rewards import (
     utility,
 )
 from esper.simic.growth.rewards.shaped import alpha_shock, attribution, fossil_bonus
+from examples import examples
 from oracles.rewards import ORACLES, shaping
 
-quick = settings(max_examples=12, deadline=None)
+quick = settings(max_examples=examples(12))
 seeds = st.integers(0, 2**31)
 lengths = st.integers(1, 30)
 slot_counts = st.integers(1, 5)
@@ -71,7 +72,6 @@ def test_the_random_episodes_cover_the_whole_lifecycle() -> None:
     assert (last == Stage.FOSSILISED).any(1).float().mean() > 0.3
 
 
-@settings(deadline=None)
 @given(st.floats(0.0, 1.0), st.integers(0, 10**7), st.integers(1, 10**7), st.floats(0.0, 1.0))
 def test_utility_is_the_score_minus_the_rent(score, added, host, rent) -> None:
     expected = score - rent * math.log(1.0 + added / host)

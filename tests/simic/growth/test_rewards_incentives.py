@@ -15,8 +15,9 @@ from esper.leyline.actions import Op
 from esper.leyline.stages import Stage
 from esper.simic.growth.rewards import REWARD_MODES, REWARDS, RewardInputs, stage_shaping
 from esper.simic.growth.rewards.shaped import alpha_shock, attribution
+from examples import examples
 
-quick = settings(max_examples=12, deadline=None)
+quick = settings(max_examples=examples(12))
 seeds = st.integers(0, 2**31)
 lengths = st.integers(1, 30)
 changes = st.floats(0.0, 0.5)

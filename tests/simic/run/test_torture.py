@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torture import TINY, Training, flags, pause, rounds_announced
+from killed_training import TINY, Training, flags, pause, rounds_announced
 
 from esper.karn.store import read_events
 from esper.leyline.events import CheckpointSaved, TrainingFinished

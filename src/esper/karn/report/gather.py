@@ -1,4 +1,4 @@
-"""Read a run's events in one pass and keep the data of a report."""
+"""Read a run's events and keep the data of a report: once all but the steps, then one episode."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -47,6 +47,20 @@ OUTCOMES = (
 )
 """Outcomes that are kept per round and environment. Those on the test split are NaN where
 the run did not record them (before schema 4)."""
+
+
+_KINDS = (
+    AnalyticsSnapshot,
+    AnomalyDetected,
+    EpisodeOutcome,
+    GovernorRollback,
+    PPOUpdateCompleted,
+    SeedStageChanged,
+    TelemetryDropped,
+    TrainingFinished,
+    TrainingStarted,
+)
+"""The kinds that are read from first to last: all but the large ones of steps."""
 
 
 @dataclass(slots=True)
@@ -133,21 +147,15 @@ class _Pass:
     dropped: int = 0
     failure: str | None = None
     lives: LifeBook = field(default_factory=LifeBook)
-    steps: dict[int, EpochCompleted] = field(default_factory=dict)
-    episode: Episode | None = None
 
     def take(self, event: Event) -> None:
         match event:
-            case EpochCompleted():
-                self.steps[event.step] = event
             case SeedStageChanged():
                 self.lives.change(event)
             case EpisodeOutcome():
                 self.outcomes[event.round] = _outcomes(event)
                 self.tasks[event.round] = np.array(event.task, dtype=str)
                 self.lives.end_round(event.round, event.task)
-                self.episode = _episode(self.steps)
-                self.steps = {}
             case PPOUpdateCompleted():
                 self.updates[event.round] = event
             case AnalyticsSnapshot():
@@ -164,7 +172,6 @@ class _Pass:
                 self.starts.append(event)
                 self.failure = None
                 self.lives.begin_round()
-                self.steps = {}
 
 
 def _evaluations(run: Path) -> tuple[list[Evaluation], list[str]]:
@@ -184,12 +191,12 @@ def _evaluations(run: Path) -> tuple[list[Evaluation], list[str]]:
 
 
 def gather(run: Path) -> RunData:
-    """Read a run, live or ended. Step events are kept for one round at a time.
+    """Read a run, live or ended. Of the events of steps, only those of one round are kept.
 
     Raises:
         UsageError: ``run`` has no events, or no start event.
     """
-    found, reader = _Pass(), EventReader(run)
+    found, reader = _Pass(), EventReader(run, *_KINDS, check=True)
     impossible = 0
     for _, event in reader:
         try:
@@ -201,7 +208,7 @@ def gather(run: Path) -> RunData:
     # Rounds with another number of environments are from another run, or damaged.
     envs = found.starts[-1].envs
     rounds = sorted(n for n, outcome in found.outcomes.items() if outcome.shape[1] == envs)
-    nothing = np.empty((0, len(OUTCOMES), envs))
+    nothing = np.empty((0, len(OUTCOMES), 0))
     table = np.stack([found.outcomes[number] for number in rounds]) if rounds else nothing
     outcomes = dict(zip(OUTCOMES, table.transpose(1, 0, 2), strict=True))
     updates = [found.updates[number] for number in sorted(found.updates)]
@@ -231,7 +238,7 @@ def gather(run: Path) -> RunData:
         anomalies=found.anomalies,
         dropped=found.dropped,
         failure=found.failure,
-        episode=found.episode,
+        episode=_last_episode(run),
         unreadable=reader.unreadable + impossible,
         evaluations=evaluations,
         refused=refused,
@@ -246,15 +253,27 @@ def _label(run: Path) -> str:
     return f"run {printable}" if printable.startswith("_") else printable
 
 
-def _episode(steps: dict[int, EpochCompleted]) -> Episode | None:
+def _last_episode(run: Path) -> Episode | None:
+    """The steps before the last outcome, read from the end of the events."""
+    steps: dict[int, EpochCompleted] = {}
+    within = False
+    for event in EventReader(run).backwards():
+        if isinstance(event, EpisodeOutcome | TrainingStarted) and within:
+            break
+        within = within or isinstance(event, EpisodeOutcome)
+        if isinstance(event, EpochCompleted) and within:
+            steps.setdefault(event.step, event)
     if not steps:
         return None
     ordered = [steps[number] for number in sorted(steps)]
-    return Episode(
-        np.array([float(s.step) for s in ordered]),
-        _table([s.validation_accuracy for s in ordered]),
-        _table([s.twin_validation_accuracy for s in ordered]),
-    )
+    try:
+        return Episode(
+            np.array([float(s.step) for s in ordered]),
+            _table([s.validation_accuracy for s in ordered]),
+            _table([s.twin_validation_accuracy for s in ordered]),
+        )
+    except ValueError:
+        return None  # steps of different runs, or damaged ones
 
 
 def _outcomes(event: EpisodeOutcome) -> Floats:

@@ -1,8 +1,8 @@
-"""The event file of a run, read as it grows.
+"""The events of a run, read as they grow.
 
 Events of rounds are kept decoded. Of the large events of steps, which hold one value per
-environment, only the position in the file is kept, and a view reads them again when it needs them:
-the event file of a million environment steps is about 400 MiB.
+environment, only the position in the log is kept, and a view reads them again when it needs them:
+the lines of a million environment steps are about 200 MiB.
 """
 
 from bisect import bisect_right
@@ -55,7 +55,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the event of a step is in the file; offset and length are in bytes."""
+    """Where the event of a step is in the log; offset and length are in bytes."""
 
     line: int
     offset: int
@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(slots=True)
 class Index:
-    """The index of an event file. It only grows: a file that was truncated gets a new one.
+    """The index of the events of a run. It only grows: a log that was truncated gets a new one.
 
     Attributes:
         lines: number of complete lines read.
@@ -113,7 +113,7 @@ class Index:
 
 
 class EventLog(EventReader):
-    """Follows ``events.jsonl`` of a run directory while it is written.
+    """Follows the events of a run directory while they are written.
 
     Args:
         run: the run directory; the file need not exist yet.
@@ -139,7 +139,7 @@ class EventLog(EventReader):
     def poll(self, limit: int = CHUNK) -> bool:
         """Read what was appended, at most ``limit`` bytes; return whether anything changed.
 
-        A file that was truncated gets a new index.
+        A log that was truncated gets a new index.
         """
         resets = self.resets
         try:
@@ -157,14 +157,12 @@ class EventLog(EventReader):
         return bool(lines) or reset
 
     def read(self, place: Place) -> Event | None:
-        """Read the event at ``place``; None where the file has been truncated since."""
+        """Read the event at ``place``; None where the log has been truncated since."""
         key = (self.resets, place.offset)
         found = self._decoded.get(key)
         if found is None:
             try:
-                with self.path.open("rb") as file:
-                    file.seek(place.offset)
-                    found = try_decode(file.read(place.length))
+                found = try_decode(self.read_at(place.offset, place.length))
             except OSError:
                 return None
             if found is None:

@@ -278,6 +278,9 @@ class OutputConfig:
     )
     """Amount of telemetry: off (no events), minimal (a few lines per round), normal (every step),
     debug (also the signals of every seed). It does not affect what is computed."""
+    events_megabytes: int = setting(8, up_to(1_000_000), on_resume=True)
+    """Size in MiB at which the lines of events.jsonl move to a compressed file in the folder events
+    of the run directory."""
     tensorboard: bool = setting(False, on_resume=True)
     """Whether to write TensorBoard curves to the run directory; requires the extra `trackers`."""
     wandb: bool = setting(False, on_resume=True)

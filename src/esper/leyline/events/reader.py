@@ -1,15 +1,24 @@
-"""Reads an event file: all of it, as it grows, or backwards from its end."""
+"""Reads the events of a run: all of them, as they grow, or backwards from their end."""
 
 import os
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import get_origin
+from typing import BinaryIO, get_origin
 
 import msgspec
 
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, Event, TrainingStarted, decode
+from esper.leyline.events.parts import (
+    DamagedPart,
+    Part,
+    lines_backwards,
+    parts_of,
+    read_lines,
+    read_text,
+)
 
 CHUNK = 16 * 2**20
 """Bytes per read, limited so that the first events of a large file are available early."""
@@ -53,30 +62,37 @@ def _lists_of(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 class EventReader:
-    """Reader of ``events.jsonl`` in a run directory, to which a process may still be writing.
+    """Reader of the events in a run directory, to which a process may still be writing.
+
+    The log is the parts of a long run (``leyline.events.parts``) and then ``events.jsonl``. The
+    latter is opened first: if its lines move to a part meanwhile, the open file keeps them, and
+    the part is recognised by its first line.
 
     Args:
-        run: the run directory; the file need not exist yet.
+        run: the run directory; its event file need not exist yet.
         kinds: the kinds of events to yield, including subclasses; by default all kinds. Lines of
             other kinds are skipped by their first bytes, without a check that they are complete.
+        check: whether to check those lines of ``events.jsonl`` as well; those of parts were checked
+            when they moved there.
 
     Attributes:
         unreadable: number of lines skipped so far because they were truncated, corrupt or of a
-            newer schema.
+            newer schema; a part that cannot be read counts as one.
         offset: bytes of the complete lines that ``appended`` has returned.
-        size: bytes of the file at the last call of ``appended``.
+        size: bytes of the log at the last call of ``appended``.
         behind: whether ``appended`` may have more complete lines to return.
-        resets: how often ``appended`` found the file truncated, as when a run is resumed.
+        resets: how often ``appended`` found the log truncated, as when a run is resumed.
     """
 
-    def __init__(self, run: Path, *kinds: type[Event]):
-        self.path = run / "events.jsonl"
+    def __init__(self, run: Path, *kinds: type[Event], check: bool = False):
+        self.run, self.path = run, run / "events.jsonl"
         self.unreadable = 0
         self.offset, self.size, self.behind, self.resets = 0, 0, True, 0
         self._mark = b""
-        self._wanted = tuple(
-            _TAG + f'{name}"'.encode() for name, kind in EVENTS.items() if issubclass(kind, kinds)
-        )
+        self._kinds = [name for name, kind in EVENTS.items() if issubclass(kind, kinds)]
+        self._check = check
+        self._wanted = tuple(_TAG + f'{name}"'.encode() for name in self._kinds)
+        self._text: tuple[Part | None, bytes] = None, b""
 
     def __iter__(self) -> Iterator[tuple[bytes, Event]]:
         """The events of the wanted kinds in order, each with its line.
@@ -85,46 +101,92 @@ class EventReader:
             UsageError: there is no event file, or it cannot be read.
         """
         if not self.path.is_file():
-            run = self.path.parent
-            raise UsageError(f"run: {run} holds no events.jsonl; name a run directory")
+            raise UsageError(f"run: {self.run} holds no events.jsonl; name a run directory")
         try:
             with self.path.open("rb") as lines:
-                for line in lines:
-                    if self._wanted and line.startswith(_TAG) and not line.startswith(self._wanted):
-                        continue
-                    event = try_decode(line)
-                    if event is not None:
-                        yield line, event
-                    else:
-                        self.unreadable += 1
+                for part in parts_of(self.run, lines):
+                    yield from self._of_part(part)
+                lines.seek(0)
+                yield from self.events_in(lines)
         except OSError as error:
             raise UsageError(f"run: cannot read {self.path} ({error.strerror})") from error
 
-    def appended(self, limit: int = CHUNK) -> list[bytes]:
-        """The next complete lines within ``limit`` bytes; a line longer than that is also returned.
+    def _of_part(self, part: Part) -> Iterator[tuple[bytes, Event]]:
+        try:
+            lines = read_lines(part, self._kinds)
+        except DamagedPart:
+            self.unreadable += 1
+            return
+        yield from self.events_in(lines)
 
-        A file that was truncated is read again from its beginning, even if it has since grown past
+    def events_in(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, Event]]:
+        """The events of the wanted kinds in some lines; the others are counted if unreadable."""
+        for line in lines:
+            other = self._wanted and line.startswith(_TAG) and not line.startswith(self._wanted)
+            if other and not self._check:
+                continue
+            event = try_decode(line)
+            if event is None:
+                self.unreadable += 1
+            elif not other:
+                yield line, event
+
+    def appended(self, limit: int = CHUNK) -> list[bytes]:
+        """The next complete lines within ``limit`` bytes; a line longer than that is also returned,
+        and so is all of a part.
+
+        A log that was truncated is read again from its beginning, even if it has since grown past
         its old length; ``resets`` counts this.
 
         Raises:
             OSError: the file cannot be read.
         """
         with self.path.open("rb") as file:
-            self.size = file.seek(0, os.SEEK_END)
-            file.seek(self.offset - len(self._mark))
-            if file.read(len(self._mark)) != self._mark:
+            parts = parts_of(self.run, file)
+            base = parts[-1].end if parts else 0
+            self.size = base + file.seek(0, os.SEEK_END)
+            begin = self.offset - len(self._mark)
+            if self._read(parts, file, begin, len(self._mark)) != self._mark:
                 self.offset, self._mark, self.resets = 0, b"", self.resets + 1
-            file.seek(self.offset)
-            data = file.read(limit)
-            # A line may be longer than the limit.
-            while b"\n" not in data and len(data) == limit:
-                data += file.read(limit)
-                limit *= 2
-        self.behind = len(data) == limit
+            if self.offset < base:
+                data, behind = self._read(parts, file, self.offset, base), True
+            else:
+                file.seek(self.offset - base)
+                data = file.read(limit)
+                # A line may be longer than the limit.
+                while b"\n" not in data and len(data) == limit:
+                    data += file.read(limit)
+                    limit *= 2
+                behind = len(data) == limit
+        self.behind = behind
         whole = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
-        self._mark = whole[-_MARK:] or self._mark
+        # No more than the last line, which lies in one file however lines are moved.
+        last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
+        self._mark = last[-_MARK:] or self._mark
         return whole.split(b"\n")[:-1]
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """``length`` bytes of a line that ``appended`` has returned, ``offset`` bytes into the log;
+        fewer if the log was truncated since.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with self.path.open("rb") as file:
+            return self._read(parts_of(self.run, file), file, offset, length)
+
+    def _read(self, parts: list[Part], file: BinaryIO, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``offset`` in the log, of the one file that has them."""
+        place = bisect_right(parts, offset, key=lambda part: part.end)
+        if place == len(parts):
+            file.seek(offset - (parts[-1].end if parts else 0))
+            return file.read(length)
+        part = parts[place]
+        if self._text[0] != part:
+            self._text = part, read_text(part)
+        start = offset - part.start
+        return self._text[1][start : start + length]
 
     def backwards(self, block: int = 2**20) -> Iterator[Event]:
         """All events from the last to the first, reading ``block`` bytes at a time.
@@ -139,6 +201,7 @@ class EventReader:
         except OSError:
             return
         with file:
+            parts = parts_of(self.run, file)
             place, rest = file.seek(0, os.SEEK_END), b""
             while place > 0:
                 size = min(block, place)
@@ -148,3 +211,4 @@ class EventReader:
                 rest = first
             if rest:
                 yield rest
+        yield from lines_backwards(parts)

@@ -216,7 +216,7 @@ class OfflineSession:
         try:
             if events.exists():
                 sync(events)
-            length = events.stat().st_size if events.exists() else 0
+            length = self.directory.events_length()
             keep = self.config.keep_checkpoints
             path = save(self.directory.path, epoch, parts, length, keep, self.identity)
         except OSError as error:

@@ -50,7 +50,7 @@ class _Manifest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     Attributes:
         schema: version of the checkpoint format.
         round: number of rounds trained.
-        events_bytes: length of the event file at the end of that round.
+        events_bytes: length of the event lines at the end of that round.
         blueprints: options of the policy's blueprint head.
         torch: version of torch that wrote the checkpoint.
         sha256: checksums of the other files, by name.
@@ -75,7 +75,7 @@ class Checkpoint:
     Attributes:
         path: its directory.
         round: number of rounds trained.
-        events_bytes: length of the event file at the end of that round.
+        events_bytes: length of the event lines at the end of that round.
         blueprints: options of the policy's blueprint head.
         parts: nested dictionaries of tensors by part name.
         sha256: checksums of the files of the parts, by name.

@@ -23,6 +23,7 @@ from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import SUITES
 from esper.simic.run.disk import replace_synced, sync
+from esper.simic.run.event_lines import cut_events, events_length
 from esper.simic.run.identity import switches_on
 
 _COMPARED = (
@@ -110,29 +111,22 @@ class RunDirectory:
         """The event file."""
         return self.path / "events.jsonl"
 
+    def events_length(self) -> int:
+        """Bytes of all event lines so far, see ``event_lines``."""
+        return events_length(self.path)
+
     def cut_events(self, length: int, done: int) -> None:
         """Remove the events of rounds after the checkpoint, because these rounds are run again.
 
         Args:
-            length: length of the event file at the end of the checkpoint's round.
+            length: ``events_length`` at the end of the checkpoint's round.
             done: number of rounds in the checkpoint; later lines about these rounds are kept.
 
         Raises:
             UsageError: the event file cannot be read or written.
         """
-        if not self.events.exists():
-            return
         try:
-            with self.events.open("r+b") as file:
-                start = min(length, self.events.stat().st_size)
-                file.seek(max(start - 1, 0))
-                cut_off = start > 0 and file.read(1) != b"\n"
-                kept = [line for line in file if line.endswith(b"\n") and _round_of(line) <= done]
-                file.seek(start)
-                # Write before truncating: a process that dies in between leaves duplicate lines
-                # rather than losing some, and the next resume removes the duplicates here.
-                file.write(b"\n" * cut_off + b"".join(dict.fromkeys(kept)))
-                file.truncate()
+            cut_events(self.path, length, done)
         except OSError as error:
             raise UsageError(f"resume: cannot write {self.events} ({error.strerror})") from error
 
@@ -285,14 +279,6 @@ def fingerprint_differences(then: dict[str, Any], now: dict[str, Any]) -> list[s
         for name in _COMPARED
         if then.get(name) != now[name]
     ]
-
-
-def _round_of(line: bytes) -> float:
-    """The round of an event line, infinity if it cannot be read."""
-    try:
-        return float(json.loads(line)["round"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
 
 
 def _create_unused(parent: Path, name: str) -> Path:

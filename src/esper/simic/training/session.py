@@ -60,7 +60,7 @@ class Session:
         identity: what checkpoints belong to.
         saved: round of the latest checkpoint, None if there is none.
         records: writes the rollouts of rounds; None if they are not recorded.
-        events_bytes: length of the event file at the end of the last round.
+        events_bytes: length of the event lines at the end of the last round.
         refusals: number of updates in a row that were refused.
         detector: detects anomalies in learning.
     """
@@ -139,8 +139,7 @@ class Session:
     def _note_events(self, hub: Hub) -> None:
         """Record the length of the event file at the end of a round."""
         hub.flush()
-        events = self.directory.events
-        self.events_bytes = events.stat().st_size if events.exists() else 0
+        self.events_bytes = self.directory.events_length()
 
     def _round(self, hub: Hub, index: int) -> Any:
         def on_step(step: AnyStep) -> None:

@@ -1,0 +1,107 @@
+"""Readers in tight loops beside a live, saving, resuming run: none fails, none is in the way."""
+
+import os
+import random
+import signal
+from collections import Counter
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from esper.karn.queries import Store
+from esper.karn.report.gather import gather
+from esper.karn.runs import find_runs, inspect
+from esper.karn.sanctum.log import EventLog
+from esper.leyline.errors import UsageError
+from torture.common import Part, quiet, timed
+
+ROUNDS = 6
+
+
+def _runs(place: Path) -> None:
+    for run in find_runs(place):
+        inspect(run)
+
+
+def _report(place: Path) -> None:
+    for run in find_runs(place):
+        gather(run)
+
+
+def _query(place: Path) -> None:
+    with Store([place]) as store:
+        store.query("SELECT count(*) FROM steps").to_pylist()
+
+
+def _sanctum(place: Path) -> None:
+    for run in find_runs(place):
+        log = EventLog(run)
+        for _ in range(20):
+            if not log.poll() and not log.behind:
+                break
+
+
+READERS = (_runs, _report, _query, _sanctum)
+
+
+def _loop(place: Path, pipe: Any, seed: int) -> None:
+    """Read until told to stop; then tell the number of calls and what went wrong."""
+    draws, calls, failures = random.Random(seed), Counter[str](), list[str]()
+    with quiet():
+        while not pipe.poll():
+            reader = draws.choices(READERS, (6, 2, 1, 6))[0]
+            calls[reader.__name__] += 1
+            try:
+                reader(place)
+            except UsageError as error:
+                if "\n" in str(error):
+                    failures.append(str(error)[:300])
+            except Exception as error:
+                failures.append(f"{reader.__name__}: {type(error).__name__}: {str(error)[:300]}")
+    pipe.send((dict(calls), failures))
+
+
+def beside(work: Path, count: int = 5_000) -> Part:
+    """Train, kill and resume a run while a process reads it all the time."""
+    from killed_training import Training, flags, pause
+
+    from torture.common import TINY
+
+    part = Part("calls of readers beside a live, saving, resuming run")
+    with timed(part):
+        place, draws = work / "runs", random.Random(2)
+        place.mkdir(parents=True)
+        context = get_context("spawn")
+        resumes = refused = number = 0
+        while part.tried < count:
+            pipe, end = context.Pipe()
+            reader = context.Process(target=_loop, args=(place, end, number))
+            reader.start()
+            for _ in range(25):
+                number += 1
+                runs = [p for p in place.iterdir() if list(p.glob("checkpoints/[0-9]*"))]
+                log = work / f"{number}.log"
+                if not runs or number % ROUNDS == 1:
+                    settings = {"telemetry_dir": place, "rounds": 999, "events_megabytes": 1}
+                    training = Training(flags(**TINY, **settings), log)
+                else:
+                    training = Training(flags(resume=runs[-1], rounds=999), log)
+                    resumes += 1
+                if training.wait_for("started"):
+                    pause(draws.uniform(0.2, 1.5))
+                    os.kill(
+                        training.process.pid or 0, draws.choice((signal.SIGKILL, signal.SIGTERM))
+                    )
+                code = training.end()
+                if code == 2:
+                    refused += 1
+                    part.lost.append(f"refused: {training.printed()[:300]}")
+                elif code not in (-9, -15, 143):
+                    part.lost.append(f"exit status {code}: {training.printed()[-300:]}")
+            pipe.send(None)
+            calls, failures = pipe.recv()
+            reader.join()
+            part.tried += sum(calls.values())
+            part.lost += failures[:20]
+        part.notes = f"{number} processes trained, {resumes} of them resumed, {refused} refused"
+    return part

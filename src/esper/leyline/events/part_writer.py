@@ -1,0 +1,151 @@
+"""Writes lines of events to Parquet in the form of ``leyline.events.parts``."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from esper.leyline.events import (
+    DecisionsMade,
+    EpochCompleted,
+    PPOUpdateCompleted,
+    SeedSignalsMeasured,
+    TrainingStarted,
+    event_type,
+)
+from esper.leyline.events.parts import FOLDER, SCHEMA, SUMMARY_KEY, Summary, part_name
+from esper.leyline.events.reader import try_decode
+
+PART_BYTES = 8 * 2**20
+"""Bytes of lines per part, unless the settings say otherwise."""
+
+GROUP_BYTES = 2**20
+"""Bytes of lines per row group, which readers of batches hold several of."""
+
+COMPRESSION_LEVEL = 3
+"""Level of zstd. Level 9 takes five times as long and saves a sixth."""
+
+LARGE = tuple(event_type(kind) for kind in (EpochCompleted, DecisionsMade, SeedSignalsMeasured))
+"""Kinds with row groups of their own, so that a reader of the others need not decompress them."""
+
+
+def write_part(run: Path, start: int, lines: list[bytes]) -> None:
+    """Write a part of a run, whose first line begins ``start`` bytes into the log.
+
+    Raises:
+        OSError: the disk failed or is full.
+    """
+    folder = run / FOLDER
+    folder.mkdir(exist_ok=True)
+    made = folder / "part.made"
+    try:
+        write_lines(lines, made)
+        made.replace(folder / part_name(start, lines, made.read_bytes()))
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def write_lines(lines: Iterable[bytes], target: Path) -> Summary:
+    """Write lines to one Parquet file atomically, flushed to the disk; see ``parts.SCHEMA``.
+
+    Memory holds two row groups of them at a time.
+
+    Raises:
+        OSError: the disk failed or is full.
+    """
+    draft = target.with_suffix(".draft")
+    try:
+        # Not a path: pyarrow would take one such as "s3:/x" for a remote address.
+        with draft.open("wb") as file:
+            summary = _write(lines, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except pyarrow.ArrowException as error:
+        raise OSError(str(error)) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return summary
+
+
+def _write(lines: Iterable[bytes], file: Any) -> Summary:
+    rows = _Rows()
+    with pyarrow.parquet.ParquetWriter(
+        file,
+        SCHEMA,
+        compression="zstd",
+        compression_level=COMPRESSION_LEVEL,
+        use_dictionary=["event_type"],
+        data_page_size=GROUP_BYTES,
+    ) as writer:
+        for chunk in chunks(lines, 2 * GROUP_BYTES):
+            for table in rows.tables(chunk):
+                groups = -(-table.nbytes // GROUP_BYTES)
+                writer.write_table(table, row_group_size=-(-len(table) // groups))
+        summary = rows.summary()
+        writer.add_key_value_metadata({SUMMARY_KEY: json.dumps(asdict(summary))})
+    return summary
+
+
+def chunks(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
+    """Split lines into lists of at least ``size`` bytes, the last of which may be smaller."""
+    chunk: list[bytes] = []
+    held = 0
+    for line in lines:
+        chunk.append(line)
+        held += len(line)
+        if held >= size:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
+        yield chunk
+
+
+class _Rows:
+    """Makes the rows of lines, and notes what they hold."""
+
+    def __init__(self) -> None:
+        self._number = self._unreadable = self._started = 0
+        self._metrics: dict[str, None] = {}
+
+    def summary(self) -> Summary:
+        return Summary(self._unreadable, self._started, list(self._metrics))
+
+    def tables(self, lines: list[bytes]) -> Iterator[pyarrow.Table]:
+        """The rows of each row group: every large kind has its own, the others share one."""
+        groups: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for line in lines:
+            row = self._row(line)
+            groups[row[0] if row[0] in LARGE else ""].append(row)
+        for rows in groups.values():
+            columns = zip(*rows, strict=True)
+            arrays = [
+                pyarrow.array(column, field.type)
+                for column, field in zip(columns, SCHEMA, strict=True)
+            ]
+            yield pyarrow.table(arrays, schema=SCHEMA)
+
+    def _row(self, line: bytes) -> tuple[Any, ...]:
+        text, event = line.rstrip(b"\n"), try_decode(line)
+        kind = None if event is None else event_type(type(event))
+        self._unreadable += event is None
+        self._started += isinstance(event, TrainingStarted)
+        if isinstance(event, PPOUpdateCompleted):
+            self._metrics |= dict.fromkeys(event.metrics)
+        number, self._number = self._number, self._number + 1
+        about = (getattr(event, name, None) for name in ("time", "round", "step"))
+        return (kind, *about, number, _text(text))
+
+
+def _text(line: bytes) -> str:
+    """A line as text of the same length in bytes, whatever it holds."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return bytes(byte if byte < 128 else ord("?") for byte in line).decode()

@@ -1,0 +1,227 @@
+"""The earlier events of a long run: compressed Parquet files in the folder ``events`` of the run.
+
+Together with ``events.jsonl``, the files are one log: first the lines of the parts, then those of
+``events.jsonl``. The name of a part says which bytes of the log it holds, and has digests of its
+first line and of the file, by which damage and another file in its place are noticed. If
+``events.jsonl`` begins with the first line of a part, a process died while it moved lines between
+the two; the part and those after it are then ignored, because ``events.jsonl`` holds all their
+lines.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
+
+FOLDER: Final = "events"
+"""Name of the folder of parts in a run directory."""
+
+SUMMARY_KEY: Final = "esper_events"
+"""Key of the summary in the metadata of a part: JSON with the fields of ``Summary``."""
+
+SCHEMA: Final = pyarrow.schema(
+    [
+        ("event_type", pyarrow.string()),
+        ("time", pyarrow.float64()),
+        ("round", pyarrow.int64()),
+        ("step", pyarrow.int64()),
+        ("line", pyarrow.int64()),
+        ("data", pyarrow.string()),
+    ]
+)
+"""``data`` is the event's JSON line, ``line`` its number within the part, from 0; the other columns
+are for filtering, and null in a line that could not be read."""
+
+_NAME = re.compile(r"(\d{14,18})-(\d{14,18})-([0-9a-f]{16})-([0-9a-f]{16})\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of earlier events, or a gap where one is missing.
+
+    Attributes:
+        path: the file.
+        start: bytes of the log before its first line.
+        end: bytes of the log up to the end of its last line.
+        first: digest of its first line.
+        content: digest of the file.
+    """
+
+    path: Path
+    start: int
+    end: int
+    first: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a part holds.
+
+    Attributes:
+        unreadable: number of lines that are not events.
+        started: number of ``TRAINING_STARTED`` events.
+        metrics: names of the metrics that its updates report.
+    """
+
+    unreadable: int
+    started: int
+    metrics: list[str]
+
+
+class DamagedPart(ValueError):
+    """A part cannot be read; the message says why in one line."""
+
+
+def part_name(start: int, lines: list[bytes], content: bytes) -> str:
+    """The name of the part with ``lines``, whose first begins ``start`` bytes into the log.
+
+    Args:
+        start, lines: what it holds.
+        content: bytes of the file.
+    """
+    end = start + sum(map(len, lines))
+    return f"{start:014d}-{end:014d}-{_digest(lines[0])}-{_digest(content)}.parquet"
+
+
+def parts_of(run: Path, events: BinaryIO) -> list[Part]:
+    """The parts of a run in order, without those whose lines ``events.jsonl`` holds.
+
+    Args:
+        run: the run directory.
+        events: its ``events.jsonl``, opened before, so that lines which move to a part from now on
+            are still in it; its position changes.
+    """
+    found = _all_parts(run)
+    return _without_gaps(run, found[: _superseded_from(found, events)])
+
+
+def superseded_parts(run: Path, events: BinaryIO) -> list[Part]:
+    """The parts that ``parts_of`` leaves out, the last one first."""
+    found = _all_parts(run)
+    return found[_superseded_from(found, events) :][::-1]
+
+
+def _all_parts(run: Path) -> list[Part]:
+    try:
+        names = os.listdir(run / FOLDER)
+    except OSError:
+        return []
+    matches = filter(None, map(_NAME.fullmatch, names))
+    parts = [Part(run / FOLDER / m[0], int(m[1]), int(m[2]), m[3], m[4]) for m in matches]
+    return sorted(parts, key=lambda part: (part.start, part.end))
+
+
+def _superseded_from(found: list[Part], events: BinaryIO) -> int:
+    # Only now: a line that comes after the list of parts was read is in none of them.
+    events.seek(0)
+    first = events.readline()
+    digest = _digest(first) if first.endswith(b"\n") else None
+    firsts = [part.first for part in found]
+    return firsts.index(digest) if digest in firsts else len(found)
+
+
+def _without_gaps(run: Path, found: list[Part]) -> list[Part]:
+    """The parts with one in place of each that is missing, so that they hold every byte once."""
+    parts: list[Part] = []
+    for part in found:
+        end = parts[-1].end if parts else 0
+        if part.start > end:
+            parts.append(Part(run / FOLDER / "missing", end, part.start, "", ""))
+        if part.start >= end and part.end > part.start:
+            parts.append(part)
+    return parts
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def read_summary(part: Part) -> Summary:
+    """What the metadata of a part say, whose whole content is checked.
+
+    Raises:
+        DamagedPart: it cannot be read, or differs from what was written.
+    """
+    file = _opened(part)
+    try:
+        return Summary(**json.loads((file.metadata.metadata or {})[SUMMARY_KEY.encode()]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise DamagedPart(f"{part.path.name}: it has no summary") from error
+
+
+def _opened(part: Part) -> pyarrow.parquet.ParquetFile:
+    try:
+        content = part.path.read_bytes()
+        if _digest(content) != part.content:
+            raise DamagedPart(f"{part.path.name}: its digest does not match")
+        return pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content))
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DamagedPart(f"{part.path.name}: {reason}") from error
+
+
+def read_lines(part: Part, kinds: Iterable[str] = ()) -> list[bytes]:
+    """The lines of a part in order, with their newlines.
+
+    Args:
+        part: the part.
+        kinds: names of the kinds of events to read, besides lines that are not events; all by
+            default. Large events of other kinds are not decompressed.
+
+    Raises:
+        DamagedPart: it cannot be read, or differs from what was written.
+    """
+    wanted, file = list(kinds), _opened(part)
+    groups = [
+        group
+        for group in range(file.num_row_groups)
+        if not wanted or _may_hold(file.metadata.row_group(group), wanted)
+    ]
+    try:
+        columns = ["event_type", "line", "data"]
+        table = file.read_row_groups(groups, columns=columns, use_threads=False)
+        if wanted:
+            kind = table.column("event_type")
+            chosen = pyarrow.compute.is_in(kind, value_set=pyarrow.array(wanted))
+            unknown = pyarrow.compute.is_null(kind)
+            table = table.filter(pyarrow.compute.or_(chosen, unknown))
+        lines = table.sort_by("line").column("data").to_pylist()
+        return [line.encode() + b"\n" for line in lines]
+    except (pyarrow.ArrowException, AttributeError, LookupError) as error:
+        raise DamagedPart(f"{part.path.name}: {error}") from error
+
+
+def _may_hold(group: pyarrow.parquet.RowGroupMetaData, kinds: list[str]) -> bool:
+    """Whether a row group may have events of these kinds, or lines that are not events."""
+    found = group.column(0).statistics
+    if found is None or not found.has_min_max or found.null_count != 0:
+        return True
+    return found.min != found.max or found.min in kinds
+
+
+def read_text(part: Part) -> bytes:
+    """The lines of a part as they were; one unreadable line of its length if it is damaged."""
+    try:
+        text = b"".join(read_lines(part))
+    except DamagedPart:
+        text = b""
+    whole = len(text) == part.end - part.start
+    return text if whole else b"?" * (part.end - part.start - 1) + b"\n"
+
+
+def lines_backwards(parts: list[Part]) -> Iterator[bytes]:
+    """All lines of parts from the last to the first, without those of damaged parts."""
+    for part in reversed(parts):
+        try:
+            yield from reversed(read_lines(part))
+        except DamagedPart:
+            continue

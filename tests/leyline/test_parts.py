@@ -1,0 +1,312 @@
+"""Events that move to compressed parts: every reader finds every line once, at any moment."""
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from esper.karn.queries import Store
+from esper.karn.report.gather import gather
+from esper.karn.sanctum.log import EventLog
+from esper.leyline.events import (
+    EpochCompleted,
+    Event,
+    PPOUpdateCompleted,
+    decode,
+    encode,
+    part_writer,
+    parts,
+)
+from esper.leyline.events.reader import EventReader
+from esper.nissa import parquet, sinks
+from esper.nissa.sinks import JsonLines
+from esper.simic.run.event_lines import cut_events, events_length
+
+HEALTHY = Path(__file__).parents[1] / "recorded" / "healthy"
+EVENTS = [decode(line) for line in (HEALTHY / "events.jsonl").read_bytes().splitlines()]
+LINES = [encode(event) + b"\n" for event in EVENTS]
+PART = 20_000
+"""Bytes per part: the recorded run then has about a dozen."""
+
+
+def written(tmp_path: Path, events: list[Event] = EVENTS, part: int = PART) -> Path:
+    """A run directory to which a sink has written events."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_bytes((HEALTHY / "config.json").read_bytes())
+    sink = JsonLines(run, part)
+    for event in events:
+        sink.write(event)
+    sink.close()
+    return run
+
+
+def parts_in(run: Path) -> list[Path]:
+    return sorted((run / "events").glob("*.parquet"))
+
+
+def assert_whole(run: Path, events: list[Event] = EVENTS) -> None:
+    """Every way of reading finds these events, in this order."""
+    assert [event for _, event in EventReader(run)] == events
+    assert list(EventReader(run).backwards()) == events[::-1]
+    updates = [event for event in events if isinstance(event, PPOUpdateCompleted)]
+    assert [event for _, event in EventReader(run, PPOUpdateCompleted)] == updates
+    log = EventLog(run)
+    while log.behind:
+        log.poll()
+    assert (log.index.corrupt, log.index.unknown, log.cut_off) == (0, 0, 0)
+    places = log.index.places[EpochCompleted]
+    epochs = [event for event in events if isinstance(event, EpochCompleted)]
+    assert [log.read(place) for place in places] == epochs
+    with Store([run]) as store:
+        (row,) = store.query("SELECT count(*) AS n FROM ppo_update_completed").to_pylist()
+        steps = store.query("SELECT round, step FROM epoch_completed").to_pylist()
+    assert row["n"] == len(updates)
+    assert [(s["round"], s["step"]) for s in steps] == [(e.round, e.step) for e in epochs]
+
+
+def test_a_long_run_moves_its_events_to_parts_that_every_reader_reads(tmp_path: Path) -> None:
+    run = written(tmp_path)
+    assert len(parts_in(run)) > 5
+    assert (run / "events.jsonl").stat().st_size < PART
+    assert events_length(run) == sum(map(len, LINES))
+    assert_whole(run)
+
+
+def test_parts_keep_the_bytes_of_every_line(tmp_path: Path) -> None:
+    """Even of lines that are no events, nor text."""
+    run = written(tmp_path, EVENTS[:1])
+    odd = [LINES[1], b"\xff\xfe?\n", b"\n", "ü".encode() + b"\xc3\n", LINES[2]]
+    (run / "events.jsonl").write_bytes(LINES[0] + b"".join(odd))
+    parquet.rotate(run, 1 << 20)
+    with (run / "events.jsonl").open("rb") as file:
+        (part,) = parts.parts_of(run, file)
+    found = parts.read_lines(part)
+    assert [len(line) for line in found] == [len(line) for line in [LINES[0], *odd]]
+    reader = EventReader(run)
+    assert [event for _, event in reader] == [EVENTS[0], EVENTS[1], EVENTS[2]]
+    assert reader.unreadable == 3
+    reader = EventReader(run, PPOUpdateCompleted)
+    assert (list(reader), reader.unreadable) == ([], 3)
+
+
+def test_the_report_of_parts_is_that_of_the_lines(tmp_path: Path) -> None:
+    own, plain = gather(written(tmp_path)), gather(HEALTHY)
+    assert own.episode is not None
+    assert plain.episode is not None
+    assert own.episode.grown.tolist() == plain.episode.grown.tolist()
+    assert own.outcomes["accuracy"].tolist() == plain.outcomes["accuracy"].tolist()
+    assert own.lives.seed_counts == plain.lives.seed_counts
+
+
+def test_a_query_keeps_lines_beyond_its_memory_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esper.karn import event_tables
+
+    monkeypatch.setattr(event_tables, "IN_MEMORY", 3 * PART)
+    monkeypatch.setattr(event_tables, "PART_BYTES", PART)
+    written_in: list[Path] = []
+    original = event_tables.write_lines
+
+    def write_lines(lines: object, target: Path) -> object:
+        written_in.append(target)
+        return original(lines, target)
+
+    monkeypatch.setattr(event_tables, "write_lines", write_lines)
+    run = written(tmp_path, part=1 << 30)
+    assert_whole(run)
+    assert len(written_in) > 3
+    assert not any(target.exists() for target in written_in)
+
+
+# --- a writer that dies, and readers beside it ------------------------------------------------
+
+
+class Dies(BaseException):
+    """The process was killed."""
+
+
+@pytest.mark.parametrize("step", range(10))
+def test_a_writer_that_dies_while_it_moves_lines_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Three parts are written; it dies at one of the steps, and the next process goes on."""
+    run = written(tmp_path, part=1 << 30)
+    size, left = sum(map(len, LINES)) // 3, [step]
+
+    def dying(function: object) -> object:
+        def replacement(*arguments: object, **named: object) -> object:
+            if left[0] == 0:
+                raise Dies
+            left[0] -= 1
+            return function(*arguments, **named)  # type: ignore[operator]
+
+        return replacement
+
+    with monkeypatch.context() as patch:
+        for owner, name in ((Path, "replace"), (os, "fsync"), (Path, "touch")):
+            patch.setattr(owner, name, dying(getattr(owner, name)))
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # nothing is tidied up
+        with pytest.raises(Dies):
+            parquet.rotate(run, size)
+    assert_whole(run)
+    sink = JsonLines(run, size)
+    sink.write(EVENTS[-1])
+    sink.close()
+    assert_whole(run, [*EVENTS, EVENTS[-1]])
+
+
+def test_lines_that_cannot_be_moved_stay_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failures = [3]
+    original = sinks.rotate
+
+    def rotate(run: Path, size: int) -> None:
+        if failures[0]:
+            failures[0] -= 1
+            raise OSError(28, "No space left on device")
+        original(run, size)
+
+    monkeypatch.setattr(sinks, "rotate", rotate)
+    run = written(tmp_path)
+    assert capsys.readouterr().err.count("was not compressed (No space left on device)") == 3
+    assert_whole(run)
+    assert parts_in(run)
+
+
+def test_a_reader_that_follows_a_run_reads_every_line_once(tmp_path: Path) -> None:
+    """Lines move to parts, and a resumed run repeats some, between any two of its calls."""
+    run = tmp_path / "run"
+    run.mkdir()
+    draws = random.Random(3)
+    sink, log, seen = JsonLines(run, PART // 4), EventLog(run), list[bytes]()
+    for event in EVENTS[:400]:
+        sink.write(event)
+        sink.flush()
+        if draws.random() < 0.1:
+            seen += log.appended(draws.choice((100, 5_000, 1 << 20)))
+    sink.close()
+    while log.behind:
+        seen += log.appended(1 << 20)
+    assert seen == [line.rstrip(b"\n") for line in LINES[: len(EVENTS[:400])]]
+    assert log.resets == 0
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the list", "after the list"])
+@pytest.mark.parametrize("empty", [True, False])
+def test_lines_that_move_while_a_reader_lists_the_parts_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool, empty: bool
+) -> None:
+    """The reader has opened ``events.jsonl``, which may be empty; then lines come and move."""
+    run = written(tmp_path)
+    if empty:
+        parquet.rotate(run, PART)
+    original, calls = os.listdir, []
+
+    def listdir(path: Path) -> list[str]:
+        if calls:
+            return original(path)
+        calls.append(path)
+        names = original(path)
+        with (run / "events.jsonl").open("ab") as file:
+            file.write(LINES[-1])
+        parquet.rotate(run, PART)
+        return original(path) if before else names
+
+    monkeypatch.setattr(parts.os, "listdir", listdir)
+    assert [event for _, event in EventReader(run)] == [*EVENTS, EVENTS[-1]]
+    assert calls
+
+
+# --- cutting ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_events_after_a_checkpoint_are_cut_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died: bool
+) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run = written(whole)
+    ends, end = [], 0
+    for line in LINES:
+        end += len(line)
+        ends.append(end)
+    first_rounds = [i for i, e in enumerate(EVENTS) if getattr(e, "round", 0) <= 1]
+    for count in (1, 2, len(LINES) // 3, len(LINES) // 2, len(LINES) - 1, len(LINES)):
+        copy = tmp_path / f"{count}"
+        shutil.copytree(run, copy)
+        if died:
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "unlink", lambda *_, **__: None)
+                cut_events(copy, ends[count - 1], 0)
+        cut_events(copy, ends[count - 1], 0)
+        starts = [e for e in EVENTS[count:] if getattr(e, "round", 1) == 0]
+        expected = [*EVENTS[:count], *starts]
+        assert [event for _, event in EventReader(copy)] == expected
+        assert events_length(copy) == sum(len(encode(e)) + 1 for e in expected)
+        assert not list(copy.rglob("*.draft"))
+    assert first_rounds
+
+
+# --- damage -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "flipped", "foreign"])
+def test_a_damaged_part_costs_its_own_lines_alone(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = written(tmp_path)
+    third = parts_in(run)[2]
+    start, end, *_ = third.stem.split("-")
+    content = third.read_bytes()
+    if damage == "gone":
+        third.unlink()
+    elif damage == "foreign":
+        third.write_bytes(parts_in(run)[4].read_bytes())
+    else:
+        flipped = bytearray(content)
+        flipped[len(content) // 3] ^= 4
+        third.write_bytes({"cut": content[: len(content) // 2], "empty": b""}.get(damage, flipped))
+    offset, left = 0, []
+    for line, event in zip(LINES, EVENTS, strict=True):
+        if not int(start) <= offset < int(end):
+            left.append(event)
+        offset += len(line)
+    reader = EventReader(run)
+    assert [event for _, event in reader] == left
+    assert reader.unreadable == 1
+    assert list(EventReader(run).backwards()) == left[::-1]
+    log = EventLog(run)
+    while log.behind:
+        log.poll()
+    assert log.index.corrupt == 1
+    epochs = [event for event in left if isinstance(event, EpochCompleted)]
+    assert [log.read(place) for place in log.index.places[EpochCompleted]] == epochs
+    assert gather(run).unreadable == 1
+    with Store([run]) as store:
+        (row,) = store.query("SELECT count(*) AS n FROM epoch_completed").to_pylist()
+    assert row["n"] == len(epochs)
+    assert capsys.readouterr().err.count("its events are left out") == 1
+
+
+def test_files_that_are_no_parts_are_ignored(tmp_path: Path) -> None:
+    run = written(tmp_path)
+    for name in ("1.parquet", "notes.txt", "0-0-zz.parquet", "\udcff", "x" * 200):
+        (run / "events" / name).write_text("?")
+    assert_whole(run)
+
+
+def test_the_summary_of_a_part_says_what_a_query_needs_to_know(tmp_path: Path) -> None:
+    run = written(tmp_path)
+    parquet.rotate(run, 1 << 30)
+    summary = part_writer.write_lines(LINES, tmp_path / "lines.parquet")
+    names = [n for e in EVENTS if isinstance(e, PPOUpdateCompleted) for n in e.metrics]
+    assert summary.metrics == list(dict.fromkeys(names))
+    starts = sum(json.loads(line)["event_type"] == "TRAINING_STARTED" for line in LINES)
+    assert (summary.started, summary.unreadable) == (starts, 0)
