@@ -23,6 +23,8 @@ from esper.leyline.notices import notice
 from esper.scripts.flags import parse
 
 Form = Literal["table", "csv", "json", "parquet"]
+UNLIMITED = 1_000_000
+"""Width at which no table is cut, in characters."""
 MOST_ROWS = 1_000
 """Maximum number of rows in a table; the other formats write all rows."""
 
@@ -83,8 +85,7 @@ def _views() -> str:
 
 def _print(table: pyarrow.Table, form: Form) -> None:
     if form == "table":
-        console = Console()
-        console.print(_shown(table))
+        _show(Console(), table)
         if table.num_rows > MOST_ROWS:
             left = table.num_rows - MOST_ROWS
             notice(f"{left} more rows; --format csv writes all of them")
@@ -98,7 +99,7 @@ def _write(table: pyarrow.Table, form: Form, target: Path) -> None:
             pyarrow.parquet.write_table(table, file)
     elif form == "table":
         with target.open("w", encoding="utf-8") as text:
-            Console(file=text, width=1_000).print(_shown(table))
+            _show(Console(file=text, width=1_000), table)
     else:
         target.write_text(_text(table, form), encoding="utf-8")
 
@@ -127,6 +128,23 @@ def _plain(value: Any) -> Any:
 def _cell(value: Any) -> Any:
     plain = _plain(value)
     return json.dumps(plain, default=str) if isinstance(plain, list | dict) else plain
+
+
+def _show(console: Console, table: pyarrow.Table) -> None:
+    """Print a table; one that is wider than the console as records, a line for each value."""
+    shown = _shown(table)
+    unlimited = console.options.update(max_width=UNLIMITED)
+    if console.measure(shown, options=unlimited).maximum <= console.width:
+        console.print(shown)
+        return
+    names = Table.grid(padding=(0, 2))
+    names.add_column(no_wrap=True)
+    names.add_column(overflow="fold")
+    for place, row in enumerate(table.slice(0, MOST_ROWS).to_pylist(), 1):
+        names.add_row(Text(f"── row {place}", style="bold"), "")
+        for name, value in row.items():
+            names.add_row(Text(name), Text(_readable(value)))
+    console.print(names)
 
 
 def _shown(table: pyarrow.Table) -> Table:
