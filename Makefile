@@ -146,6 +146,7 @@ bench-text: $(READY)
 
 screenshots: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/make_screenshots.py
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/draw_growth.py
 
 bench-gym: $(BENCH)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_speed.py --write

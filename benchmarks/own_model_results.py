@@ -319,8 +319,9 @@ def main() -> int:
         "same few on validation, on two other seeds; growth takes that of plain training. The "
         "wider network has at least as many parameters as the larger of the grown ones. The longer "
         "training takes at least as long as the slower of them; it is plain training or that of "
-        "the wider network, whichever is better on validation. Time is that of the processor, "
-        "which on a free core is wall time; peak memory is that of the whole process.",
+        "the wider network, whichever is better on validation. Both are chosen on the seeds of "
+        "tuning. Time is that of the processor, which on a free core is wall time; peak memory is "
+        "that of the whole process.",
         "Two epochs of the never-grow run of each model equal those of a plain PyTorch loop "
         + (
             f"to the last bit, except of {', '.join(differing)}."

@@ -173,7 +173,7 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert known.issuperset([asked] if isinstance(asked, str) else asked), command
             from_records = name in ("train imitation", "train offline")
             if name.startswith("train") and "resume" not in given and not from_records:
-                own = ("sanctum", "config_json")
+                own = ("sanctum", "config_json", "seeds")
                 settings = {k: v for k, v in given.items() if k not in own}
                 if name == "train impala":
                     settings["algorithm"] = "impala"

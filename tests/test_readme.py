@@ -155,7 +155,7 @@ def test_flags_and_targets_of_the_tour_exist() -> None:
     settings = flatten(TrainConfig()) | flatten(defaults_of("gym")) | flatten(defaults_of("impala"))
     known = {name.replace("_", "-") for name in settings} | {"config-json", "resume"}
     flags = {flag.removeprefix("no-") for flag in re.findall(r"--([a-z][a-z-]+)", section)}
-    assert flags - known == {"gym", "records", "sanctum"}
+    assert flags - known == {"gym", "records", "sanctum", "seeds"}
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^\| `make ([a-z-]+)`", page, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from esper.karn.report import write_report
+from esper.karn.report import drawing, write_report
 from esper.karn.report.drawing import new_figure, picture, styled
 from esper.karn.report.gather import gather
 from esper.karn.report.tables import seed_table
@@ -272,7 +275,54 @@ def test_the_entropy_of_a_head_without_a_choice_is_not_drawn_as_zero(tmp_path: P
     forced = update(2, **slot | {"head_choice/slot": 0.0})
     run = write_run(tmp_path / "run", [started(), outcome(1), outcome(2), free, forced])
     plot = report(run, to=tmp_path).plots["Entropy of each head"]
-    line, ring = next(axes for axes in plot.axes if "slot" in axes.words).marks
+    line, ring = next(axes for axes in plot.axes if "slot, nats" in axes.words).marks
     assert (len(line), len(ring)) == (1, 1)
     assert line[0][0] < ring[0][0]
     assert "no choice" in plot.words
+
+
+def test_equal_schedules_share_a_panel(tmp_path: Path) -> None:
+    rates = {"learning_rate/policy": 1e-3, "learning_rate/value": 5e-4, "clip": 1e-3}
+    run = write_run(tmp_path / "run", [started(), outcome(1), outcome(2), update(1, **rates)])
+    titles = [axes.words for axes in report(run, to=tmp_path).plots["Schedules"].axes]
+    assert len(titles) == 2
+    assert "learning rate, clip" in titles[0]
+    assert "learning rate/value" in titles[1]
+
+
+def test_only_lives_are_too_wide_for_a_phone(tmp_path: Path) -> None:
+    page = report(recorded_run(tmp_path / "run"), to=tmp_path)
+    wide = re.findall(r'<figure class="wide">\s*<h3>([^<]*)', page.text)
+    assert wide == ["Lives of seeds"]
+
+
+def test_no_title_label_or_legend_sticks_out_of_its_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sticking: list[tuple[str, str]] = []
+    drawn = drawing._svg
+
+    def checked(figure: Figure, title: str, description: str) -> str:
+        FigureCanvasAgg(figure).draw()
+        # Ticks beyond the limits are there as well, but not drawn.
+        every = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+        ticks = {text for axis in every for text in axis.get_ticklabels(which="both")}
+        for text in set(figure.findobj(Text)) - ticks:
+            box = text.get_window_extent()
+            inside = box.x0 >= -2 and box.x1 <= figure.bbox.x1 + 2 and box.y0 >= -2
+            if text.get_visible() and text.get_text() and not inside:
+                sticking.append((title, text.get_text()))
+        return drawn(figure, title, description)
+
+    monkeypatch.setattr(drawing, "_svg", checked)
+    for name in ("healthy", "anomalous"):
+        write_report([RECORDED / name], tmp_path / "report.html")
+    assert sticking == []
+
+
+def test_the_page_says_whether_the_policy_learns(tmp_path: Path) -> None:
+    rising = recorded_run(tmp_path / "rising", rounds=12)
+    text = report(rising, to=tmp_path).text
+    assert "Is it learning? learning: gain from +1.5 to +11.5 points in 12 rounds" in text
+    control = recorded_run(tmp_path / "control", rounds=12, learns=False)
+    assert "Is it learning?" not in report(control, to=tmp_path).text

@@ -105,6 +105,7 @@ VALID: dict[str, list[Any]] = {
     "record_last": [None],  # a number needs --record
     "group_baseline": [False],  # needs groups of at least two environments
     "initial_policy": [None],  # another needs a trained run
+    "name": ["mine", "ünï_文", "a.b+c-1", "x" * 60],
     "telemetry_dir": [
         "runs",
         "deep/er",
@@ -151,6 +152,10 @@ INVALID: dict[str, list[Any]] = {
     "slots": ["", "r9c9", "middle", "r0c0,r0c1", LONG, "\x00"],
     "devices": ["", "toaster", "meta", ["cpu", "cuda:99"], ["cpu", "cpu:"], LONG],
     "device": ["", "toaster", "cuda:99", "meta", "cpu:", "cpu\n", "çpu", LONG, "cuda:-1", "-1"],
+    "name": [
+        *("", ".", "..", "a/b", "/tmp", ".hidden", "-1", " x", "two words", "x\n", "[/x]"),
+        *("null\x00byte", "\x1b[2J", "x" * 61, LONG),
+    ],
     "telemetry_dir": [
         "",
         "file.txt",

@@ -169,6 +169,13 @@ MISTAKES = [
     ("train ppo --use-amp --no-use-amp", "contradict"),
     ("train ppo --telemetry-dir ~nosuchuser/x", "telemetry_dir"),
     ("train ppo --telemetry-dir=", "telemetry_dir"),
+    ("train ppo --name a/b", "name"),
+    ("train imitation --records run --name ..", "name"),
+    ("train ppo --seeds 0", "seeds"),
+    ("train ppo --seeds 2 --resume run", "seeds"),
+    ("train rule --seeds 2 --sanctum", "sanctum"),
+    ("train ppo --seeds 2 --seed 4294967295", "seeds"),
+    ("train ppo --seeds 2 --task nope", "task"),
     ("train impala --lag -1", "lag"),
     ("train ppo --lag 1", "--lag"),
 ]

@@ -31,6 +31,28 @@ def test_a_table_distinguishes_missing_from_nan(capsys: pytest.CaptureFixture[st
     assert cells[1] == ["5", "", "NaN", "1 2"]
 
 
+def test_a_row_that_is_wider_than_the_terminal_is_a_record(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    everything = "SELECT * FROM updates ORDER BY round"
+    assert run(RUN, everything) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert run(RUN, everything, "--format", "json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    begins = [i for i, line in enumerate(shown) if line.startswith("── row ")]
+    assert len(begins) == len(rows) == 6
+    for begin, row in zip(begins, rows, strict=True):
+        lines = [line.split() for line in shown[begin + 1 : begin + 1 + len(row)]]
+        assert [line[0] for line in lines] == list(row)
+        (entropy,) = (line[1] for line in lines if line[0] == "entropy")
+        assert float(entropy) == pytest.approx(row["entropy"], rel=1e-5)
+    monkeypatch.setenv("COLUMNS", "9000")
+    assert run(RUN, everything) == 0
+    assert "row 1" not in capsys.readouterr().out
+
+
 def test_csv_and_json_distinguish_missing_from_nan(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(RUN, SQL, "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

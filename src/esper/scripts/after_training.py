@@ -1,5 +1,6 @@
 """What a command does when training has ended: the report of the run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM
 
@@ -22,20 +23,26 @@ def report_ended(console: Console, run: Path, exit_code: int) -> None:
 
 
 def report_run(console: Console, run: Path) -> None:
-    """Write the report of a run into its directory, if the run has events.
+    """Write the report of a run into its directory, see ``report_runs``."""
+    report_runs(console, [run], run / "report.html")
+
+
+def report_runs(console: Console, runs: Sequence[Path], target: Path) -> None:
+    """Write the report of those of the runs that have events, if there are any.
 
     A report that fails is one warning: the training itself is over and what it learned is on the
     disk.
     """
-    if not (run / "events.jsonl").exists():
+    recorded = [run for run in runs if (run / "events.jsonl").exists()]
+    if not recorded:
         return
     try:
-        report = write_report([run], run / "report.html")
+        report = write_report(recorded, target)
     except Exception as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         notice(
-            f"warning: report.html could not be written ({reason}); the training in {run} is not "
-            "affected, and esper report tries again"
+            f"warning: report.html could not be written ({reason}); the training in "
+            f"{target.parent} is not affected, and esper report tries again"
         )
         return
     console.out(f"report: {report}", highlight=False)

@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
 from esper.leyline.config import TrainConfig
 from esper.leyline.metrics import Metric
 from esper.simic.gym.collect import GymStep
@@ -146,7 +147,20 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         for label, attribute, form in _GYM_ROWS if gym else _GROWTH_ROWS:
             table.add_row(label, *(format(_mean(part, attribute), form) for part in columns))
         console.print(table)
+        verdict = _verdict(rounds)
+        if verdict is not None:
+            console.out(verdict.text, highlight=False)
     console.out(f"run directory: {summary.path}", highlight=False)
+
+
+def _verdict(rounds: list[AnySummary]) -> Verdict | None:
+    """Whether the policy is learning, judged by the rounds of this process."""
+    updates = [each.metrics for each in rounds if each.metrics]
+    if isinstance(rounds[0], GymSummary):
+        return diagnose(Curve("return", "", [each.episode_return for each in rounds]), updates)
+    fossilised = [float(each.fossilised) for each in rounds if not isinstance(each, GymSummary)]
+    gains = [float(each.gain) for each in rounds if not isinstance(each, GymSummary)]
+    return diagnose(Curve("gain", " points", gains), updates, fossilised)
 
 
 def _outcome(summary: AnySummary) -> str:

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,8 @@ from esper.leyline.notices import notice
 from esper.scripts.flags import parse
 
 Form = Literal["table", "csv", "json", "parquet"]
+UNLIMITED = 1_000_000
+"""Width at which no table is cut, in characters."""
 MOST_ROWS = 1_000
 """Maximum number of rows in a table; the other formats write all rows."""
 
@@ -86,8 +88,7 @@ def _views() -> str:
 
 def _print(batches: pyarrow.RecordBatchReader, form: Form) -> None:
     if form == "table":
-        shown, left = _shown(batches)
-        Console().print(shown)
+        left = _show(Console(), batches)
         if left:
             notice(f"{left} more rows; --format csv writes all of them")
         return
@@ -106,7 +107,7 @@ def _write(batches: pyarrow.RecordBatchReader, form: Form, target: Path) -> None
         return
     with target.open("w", encoding="utf-8") as text:
         if form == "table":
-            Console(file=text, width=1_000).print(_shown(batches)[0])
+            _show(Console(file=text, width=1_000), batches)
         else:
             text.writelines(_texts(batches, form))
 
@@ -150,18 +151,40 @@ def _cell(value: Any) -> Any:
     return json.dumps(plain, default=str) if isinstance(plain, list | dict) else plain
 
 
-def _shown(batches: pyarrow.RecordBatchReader) -> tuple[Table, int]:
-    """A table of the first ``MOST_ROWS`` rows, and the number of rows that it leaves out."""
+def _show(console: Console, batches: pyarrow.RecordBatchReader) -> int:
+    """Print the first ``MOST_ROWS`` rows; return the number of rows that are left out.
+
+    A table that is wider than the console is printed as records, a line for each value.
+    """
+    rows, count = [], 0
+    for batch in batches:
+        rows += batch.slice(0, max(0, MOST_ROWS - count)).to_pylist()
+        count += batch.num_rows
+    left = max(0, count - MOST_ROWS)
+    shown = _table(batches.schema, rows)
+    unlimited = console.options.update(max_width=UNLIMITED)
+    if console.measure(shown, options=unlimited).maximum <= console.width:
+        console.print(shown)
+        return left
+    names = Table.grid(padding=(0, 2))
+    names.add_column(no_wrap=True)
+    names.add_column(overflow="fold")
+    for place, row in enumerate(rows, 1):
+        names.add_row(Text(f"── row {place}", style="bold"), "")
+        for name, value in row.items():
+            names.add_row(Text(name), Text(_readable(value)))
+    console.print(names)
+    return left
+
+
+def _table(schema: pyarrow.Schema, rows: Sequence[dict[str, Any]]) -> Table:
     shown = Table()
-    for field in batches.schema:
+    for field in schema:
         right = pyarrow.types.is_integer(field.type) or pyarrow.types.is_floating(field.type)
         shown.add_column(Text(field.name), justify="right" if right else "left", overflow="fold")
-    count = 0
-    for batch in batches:
-        for row in batch.slice(0, max(0, MOST_ROWS - count)).to_pylist():
-            shown.add_row(*(Text(_readable(value)) for value in row.values()))
-        count += batch.num_rows
-    return shown, max(0, count - MOST_ROWS)
+    for row in rows:
+        shown.add_row(*(Text(_readable(value)) for value in row.values()))
+    return shown
 
 
 def _readable(value: Any) -> str:

@@ -21,6 +21,7 @@ from esper.leyline.config import (
     defaults_of,
     unflatten,
 )
+from esper.leyline.config.setting import check_ranges, setting, up_to
 from esper.leyline.errors import UsageError
 from esper.leyline.memory_need import check_memory
 from esper.scripts.entry import dispatch, run_command
@@ -48,6 +49,16 @@ class SourceConfig(FileConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SeedsConfig:
+    """Repetition with other seeds."""
+
+    seeds: int = setting(1, up_to(10_000))
+    """Number of seeds to train with, from --seed on: a run for each, one after the other, in one
+    directory, and a joint table and report. The same command with --name goes on where it was
+    stopped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ViewConfig:
     """What is shown during training."""
 
@@ -69,6 +80,7 @@ class PPOArguments:
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
+    repetition: SeedsConfig = field(default_factory=SeedsConfig)
     view: ViewConfig = field(default_factory=ViewConfig)
 
 
@@ -86,6 +98,7 @@ class ImpalaArguments:
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
+    repetition: SeedsConfig = field(default_factory=SeedsConfig)
     view: ViewConfig = field(default_factory=ViewConfig)
 
 
@@ -97,6 +110,7 @@ class ControlArguments:
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     source: FileConfig = field(default_factory=FileConfig)
+    repetition: SeedsConfig = field(default_factory=SeedsConfig)
     view: ViewConfig = field(default_factory=ViewConfig)
 
 
@@ -134,12 +148,16 @@ def _learn(algorithm: Algorithm, command: type, arguments: list[str]) -> int:
     """Start or resume a run that learns."""
     given = read_flags(command, f"esper train {algorithm}", arguments)
     run, file = given.pop("resume", None), given.pop("config_json", None)
-    sanctum, trust = given.pop("sanctum", False), given.pop("trust", False)
+    trust = given.pop("trust", False)
+    seeds, sanctum = _seeds(given), given.pop("sanctum", False)
     given["algorithm"] = algorithm
     if run is None:
         if trust:
             raise UsageError("trust: belongs to --resume; leave it out")
-        return _train(algorithm, _configured(given, file), sanctum)
+        config = _configured(given, file)
+        return _train(algorithm, config, sanctum, seeds, given, arguments)
+    if seeds > 1:
+        raise UsageError("seeds: a resumed run keeps its seed; leave this flag out")
     if file is not None:
         raise UsageError("config_json: a resumed run keeps its own settings; leave this flag out")
     canonical(given)
@@ -171,8 +189,23 @@ def schedule(arguments: list[str]) -> int:
 def _control(policy: str, command: type, arguments: list[str]) -> int:
     """Run a policy that does not learn."""
     given = read_flags(command, f"esper train {policy}", arguments)
+    seeds = _seeds(given)
     file, sanctum = given.pop("config_json", None), given.pop("sanctum", False)
-    return _train(policy, _configured(given, file, defaults_of("heuristic")), sanctum)
+    config = _configured(given, file, defaults_of("heuristic"))
+    return _train(policy, config, sanctum, seeds, given, arguments)
+
+
+def _seeds(given: dict[str, Any]) -> int:
+    """Remove the number of seeds from the flags.
+
+    Raises:
+        UsageError: it is out of range, or Sanctum is asked for, which shows one run.
+    """
+    check_ranges(SeedsConfig, given)
+    seeds: int = given.pop("seeds", 1)
+    if seeds > 1 and given.get("sanctum"):
+        raise UsageError("sanctum: shows one run; leave it out, and watch each with esper sanctum")
+    return seeds
 
 
 def _configured(
@@ -190,7 +223,19 @@ def _configured(
     return config
 
 
-def _train(policy: str, config: TrainConfig, sanctum: bool) -> int:
+def _train(
+    policy: str,
+    config: TrainConfig,
+    sanctum: bool,
+    seeds: int,
+    flags: dict[str, Any],
+    words: list[str],
+) -> int:
+    """Start a new run, or several that differ in their seed."""
+    if seeds > 1:
+        from esper.scripts.several_seeds import train_seeds
+
+        return train_seeds(policy, config, seeds, canonical(flags), words)
     from esper.scripts.watched import train
 
     return train(policy, config, sanctum)

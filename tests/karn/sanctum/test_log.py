@@ -7,13 +7,11 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.karn.sanctum.log import EventLog
+from esper.karn.sanctum.log import LOCATED, EventLog
 from esper.karn.sanctum.snapshot import Moment
 from esper.leyline.events import (
-    DecisionsMade,
     EpisodeOutcome,
     EpochCompleted,
-    SeedSignalsMeasured,
     TrainingStarted,
     decode,
     encode,
@@ -42,7 +40,7 @@ def test_every_recorded_event_is_found_as_written_in_the_file() -> None:
         log = read_all(EventLog(RECORDED / kind))
         lines = (RECORDED / kind / "events.jsonl").read_bytes().splitlines(keepends=True)
         whole = [decode(line) for line in lines if line.endswith(b"\n")]
-        for wanted in (EpochCompleted, DecisionsMade, SeedSignalsMeasured):
+        for wanted in LOCATED:
             found = [log.read(place) for place in log.index.places[wanted]]
             assert found == [event for event in whole if isinstance(event, wanted)]
         for wanted in (TrainingStarted, EpisodeOutcome):

@@ -15,6 +15,7 @@ from esper.leyline.events import (
     EpisodeStarted,
     EpochCompleted,
     Event,
+    SeedContributions,
     SeedGerminated,
     TelemetryDropped,
 )
@@ -172,3 +173,18 @@ def test_counts_are_written_in_the_singular_and_the_plural(
     moment = opened(write(tmp_path / "run", [started(), *[found] * number, dropped])).moment()
     assert summary(moment, DARK).plain.startswith(f"▲ {words}, the last in round 1")
     assert _summary(moment, DARK).plain.startswith(f"{words} · {steps} recorded")
+
+
+def test_a_contribution_is_the_last_one_of_its_seed_in_the_round(tmp_path: Path) -> None:
+    def told(number: int, at: int, value: float) -> SeedContributions:
+        return SeedContributions(
+            time=0.0, round=number, step=at, environment=[0, 1], slot=[1, 0],
+            contribution=[value, -value],
+        )  # fmt: skip
+
+    run = write(tmp_path / "run", [started(), step(1, 1), told(1, 4, 0.1), told(1, 8, 0.2)])
+    moment = opened(run).moment()
+    assert moment.contribution(1, 0, 1) == 0.2
+    assert moment.contribution(1, 1, 0) == -0.2
+    assert moment.contribution(1, 1, 1) is None
+    assert moment.contribution(2, 0, 1) is None

@@ -120,18 +120,19 @@ def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.74) -
 
 
 def panels(
-    count: int, columns: int, height: float, sharey: bool = False
+    count: int, height: float, ylabel: str = "", sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return a wide figure of ``count`` axes with titles, in rows of ``columns``.
+    """Return a figure of ``count`` axes with titles, two in a row, which also fits on a phone.
 
-    The axes share their x axis, which is the round. Each row is ``height`` inches high.
+    The axes share their x axis, which is the round, and with ``sharey`` also their y axis, whose
+    label is ``ylabel``. Each row is ``height`` inches high.
     """
-    columns = min(columns, count)
+    columns = min(2, count)
     rows = -(-count // columns)
     whole = height * rows + 0.35
-    figure = new_figure(WIDE, whole)
+    figure = new_figure(NARROW, whole)
     between = 0.12 if sharey else 0.6
-    room = (WIDE - 0.86 - between * (columns - 1)) / columns
+    room = (NARROW - 0.86 - between * (columns - 1)) / columns
     figure.subplots_adjust(
         top=1 - 0.3 / whole, wspace=between / room, hspace=0.42 / (height - 0.42)
     )
@@ -141,6 +142,8 @@ def panels(
         if number >= count:
             axes.remove()
             continue
+        if place[1] == 0 and ylabel:
+            axes.set_ylabel(ylabel)
         if number + columns >= count:
             axes.set_xlabel("round")
             axes.tick_params(labelbottom=True)

@@ -67,13 +67,12 @@ def growth_pictures(runs: list[RunData]) -> list[Picture]:
 
 def _counts(runs: list[RunData]) -> Picture:
     names = ("germinated", "fossilised", "pruned")
-    figure, grid = panels(3, 3, 2.4, sharey=True)
+    figure, grid = panels(3, 2.0, "seeds per episode", sharey=True)
     for axes, name in zip(grid, names, strict=True):
         axes.set_title(name)
         for run in runs:
             values = run.outcomes[name]
             band(axes, run.rounds, values, run.started.group_size, **look_of(runs, run))
-    grid[0].set_ylabel("seeds per episode")
     legend(figure)
     return picture(figure, "Seeds per episode", f"Means over environments. {INTERVAL}.")
 

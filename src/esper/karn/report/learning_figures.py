@@ -12,7 +12,6 @@ from esper.karn.report.drawing import (
     DASHES,
     MUTED,
     SERIES,
-    WIDE,
     Picture,
     guide,
     legend,
@@ -53,7 +52,9 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
             "validation_gain",
             zero=True,
         ),
-        _curve(whole, "Return", "Sum of the rewards of an episode.", "return", "episode_return"),
+        _curve(
+            whole, "Return", "Sum of the rewards of an episode.", "sum of rewards", "episode_return"
+        ),
     ]
     if len(_tasks(whole)) > 1:
         pictures.append(_gain_by_task(whole))
@@ -157,7 +158,7 @@ def _gain(runs: list[RunData]) -> Picture:
 
 def _gain_by_task(runs: list[RunData]) -> Picture:
     tasks, measured = _tasks(runs)[:MOST_TASKS], gain_of(runs)
-    figure, grid = panels(len(tasks), 4, 2.0, sharey=True)
+    figure, grid = panels(len(tasks), 2.0, "gain, points", sharey=True)
     for axes, task in zip(grid, tasks, strict=True):
         axes.set_title(task)
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
@@ -171,7 +172,6 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
                 run.started.group_size,
                 **look_of(runs, run),
             )
-    grid[0].set_ylabel("gain, points")
     legend(figure)
     more = len(_tasks(runs)) - len(tasks)
     note = f" Tasks that are only in the table: {more}." if more else ""
@@ -184,7 +184,7 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
 
 
 def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
-    figure = new_figure(WIDE, 3.2)
+    figure = new_figure(height=3.2)
     axes = figure.add_subplot(xlabel="parameters of the network", ylabel="validation accuracy, %")
     for run in runs:
         last = final_rounds(run)

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from esper.karn.report.blocks import blocks
-from esper.karn.report.drawing import BAD, WIDE, Picture, legend, missing, new_figure, picture
+from esper.karn.report.drawing import BAD, NARROW, Picture, legend, missing, new_figure, picture
 from esper.karn.report.gather import RunData
 from esper.karn.report.learning_figures import dot, look_of, whole_rounds
 from esper.leyline.metrics import Metric
@@ -49,7 +49,7 @@ def anomaly_pictures(runs: list[RunData]) -> list[Picture]:
         return [missing("Anomalies", "None were recorded.")]
     names = list(dict.fromkeys(name for _, kinds in found for _, name in kinds))[::-1]
     room = 0.3 + 0.066 * max(map(len, names))
-    figure = new_figure(WIDE, 0.8 + 0.28 * max(2, len(names)), room)
+    figure = new_figure(NARROW, 0.8 + 0.28 * max(2, len(names)), room)
     axes = figure.add_subplot(xlabel="round", yticks=range(len(names)), yticklabels=names)
     axes.set_ylim(-0.6, len(names) - 0.4)
     whole_rounds(axes)

@@ -61,7 +61,13 @@ def render(runs: list[RunData]) -> str:
     return page.from_string(template).render(
         title=_title(runs),
         heads=[
-            (run.label, tables.summary(run), tables.tiles(run), tables.moment(run.info.started))
+            (
+                run.label,
+                tables.summary(run),
+                tables.verdict(run),
+                tables.tiles(run),
+                tables.moment(run.info.started),
+            )
             for run in runs
         ],
         notes=[note for run in runs for note in _notes(run)],

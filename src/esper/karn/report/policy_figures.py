@@ -19,7 +19,7 @@ LEARNER = {
     Metric.VALUE_LOSS: "value loss",
     Metric.HELD_OUT_VALUE_LOSS: "value loss, held out",
     Metric.EXPLAINED_VARIANCE: "explained variance",
-    Metric.EXPLAINED_VARIANCE_WITHIN_STEP: "explained variance within a step",
+    Metric.EXPLAINED_VARIANCE_WITHIN_STEP: "explained var. in step",
     Metric.APPROX_KL: "approximate KL, nats",
     Metric.CLIP_FRACTION: "share of ratios clipped",
     Metric.RATIO_MAX: "largest ratio",
@@ -45,9 +45,9 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
         _metrics(
             learned,
             "Entropy of each head",
-            "Mean over the decisions in which the head had a choice, in nats. A ring at the bottom "
+            "Mean over the decisions in which the head had a choice. A ring at the bottom "
             "marks an update in which the head never had a choice.",
-            _heads(learned, Metric.HEAD_ENTROPY),
+            _heads(learned, Metric.HEAD_ENTROPY, ", nats"),
         ),
         _metrics(
             learned,
@@ -58,7 +58,13 @@ def policy_pictures(runs: list[RunData]) -> list[Picture]:
             _heads(learned, Metric.HEAD_GRAD_NORMS),
             logarithmic=True,
         ),
-        _metrics(learned, "Schedules", "Values of the schedules.", _scheduled(learned), bottom=0.0),
+        _metrics(
+            learned,
+            "Schedules",
+            "Values of the schedules; equal ones are drawn once.",
+            _scheduled(learned),
+            bottom=0.0,
+        ),
     ]
 
 
@@ -76,7 +82,7 @@ def _metrics(
     }
     if not present:
         return missing(title, "The run did not record these metrics.")
-    figure, grid = panels(len(present), 4, 1.9)
+    figure, grid = panels(len(present), 1.9)
     for axes, (name, label) in zip(grid, present.items(), strict=True):
         axes.set_title(label)
         axes.margins(y=0.15)
@@ -141,11 +147,26 @@ def _count_undefined(runs: list[RunData], names: dict[str, str]) -> str:
     return f" Updates with missing or non-finite values: {', '.join(found)}." if found else ""
 
 
-def _heads(runs: list[RunData], name: str) -> dict[str, str]:
+def _heads(runs: list[RunData], name: str, unit: str = "") -> dict[str, str]:
     found = parts_of(name, (metric for run in runs for metric in run.metrics))
-    return {metric: head.replace("_", " ") for metric, head in found.items()}
+    return {metric: head.replace("_", " ") + unit for metric, head in found.items()}
 
 
 def _scheduled(runs: list[RunData]) -> dict[str, str]:
+    """The schedules with their labels; those that are equal in all runs share a panel."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
-    return {name: name.replace("_", " ") for name in names if name.split("/")[0] in SCHEDULED}
+    labels: dict[str, str] = {}
+    for name in names:
+        if name.split("/")[0] not in SCHEDULED:
+            continue
+        twin = next((other for other in labels if _equal(runs, name, other)), None)
+        if twin is None:
+            labels[name] = name.replace("_", " ")
+        elif not name.startswith(f"{twin}/"):
+            labels[twin] += f", {name.replace('_', ' ')}"
+    return labels
+
+
+def _equal(runs: list[RunData], name: str, other: str) -> bool:
+    pairs = [(run.metrics.get(name, _NONE), run.metrics.get(other, _NONE)) for run in runs]
+    return all(np.array_equal(own, its, equal_nan=True) for own, its in pairs)

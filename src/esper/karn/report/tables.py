@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from esper.karn.intervals import Floats, group_means, interval
+from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
 from esper.karn.report.gather import RunData
-from esper.karn.report.learning_figures import final_rounds
+from esper.karn.report.learning_figures import final_rounds, gain_of
 from esper.karn.report.machine_figures import anomalies
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.precision_text import precision_text
@@ -122,6 +123,28 @@ def summary(run: RunData) -> str:
         f"that share the initial host, the data and one never-grow twin. Device {started.device}, "
         f"{precision}.{resumes}"
     )
+
+
+def verdict(run: RunData) -> Verdict | None:
+    """Return whether the policy is learning, and if not, why."""
+    outcome = gain_of([run])
+    curve = Curve(
+        "gain" if outcome == "gain" else "gain on validation",
+        " points",
+        [_mean(values) for values in run.outcomes[outcome]],
+    )
+    updates = [
+        {name: None if run.missing[name][i] else run.metrics[name][i] for name in run.metrics}
+        for i in range(len(run.updates))
+    ]
+    fossilised = [_mean(values) for values in run.outcomes["fossilised"]]
+    return diagnose(curve, updates, fossilised)
+
+
+def _mean(values: Floats) -> float:
+    """Mean of the finite values; NaN without any."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
 
 
 def _records(run: RunData) -> list[str]:

@@ -206,7 +206,7 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
         text.append(f"{gauge(alpha, 6)} {written(alpha, '.2f')} " if has_seed else " " * 12)
         if not has_seed:
             continue
-        contribution = measured.contribution[environment][slot] if measured else None
+        contribution = moment.contribution(step.round, environment, slot)
         gradient = measured.gradient_norm[environment][slot] if measured else None
         shapley = counterfactuals.shapley[environment][slot] if counterfactuals else None
         for value, form, measured_in in (

@@ -78,17 +78,24 @@ def _progress(moment: Moment, palette: Palette, width: int) -> Text:
         text.append(f" step {step.step}/{started.episode_length}")
         within = step.step / started.episode_length if step.round > done else 0.0
     share = (done + within) / max(1, started.rounds)
-    text.append(" ").append(gauge(share, 24 if width >= WIDE - 10 else 8), style=palette.accent)
+    wide = width >= WIDE - 10
+    if wide:
+        text.append(" ").append(gauge(share, 24), style=palette.accent)
     text.append(f" {100 * share:.0f} %")
+    if moment.outcomes:
+        last = moment.outcomes[-1]
+        gain, where = fmean(last.gain or last.validation_gain), "" if last.gain else " (val.)"
+        text.append(f"  round {last.round}: gain {written(gain, '+.1f')}{where}")
+    left = seconds_left(moment)
+    if left is not None and moment.finished is None and left > 0:
+        text.append(f"  {duration(left)} left")
     if moment.snapshots:
         speed = moment.snapshots[-1].environment_steps_per_second
         text.append(f"  {written(speed, ',.0f')} steps/s")
     rate = learning_rate(moment)
-    if rate is not None:
+    # The page of the policy shows it as well.
+    if rate is not None and wide:
         text.append(f"  LR {rate}")
-    left = seconds_left(moment)
-    if left is not None and moment.finished is None and left > 0:
-        text.append(f"  {duration(left)} left")
     return text
 
 

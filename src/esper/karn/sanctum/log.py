@@ -19,6 +19,7 @@ from esper.leyline.events import (
     DecisionsMade,
     EpochCompleted,
     Event,
+    SeedContributions,
     SeedSignalsMeasured,
     StepEvent,
     event_type,
@@ -27,7 +28,10 @@ from esper.leyline.events.reader import CHUNK, EventReader, try_decode
 
 E = TypeVar("E", bound=Event)
 
-LOCATED: tuple[type[StepEvent], ...] = (EpochCompleted, DecisionsMade, SeedSignalsMeasured)
+LOCATED: tuple[type[StepEvent], ...] = (
+    *(EpochCompleted, DecisionsMade),
+    *(SeedContributions, SeedSignalsMeasured),
+)
 """Kinds of events of which only the position is kept; they are read again on demand."""
 
 CACHED = 2048

@@ -1,5 +1,6 @@
-"""The first page: a table of all environments, accuracy and gain over rounds, and recent events."""
+"""The first page: all environments, whether the policy learns, curves over rounds, events."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
@@ -9,13 +10,15 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Input
+from textual.widgets import Input, Static
 
+from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
 from esper.karn.sanctum.feed import feed
-from esper.karn.sanctum.formatting import count, sparkline, written
+from esper.karn.sanctum.formatting import count, harmless, sparkline, to_float, written
 from esper.karn.sanctum.memo import PerEventCache
 from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
-from esper.karn.sanctum.plot import Curve, Plot
+from esper.karn.sanctum.plot import Curve as PlotCurve
+from esper.karn.sanctum.plot import Plot
 from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arranged, rows
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.table import Column, RowsTable
@@ -40,9 +43,14 @@ class Overview(View):
         self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
         self.rows: list[Row] = []
         self._means = PerEventCache(_accuracies)
+        self._gains = PerEventCache(_mean_gains)
+        self._said = Text()
+        self._judged: tuple[tuple[int, int, float] | None, Verdict | None] = (None, None)
         # Kept as attributes: while Sanctum is closing, a query may not find them.
         self.summary = Lines(id="overview-summary")
+        self.verdict = Static(id="overview-verdict")
         self.table = RowsTable("environments", "no environment matches")
+        self.gain = Plot("gain of each round, points", id="overview-gain")
         self.side = Vertical(id="overview-side", classes="wide-only")
         self.plot = Plot("validation accuracy of each round", id="overview-accuracy")
         self.feed = Lines(id="overview-feed")
@@ -51,8 +59,11 @@ class Overview(View):
     def compose(self) -> ComposeResult:
         """Yield the widgets of the page."""
         yield self.summary
+        yield self.verdict
         with Horizontal():
-            yield self.table
+            with Vertical():
+                yield self.table
+                yield self.gain
             with self.side:
                 yield self.plot
                 yield self.feed
@@ -66,7 +77,9 @@ class Overview(View):
         summary.append("\n").append_text(self._arrangement(len(every), palette))
         summary.append_text(_last_gain(moment.outcomes[-12:], palette))
         self.summary.show(summary)
+        self._show_verdict(moment, palette)
         self._show_table(moment, palette)
+        self._show_gain(moment, palette)
         if self.side.display:
             self._show_side(moment, palette)
 
@@ -103,6 +116,47 @@ class Overview(View):
             columns.append(Column("this episode", 24, lambda row: _curve(row, steps, palette)))
         self.table.show(columns, self.rows, palette.cursor)
 
+    def _show_verdict(self, moment: Moment, palette: Palette) -> None:
+        """Show whether the policy is learning, which is judged once per round."""
+        verdict = self._diagnosed(moment) if moment.outcomes else None
+        if verdict is not None:
+            good = {"learning": palette.good, "learned": palette.good, "too early": palette.muted}
+            text = Text(verdict.text, style=good.get(verdict.state, palette.bad))
+        elif moment.outcomes:
+            text = Text(f"{_policy(moment)} does not learn", style=palette.muted)
+        else:
+            text = Text("no round is over yet", style=palette.muted)
+        if text != self._said:
+            # Its lines depend on the width, so the page is laid out again.
+            self._said = text
+            self.verdict.update(harmless(text.copy()))
+
+    def _diagnosed(self, moment: Moment) -> Verdict | None:
+        key = len(moment.outcomes), len(moment.updates), moment.outcomes[-1].time
+        if key != self._judged[0]:
+            self._judged = key, self._judge(moment)
+        return self._judged[1]
+
+    def _judge(self, moment: Moment) -> Verdict | None:
+        gains = [self._gains(outcome) for outcome in moment.outcomes]
+        tested = any(math.isfinite(test) for test, _, _ in gains)
+        name = "gain" if tested else "gain on validation"
+        values = [test if tested else validation for test, validation, _ in gains]
+        updates = [
+            {name: to_float(value) for name, value in event.metrics.items()}
+            for event in moment.updates
+        ]
+        return diagnose(Curve(name, " points", values), updates, [kept for _, _, kept in gains])
+
+    def _show_gain(self, moment: Moment, palette: Palette) -> None:
+        self.gain.display = bool(moment.outcomes)
+        rounds = [float(outcome.round) for outcome in moment.outcomes]
+        gains = [self._gains(outcome) for outcome in moment.outcomes]
+        curves = [PlotCurve("on validation", [v for _, v, _ in gains], palette.twin, "·")]
+        if any(math.isfinite(test) for test, _, _ in gains):
+            curves.append(PlotCurve("on test", [test for test, _, _ in gains], palette.grown))
+        self.gain.show(rounds, curves)
+
     def _show_side(self, moment: Moment, palette: Palette) -> None:
         outcomes = moment.outcomes
         rounds = [float(o.round) for o in outcomes]
@@ -110,8 +164,8 @@ class Overview(View):
         self.plot.show(
             rounds,
             [
-                Curve("twin", [twin for _, twin in means], palette.twin, "·"),
-                Curve("grown", [grown for grown, _ in means], palette.grown),
+                PlotCurve("twin", [twin for _, twin in means], palette.twin, "·"),
+                PlotCurve("grown", [grown for grown, _ in means], palette.grown),
             ],
         )
         self.feed.show(feed(moment, max(1, self.feed.size.height), palette))
@@ -194,6 +248,16 @@ def _totals(every: list[Row], palette: Palette, words: bool) -> Text:
 def _accuracies(outcome: EpisodeOutcome) -> tuple[float, float]:
     """Mean committed validation accuracy of a round: hosts, twins."""
     return fmean(to_floats(outcome.accuracy)), fmean(to_floats(outcome.twin_accuracy))
+
+
+def _mean_gains(outcome: EpisodeOutcome) -> tuple[float, float, float]:
+    """Mean gain of a round on test and on validation, in points, and mean number of kept seeds."""
+    test = fmean(outcome.gain) if outcome.gain else math.nan
+    return test, fmean(outcome.validation_gain), fmean(outcome.fossilised)
+
+
+def _policy(moment: Moment) -> str:
+    return moment.started.policy if moment.started else "the policy"
 
 
 def _last_gain(outcomes: Sequence[EpisodeOutcome], palette: Palette) -> Text:

@@ -19,7 +19,9 @@ from esper.leyline.events import (
     EpochCompleted,
     Event,
     GovernorRollback,
+    Number,
     PPOUpdateCompleted,
+    SeedContributions,
     SeedSignalsMeasured,
     TrainingFinished,
     TrainingStarted,
@@ -105,6 +107,16 @@ class Moment:
     def signals(self, round_number: int) -> list[SeedSignalsMeasured]:
         """Return the seed signals of a round so far; empty below telemetry level debug."""
         return self._of_round(SeedSignalsMeasured, round_number)
+
+    def contribution(self, round_number: int, environment: int, slot: int) -> Number | None:
+        """Return what a seed contributed when it was last recorded; None where it was not."""
+        signals = self.signals(round_number)
+        if signals:
+            return signals[-1].contribution[environment][slot]
+        events = self._of_round(SeedContributions, round_number)
+        seeds = zip(events[-1].environment, events[-1].slot, strict=True) if events else ()
+        place = next((i for i, own in enumerate(seeds) if own == (environment, slot)), None)
+        return None if place is None else events[-1].contribution[place]
 
     def decisions(self, round_number: int) -> list[DecisionsMade]:
         """Return the decisions of a round so far; empty before schema 3."""

@@ -273,6 +273,8 @@ class OutputConfig:
 
     telemetry_dir: str = setting("./runs", on_resume=True)
     """Directory in which the run creates its own directory."""
+    name: str | None = None
+    """Name of the run's own directory; by default the time and what is trained."""
     telemetry_level: Literal["off", "minimal", "normal", "debug"] = setting(
         "normal", on_resume=True
     )

@@ -2,7 +2,7 @@
 
 from esper.leyline.config.groups import TrainConfig
 from esper.leyline.config.reading import flatten
-from esper.leyline.config.setting import check_ranges
+from esper.leyline.config.setting import check_name, check_ranges
 from esper.leyline.errors import UsageError
 
 
@@ -13,6 +13,7 @@ def check(config: TrainConfig) -> None:
         UsageError: names the field, its value and the range.
     """
     check_ranges(TrainConfig, flatten(config))
+    check_name(config.output.name)
     learner, machine, output = config.learner, config.machine, config.output
     if learner.lr_warmup_steps and learner.lr_warmup_frac:
         raise UsageError("lr_warmup_steps: lr_warmup_frac sets the same length; give one of them")

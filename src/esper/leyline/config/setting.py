@@ -6,10 +6,12 @@ runs are all derived from the field.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field
 from typing import Any, Literal
 
+from esper.leyline.config.values import shown
 from esper.leyline.errors import UsageError
 
 Run = Literal["growth", "gym", "heuristic", "impala"]
@@ -95,6 +97,22 @@ def spellings(kind: type) -> dict[str, str]:
     """A map from the name and the aliases of each setting to its name."""
     settings = settings_of(kind).items()
     return {word: name for name, f in settings for word in (name, *about(f).aliases)}
+
+
+_NAME = re.compile(r"\w[\w.+-]{0,59}")
+
+
+def check_name(name: str | None) -> None:
+    """Refuse a name that could not be that of one directory.
+
+    Raises:
+        UsageError: names the field and what a name may be.
+    """
+    if name is not None and _NAME.fullmatch(name) is None:
+        raise UsageError(
+            "name: must be 1 to 60 letters, digits and any of _ . + -, the first a letter, digit "
+            f"or _, got {shown(name)}"
+        )
 
 
 def check_ranges(kind: type, values: Mapping[str, Any]) -> None:

@@ -67,6 +67,17 @@ class SeedSignalsMeasured(StepEvent, tag="SEED_SIGNALS_MEASURED"):
     """Gradient health in [0, 1], see ``tolaria.health``."""
 
 
+class SeedContributions(StepEvent, tag="SEED_CONTRIBUTIONS"):
+    """What the seeds that act contribute, in every fourth step. The lists are parallel."""
+
+    environment: list[int]
+    """Index of the environment."""
+    slot: list[int]
+    """Index of the slot, from 0."""
+    contribution: list[Number]
+    """Expected accuracy with the seed minus without it, rounded to 0.0001."""
+
+
 class SeedEvent(StepEvent):
     """An event that is the same for several seeds in one step. The lists are parallel."""
 

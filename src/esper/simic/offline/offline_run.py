@@ -14,7 +14,7 @@ import torch
 
 from esper.leyline.config import Algorithm, TrainConfig
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
-from esper.leyline.config.setting import about, check_ranges, settings_of
+from esper.leyline.config.setting import about, check_name, check_ranges, settings_of
 from esper.leyline.config.values import typed
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.notices import notice
@@ -217,6 +217,7 @@ def build_trainer(
 def _check(config: ImitationConfig) -> None:
     """Refuse settings that are out of range or contradict each other."""
     check_ranges(type(config), dataclasses.asdict(config))
+    check_name(config.name)
     if isinstance(config, OfflineConfig) and config.c_clip > config.rho_clip:
         raise UsageError(
             f"c_clip: must be at most rho_clip, {config.rho_clip}, got {config.c_clip}"

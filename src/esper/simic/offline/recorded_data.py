@@ -261,6 +261,7 @@ def policy_config(
         ),
         output=OutputConfig(
             telemetry_dir=config.telemetry_dir,
+            name=config.name,
             telemetry_level=config.telemetry_level,
             keep_checkpoints=config.keep_checkpoints,
         ),

@@ -64,7 +64,7 @@ class RunDirectory:
     def create(
         cls, config: TrainConfig, fingerprint: dict[str, Any], more: dict[str, Any] | None = None
     ) -> Self:
-        """Create ``<telemetry_dir>/<time>-<label>``, see ``_label``, and write the settings.
+        """Create ``<telemetry_dir>/<name>``, see ``create_directory``, and write the settings.
 
         Args:
             config: the settings.
@@ -74,14 +74,9 @@ class RunDirectory:
         Raises:
             UsageError: the directory cannot be created.
         """
-        place = config.output.telemetry_dir
-        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}-{_label(config)}"
         try:
-            if not place:
-                raise ValueError("the name is empty")
-            parent = Path(place).expanduser()
-            parent.mkdir(parents=True, exist_ok=True)
-            path = _create_unused(parent, name)
+            parent = directory_of_runs(config.output.telemetry_dir)
+            path = create_directory(parent, config.output.name, config)
             content = {"id": uuid.uuid4().hex, "settings": flatten(config)}
             content |= {"fingerprint": fingerprint} | (more or {})
             directory = cls._begun(path, content)
@@ -91,7 +86,8 @@ class RunDirectory:
         except (OSError, ValueError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(
-                f"telemetry_dir: cannot write to {place!r} ({reason}); choose another"
+                f"telemetry_dir: cannot write to {config.output.telemetry_dir!r} ({reason}); "
+                "choose another"
             ) from error
         return directory
 
@@ -279,6 +275,37 @@ def fingerprint_differences(then: dict[str, Any], now: dict[str, Any]) -> list[s
         for name in _COMPARED
         if then.get(name) != now[name]
     ]
+
+
+def directory_of_runs(place: str) -> Path:
+    """The directory ``telemetry_dir``, created if it is missing.
+
+    Raises:
+        OSError, ValueError, RuntimeError: it cannot be created.
+    """
+    if not place:
+        raise ValueError("the name is empty")
+    parent = Path(place).expanduser()
+    parent.mkdir(parents=True, exist_ok=True)
+    return parent
+
+
+def create_directory(parent: Path, name: str | None, config: TrainConfig) -> Path:
+    """Create the directory ``name`` in ``parent``, by default one with an unused name.
+
+    Raises:
+        UsageError: ``name`` exists.
+        OSError: it cannot be created.
+    """
+    if name is None:
+        return _create_unused(parent, f"{time.strftime('%Y-%m-%d_%H%M%S')}-{_label(config)}")
+    try:
+        (parent / name).mkdir()
+    except FileExistsError as error:
+        raise UsageError(
+            f"name: {parent / name} exists; choose another name, or continue a run with --resume"
+        ) from error
+    return parent / name
 
 
 def _create_unused(parent: Path, name: str) -> Path:

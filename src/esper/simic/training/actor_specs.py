@@ -20,7 +20,7 @@ Data = tuple[Dataset | None, ...]
 _OF_THE_LEARNER = (
     *("data_dir", "text_file", "plugin", "initial_policy", "actors", "ray_address"),
     *("compile", "device", "devices", "telemetry_dir", "tensorboard", "wandb", "record"),
-    "record_last",
+    *("record_last", "name"),
 )
 """Settings that actors do not have: paths, the learner's device, and what the learner writes."""
 

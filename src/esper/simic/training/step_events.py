@@ -11,6 +11,7 @@ from esper.leyline.actions import BLUEPRINTS, HEADS
 from esper.leyline.events import (
     EpochCompleted,
     Event,
+    SeedContributions,
     SeedFossilized,
     SeedGerminated,
     SeedPruned,
@@ -35,6 +36,10 @@ _FLOATS = {
 
 _DIGITS = 6
 """Decimals of floats in events: about the precision of float32, in half the bytes."""
+
+
+CONTRIBUTION_STRIDE = 4
+"""Steps between two records of contributions: all of them would be as long as the step itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,7 @@ class StepRecord:
         """The events of the step, in the order in which they occurred."""
         yield from self._changes(self.stages[0], self.stages[1])
         yield self._epoch()
+        yield from self._contributions()
         yield SeedSignalsMeasured(
             time=self.time,
             round=self.round,
@@ -101,6 +107,22 @@ class StepRecord:
             gradient_health=nested_numbers(self.signals[3].tolist()),
         )
         yield from self._changes(self.stages[1], self.stages[2])
+
+    def _contributions(self) -> Iterator[Event]:
+        """Contributions of the seeds that act; rarely, because most lines of a run are steps."""
+        contribution = self.signals[1]
+        acting = contribution.isfinite()
+        if self.step % CONTRIBUTION_STRIDE or not bool(acting.any()):
+            return
+        rows, slots = acting.nonzero().unbind(1)
+        yield SeedContributions(
+            time=self.time,
+            round=self.round,
+            step=self.step,
+            environment=self.environments[rows].tolist(),
+            slot=slots.tolist(),
+            contribution=numbers(contribution[acting].round(decimals=4).tolist()),
+        )
 
     def _epoch(self) -> EpochCompleted:
         added, op, slot, success = self.integers.tolist()

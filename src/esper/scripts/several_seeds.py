@@ -1,0 +1,227 @@
+"""``esper train ... --seeds K``: one run for each of K seeds in one directory, and what they share.
+
+Each is an ordinary run, ``seed-<number>``. The same command with the same name goes on where it was
+stopped: a finished run is not repeated, an interrupted one is resumed.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from esper.karn.final_figures import GROWTH, GYM, final_figures
+from esper.karn.intervals import interval
+from esper.karn.runs import inspect, is_run, remove
+from esper.leyline.config import ALGORITHMS, TrainConfig, flatten, shown
+from esper.leyline.config.setting import SEEDS, about, settings_of
+from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
+from esper.scripts.after_training import report_runs
+from esper.scripts.output import outlive_output
+from esper.scripts.watched import resume, train
+from esper.simic.run.checkpoint import latest_identity
+from esper.simic.run.disk import replace_synced
+from esper.simic.run.identity import lasting_settings
+from esper.simic.run.run_directory import create_directory, directory_of_runs
+from esper.simic.training.setup import plugin_paths
+
+ASKED = "seeds.json"
+"""What all runs of a directory share."""
+NOTHING = "-"
+FORMS = {
+    "gain": "+.1f",
+    "validation_gain": "+.1f",
+    "episode_return": "+.3f",
+    "added_parameters": ".0f",
+    "length": ".1f",
+}
+_SIGNAL = 128
+"""An exit status above this is that of a signal, which ends all seeds."""
+
+
+def train_seeds(
+    policy: str, config: TrainConfig, count: int, flags: dict[str, Any], words: Sequence[str]
+) -> int:
+    """Train with ``count`` seeds, from that of the settings on; the largest exit status of a run.
+
+    Args:
+        policy: see ``run_training``.
+        config: settings of the first run.
+        count: number of seeds.
+        flags: settings from the command line, which may change those of an interrupted run.
+        words: the words of the command, to show the command that goes on.
+
+    Raises:
+        UsageError: the directory belongs to other settings, or a run refuses to start.
+    """
+    seeds = range(config.world.seed, config.world.seed + count)
+    if seeds[-1] not in SEEDS:
+        raise UsageError(f"seeds: seed {seeds[-1]} would be too large; take a smaller --seed")
+    outlive_output()
+    place, made = _opened(policy, config)
+    console = Console()
+    status = 0
+    try:
+        for seed in seeds:
+            status = max(status, _train_one(policy, config, place / f"seed-{seed}", seed, flags))
+            if status > _SIGNAL:
+                break
+    except KeyboardInterrupt:
+        _withdraw(made)
+        if not place.exists():
+            raise
+        status = _SIGNAL + 2
+    except BaseException:
+        _withdraw(made)
+        raise
+    if status > _SIGNAL:
+        console.out(f"to go on: {_again(policy, words, place.name)}", highlight=False)
+        return status
+    runs = {seed: place / f"seed-{seed}" for seed in seeds}
+    console.print(seeds_table({seed: final_figures(run) for seed, run in runs.items()}))
+    console.out(f"directory of the runs: {place}", highlight=False)
+    # A Gymnasium task has no report.
+    if config.gymnasium.gym is None:
+        report_runs(console, list(runs.values()), place / "report.html")
+    return status
+
+
+def seeds_table(found: dict[int, dict[str, float]]) -> Table:
+    """A row of figures for each seed, and their means with 95 % intervals over seeds."""
+    gym = any("length" in figures for figures in found.values())
+    names = GYM if gym else GROWTH
+    values = np.array([[each.get(name, np.nan) for each in found.values()] for name in names])
+    estimate = interval(values)
+    table = Table(title=f"{len(found)} seeds, means of the last tenth of their rounds")
+    table.add_column("seed")
+    for label in names.values():
+        table.add_column(label, justify="right")
+    for column, seed in enumerate(found):
+        cells = zip(names, values[:, column], strict=True)
+        table.add_row(str(seed), *(_figure(name, value) for name, value in cells))
+    table.add_section()
+    means = zip(names, estimate.mean, strict=True)
+    table.add_row("mean", *(_figure(*mean) for mean in means))
+    intervals = zip(names, estimate.low, estimate.high, strict=True)
+    table.add_row("95 %", *(_interval(*ends) for ends in intervals))
+    return table
+
+
+def _figure(name: str, value: float) -> str:
+    return format(value, FORMS[name]) if np.isfinite(value) else NOTHING
+
+
+def _interval(name: str, low: float, high: float) -> str:
+    return f"[{_figure(name, low)}, {_figure(name, high)}]" if np.isfinite(low) else NOTHING
+
+
+def _train_one(
+    policy: str, config: TrainConfig, run: Path, seed: int, flags: dict[str, Any]
+) -> int:
+    """Train with one seed, or go on where it was stopped; the exit status."""
+    own = replace(
+        config,
+        world=replace(config.world, seed=seed),
+        output=replace(config.output, telemetry_dir=str(run.parent), name=run.name),
+    )
+    if not run.exists():
+        return train(policy, own, sanctum=False)
+    if not is_run(run):
+        raise UsageError(f"name: {run} is in the way and no run; remove it")
+    info = inspect(run)
+    if info.status == "finished" and info.rounds_done >= own.world.rounds:
+        print(f"{run} is finished")
+        return 0
+    if policy in ALGORITHMS and latest_identity(run) is not None:
+        return resume(run, _changes(own, flags), sanctum=False, trust=True)
+    try:
+        remove(run)
+    except OSError as error:
+        raise UsageError(f"name: cannot begin {run} anew ({error.strerror})") from error
+    notice(f"{run} has no checkpoint, so it begins anew")
+    return train(policy, own, sanctum=False)
+
+
+def _changes(own: TrainConfig, flags: dict[str, Any]) -> dict[str, Any]:
+    """The settings of this command that an interrupted run takes over."""
+    fields = settings_of(TrainConfig)
+    kept = ("telemetry_dir", "plugin")
+    changed = {
+        name: value
+        for name, value in flags.items()
+        if name in fields and about(fields[name]).on_resume and name not in kept
+    }
+    return changed | {"rounds": own.world.rounds}
+
+
+def _opened(policy: str, config: TrainConfig) -> tuple[Path, list[Path]]:
+    """The directory of the runs, and those of its parents and itself that were created.
+
+    Raises:
+        UsageError: it exists for other settings, or cannot be created.
+    """
+    name, place = config.output.name, config.output.telemetry_dir
+    asked = _asked(policy, config)
+    made: list[Path] = []
+    try:
+        expected = Path(place).expanduser() / (name or "")
+        made = [path for path in (expected, *expected.parents) if not path.exists()]
+        parent = directory_of_runs(place)
+        if name is not None and (parent / name / ASKED).exists():
+            _compare(parent / name, json.loads((parent / name / ASKED).read_text()), asked)
+            return parent / name, []
+        path = create_directory(parent, name, config)
+        made = [path, *(other for other in made if other != path)]
+        replace_synced(path / ASKED, (json.dumps(asked, indent=2) + "\n").encode())
+    except UsageError:
+        _withdraw(made[1:])
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        _withdraw(made)
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"telemetry_dir: cannot write to {place!r} ({reason}); choose another"
+        ) from error
+    return path, made
+
+
+def _withdraw(made: list[Path]) -> None:
+    """Remove the directories that were created if no run has begun in them."""
+    with suppress(OSError):
+        if made and [path.name for path in made[0].iterdir()] == [ASKED]:
+            (made[0] / ASKED).unlink()
+    for path in made:
+        with suppress(OSError):
+            path.rmdir()
+
+
+def _asked(policy: str, config: TrainConfig) -> dict[str, Any]:
+    """What all runs of a directory share, as JSON."""
+    settings = lasting_settings(TrainConfig, flatten(config))
+    settings["plugin"] = plugin_paths(config)
+    own = ("seed", "name")
+    asked = {"policy": policy} | {n: value for n, value in settings.items() if n not in own}
+    found: dict[str, Any] = json.loads(json.dumps(asked))
+    return found
+
+
+def _compare(place: Path, before: dict[str, Any], asked: dict[str, Any]) -> None:
+    for name, value in asked.items():
+        if before.get(name) != value:
+            raise UsageError(
+                f"{name}: the runs in {place} have {shown(before.get(name))}, got {shown(value)}; "
+                "give that, or another --name"
+            )
+
+
+def _again(policy: str, words: Sequence[str], name: str) -> str:
+    """The command that goes on."""
+    named = any(word == "--name" or word.startswith("--name=") for word in words)
+    return shlex.join(["esper", "train", policy, *words, *([] if named else ["--name", name])])
