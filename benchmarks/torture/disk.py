@@ -188,7 +188,7 @@ def not_finite(work: Path) -> Part:
 
 def _with_nan(folder: Path, point: str, number: int) -> str:
     """Train three rounds of which the second meets NaN; says what is wrong."""
-    collect, before = growth_trainee.collect, {}
+    collect, before = growth_trainee.collect, {}  # type: ignore[attr-defined]
     agents: list[PPOAgent[Any]] = []
 
     def spoilt(environment: Any, actor: Any, index: int, on_step: Any) -> Any:
