@@ -6,6 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from esper.karn.queries import Store
@@ -91,6 +92,24 @@ def test_parts_keep_the_bytes_of_every_line(tmp_path: Path) -> None:
     assert reader.unreadable == 3
     reader = EventReader(run, PPOUpdateCompleted)
     assert (list(reader), reader.unreadable) == ([], 3)
+
+
+def test_numbers_of_any_size_neither_end_a_writer_nor_a_query(tmp_path: Path) -> None:
+    """In lines that were damaged on the disk."""
+    run = written(tmp_path, EVENTS[:1])
+    update = next(e for e in EVENTS if isinstance(e, PPOUpdateCompleted))
+    odd = msgspec.structs.replace(update, round=10**30)
+    line = encode(odd) + b"\n"
+    with (run / "events.jsonl").open("ab") as file:
+        file.write(line)
+    for _ in range(2):
+        with Store([run]) as store:
+            (row,) = store.query("SELECT rounds_done FROM runs").to_pylist()
+        assert row["rounds_done"] is None
+        parquet.rotate(run, 1 << 20)
+        with (run / "events.jsonl").open("ab") as file:
+            file.write(line)
+    assert [event for _, event in EventReader(run)] == [EVENTS[0], odd, odd]
 
 
 def test_the_report_of_parts_is_that_of_the_lines(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from esper.leyline.records import record_files
 ROWS = 16_384
 """Rows per batch of a result."""
 
-MEMORY_MEGABYTES = 288
+MEMORY_MEGABYTES = 256
 """Memory of the database; what needs more goes to a temporary folder. Each thread needs its own."""
 
 _NAMES_RECORDS = re.compile(rf"\b({'|'.join(RECORD_VIEWS)})\b", re.IGNORECASE)
@@ -206,7 +206,7 @@ def _row(path: Path, name: str, lines: LinesOfRun) -> dict[str, Any]:
         field: getattr(lines.first, field, None)
         for field in ("envs", "episode_length", "device", "amp_enabled", "amp_dtype", "schema")
     }
-    return first_values | {
+    values = first_values | {
         "run": name,
         "path": _text(str(path)),
         "resumed": max(0, lines.processes - 1),
@@ -218,6 +218,12 @@ def _row(path: Path, name: str, lines: LinesOfRun) -> dict[str, Any]:
             if hasattr(info, field) and field != "path"
         },
     }
+    return {field: value if _fits(value) else None for field, value in values.items()}
+
+
+def _fits(value: Any) -> bool:
+    """Whether a column can hold a value; a damaged event may have a number of any size."""
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def _message(error: Exception) -> str:

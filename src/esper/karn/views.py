@@ -164,7 +164,7 @@ def _head(head: str) -> str:
 
 
 _DECISIONS = f"""
-SELECT run, round, step, environment, task[environment + 1] AS task,
+SELECT x.run, x.round, step, environment, t.task[environment + 1] AS task,
     {_named("op", _OPS)} AS op,
     CASE WHEN op != {Op.WAIT.value} THEN slot END AS slot,
     {", ".join(_head(head) for head in HEADS[2:])},
@@ -173,17 +173,23 @@ SELECT run, round, step, environment, task[environment + 1] AS task,
     op_probability[op + 1] AS op_probability,
     op_probability AS op_probabilities, log_prob, "value", time
 FROM (
-    SELECT e.run, e.round, e.step, e.time, t.task, w.names,
+    SELECT e.run, e.round, e.step, e.time,
         unnest(range(len(e.op))) AS environment,
-        unnest(e.op) AS op, unnest(e.slot) AS slot, unnest(e.success) AS success,
+        unnest(e.op)::BIGINT AS op, unnest(e.slot)::BIGINT AS slot, unnest(e.success) AS success,
         unnest(d.actions) AS actions, unnest(d.legal_ops) AS legal_ops,
         unnest(d.op_probability) AS op_probability,
         unnest(d.log_prob) AS log_prob, unnest(d."value") AS "value"
-    FROM epoch_completed e
+    FROM (
+        SELECT run, round, step, time, try_cast(op AS SMALLINT[]) AS op,
+            try_cast(slot AS SMALLINT[]) AS slot, success
+        FROM epoch_completed
+    ) e
     LEFT JOIN decisions_made d USING (run, round, step)
-    LEFT JOIN tasks_of_rounds t USING (run, round)
-    LEFT JOIN words w ON w.run = e.run
-)"""
+) x
+LEFT JOIN tasks_of_rounds t ON t.run = x.run AND t.round = x.round
+LEFT JOIN words w ON w.run = x.run"""
+"""One side of the join of steps and their decisions is held in memory, so it is kept narrow, and
+what belongs to a round joins afterwards."""
 
 _REWARDS = """
 SELECT run, round, step, environment, task, reward,

@@ -252,6 +252,13 @@ def test_a_forged_manifest_is_refused(
     assert_passed_over(run, capsys)
 
 
+@pytest.mark.parametrize("size", [2**63, 10**30])
+def test_a_file_may_be_said_to_be_of_any_size(run: Path, size: int) -> None:
+    """No more than the file has is read, so the size does no harm."""
+    forge(run, lambda fields: fields["bytes"].update({"policy.pt": size}))
+    assert load_latest(run).round == 2
+
+
 @pytest.mark.parametrize("field", WRONG)
 def test_a_manifest_without_a_field_is_refused(
     run: Path, field: str, capsys: pytest.CaptureFixture[str]

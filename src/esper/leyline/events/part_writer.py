@@ -139,7 +139,8 @@ class _Rows:
         if isinstance(event, PPOUpdateCompleted):
             self._metrics |= dict.fromkeys(event.metrics)
         number, self._number = self._number, self._number + 1
-        about = (getattr(event, name, None) for name in ("time", "round", "step"))
+        time, *numbers = (getattr(event, name, None) for name in ("time", "round", "step"))
+        about = time, *(n if n is not None and -(2**63) <= n < 2**63 else None for n in numbers)
         return (kind, *about, number, _text(text))
 
 

@@ -59,4 +59,4 @@ def read_regular(path: Path, most: int) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if found.st_size > most:
             raise OSError(errno.EFBIG, "larger than its manifest says", str(path))
-        return file.read(most)
+        return file.read(found.st_size)
