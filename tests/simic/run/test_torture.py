@@ -98,7 +98,9 @@ class Chain:
         assert_same(end.parts, expected.parts)
         assert timeless(self.run) == timeless(self.reference.run)
         names = {path.name for path in (self.run / "checkpoints").iterdir()}
-        assert names == {f"{self.reference.rounds - k:06d}" for k in (0, 1)}
+        kept = {f"{self.reference.rounds - k:06d}" for k in (0, 1)}
+        # A kill after the last save and before the removal of older checkpoints leaves one more.
+        assert kept <= names <= kept | {f"{self.reference.rounds - 2:06d}"}
         own, others = (read_episodes([run]) for run in (self.run, self.reference.run))
         assert own.rounds.tolist() == others.rounds.tolist()
         assert_same(own.observation.tensors(), others.observation.tensors())
