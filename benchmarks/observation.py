@@ -39,7 +39,8 @@ from esper.tamiyo.policy.features import (
     SIZE_FEATURES,
     SLOT_FEATURES,
 )
-from esper.tamiyo.try_and_keep import RuleActor, Trial, TryAndKeepActor, smallest_trial
+from esper.tamiyo.rule import RuleActor
+from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, smallest_trial
 
 Floats = NDArray[np.float64]
 DELAYS = 1, 3

@@ -188,7 +188,9 @@ def test_padding_changes_neither_loss_nor_gradient() -> None:
     def longer(x: Tensor) -> Tensor:
         return torch.cat([x, x[:1], x[:1]])
 
-    padded = Batch(SlotFeatures(*map(longer, batch.features)), *map(longer, batch[1:]))
+    padded = Batch(
+        SlotFeatures(*map(longer, batch.features)), *map(longer, batch[1:-1]), batch.group
+    )
     padded.weight[4:] = 0.0
     wide = padded._replace(
         features=SlotFeatures(

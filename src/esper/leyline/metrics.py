@@ -105,6 +105,14 @@ class Metric:
         "learning from records: negative log-likelihood of the recorded actions, in nats per "
         "decision",
     )
+    EXPECTED_GAIN: Final = _metric(
+        "expected_gain",
+        "vine: return that the policy expects among the recorded episodes of a group, minus their "
+        "mean, in standard deviations of the returns",
+    )
+    HELD_OUT_EXPECTED_GAIN: Final = _metric(
+        "held_out_expected_gain", "vine: expected_gain of the held-out episodes"
+    )
     HELD_OUT_POLICY_LOSS: Final = _metric(
         "held_out_policy_loss", "learning from records: policy_loss of the held-out episodes"
     )

@@ -54,6 +54,7 @@ class Batch(NamedTuple):
         terminated: whether the episode ended with the step, bool ``[T, B]``.
         log_prob: log-probability of the action under the policy that acted, ``[T, B]``.
         weight: 1 for the steps of the episode, 0 for those that pad it, ``[T, B]``.
+        group: episodes of one group share host and data, int64 ``[B]``.
     """
 
     features: SlotFeatures
@@ -67,6 +68,7 @@ class Batch(NamedTuple):
     terminated: Tensor
     log_prob: Tensor
     weight: Tensor
+    group: Tensor
 
     @property
     def observation(self) -> Observation:

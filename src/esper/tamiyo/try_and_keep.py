@@ -4,7 +4,7 @@ The rule a user would write first. It needs no look at the host before it plants
 contribution of a planted seed is measured.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -92,51 +92,9 @@ class TryAndKeepActor:
                 score = torch.where(wanted[choice], order.float() + 1.0, 0.0)
             op = torch.where(where, int(choice), op)
             slot = torch.where(where, score.argmax(1), slot)
-        germinates = op == Op.GERMINATE
         places = torch.arange(self._planted.shape[1], device=op.device)
-        self._planted |= germinates[:, None] & (places == slot[:, None])
-        blueprint = trial.blueprint.gather(1, slot[:, None])[:, 0]
-        heads = {
-            "op": op,
-            "slot": slot,
-            "blueprint": torch.where(germinates, blueprint, CANONICAL_CHOICE["blueprint"]),
-            "style": torch.where(germinates, int(Style.LINEAR_ADD), CANONICAL_CHOICE["style"]),
-            "tempo": torch.where(germinates, 0, CANONICAL_CHOICE["tempo"]),
-            "alpha_speed": torch.where(
-                op == Op.PRUNE, ALPHA_SPEED_STEPS.index(0), CANONICAL_CHOICE["alpha_speed"]
-            ),
-        }
-        columns = [
-            heads[head] if head in heads else torch.full_like(op, CANONICAL_CHOICE[head])
-            for head in HEADS
-        ]
-        return without_learning(torch.stack(columns, -1))
-
-
-class RuleActor:
-    """Tries the smallest seed of every slot from the start and keeps all that pay their price.
-
-    Of the variants of try-and-keep this one is best on the family ``adaptation``.
-
-    Args:
-        tasks: returns the task of each environment in the current episode.
-        episode_length: steps per episode.
-    """
-
-    def __init__(self, tasks: Callable[[], Sequence[Task]], episode_length: int):
-        self.tasks, self.episode_length = tasks, episode_length
-
-    def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
-        self._environments, self._episode = environments, episode
-
-    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``. Tasks are known only after ``begin``."""
-        if step == 0:
-            trial = smallest_trial(self.tasks(), observation.slots.shape[1], self.episode_length)
-            self._actor = TryAndKeepActor(trial)
-            self._actor.begin(self._environments, self._episode)
-        return self._actor.act(observation, step)
+        self._planted |= (op == Op.GERMINATE)[:, None] & (places == slot[:, None])
+        return growth_actions(op, slot, trial.blueprint)
 
 
 def smallest_trial(tasks: Sequence[Task], slots: int, episode_length: int) -> Trial:
@@ -164,6 +122,35 @@ def smallest_trial(tasks: Sequence[Task], slots: int, episode_length: int) -> Tr
 def last_decision(episode_length: int, slots: int) -> int:
     """The latest step from which every slot's seed can still be pruned or fossilised."""
     return max(1, episode_length - slots - REST)
+
+
+def growth_actions(op: Tensor, slot: Tensor, blueprint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Actions of a rule: seeds blend linearly at the first tempo, and a prune is at once.
+
+    Args:
+        op, slot: int64 ``[N]``.
+        blueprint: blueprint for each slot, int64 ``[N, S]``.
+
+    Returns:
+        see ``simic.growth.collect.Actor.act``.
+    """
+    germinates = op == Op.GERMINATE
+    planted = blueprint.gather(1, slot[:, None])[:, 0]
+    heads = {
+        "op": op,
+        "slot": slot,
+        "blueprint": torch.where(germinates, planted, CANONICAL_CHOICE["blueprint"]),
+        "style": torch.where(germinates, int(Style.LINEAR_ADD), CANONICAL_CHOICE["style"]),
+        "tempo": torch.where(germinates, 0, CANONICAL_CHOICE["tempo"]),
+        "alpha_speed": torch.where(
+            op == Op.PRUNE, ALPHA_SPEED_STEPS.index(0), CANONICAL_CHOICE["alpha_speed"]
+        ),
+    }
+    columns = [
+        heads[head] if head in heads else torch.full_like(op, CANONICAL_CHOICE[head])
+        for head in HEADS
+    ]
+    return without_learning(torch.stack(columns, -1))
 
 
 def seed_worth(observation: Observation) -> Tensor:

@@ -63,7 +63,7 @@ def updates(run: Path) -> list[PPOUpdateCompleted]:
 # --- what a run leaves ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["bc", "awr", "vtrace"])
+@pytest.mark.parametrize("method", ["bc", "awr", "vine", "vtrace"])
 def test_a_run_is_one_that_other_commands_take(method: str, recorded: str, tmp_path: Path) -> None:
     run = learned(recorded, tmp_path, OfflineConfig, method=method, learning_rate=1e-2)
     assert (run.status, run.exit_code) == ("finished", 0)
@@ -78,6 +78,7 @@ def test_a_run_is_one_that_other_commands_take(method: str, recorded: str, tmp_p
     assert [event.round for event in events] == [1, 2, 3, 4]
     assert all(set(event.metrics) <= set(METRICS) for event in events)
     assert "held_out_policy_loss" in events[0].metrics
+    assert ("held_out_expected_gain" in events[0].metrics) == (method == "vine")
     info = inspect(run.path)
     assert (info.status, info.policy, info.rounds_done) == ("finished", "offline", 4)
     page = write_report([run.path], tmp_path / "report.html").read_text()

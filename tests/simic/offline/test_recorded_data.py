@@ -241,6 +241,22 @@ def test_vtrace_refuses_policies_that_were_certain(make: Make, random: str) -> N
     assert read_data(OfflineConfig(records=(random,), method="vtrace")).episodes.count == 12
 
 
+def test_vine_refuses_episodes_of_which_none_can_be_compared(make: Make, random: str) -> None:
+    never = make("never")
+    said = refusal(records=(never,), method="vine")
+    assert said.startswith("method: vine compares episodes that share host and data")
+    assert read_data(OfflineConfig(records=(never, random), method="vine")).episodes.count > 12
+
+
+def test_the_limit_of_seeds_that_tasks_bring_is_theirs_again(make: Make) -> None:
+    """Runs of tasks with and without a limit of their own agree, and the policy has none."""
+    limited = make(rounds=1, envs=2, task=["one_seed:3"], episode_length=8)
+    free = make(rounds=1, envs=2)
+    data = read_data(ImitationConfig(records=(free, limited)))
+    assert data.world.max_seeds is None
+    assert data.world.task == ("digits_shift", "one_seed"), "a draw stands for its family"
+
+
 def test_one_host_cannot_be_held_out(make: Make) -> None:
     one = make(rounds=1, envs=2)
     assert refusal(records=(one,)).startswith("held_out: all episodes share host and data")

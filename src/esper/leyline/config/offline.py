@@ -14,7 +14,7 @@ from esper.leyline.config.setting import (
     up_to,
 )
 
-OfflineMethod = Literal["awr", "vtrace", "bc"]
+OfflineMethod = Literal["awr", "vine", "vtrace", "bc"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,11 +83,14 @@ class OfflineConfig(ImitationConfig):
 
     method: OfflineMethod = "awr"
     """How to learn: awr (advantage-weighted regression) imitates good actions more than others and
-    takes records of any policy; vtrace (off-policy actor-critic) takes those of policies that drew
-    their actions at random; bc clones every action, as esper train imitation does."""
+    takes records of any policy; vine compares the episodes of a group, which share host and data,
+    and takes records in which they act differently; vtrace (off-policy actor-critic) takes those
+    of policies that drew their actions at random; bc clones every action, as esper train imitation
+    does."""
     temperature: float = setting(0.25, POSITIVE)
-    """Temperature of awr (beta), in standard deviations of the returns: an action counts by
-    exp(advantage / temperature). The lower, the fewer actions count."""
+    """Temperature of awr (beta) and vine, in standard deviations of the returns. In awr an action
+    counts by exp(advantage / temperature): the lower, the fewer actions count. In vine the expected
+    return counts by 1 / temperature against staying among the recorded actions."""
     weight_cap: float = setting(20.0, Range(1.0, 1e6))
     """Maximum of exp(advantage / temperature) in awr."""
     rho_clip: float = setting(1.0, POSITIVE)
@@ -97,4 +100,5 @@ class OfflineConfig(ImitationConfig):
     trace_decay: float = setting(0.95, FRACTION, aliases=("gae_lambda",))
     """Lambda of vtrace."""
     entropy: float = setting(0.01, NOT_NEGATIVE, aliases=("entropy_coef",))
-    """Weight of the entropy bonus of vtrace, in reward per nat."""
+    """Weight of the entropy bonus of vtrace, in reward per nat; in vine, weight of the mean
+    log-probability of the recorded branches, which keeps all of them possible."""

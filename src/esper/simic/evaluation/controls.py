@@ -21,7 +21,7 @@ from esper.simic.evaluation.baselines import (
 from esper.simic.evaluation.kept_stages import OnBatch, Stages, digest, hosts_of
 from esper.simic.evaluation.play import Hosts, Outcome, Population, Rules, play, play_plans
 from esper.simic.evaluation.rules import RULES, Known
-from esper.simic.evaluation.trials import TRIALS, trial_actor
+from esper.simic.evaluation.trials import trial_actor, variants_of
 from esper.tamiyo.plans import Plan
 
 ORDERS = 1, 2
@@ -86,12 +86,13 @@ def _of_plans(
 
 def _of_trials(stages: Stages, name: str, population: Population) -> Outcome:
     """Try-and-keep with one developing seed at a time, then with all at once."""
+    variants = variants_of(population)
 
     def played(stage: str, rules: Rules) -> Outcome:
         def make(done: Callable[[int], None]) -> Outcome:
-            return play(population, trial_actor, len(TRIALS), rules, done)
+            return play(population, trial_actor, len(variants), rules, done)
 
-        return stages.kept(stage, population, TRIALS, make)
+        return stages.kept(stage, population, variants, make)
 
     in_turn, at_once = Rules(one_at_a_time=True), Rules(one_at_a_time=False)
     return Outcome.join([played(name, in_turn), played(f"{name}-at-once", at_once)], axis=1)
@@ -194,7 +195,8 @@ def controls_identity(hosts: Hosts, plans: tuple[Plan, ...]) -> str:
         name: (factors_of(name), [own and own.tasks for own in _each(name, hosts)])
         for name in BASELINES
     }
-    tuned = (list(RULES), rules.CUTS, rules.FOLDS, rules.TREES, TRIALS)
+    variants = variants_of(hosts.training)
+    tuned = (list(RULES), rules.CUTS, rules.FOLDS, rules.TREES, variants)
     populations = hosts_of(hosts.training), hosts_of(hosts.fresh)
     return digest(populations, ORDERS, plans, tuned, trained)
 

@@ -5,11 +5,12 @@ from itertools import product
 
 import torch
 
-from esper.simic.evaluation.play import tasks_of_groups
+from esper.simic.evaluation.play import Population, tasks_of_groups
 from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.plans import SIZES, blueprint_of
 from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, last_decision
+from esper.tamiyo.try_in_turn import ORDERS, TryInTurnActor, Turns, turns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,51 @@ class TrialPlan:
         return max(1, min(round(self.decision * length), last_decision(length, slots)))
 
 
+@dataclass(frozen=True, slots=True)
+class TurnPlan:
+    """A variant of try-and-keep where one seed may live: slots are tried in turn.
+
+    Attributes:
+        size, start, patience, order: see ``try_in_turn.turns_of``.
+    """
+
+    size: float
+    start: float
+    patience: float
+    order: str
+
+
 TRIALS = tuple(TrialPlan(*chosen) for chosen in product(SIZES, (0.0, 0.25), (1, 99), (0.5, 1.0)))
+TURNS = tuple(TurnPlan(*chosen) for chosen in product(SIZES[:2], (0.0, 0.25), (0.3, 0.45), ORDERS))
+
+
+def variants_of(population: Population) -> tuple[TrialPlan, ...] | tuple[TurnPlan, ...]:
+    """The variants for hosts of one horizon: ``TURNS`` where one seed may live."""
+    return _variants(population.tasks[0].max_seeds)
+
+
+def _variants(max_seeds: int | None) -> tuple[TrialPlan, ...] | tuple[TurnPlan, ...]:
+    return TURNS if max_seeds == 1 else TRIALS
 
 
 def trial_actor(env: GrowthEnv) -> Actor:
-    """Member m of every group plays ``TRIALS[m]``."""
+    """Member m of every group plays variant m of those of its hosts, see ``variants_of``."""
+    return _turns(env) if env.config.max_seeds == 1 else _trials(env)
+
+
+def _turns(env: GrowthEnv) -> Actor:
+    tasks, length = tasks_of_groups(env), env.config.episode_length
+    rows = [
+        turns_of(tasks, env.slot_count, length, p.size, p.start, p.patience, p.order) for p in TURNS
+    ]
+
+    def by_member(name: str) -> torch.Tensor:
+        return torch.stack([getattr(row, name) for row in rows], 1).flatten(0, 1)
+
+    return TryInTurnActor(Turns(*map(by_member, Turns.__slots__)))
+
+
+def _trials(env: GrowthEnv) -> Actor:
     length, members = env.config.episode_length, len(TRIALS)
     tasks = tasks_of_groups(env)
     blueprint = torch.zeros(env.count, env.slot_count, dtype=torch.long)

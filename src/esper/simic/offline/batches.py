@@ -17,14 +17,18 @@ _SEED, _BLUEPRINT = HEADS.index("slot"), HEADS.index("blueprint")
 _OTHERS = [i for i in range(len(HEADS)) if i not in (_SEED, _BLUEPRINT)]
 
 
-def batch_of(episodes: Episodes, returns: Tensor, chosen: Tensor) -> Batch:
+def batch_of(
+    episodes: Episodes, returns: Tensor, chosen: Tensor, groups: Tensor | None = None
+) -> Batch:
     """The episodes ``chosen``, int64 ``[B]``, cut to the longest of them.
 
     Args:
         episodes: M episodes.
         returns: of each of their steps, see ``monte_carlo_returns``, ``[T, M]``.
         chosen: indices of episodes.
+        groups: see ``groups_of``, which is called if this is None.
     """
+    groups = groups_of(episodes) if groups is None else groups
     length = int(episodes.lengths[chosen].max())
 
     def part(x: Tensor) -> Tensor:
@@ -48,6 +52,7 @@ def batch_of(episodes: Episodes, returns: Tensor, chosen: Tensor) -> Batch:
         terminated=part(episodes.terminated),
         log_prob=part(episodes.log_prob),
         weight=part(episodes.valid.to(returns.dtype)),
+        group=groups[chosen],
     )
 
 
@@ -66,12 +71,13 @@ class _EpisodeData(Dataset[Batch]):
 
     def __init__(self, episodes: Episodes, returns: Tensor):
         self.episodes, self.returns = episodes, returns
+        self.groups = groups_of(episodes)
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        return batch_of(self.episodes, self.returns, torch.tensor(indices))
+        return batch_of(self.episodes, self.returns, torch.tensor(indices), self.groups)
 
 
 def _whole(batch: Any) -> Any:
@@ -91,14 +97,36 @@ class EpisodeLoader:
     def __init__(self, episodes: Episodes, returns: Tensor, device: torch.device):
         self._data, self._pin = _EpisodeData(episodes, returns), device.type == "cuda"
 
-    def batches(self, chosen: Tensor, size: int) -> DataLoader[Batch]:
+    def batches(self, chosen: Tensor, size: int, whole_groups: bool = False) -> DataLoader[Batch]:
         """Batches of the episodes ``chosen``, in this order, of at most ``size`` episodes each.
 
         Batches are of nearly equal size, so that a compiled step meets few shapes.
+
+        Args:
+            chosen: indices of episodes, int64 ``[M]``.
+            size: largest number of episodes.
+            whole_groups: whether the episodes of a group stay together, where the first of them
+                is; a batch may then be larger by less than a group, or be a group.
         """
         count = -(-len(chosen) // size)
-        places: Sequence[list[int]] = [part.tolist() for part in chosen.tensor_split(count)]
+        parts: Sequence[Tensor] = chosen.tensor_split(count)
+        if whole_groups:
+            parts = _in_whole_groups(chosen, self._data.groups[chosen], count)
+        places = [part.tolist() for part in parts]
         return DataLoader(self._data, batch_sampler=places, collate_fn=_whole, pin_memory=self._pin)
+
+
+def _in_whole_groups(chosen: Tensor, groups: Tensor, count: int) -> list[Tensor]:
+    """``chosen [M]`` in at most ``count`` parts, each of whole ``groups``, int64 ``[M]``."""
+    _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
+    places = torch.arange(len(chosen))
+    first = torch.full_like(sizes, len(chosen)).scatter_reduce(0, group, places, "amin")
+    order = first[group].argsort(stable=True)
+    in_order = first.argsort()
+    begin = torch.empty_like(sizes)
+    begin[in_order] = sizes[in_order].cumsum(0) - sizes[in_order]
+    part = begin[group[order]] * count // len(chosen)
+    return [own for i in range(count) if len(own := chosen[order[part == i]])]
 
 
 def shuffled(chosen: Tensor, seed: int, epoch: int) -> Tensor:
@@ -121,14 +149,23 @@ def split(episodes: Episodes, share: float, seed: int) -> tuple[Tensor, Tensor]:
     Returns:
         indices of either, int64, in the order of the episodes.
     """
-    keys = list(zip(episodes.runs, episodes.rounds.tolist(), episodes.twins.tolist(), strict=True))
-    groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    group = torch.tensor([groups[key] for key in keys])
-    drawn = random_bits(seed, torch.zeros(1), Purpose.HELD_OUT, 0, 0, len(groups))[0]
+    group = groups_of(episodes)
+    groups = int(group.max()) + 1
+    drawn = random_bits(seed, torch.zeros(1), Purpose.HELD_OUT, 0, 0, groups)[0]
     order = drawn.argsort(stable=True)
     ends = torch.bincount(group)[order].cumsum(0)
-    count = int((ends <= share * len(keys)).sum())
+    count = int((ends <= share * len(group)).sum())
     if share > 0.0:
-        count = min(max(count, 1), len(groups) - 1)
+        count = min(max(count, 1), groups - 1)
     held_out = torch.isin(group, order[:count])
     return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
+
+
+def groups_of(episodes: Episodes) -> Tensor:
+    """Number of each episode's group, from 0: those of one run, round and twin; int64 ``[M]``.
+
+    The episodes of a group share host and data.
+    """
+    keys = list(zip(episodes.runs, episodes.rounds.tolist(), episodes.twins.tolist(), strict=True))
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return torch.tensor([numbers[key] for key in keys])

@@ -1,4 +1,4 @@
-"""What offline learning minimises: behaviour cloning, advantage-weighted regression, V-trace."""
+"""What offline learning minimises: cloning, advantage-weighted regression, vine, V-trace."""
 
 import math
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from esper.simic.estimates import Estimates
 from esper.simic.impala.vtrace import vtrace
 from esper.simic.loss import ppo_loss, weighted_mean
 from esper.simic.normalise import RunningMoments
+from esper.simic.offline.method_metrics import method_metrics
+from esper.simic.offline.vine import Vine
 from esper.simic.ppo import ADVANTAGE_FLOOR
 from esper.simic.trainer import Batch, Loss
 from esper.tamiyo.policy.interface import Evaluation
@@ -37,6 +39,8 @@ def loss_of(config: ImitationConfig, return_moments: RunningMoments) -> Loss:
     """
     if not isinstance(config, OfflineConfig) or config.method == "bc":
         return BehaviourCloning(config.value_weight, return_moments)
+    if config.method == "vine":
+        return Vine(config.value_weight, return_moments, config.temperature, config.entropy)
     if config.method == "awr":
         return AdvantageWeightedRegression(
             config.value_weight, return_moments, config.temperature, config.weight_cap
@@ -76,7 +80,7 @@ class BehaviourCloning:
         policy_loss = weighted_mean(-evaluation.log_prob, weight)
         value_loss = 0.5 * weighted_mean((evaluation.value - returns).square(), batch.weight)
         loss = policy_loss + self.value_weight * value_loss
-        return loss, _metrics(evaluation, batch, loss, policy_loss, value_loss)
+        return loss, method_metrics(evaluation, batch, loss, policy_loss, value_loss)
 
     def _counts(self, values: Tensor, returns: Tensor) -> Tensor | None:
         """By how much each action counts, ``[T, B]``; None if all count alike.
@@ -169,28 +173,8 @@ class OffPolicyActorCritic:
             scalar(self.entropy),
             self.value_weight,
         )
-        own = _metrics(
+        own = method_metrics(
             evaluation, batch, loss, metrics[Metric.POLICY_LOSS], metrics[Metric.VALUE_LOSS]
         )
         clipped = (log_ratio > math.log(self.rho_clip) + ROUNDING).float()
         return loss, own | {Metric.RHO_CLIP_FRACTION: weighted_mean(clipped, batch.weight)}
-
-
-def _metrics(
-    evaluation: Evaluation, batch: Batch, loss: Tensor, policy_loss: Tensor, value_loss: Tensor
-) -> dict[str, Tensor]:
-    """The metrics that all methods report; scalars, or ``[heads]``."""
-    with torch.no_grad():
-        weight = batch.weight[..., None]
-        entropy, choice = evaluation.head_entropy * weight, evaluation.head_choice * weight
-        chosen, steps = choice.sum((0, 1)), batch.weight.sum()
-        metrics = {
-            Metric.LOSS: loss,
-            Metric.POLICY_LOSS: policy_loss,
-            Metric.VALUE_LOSS: value_loss,
-            Metric.NEGATIVE_LOG_LIKELIHOOD: weighted_mean(-evaluation.log_prob, batch.weight),
-            Metric.ENTROPY: entropy.sum() / steps,
-            Metric.HEAD_ENTROPY: entropy.sum((0, 1)) / chosen.clamp(min=1.0),
-            Metric.HEAD_CHOICE: chosen / steps,
-        }
-    return {name: value.detach() for name, value in metrics.items()}

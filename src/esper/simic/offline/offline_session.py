@@ -36,8 +36,10 @@ HELD_OUT = {
     Metric.POLICY_LOSS: Metric.HELD_OUT_POLICY_LOSS,
     Metric.VALUE_LOSS: Metric.HELD_OUT_VALUE_LOSS,
     Metric.NEGATIVE_LOG_LIKELIHOOD: Metric.HELD_OUT_NEGATIVE_LOG_LIKELIHOOD,
+    Metric.EXPECTED_GAIN: Metric.HELD_OUT_EXPECTED_GAIN,
 }
-"""Metrics that are also measured on the held-out episodes, and their names there."""
+"""Metrics that are also measured on the held-out episodes, where the method has them, and their
+names there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,11 @@ class OfflineSession:
         """
         return len(self.data.held_out) > 0 and method_of(self.config) != "vtrace"
 
+    @property
+    def whole_groups(self) -> bool:
+        """Whether the method compares the episodes of a group."""
+        return method_of(self.config) == "vine"
+
     def run(self, done: int) -> tuple[str, int, list[EpochSummary]]:
         """Learn from epoch ``done + 1`` on; returns status, exit code and summaries."""
         output = self.settings.output
@@ -170,7 +177,7 @@ class OfflineSession:
         begin = time.perf_counter()
         order = shuffled(self.data.learned, self.config.seed, epoch)
         found = []
-        for batch in loader.batches(order, self.config.batch_size):
+        for batch in loader.batches(order, self.config.batch_size, self.whole_groups):
             if self.stop.number is not None:
                 return None
             found.append((self.trainer.step(batch), _steps(batch)))
@@ -192,9 +199,11 @@ class OfflineSession:
     def _held_out(self, loader: EpisodeLoader) -> dict[str, float | None]:
         """Metrics of the held-out episodes."""
         found = []
-        for batch in loader.batches(self.data.held_out, self.config.batch_size):
+        size = self.config.batch_size
+        for batch in loader.batches(self.data.held_out, size, self.whole_groups):
             measured = self.trainer.measure(batch)
-            found.append(({name: measured[name] for name in HELD_OUT}, _steps(batch)))
+            own = {name: value for name, value in measured.items() if name in HELD_OUT}
+            found.append((own, _steps(batch)))
         metrics = averaged(found, self.trainer.policy.heads)
         return {HELD_OUT[name]: value for name, value in metrics.items()}
 

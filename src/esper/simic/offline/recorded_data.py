@@ -21,10 +21,11 @@ from esper.leyline.config.offline import ImitationConfig
 from esper.leyline.errors import UsageError
 from esper.leyline.records import run_identity
 from esper.runtime import plugins
+from esper.runtime.tasks import FAMILIES, find
 from esper.simic.nonfinite import first_not_finite
 from esper.simic.normalise import RunningMoments
 from esper.simic.observation_moments import ObservationMoments
-from esper.simic.offline.batches import monte_carlo_returns, split
+from esper.simic.offline.batches import groups_of, monte_carlo_returns, split
 from esper.simic.offline.methods import method_of
 from esper.simic.records.episodes import Episodes, read_episodes
 from esper.simic.run.run_directory import stored_config
@@ -89,6 +90,8 @@ def read_data(config: ImitationConfig) -> RecordedData:
     _check_numbers(episodes)
     if method_of(config) == "vtrace":
         _check_chances(episodes)
+    if method_of(config) == "vine":
+        _check_branches(episodes)
     learned, held_out = split(episodes, config.held_out, config.seed)
     if config.held_out > 0.0 and len(held_out) == 0:
         raise UsageError(
@@ -129,16 +132,25 @@ def _joined(worlds: dict[Path, WorldConfig]) -> WorldConfig:
     slots = {world.slots for world in worlds.values()}
     return replace(
         plain[first],
-        task=tuple(dict.fromkeys(task for world in worlds.values() for task in world.task)),
+        task=tuple(
+            dict.fromkeys(_population(task) for world in worlds.values() for task in world.task)
+        ),
         plugin=tuple(dict.fromkeys(path for world in worlds.values() for path in world.plugin)),
         slots=slots.pop() if len(slots) == 1 else (),
     )
 
 
 def _without_defaults(world: WorldConfig) -> WorldConfig:
-    """The settings without a limit of seeds that is merely the number of the host's slots."""
+    """The settings without a limit of seeds that is that of the tasks, or their number of slots."""
+    own = find(world.task[0]).max_seeds
     every = world.slots and world.max_seeds == len(world.slots)
-    return replace(world, max_seeds=None) if every else world
+    return replace(world, max_seeds=None) if every or world.max_seeds == own else world
+
+
+def _population(name: str) -> str:
+    """The family of a draw; the policy is one for all its draws."""
+    family = name.partition(":")[0]
+    return family if family in FAMILIES else name
 
 
 def _check_numbers(episodes: Episodes) -> None:
@@ -204,6 +216,22 @@ def _check_chances(episodes: Episodes) -> None:
                 f"method: vtrace needs policies that draw their actions, and {run} has "
                 f"{episodes.policies[own[0]]}, which was certain of every one; take awr or bc"
             )
+
+
+def _check_branches(episodes: Episodes) -> None:
+    """Refuse records in which nothing can be compared.
+
+    Raises:
+        UsageError: no two episodes share host and data and differ in their actions.
+    """
+    groups = groups_of(episodes)
+    first = torch.full((int(groups.max()) + 1,), episodes.count)
+    first = first.scatter_reduce(0, groups, torch.arange(episodes.count), "amin")
+    if not bool((episodes.actions != episodes.actions[:, first[groups]]).any()):
+        raise UsageError(
+            "method: vine compares episodes that share host and data and act differently, and "
+            "there are none; record a policy that draws, with a --group-size above 1, or take bc"
+        )
 
 
 def fit_moments(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,6 +123,7 @@ class GrowthTrainee(GrowthRounds):
         policy: ``ppo`` and ``impala`` learn; other policies, see ``control``, do not.
         devices: devices over which the hosts are distributed; the policy is on the first.
         resumed: whether ``restore`` follows, so that no initial policy is read.
+        actor: makes a policy that does not learn, instead of the control called ``policy``.
 
     Raises:
         UsageError: a setting is invalid.
@@ -133,6 +135,7 @@ class GrowthTrainee(GrowthRounds):
         policy: str,
         devices: Sequence[torch.device],
         resumed: bool = False,
+        actor: Callable[[GrowthEnv], Actor] | None = None,
     ):
         self.policy = policy
         self.environment = self.layout = build_environment(config, devices)
@@ -146,7 +149,8 @@ class GrowthTrainee(GrowthRounds):
         self.agent = None
         if policy in ALGORITHMS:
             self.agent = build_agent(self.config, devices[0], initial)
-        self.actor: Actor = self.agent.actor if self.agent else control(policy, self.environment)
+        make = actor or partial(control, policy)
+        self.actor: Actor = self.agent.actor if self.agent else make(self.environment)
 
     def amp_scale(self) -> float | None:
         """See ``Trainee.amp_scale``."""

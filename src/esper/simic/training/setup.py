@@ -29,7 +29,7 @@ from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.try_and_keep import RuleActor
+from esper.tamiyo.rule import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
 from esper.tolaria.memory import stored_bytes
 from esper.tolaria.precision import disabled, resolve_precision
@@ -281,7 +281,8 @@ def control(policy: str, environment: GrowthEnv) -> Actor:
     if policy == "heuristic":
         return HeuristicActor(environment.config.episode_length)
     if policy == "rule":
-        return RuleActor(lambda: environment.current_tasks, environment.config.episode_length)
+        config = environment.config
+        return RuleActor(lambda: environment.current_tasks, config.episode_length, config.max_seeds)
     if policy == "random":
         return RandomActor(environment.config.seed)
     if policy == "schedule":

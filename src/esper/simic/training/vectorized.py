@@ -1,7 +1,7 @@
 """Training a policy: rounds of rollouts of N environments, one update per round."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
+from esper.simic.growth.collect import Actor
+from esper.simic.growth.environment import GrowthEnv
 from esper.simic.records.record_writer import RecordWriter, remove_records_after
 from esper.simic.run.checkpoint import latest_identity, load_latest
 from esper.simic.run.identity import (
@@ -150,6 +152,7 @@ def run_training(
     policy: str,
     resume: Path | None = None,
     observer: Observer | None = None,
+    actor: Callable[[GrowthEnv], Actor] | None = None,
 ) -> RunSummary:
     """Run rounds with ``policy``.
 
@@ -159,6 +162,8 @@ def run_training(
             ``heuristic``, ``rule``, ``random``, ``schedule`` or ``never``, which do not learn.
         resume: directory of a run to resume; None starts a new run.
         observer: notified of every step and round.
+        actor: makes a policy that does not learn and is not one of Esper's; ``policy`` is what
+            events and records call it.
 
     Raises:
         UsageError: a setting is invalid; no run directory was created or changed.
@@ -170,7 +175,7 @@ def run_training(
     devices = resolve_devices(config.machine.devices)
     device = devices[0]
     stop = StopSignal()
-    trainee = _trainee(config, policy, devices, resume is not None, stop)
+    trainee = _trainee(config, policy, devices, resume is not None, stop, actor)
     # Up to here nothing has been written, so a signal may end the process at once.
     with stop.listening(), closing(trainee):
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
@@ -205,6 +210,7 @@ def _trainee(
     devices: Sequence[torch.device],
     resumed: bool,
     stop: StopSignal,
+    actor: Callable[[GrowthEnv], Actor] | None,
 ) -> Trainee:
     """The trainee that the settings describe."""
     growth = config.gymnasium.gym is None
@@ -213,7 +219,7 @@ def _trainee(
             return RemoteGrowthTrainee(config, devices[0], resumed, stop.check)
         return RemoteGymTrainee(config, devices[0], stop.check)
     if growth:
-        return GrowthTrainee(config, policy, devices, resumed)
+        return GrowthTrainee(config, policy, devices, resumed, actor)
     assert policy in ALGORITHMS, "control policies act only in growth environments"
     return GymTrainee(config, devices[0])
 

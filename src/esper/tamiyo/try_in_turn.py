@@ -1,0 +1,147 @@
+"""Try in turn: plant a seed, judge it by its contribution, keep it or try the next slot.
+
+What try and keep becomes where one seed may live: a slot is left before the next is tried.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import Op
+from esper.runtime.tasks import Task
+from esper.tamiyo.plans import blueprint_of
+from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.try_and_keep import REST, feature, growth_actions, seed_worth
+
+PATIENCE = 0.3
+"""Part of the episode for which ``RuleActor`` waits before it judges a seed."""
+
+ORDERS: dict[str, Callable[[int], list[int]]] = {
+    "forwards": lambda slots: [*range(slots)],
+    "backwards": lambda slots: [*range(slots)][::-1],
+    "ends": lambda slots: list(dict.fromkeys([slots - 1, *range(slots)])),
+}
+"""Orders in which slots are tried: from the first, from the last, or the last before the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What to plant where, and when to judge it, for N environments.
+
+    Attributes:
+        blueprint: blueprint for each slot, int64 ``[N, S]``.
+        order: slots in the order in which they are tried, int64 ``[N, S]``; -1 for none.
+        start: first step in which a seed may germinate, int64 ``[N]``.
+        patience: steps between germination and judgement, int64 ``[N]``.
+        last: the latest step in which a seed may germinate, int64 ``[N]``.
+    """
+
+    blueprint: Tensor
+    order: Tensor
+    start: Tensor
+    patience: Tensor
+    last: Tensor
+
+
+class TryInTurnActor:
+    """Plants one seed at a time, and the next one only where the last did not pay.
+
+    A seed is judged once it is old enough and its contribution is known: if the contribution is at
+    most the rent of its parameters, it is pruned and the next slot is tried; else it is fossilised
+    as soon as that is legal, and nothing else is planted.
+
+    Args:
+        turns: one row per environment, with as many slots as the observations.
+    """
+
+    def __init__(self, turns: Turns):
+        self.turns = turns
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``simic.growth.collect.Actor.begin``."""
+        device = environments.device
+        self._turns = Turns(*(getattr(self.turns, f.name).to(device) for f in fields(Turns)))
+        self._tried = torch.zeros_like(self._turns.start)
+        self._planted = torch.full_like(self._turns.start, -1)
+        self._slot = torch.zeros_like(self._turns.start)
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``simic.growth.collect.Actor.act``.
+
+        Order of precedence: prune, fossilise, advance, germinate, wait.
+        """
+        legal, turns = observation.masks.slots, self._turns
+        rows = torch.arange(len(self._tried), device=self._tried.device)
+        own = self._slot[:, None]
+
+        def here(values: Tensor) -> Tensor:
+            return values.gather(1, own)[:, 0]
+
+        known = here(feature(observation, "contribution_known")) > 0.0
+        pays = here(seed_worth(observation)) > 0.0
+        grown = self._planted >= 0
+        judged = grown & known & (step - self._planted >= turns.patience)
+        prunes = judged & ~pays & here(legal[:, Op.PRUNE])
+        fossilises = judged & pays & here(legal[:, Op.FOSSILISE])
+        advances = grown & here(legal[:, Op.ADVANCE])
+        slots = turns.order.shape[1]
+        following = turns.order[rows, self._tried.clamp(max=slots - 1)]
+        remaining = (self._tried < slots) & (following >= 0)
+        following = following.clamp(min=0)
+        due = (turns.start <= step) & (step <= turns.last) & remaining & ~grown
+        germinates = due & legal[:, Op.GERMINATE].gather(1, following[:, None])[:, 0]
+        op = torch.zeros_like(turns.start)
+        for choice, where in (
+            (Op.GERMINATE, germinates),
+            (Op.ADVANCE, advances),
+            (Op.FOSSILISE, fossilises),
+            (Op.PRUNE, prunes),
+        ):
+            op = torch.where(where, int(choice), op)
+        slot = torch.where(germinates, following, torch.where(op == Op.WAIT, 0, self._slot))
+        self._planted = torch.where(germinates, step, torch.where(prunes, -1, self._planted))
+        self._slot = torch.where(germinates, following, self._slot)
+        self._tried = self._tried + germinates.long()
+        return growth_actions(op, slot, turns.blueprint)
+
+
+def turns_of(
+    tasks: Sequence[Task],
+    slots: int,
+    episode_length: int,
+    size: float = 0.0,
+    start: float = 0.0,
+    patience: float = PATIENCE,
+    order: str = "ends",
+) -> Turns:
+    """Seeds of one size in slot after slot.
+
+    Args:
+        tasks: the task of each environment.
+        slots: S of the observations.
+        episode_length: steps per episode.
+        size: see ``plans.PlannedSeed``.
+        start: part of the episode after which the first seed may germinate.
+        patience: part of the episode between germination and judgement.
+        order: see ``ORDERS``.
+    """
+    count, wait = len(tasks), max(1, round(patience * episode_length))
+    blueprint = torch.zeros(count, slots, dtype=torch.long)
+    places = torch.full((count, slots), -1)
+    for row, task in enumerate(tasks):
+        own = len(task.host.slots)
+        blueprint[row, :own] = torch.tensor([blueprint_of(size, slot) for slot in task.host.slots])
+        places[row, :own] = torch.tensor(ORDERS[order](own))
+
+    def filled(value: int) -> Tensor:
+        return torch.full((count,), value)
+
+    return Turns(
+        blueprint=blueprint,
+        order=places,
+        start=filled(round(start * episode_length)),
+        patience=filled(wait),
+        last=filled(episode_length - wait - REST),
+    )
