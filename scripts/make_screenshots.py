@@ -20,6 +20,7 @@ TESTS = ROOT / "tests"
 SIZES = ((80, 24), (160, 50))
 WIDTH, HEIGHT = 140, 40
 DEMO: dict[str, Any] = {
+    "name": "demo",
     "task": "digits_shift",
     "envs": 16,
     "rounds": 13,

@@ -296,6 +296,19 @@ def test_only_lives_are_too_wide_for_a_phone(tmp_path: Path) -> None:
     assert wide == ["Lives of seeds"]
 
 
+def test_the_page_stacks_on_a_phone(tmp_path: Path) -> None:
+    page = report(recorded_run(tmp_path / "run"), to=tmp_path)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page.text
+    rules = re.search(r"@media \(max-width: 40rem\) \{\n(.*?)\n\}", page.text, re.DOTALL)[1]
+    assert re.search(r"\.grid \{ grid-template-columns: minmax\(0, 1fr\); \}", rules)
+    # What is wider scrolls in its own box; the width of every other figure is that of its column.
+    assert "\n.scroll { overflow-x: auto; }" in page.text
+    assert "\nfigure svg { display: block; width: 100%; height: auto; }" in page.text
+    for tag in ("svg", "table"):
+        count = len(re.findall(rf"<{tag}\b", page.text))
+        assert count == len(re.findall(rf'<div class="scroll"><{tag}\b', page.text)) > 0
+
+
 def test_no_title_label_or_legend_sticks_out_of_its_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import math
 import time
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -65,7 +66,12 @@ def test_tensorboard_shows_every_update_and_outcome(tmp_path: Path) -> None:
 @needs_tensorboard
 def test_a_run_with_tensorboard_enabled_writes_its_files(tmp_path: Path) -> None:
     run = train_ppo_vectorized(telemetry_dir=str(tmp_path), tensorboard=True, **TINY).path
-    assert [step for step, _ in curves(run / "tensorboard")["update/entropy"]] == [1]
+    found = curves(run / "tensorboard")
+    assert [step for step, _ in found["update/entropy"]] == [1]
+    (outcome,) = read_events(run, EpisodeOutcome)
+    own, twin = (fmean(map(float, s)) for s in (outcome.test_utility, outcome.twin_test_utility))
+    assert found["episodes/gain"] == [(1, pytest.approx(100.0 * (own - twin), abs=1e-4))]
+    assert "episodes/validation_gain" in found
     other = train_ppo_vectorized(telemetry_dir=str(tmp_path), **TINY).path
     assert not (other / "tensorboard").exists()
 

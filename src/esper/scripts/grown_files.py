@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from esper.kasmina.grafts.written_code import CODE_FILE, STATE_FILE
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
 from esper.runtime.own_files import OwnFile
-from esper.simic.own_models.growth_result import CODE_FILE, STATE_FILE, GrowthResult
+from esper.simic.own_models.growth_result import GrowthResult
 from esper.simic.run.disk import replace_synced
 from esper.tolaria.own_model.exported import (
     difference,

@@ -3,13 +3,18 @@ they hang."""
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from esper.kasmina.grafts import seed_modules
 from esper.kasmina.grafts.attachment import grown_seeds
 from esper.kasmina.ops import norm_groups
+
+STATE_FILE, CODE_FILE = "state_dict.pt", "rebuild.py"
+"""What ``save_grown`` writes."""
 
 _IMPORTS = """from collections import OrderedDict
 
@@ -24,10 +29,27 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
     for point, (blueprint, channels, layout, form) in SEEDS.items():
         attach_seed(model.get_submodule(point), Seed(blueprint, channels, layout, form))
     if isinstance(state, str):
-        state = torch.load(state, weights_only=True)
+        state = torch.load(state, map_location="cpu", weights_only=True)
     model.load_state_dict(state)
     return model
 '''
+
+
+def save_grown(model: nn.Module, folder: str | Path) -> Path:
+    """Write a grown module as ``STATE_FILE`` and ``CODE_FILE``, see ``GrowthResult.save``.
+
+    Args:
+        model: a grown module.
+        folder: made if it does not exist.
+
+    Returns:
+        the folder.
+    """
+    where = Path(folder)
+    where.mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), where / STATE_FILE)
+    (where / CODE_FILE).write_text(rebuilding_code(model))
+    return where
 
 
 def rebuilding_code(model: nn.Module) -> str:

@@ -1,6 +1,7 @@
 """Growth: the controller that grows a module within a training loop of the user's own."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.grafts.attachment import grown_seeds
 from esper.kasmina.grafts.slot_search import find_slots
+from esper.kasmina.grafts.written_code import save_grown
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
 from esper.simic.growth.collect import Actor
@@ -177,6 +179,25 @@ class Growth:
             self._lives.end()
         self.finished = True
         return self.model
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``state_dict.pt`` and ``rebuild.py``, as ``GrowthResult.save`` does.
+
+        Args:
+            folder: made if it does not exist.
+
+        Returns:
+            the folder.
+
+        Raises:
+            UsageError: growth has not ended, so seeds may still be removed.
+        """
+        if not self.finished:
+            raise UsageError(
+                f"save: {len(self.history)} of {self.epochs} epochs are over; call finish() first, "
+                "which removes the seeds that are not fossilised"
+            )
+        return save_grown(self.model, folder)
 
     def state_dict(self) -> dict[str, Any]:
         """What ``load_state_dict`` needs to go on from here, as plain data and tensors.

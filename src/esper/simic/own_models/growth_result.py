@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from esper.kasmina.grafts.attachment import grown_seeds
-from esper.kasmina.grafts.written_code import rebuilding_code
+from esper.kasmina.grafts.written_code import save_grown
 from esper.simic.growth.rewards import utility
 from esper.simic.own_models.history import EpochRecord, draw
 from esper.simic.own_models.table_text import aligned
@@ -17,9 +17,6 @@ from esper.tolaria.own_model.validation import Validation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-STATE_FILE, CODE_FILE = "state_dict.pt", "rebuild.py"
-"""What ``GrowthResult.save`` writes."""
 
 
 @dataclass
@@ -102,11 +99,7 @@ class GrowthResult:
         Returns:
             the folder.
         """
-        where = Path(folder)
-        where.mkdir(parents=True, exist_ok=True)
-        torch.save(self.model.state_dict(), where / STATE_FILE)
-        (where / CODE_FILE).write_text(rebuilding_code(self.model))
-        return where
+        return save_grown(self.model, folder)
 
     def plain(self) -> dict[str, Any]:
         """All but the module and the twin, as numbers, texts, lists and dicts."""
