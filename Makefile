@@ -79,9 +79,11 @@ bench-suite: $(READY)
 	$(BIN)/python scripts/write_figures.py
 
 # Eight controllers on the family that is worth looking at: about four hours on two cores, resumable.
+# Two hours on two cores, resumable.
 bench-policy: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/suite.py --suites adaptation --work runs/policy --envs 128 \
-	  --group-size 8 --rounds 250 --group-baseline --entropy 0.02 --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_diagnosis.py --write
+	$(BIN)/python scripts/write_figures.py
 
 bench-observation: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/observation.py --write

@@ -2,7 +2,7 @@
 
     python benchmarks/suite.py --write                            # the training suite
     python benchmarks/suite.py --suites digits_shift              # a single task
-    make bench-policy                                             # adaptation, longer: 4 hours
+    python benchmarks/suite.py --suites adaptation --envs 128 --rounds 250 --group-baseline
 
 For every suite: PPO with several seeds, then each policy greedily and with sampled actions, with
 its blind twin and its yoked copy, beside all controls (``esper evaluate``) on the same fresh hosts

@@ -21,7 +21,13 @@ from esper.simic.evaluation.shipped_controls import shipped_controls, shipped_su
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = "README.md", "docs/evaluation.md", "docs/performance.md", "docs/tasks.md"
+PAGES = (
+    "README.md",
+    "docs/evaluation.md",
+    "docs/learning.md",
+    "docs/performance.md",
+    "docs/tasks.md",
+)
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIXED = "best fixed schedule"
 TUNED_TWIN, COPY = "never grow, tuned", "full tuning of a copy"
@@ -102,6 +108,35 @@ def one_policy(trained_on: str, found: dict[str, Any]) -> str:
             f"(*{one['network']}*), by {points_text(one['above_network'])}."
         )
     return f"{' '.join(parts)} ([results](benchmarks/results/{trained_on}.md))"
+
+
+def looking(results: Path) -> str:
+    """What policies gain that learned from branches, above every rule."""
+    found = read("policy", results)
+    if found is None:
+        return (
+            "- **A policy that looks** is not measured yet in this version (`make bench-policy`)."
+        )
+    one = found["policies"]["greedy"]
+    parts = [
+        f"- **A policy that looks.** {len(one['by_controller'])} policies learned from recorded "
+        "branches of `one_seed`, where one seed may live. On "
+        f"{found['hosts']} held-out hosts they gain {points_text(one['gain'])} points above never "
+        f"growing and are **{verdict(one['above_rule'])}** the best rule (*{one['rule']}*), by "
+        f"{points_text(one['above_rule'])}, which is {found['share_of_gap']['greedy']:.0%} of the "
+        "way to a clairvoyant. They are "
+        f"{verdict(one['above_blind'])} their blind twins, by {points_text(one['above_blind'])}, "
+        f"and **{verdict(one['above_network'])}** the best network that does not grow "
+        f"(*{one['network']}*), by {points_text(one['above_network'])}."
+    ]
+    for family, other in found["comparisons"].items():
+        rule = max(other["rules"], key=lambda name: other["rules"][name][0])
+        parts.append(
+            f"On {other['hosts']} {'further' if family == 'one_seed' else 'new'} hosts of "
+            f"`{family}` they are {verdict(other['above'][rule])} the best rule there (*{rule}*), "
+            f"by {points_text(other['above'][rule])}."
+        )
+    return f"{' '.join(parts)} ([results](benchmarks/results/policy.md))"
 
 
 def world(results: Path) -> str:
@@ -276,6 +311,7 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "speed": speed,
     "picture": picture,
     "policy": policy,
+    "looking": looking,
     "growing": growing,
     "world": world,
     "backends": backends,

@@ -35,7 +35,7 @@ class GrowArguments:
     """Its loaders, FILE.py or FILE.py:NAME; by default `loaders` of the file of --model."""
     task: str | None = None
     """Task that the network learns; `esper tasks` lists the tasks."""
-    policy: str = "heuristic"
+    policy: str = "rule"
     """The policy: a name of `esper policies`, or a run directory (its latest checkpoint)."""
     out: Path | None = None
     """With --model, the folder to write, by default grown/NAME. With --task, the torch.export file
@@ -81,8 +81,9 @@ class GrowArguments:
     split_seed: int | None = setting(None, SEEDS)
     """Seed of the split into training, validation and test images, with --task, for tasks that draw
     it; by default that of the policy's run, 0 for a control."""
-    greedy: bool = False
-    """Whether the policy takes its most probable action instead of sampling one, with --task."""
+    greedy: bool | None = None
+    """Whether the policy takes its most probable action instead of sampling one, with --task; by
+    default a policy that learned from records does, and others sample."""
     plugin: tuple[str, ...] = ()
     """Python files that define your own tasks and blueprints, with --task."""
 

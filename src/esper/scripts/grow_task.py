@@ -35,7 +35,8 @@ def grow_task(given: GrowArguments) -> int:
         trained = ", ".join(policy.settings.world.task)
         print(f"warning: {given.policy} was trained on {trained}; on {task.name} it is untested")
     print(f"{task.name}: {task.host.summary}, {task.host.parameter_count} parameters")
-    grown = grow_host(policy, task, given.seed, given.greedy)
+    greedy = policy.decided if given.greedy is None else given.greedy
+    grown = grow_host(policy, task, given.seed, greedy)
     _show(grown)
     return _write(given, grown)
 

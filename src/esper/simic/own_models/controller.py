@@ -64,7 +64,7 @@ class Growth:
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        policy: str | Actor = "heuristic",
+        policy: str | Actor = "rule",
         epochs: int = 40,
         validate: Callable[[], "float | Validation"] | None = None,
         example: Any = None,

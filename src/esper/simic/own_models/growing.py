@@ -30,7 +30,7 @@ def grow(
     loss: str | Loss = "cross_entropy",
     epochs: int = 40,
     slots: Sequence[str] | None = None,
-    policy: str | Actor = "heuristic",
+    policy: str | Actor = "rule",
     optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
     scheduler: Callable[[Optimizer], LRScheduler] | None = None,
     metric: Any = None,

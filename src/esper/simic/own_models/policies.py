@@ -88,4 +88,6 @@ def _learned(policy: str, seed: int, warn: Callable[[str], None]) -> Actor:
     learned = GrowingPolicy.named(policy)
     named = ", ".join(learned.settings.world.task)
     warn(f"policy {policy} was trained on {named}; on a module of your own it is untested")
-    return learned.agent(seed)
+    agent = learned.agent(seed)
+    agent.greedy = learned.decided
+    return agent

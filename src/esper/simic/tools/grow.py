@@ -40,6 +40,8 @@ from esper.tolaria.precision import Precision
 
 CPU = torch.device("cpu")
 CONTROLS = ("heuristic", "rule", "never")
+FROM_RECORDS = ("imitation", "offline")
+"""Algorithms that do not act."""
 SPLITS = ("test", "validation")
 TOLERANCE = 1e-5
 """Largest permitted difference of a logit between an exported file and its host, relative to the
@@ -74,6 +76,15 @@ class GrowingPolicy:
     def identity(self) -> object:
         """What tells the policy from others, wherever its run lies: the checksums of its parts."""
         return self.name if self.checkpoint is None else self.checkpoint.sha256
+
+    @property
+    def decided(self) -> bool:
+        """Whether the policy learned from records, and so takes its most probable action.
+
+        What it copies or compares are decisions; one that learned by acting has learned with its
+        own draws.
+        """
+        return self.learned and self.settings.method.algorithm in FROM_RECORDS
 
     def foreign_to(self, task: Task) -> bool:
         """Whether a run trained the policy, and on other tasks than this."""

@@ -1,0 +1,145 @@
+"""Does a policy that looks beat every rule? Record, learn, select and judge eight controllers.
+
+    make bench-policy                              # about two hours on 2 cores; resumable
+    python benchmarks/policy.py --only learn --controllers 1 2
+
+Branching episodes of training draws of ``one_seed`` are recorded (``branches.py``), and eight
+controllers learn from them with ``--method vine``. Each is judged on the held-out draws of the
+ladder, with its blind twin and its yoked copy, and then, beside the best rule alone, on further
+draws. The one that ships is selected on draws of its own. Finished stages are kept under
+``--work``.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from branches import BRANCHES, record_branches
+from policy_further import everywhere, population, tell, utilities
+from policy_page import result_page
+from reporting import kept, made_on, new_parser, publish
+
+from esper.leyline.config.offline import OfflineConfig
+from esper.leyline.evaluation import Evaluation, Rung
+from esper.simic.evaluation.controls import ORDERS
+from esper.simic.evaluation.hosts import FRESH_HOSTS, evaluation_hosts
+from esper.simic.evaluation.kept_stages import Stages
+from esper.simic.evaluation.ladder import policy_rungs
+from esper.simic.evaluation.play import Population
+from esper.simic.evaluation.shipped_controls import shipped_controls
+from esper.simic.offline.offline_run import learn_offline
+from esper.simic.tools.grow import GrowingPolicy
+from esper.tamiyo.plans import library
+
+FAMILY = "one_seed"
+RECORDED, CHUNK = 2688, 64
+"""Draws whose branches are recorded, and how many of them in a run."""
+SELECTION = range(4000, 4128)
+"""Training draws, not recorded, on which the controller that ships is selected."""
+LEARNING: dict[str, Any] = {
+    "method": "vine",
+    "temperature": 0.5,
+    "entropy": 0.02,
+    "batch_size": 160,
+    "epochs": 10,
+    "patience": 4,
+    "lstm_hidden": 64,
+    "value_weight": 0.05,
+}
+"""Settings of ``esper train offline``."""
+
+
+def learned(seed: int, records: list[Path], folder: Path, threads: int) -> Path:
+    """Learn one controller; return its run directory."""
+    run = folder / f"controller-{seed}"
+    if not (run / "report.html").exists() and not (run / "checkpoints").exists():
+        config = OfflineConfig(
+            records=tuple(map(str, records)),
+            seed=seed,
+            threads=threads,
+            name=run.name,
+            telemetry_dir=str(folder),
+            **LEARNING,
+        )
+        learn_offline(config)
+    return run
+
+
+def selection(run: Path, work: Path, seed: int, threads: int) -> list[float]:
+    """Validation utility of a controller on the draws on which one is selected."""
+    hosts = population(FAMILY, SELECTION, (50, 51, 52, 53), FRESH_HOSTS + 20_000, threads)
+    grower = GrowingPolicy.named(str(run))
+    path = work / f"selection-{seed}.json"
+    return kept(path, lambda: utilities(hosts, lambda env: grower.actor(env, True), True))
+
+
+def placed(run: Path, seed: int, hosts: Population, members: int, work: Path) -> list[Rung]:
+    """The rungs of a controller on the hosts of the ladder."""
+
+    def make() -> list[dict[str, Any]]:
+        grower = GrowingPolicy.named(str(run))
+        stages = Stages(work / f"stages-{seed}", tell)
+        return msgspec.to_builtins(policy_rungs(grower, hosts, members, stages))
+
+    return msgspec.convert(kept(work / f"rungs-{seed}.json", make), list[Rung])
+
+
+def main() -> int:
+    """Run the stages; return the exit status."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--work", type=Path, default=Path("runs/policy"))
+    parser.add_argument("--controllers", type=int, nargs="+", default=list(range(1, 9)))
+    parser.add_argument("--only", choices=("record", "learn", "judge", "further"))
+    parser.add_argument("--members", type=int, default=1, help="sampled episodes per host")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    work, threads, only = arguments.work.absolute(), arguments.threads, arguments.only
+    torch.set_num_threads(1)
+    records = [work / "records" / f"{FAMILY}-{n}" for n in range(0, RECORDED, CHUNK)]
+    for run in records:
+        if only in (None, "record") and not (run / "events.parquet").exists():
+            record_branches(FAMILY, int(run.name.rpartition("-")[2]), CHUNK, run.parent, threads)
+    if only == "record":
+        return 0
+    runs = {
+        seed: learned(seed, records, work / "controllers", threads)
+        for seed in arguments.controllers
+    }
+    if only == "learn":
+        return 0
+    stored = shipped_controls(FAMILY)
+    assert stored is not None, "the controls come from benchmarks/world.py --families one_seed"
+    (hosts,) = evaluation_hosts(FAMILY, stored.training_hosts, stored.hosts, threads)
+    scored = replace(hosts.fresh, data_seed=ORDERS[0])
+    policies = []
+    if only in (None, "judge"):
+        policies = [
+            placed(run, seed, scored, arguments.members, work) for seed, run in runs.items()
+        ]
+        chosen = {seed: selection(run, work, seed, threads) for seed, run in runs.items()}
+    if only in (None, "further"):
+        more = everywhere(runs, FAMILY, hosts.training, work)
+    if only is not None:
+        return 0
+    found = Evaluation(
+        policy="",
+        suite=FAMILY,
+        training_hosts=stored.training_hosts,
+        tasks=[task.label for task in scored.tasks],
+        plans=[plan.name for plan in library()],
+        rungs=stored.first(scored.tasks),
+        splits=[task.split_seed for task in scored.tasks],
+        shipped=None,
+        rule_episodes=0,
+        policy_episodes=RECORDED * len(BRANCHES),
+        rents=[task.rent for task in scored.tasks],
+    )
+    page, figures = result_page(found, policies, chosen, more, RECORDED, LEARNING)
+    publish("policy", "A policy that looks", [*page, f"{made_on()}."], arguments.write, figures)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,137 @@
+"""The best rules of a ladder and the controllers on further draws, and on later families."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from later_tasks import LATER, register
+from reporting import kept
+
+from esper.runtime.registry import HELD_OUT_DRAWS
+from esper.runtime.tasks import FAMILIES
+from esper.simic.evaluation.controls import ORDERS, known_plans
+from esper.simic.evaluation.hosts import FRESH_HOSTS
+from esper.simic.evaluation.kept_stages import Stages
+from esper.simic.evaluation.play import Population, play, play_plans, tasks_of_groups
+from esper.simic.evaluation.rules import RULES
+from esper.simic.evaluation.trials import TurnPlan
+from esper.simic.growth.collect import Actor
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.tools.grow import GrowingPolicy
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
+from esper.tamiyo.plans import NEVER, library, schedule
+from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
+
+FURTHER = range(HELD_OUT_DRAWS + 1000, HELD_OUT_DRAWS + 1256)
+"""Draws beyond those of the ladder."""
+FURTHER_SPLITS = tuple(range(100, 116))
+LATER_TRAINING, LATER_DRAWS = 32, 128
+"""Draws of a later family on which rules are tuned, and on which everything is scored."""
+TURN = TurnPlan(size=0.0, start=0.0, patience=0.45, order="backwards")
+"""The variant of try-and-keep that is best on the training hosts of the ladder."""
+RULES_AGAIN = "best fixed schedule", "one look", "optimal stopping"
+"""The best rules of the ladder, which are tuned again for the further draws."""
+Played = dict[str, list[float]]
+
+
+def tell(stage: str, done: int, total: int) -> None:
+    """Print a line per finished batch."""
+    print(f"{stage}: {done} more of {total} episodes", flush=True)
+
+
+def population(
+    family: str, draws: range, splits: tuple[int, ...], first: int, threads: int
+) -> Population:
+    """Hosts of draws of a family, whose data are split with ``splits`` in turn."""
+    draw = FAMILIES[family].draw
+    tasks = [draw(n).with_split(splits[i % len(splits)]) for i, n in enumerate(draws)]
+    return Population(tuple(tasks), first, data_seed=ORDERS[0], threads=threads)
+
+
+def turn_actor(env: GrowthEnv) -> Actor:
+    """Try in turn, see ``TURN``."""
+    own = tasks_of_groups(env), env.slot_count, env.config.episode_length
+    return TryInTurnActor(turns_of(*own, TURN.size, TURN.start, TURN.patience, TURN.order))
+
+
+class InOrder:
+    """Makes the actors of consecutive batches of hosts, which follow the rows of a schedule."""
+
+    def __init__(self, rows: Schedule):
+        self.rows, self.begin = rows, 0
+
+    def __call__(self, env: GrowthEnv) -> Actor:
+        """The actor of the next ``env.count`` hosts."""
+        own = torch.arange(self.begin, self.begin + env.count)
+        self.begin += env.count
+        return ScheduleActor(self.rows.take(own))
+
+
+def utilities(
+    hosts: Population, actor: Callable[[GrowthEnv], Actor], validation: bool = False
+) -> list[float]:
+    """Utility of a policy on each host."""
+    found = play(hosts, actor, 1)
+    return (found.validation_utility if validation else found.test_utility)[:, 0].tolist()
+
+
+def played_rules(training: Population, hosts: Population, work: Path) -> dict[str, list[float]]:
+    """Utility of never growing and of ``RULES_AGAIN``, tuned on the training hosts."""
+    plans, length = library(), hosts.tasks[0].episode_length
+    tuning = Stages(work, tell).kept(
+        "tuning", training, plans, lambda done: play_plans(training, plans, done)
+    )
+    known = known_plans(tuning, length, plans)
+    never = play_plans(hosts, (NEVER,))
+    found = {"never": never.test_utility[:, 0].tolist()}
+    for name in RULES_AGAIN:
+        chosen = RULES[name](known)(never.features)
+        rows = Schedule.stacked(
+            [
+                schedule((plans[plan],), task, length)
+                for plan, task in zip(chosen, hosts.tasks, strict=True)
+            ]
+        )
+        found[name] = utilities(hosts, InOrder(rows))
+    return found
+
+
+def further(runs: dict[int, Path], work: Path, hosts: Population, training: Population) -> Played:
+    """Utility of the rules, and of the controllers greedily, on each host, by name."""
+    found: Played = kept(work / "rules.json", lambda: played_rules(training, hosts, work))
+    found["try in turn"] = kept(work / "turns.json", lambda: utilities(hosts, turn_actor))
+    for seed, run in runs.items():
+        grower = GrowingPolicy.named(str(run))
+
+        def actor(env: GrowthEnv, grower: GrowingPolicy = grower) -> Actor:
+            return grower.actor(env, greedy=True)
+
+        path = work / f"controller-{seed}.json"
+        found[str(seed)] = kept(path, partial(utilities, hosts, actor))
+    return found
+
+
+def everywhere(
+    runs: dict[int, Path], family: str, training: Population, work: Path
+) -> dict[str, Played]:
+    """``further`` on further draws of ``family`` and on the later families, by name.
+
+    Args:
+        runs: run directory of each controller.
+        family: the family on which they learned.
+        training: hosts of that family on which its rules are tuned.
+        work: directory in which finished stages are kept.
+    """
+    threads = training.threads
+    again = population(family, FURTHER, FURTHER_SPLITS, FRESH_HOSTS + 10_000, threads)
+    own = replace(training, data_seed=ORDERS[0])
+    found = {family: further(runs, work / "further", again, own)}
+    register()
+    for number, later in enumerate(LATER):
+        draws, first = range(HELD_OUT_DRAWS, HELD_OUT_DRAWS + LATER_DRAWS), FRESH_HOSTS + 30_000
+        new = population(later.name, draws, FURTHER_SPLITS, first + 1000 * number, threads)
+        known = population(later.name, range(LATER_TRAINING), (0, 1, 2, 3), 1000 * number, threads)
+        found[later.name] = further(runs, work / later.name, new, known)
+    return found

@@ -1,0 +1,133 @@
+"""The page of ``policy.py``: what eight controllers gain, and what above every rule."""
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from branches import BRANCHES, DELAY
+from ladders import control_figures, ladder_table, over_controllers, standing, standing_text
+from policy_further import (
+    FURTHER,
+    FURTHER_SPLITS,
+    LATER_DRAWS,
+    LATER_TRAINING,
+    RULES_AGAIN,
+    Played,
+)
+from reporting import table
+
+from esper.karn.ladder import headroom_text, points, points_text, steps
+from esper.leyline.evaluation import CLAIRVOYANT, Evaluation, Rung
+
+WAYS = "greedy", "sampled"
+
+
+def compared(played: Played, seeds: list[int]) -> dict[str, Any]:
+    """Gains, and differences between the controllers and every rule, in points."""
+    hosts = len(played["never"])
+    splits = [FURTHER_SPLITS[i % len(FURTHER_SPLITS)] for i in range(hosts)]
+    never, own = np.array(played["never"]), np.array([played[str(seed)] for seed in seeds])
+    rules = {rule: np.array(played[rule]) for rule in ("try in turn", *RULES_AGAIN)}
+    return {
+        "hosts": hosts,
+        "gain": over_controllers(own - never, splits),
+        "rules": {rule: points(values - never, splits) for rule, values in rules.items()},
+        "above": {rule: over_controllers(own - values, splits) for rule, values in rules.items()},
+        "above_each": {
+            rule: (100.0 * (own - values).mean(1)).tolist() for rule, values in rules.items()
+        },
+    }
+
+
+def comparison_table(family: str, found: dict[str, Any]) -> str:
+    """Gains of the rules and of the policy, and what the policy has above each rule."""
+    rows = [
+        (rule, points_text(gain, "+.1f"), points_text(found["above"][rule], "+.1f"))
+        for rule, gain in found["rules"].items()
+    ]
+    rows.append(("**policy**", points_text(found["gain"], "+.1f"), ""))
+    return table((f"`{family}`, {found['hosts']} hosts", "gain", "policy minus it"), rows)
+
+
+def share_of_gap(found: Evaluation, policies: list[list[Rung]], way: str) -> float:
+    """Share of the gap between the best rule and the clairvoyant that the policies close."""
+    one = standing(way, policies, found)
+    by_name = {rung.name: np.mean(rung.utility) for rung in found.rungs}
+    gap = 100.0 * (by_name[CLAIRVOYANT] - by_name[one.rule])
+    return float(one.above_rule[0] / gap)
+
+
+def result_page(
+    found: Evaluation,
+    policies: list[list[Rung]],
+    chosen: dict[int, list[float]],
+    more: dict[str, Played],
+    recorded: int,
+    learning: dict[str, Any],
+) -> tuple[list[str], dict[str, Any]]:
+    """The paragraphs and the figures.
+
+    Args:
+        found: the controls on the hosts of the ladder.
+        policies: the rungs of each controller on them.
+        chosen: validation utility of each controller on the draws of the selection.
+        more: see ``policy_further.everywhere``.
+        recorded: number of draws that were recorded.
+        learning: settings of ``esper train offline``.
+    """
+    standings = [standing(way, policies, found) for way in WAYS]
+    shares = {way: share_of_gap(found, policies, way) for way in WAYS}
+    differences = {family: compared(played, list(chosen)) for family, played in more.items()}
+    select = {seed: 100.0 * float(np.mean(values)) for seed, values in chosen.items()}
+    best = max(select, key=lambda seed: select[seed])
+    settings = ", ".join(f"{name} {value}" for name, value in learning.items())
+    count, selected = len(chosen), len(next(iter(chosen.values())))
+    page = [
+        f"{count} controllers learned from {recorded * len(BRANCHES):,} recorded episodes of "
+        f"{recorded:,} training draws of `{found.suite}` ({settings}). In each group of "
+        f"{len(BRANCHES)} episodes the smallest seed is planted in the last slot at once, and "
+        f"{DELAY} steps after the first step of the shift it is kept, pruned, or replaced by a "
+        "seed in slot 0 or 1. The recorder knows when the shift comes; the controllers are not "
+        "told, and have met no draw on which they are judged. All figures are points of utility on "
+        "the test split. Brackets hold 95 % intervals over controllers and splits of the data.",
+        f"## On the {len(found.tasks)} held-out draws of the ladder",
+        ladder_table(steps(found), standings),
+        *(standing_text(one, count) for one in standings),
+        "Of the gap between the best rule and the clairvoyant, whose plans begin before anything "
+        f"can be observed, greedy actions close {shares['greedy']:.0%} and sampled actions "
+        f"{shares['sampled']:.0%}.",
+        headroom_text(found),
+        f"## On {len(FURTHER)} further draws, and on three families made afterwards",
+        f"In {len(FURTHER_SPLITS)} splits. The families (`benchmarks/later_tasks.py`) were made "
+        f"when the way of learning was fixed; of each, {LATER_DRAWS} draws. Rules were tuned on "
+        f"{found.training_hosts} training draws of `{found.suite}` and on {LATER_TRAINING} of each "
+        "later family; the variant of try in turn is that of the ladder. The controllers act "
+        "greedily.",
+        *(comparison_table(family, one) for family, one in differences.items()),
+        "## Each controller",
+        table(
+            ("controller", "greedy", "sampled", "validation utility, selection draws"),
+            [
+                (
+                    f"{seed}{' (ships)' if seed == best else ''}",
+                    *(f"{one.by_controller[i]:+.1f}" for one in standings),
+                    f"{select[seed]:.1f}",
+                )
+                for i, seed in enumerate(chosen)
+            ],
+        ),
+        "Gains over never growing on the draws of the ladder. The controller that ships is the one "
+        f"with the highest validation utility on {selected} draws that are neither recorded nor "
+        "judged.",
+    ]
+    figures = {
+        "hosts": len(found.tasks),
+        "splits": len(set(found.splits)),
+        "controls": control_figures(found),
+        "policies": {one.way: asdict(one) for one in standings},
+        "share_of_gap": shares,
+        "comparisons": differences,
+        "selection": select,
+        "ships": best,
+    }
+    return page, figures
