@@ -127,7 +127,7 @@ soak: $(READY)
 mutation: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py --write
 
-# About an hour on two cores, resumable.
+# An hour and a half on two cores, resumable.
 torture: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture/run.py --write
 

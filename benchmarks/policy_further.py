@@ -27,7 +27,7 @@ from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
 FURTHER = range(HELD_OUT_DRAWS + 1000, HELD_OUT_DRAWS + 1256)
 """Draws beyond those of the ladder."""
 FURTHER_SPLITS = tuple(range(100, 116))
-LATER_TRAINING, LATER_DRAWS = 32, 128
+LATER_TRAINING, LATER_DRAWS = 32, 64
 """Draws of a later family on which rules are tuned, and on which everything is scored."""
 TURN = TurnPlan(size=0.0, start=0.0, patience=0.45, order="backwards")
 """The variant of try-and-keep that is best on the training hosts of the ladder."""

@@ -103,6 +103,7 @@ VALID: dict[str, list[Any]] = {
     "batch_size": [2, 5, 8],
     "lstm_hidden": [1, 4, 8],
     "record_last": [None],  # a number needs --record
+    "wandb": [False],  # needs events
     "group_baseline": [False],  # needs groups of at least two environments
     "initial_policy": [None],  # another needs a trained run
     "name": ["mine", "ünï_文", "a.b+c-1", "x" * 60],
@@ -195,10 +196,15 @@ def _valid_names(draw: random.Random, name: str) -> list[str] | str:
     first = draw.choice(VALID[name])
     if draw.random() < 0.3:
         return first
-    # A task may not be named twice; anything else may.
-    taken = {first, *SUITES.get(first, ())}
-    others = [v for v in VALID[name] if name != "task" or taken.isdisjoint({v, *SUITES.get(v, ())})]
+    others = [v for v in VALID[name] if name != "task" or _go_together(first, v)]
     return [first, *draw.sample(others, draw.randint(0, min(1, len(others))))]
+
+
+def _go_together(one: str, other: str) -> bool:
+    """Whether two tasks or suites have no task in common, and the same limit of seeds."""
+    own, others = ({name, *SUITES.get(name, ())} for name in (one, other))
+    limits = {name.startswith("one_seed") for name in (one, other)}
+    return own.isdisjoint(others) and len(limits) == 1
 
 
 def invalid_values(name: str) -> list[Any]:

@@ -122,6 +122,24 @@ def test_a_learned_policy_samples_by_seed_or_acts_greedily(run: Path, short) -> 
     assert greedy != drawn
 
 
+def test_a_policy_that_learned_from_records_is_greedy_by_default(
+    run: Path, short, tmp_path: Path, monkeypatch
+) -> None:
+    chosen: list[object] = []
+
+    def stop(*arguments: object) -> None:
+        chosen.append(arguments[-1])
+        raise UsageError("enough")
+
+    monkeypatch.setattr(grow_task, "grow_host", stop)
+    for policy in (str(run), "keep-or-move"):
+        for flags in ([], ["--greedy"], ["--no-greedy"]):
+            out = ["--out", str(tmp_path / "m.pt2")]
+            with pytest.raises(UsageError, match="enough"):
+                grow(["--policy", policy, *short, *out, *flags])
+    assert chosen == [False, True, False, True, True, False]
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"), [([], [0, 0, 5]), (["--split-seed", "6"], [6, 6, 6])]
 )

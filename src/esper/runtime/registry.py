@@ -183,10 +183,10 @@ def _agreed(tasks: Sequence[Task], field: str, given: int | None) -> Any:
         return given
     owners: dict[int | None, list[str]] = {}
     for task in tasks:
-        owners.setdefault(getattr(task, field), []).append(task.name)
+        owners.setdefault(getattr(task, field), []).append(task.label)
     if len(owners) > 1:
         parts = " but ".join(
-            f"{'no limit' if value is None else value} in {', '.join(names)}"
+            f"{'no limit' if value is None else value} in {', '.join(dict.fromkeys(names))}"
             for value, names in owners.items()
         )
         raise UsageError(
