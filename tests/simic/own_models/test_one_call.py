@@ -151,7 +151,10 @@ def test_any_batches_can_be_unpacked_by_hand() -> None:
         ({"tries": 0}, "tries: got 0"),
         ({"loss": "cross"}, "loss: 'cross' is not one of"),
         ({"slots": ["layer9"]}, "slots: ResidualNet has no module 'layer9'"),
-        ({"policy": "runs/none"}, "policy: runs/none is not heuristic, never, rule or a run"),
+        (
+            {"policy": "runs/none"},
+            "policy: runs/none is not heuristic, never, rule, keep-or-move or",
+        ),
         ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS keeps one state"),
     ],
 )

@@ -75,5 +75,5 @@ def test_a_policy_of_a_run_grows_a_module_and_says_where_it_was_trained(
     foreign = [name for name in ("digits_shift", "digits") if named.foreign_to(find(name))]
     assert foreign == ["digits"]
     monkeypatch.undo()
-    with pytest.raises(UsageError, match="is not heuristic, never, rule or a run directory"):
+    with pytest.raises(UsageError, match="is not heuristic, never, rule, keep-or-move or a run"):
         esper.grow(model, train, held_back, policy=str(tmp_path / "none"), epochs=4)
