@@ -9,7 +9,6 @@ optimizer's state and without the paths of this machine. The card is written by 
 import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -52,15 +51,20 @@ def ship(run: Path, name: str) -> Path:
     return folder
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Ship the policy; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", type=Path)
-    parser.add_argument("name")
-    given = parser.parse_args(arguments)
-    print(f"wrote {ship(given.run, given.name)}")
+    parser.add_argument("run", help="run directory")
+    parser.add_argument("name", help="name in the box")
+    given = parser.parse_args()
+    return guarded(_shipped, [given.run, given.name])
+
+
+def _shipped(arguments: list[str]) -> int:
+    run, name = arguments
+    print(f"wrote {ship(Path(run), name)}")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main, sys.argv[1:]))
+    raise SystemExit(main())
