@@ -51,8 +51,7 @@ def family(scratch_register: None, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ladder, "library", lambda random=0: PLANS)
     monkeypatch.setattr(baselines, "FACTORS", {})
     monkeypatch.setattr(shipped_controls, "FOLDER", tmp_path / "shipped")
-    for module in (controls, trials):
-        monkeypatch.setattr(module, "TRIALS", trials.TRIALS[8::8])
+    monkeypatch.setattr(trials, "TRIALS", trials.TRIALS[8::8])
     monkeypatch.setattr(rules, "TREES", 5)
     monkeypatch.chdir(tmp_path)
 

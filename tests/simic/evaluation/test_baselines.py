@@ -13,6 +13,7 @@ from esper.simic.evaluation.baselines import BASELINES, play_baseline, populatio
 from esper.simic.evaluation.controls import Played, control_rungs
 from esper.simic.evaluation.kept_stages import Stages
 from esper.simic.evaluation.play import Floats, Hosts, Outcome, Population, play_plans
+from esper.simic.evaluation.trials import TRIALS
 from esper.tamiyo.plans import NEVER, Plan, PlannedSeed
 from tiny_population import LARGE, TASKS, hosts
 
@@ -112,7 +113,7 @@ def test_adapters_everywhere_are_as_large_as_what_the_best_looking_rule_adds(mon
     utility = np.tile([0.3, 0.6, 0.2, 0.3, 0.7], (20, 1))
     added = np.tile([0.0, 50.0, 120.0, 500.0, 100.0], (20, 1))
     library_outcome = outcome(utility, added)
-    trials = outcome(np.zeros((20, len(controls.TRIALS))))
+    trials = outcome(np.zeros((20, len(TRIALS))))
     played = Played(library_outcome, library_outcome, library_outcome, trials, trials, {})
     monkeypatch.setattr(controls.rules, "TREES", 2)
     for frozen, names in ((True, ["adapters everywhere"]), (False, [])):

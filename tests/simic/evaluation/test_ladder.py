@@ -25,8 +25,7 @@ Calls = list[tuple[str, int, int]]
 def small_library(monkeypatch) -> None:
     monkeypatch.setattr(ladder, "library", lambda random=0: PLANS)
     monkeypatch.setattr(baselines, "FACTORS", {})
-    for module in (controls, trials):
-        monkeypatch.setattr(module, "TRIALS", trials.TRIALS[8::8])
+    monkeypatch.setattr(trials, "TRIALS", trials.TRIALS[8::8])
     monkeypatch.setattr(rules, "TREES", 10)
 
 
@@ -86,7 +85,7 @@ def test_trials_are_played_in_turn_and_at_once(tmp_path: Path, monkeypatch):
     found = controls._of_trials(Stages(tmp_path, lambda *batch: None), "trials", HOSTS.fresh)
     assert [rules.one_at_a_time for rules in given] == [True, False]
     in_turn, at_once = np.split(found.test_utility, 2, axis=1)
-    assert in_turn.shape == (6, len(controls.TRIALS))
+    assert in_turn.shape == (6, len(trials.TRIALS))
     assert not np.array_equal(in_turn, at_once)
 
 
