@@ -10,6 +10,7 @@ draws. The one that ships is selected on draws of its own. Finished stages are k
 ``--work``.
 """
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ LEARNING: dict[str, Any] = {
 def learned(seed: int, records: list[Path], folder: Path, threads: int) -> Path:
     """Learn one controller; return its run directory."""
     run = folder / f"controller-{seed}"
-    if not (run / "report.html").exists() and not (run / "checkpoints").exists():
+
+    def make() -> int:
+        shutil.rmtree(run, ignore_errors=True)  # of an interrupted start
         config = OfflineConfig(
             records=tuple(map(str, records)),
             seed=seed,
@@ -63,7 +66,9 @@ def learned(seed: int, records: list[Path], folder: Path, threads: int) -> Path:
             telemetry_dir=str(folder),
             **LEARNING,
         )
-        learn_offline(config)
+        return learn_offline(config).best
+
+    kept(folder / f"{run.name}.json", make)
     return run
 
 

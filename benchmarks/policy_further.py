@@ -12,7 +12,7 @@ from reporting import kept
 from esper.runtime.registry import HELD_OUT_DRAWS
 from esper.runtime.tasks import FAMILIES
 from esper.simic.evaluation.controls import ORDERS, known_plans
-from esper.simic.evaluation.hosts import FRESH_HOSTS
+from esper.simic.evaluation.hosts import FRESH_HOSTS, tasks_in_turn
 from esper.simic.evaluation.kept_stages import Stages
 from esper.simic.evaluation.play import Population, play, play_plans, tasks_of_groups
 from esper.simic.evaluation.rules import RULES
@@ -46,8 +46,8 @@ def population(
 ) -> Population:
     """Hosts of draws of a family, whose data are split with ``splits`` in turn."""
     draw = FAMILIES[family].draw
-    tasks = [draw(n).with_split(splits[i % len(splits)]) for i, n in enumerate(draws)]
-    return Population(tuple(tasks), first, data_seed=ORDERS[0], threads=threads)
+    tasks = tasks_in_turn([draw(number) for number in draws], len(draws), splits)
+    return Population(tasks, first, data_seed=ORDERS[0], threads=threads)
 
 
 def turn_actor(env: GrowthEnv) -> Actor:

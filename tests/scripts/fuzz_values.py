@@ -18,7 +18,7 @@ from esper.leyline.config import (
     TrainConfig,
 )
 from esper.leyline.config.values import options_of
-from esper.runtime.tasks import SUITES, TASKS
+from esper.runtime.tasks import SUITES, TASKS, find
 
 KINDS: dict[str, Any] = {
     f.name: f.type
@@ -202,9 +202,9 @@ def _valid_names(draw: random.Random, name: str) -> list[str] | str:
 
 def _go_together(one: str, other: str) -> bool:
     """Whether two tasks or suites have no task in common, and the same limit of seeds."""
-    own, others = ({name, *SUITES.get(name, ())} for name in (one, other))
-    limits = {name.startswith("one_seed") for name in (one, other)}
-    return own.isdisjoint(others) and len(limits) == 1
+    own, others = (SUITES.get(name, (name,)) for name in (one, other))
+    same_limit = find(own[0]).max_seeds == find(others[0]).max_seeds
+    return same_limit and {one, *own}.isdisjoint({other, *others})
 
 
 def invalid_values(name: str) -> list[Any]:

@@ -4,11 +4,11 @@ import torch
 
 from esper.leyline.actions import ALPHA_SPEED_STEPS, HEADS, Op
 from esper.leyline.stages import Stage
-from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, USUAL_RENT, Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, seed_worth
-from synthetic import random_observation
+from rule_observations import SLOTS, observed
 
-SLOTS, DECISION = 3, 6
+DECISION = 6
 
 
 def trial(rows: int, keep: int = 99, start: int = 1) -> Trial:
@@ -21,30 +21,6 @@ def trial(rows: int, keep: int = 99, start: int = 1) -> Trial:
         filled(DECISION),
         filled(keep),
     )
-
-
-def seen(
-    legal: dict[Op, list[int]],
-    contribution: list[float | None],
-    share: float = 0.0,
-    stages: list[Stage] | None = None,
-    rent: float = USUAL_RENT,
-) -> Observation:
-    """One environment with ``legal`` slots by op and seeds of known or unknown contributions."""
-    found = random_observation((1,), SLOTS, 0)
-    found.slots.zero_()
-    found.masks.slots.zero_()
-    found.masks.slots[:, Op.WAIT] = True
-    for op, slots in legal.items():
-        found.masks.slots[0, op, slots] = True
-    stages = stages or [Stage.HOLDING] * SLOTS
-    for s, value in enumerate(contribution):
-        found.slots[0, s, SLOT_FEATURES.index("contribution")] = 10.0 * (value or 0.0)
-        found.slots[0, s, SLOT_FEATURES.index("contribution_known")] = float(value is not None)
-        found.slots[0, s, SLOT_FEATURES.index("log_seed_share")] = share
-        found.slots[0, s, SLOT_FEATURES.index(f"stage_{stages[s].name.lower()}")] = 1.0
-    found.host[:, HOST_FEATURES.index("log_rent")] = torch.tensor(rent / USUAL_RENT).log()
-    return found
 
 
 def actor(keep: int = 99, start: int = 1) -> TryAndKeepActor:
@@ -64,7 +40,7 @@ KEEPING = {Op.PRUNE: [0, 1, 2], Op.FOSSILISE: [0, 1, 2]}
 
 def test_every_slot_is_planted_once_from_the_start_until_the_decision():
     made = actor()
-    empty = seen({Op.GERMINATE: [0, 1, 2]}, NOTHING)
+    empty = observed({Op.GERMINATE: [0, 1, 2]}, NOTHING)
     found = [chosen(made, empty, step) for step in range(6)]
     assert found[0][0] is Op.WAIT
     assert found[1:4] == [(Op.GERMINATE, s) for s in range(3)]
@@ -78,41 +54,41 @@ def test_every_slot_is_planted_once_from_the_start_until_the_decision():
 def test_a_seed_gets_the_blueprint_of_its_slot():
     made = actor()
     for slot in range(SLOTS):
-        actions, _, _ = made.act(seen({Op.GERMINATE: [slot]}, NOTHING), 2)
+        actions, _, _ = made.act(observed({Op.GERMINATE: [slot]}, NOTHING), 2)
         assert actions[0, HEADS.index("blueprint")] == trial(1).blueprint[0, slot]
 
 
 def test_seeds_advance_before_others_are_planted_and_nothing_is_kept_before_the_decision():
     both = {Op.ADVANCE: [1], Op.GERMINATE: [0], **KEEPING}
-    assert chosen(actor(), seen(both, [0.1, 0.2, -0.1]), 3) == (Op.ADVANCE, 1)
-    assert chosen(actor(), seen(KEEPING, [0.1, 0.2, -0.1]), DECISION - 1)[0] is Op.WAIT
+    assert chosen(actor(), observed(both, [0.1, 0.2, -0.1]), 3) == (Op.ADVANCE, 1)
+    assert chosen(actor(), observed(KEEPING, [0.1, 0.2, -0.1]), DECISION - 1)[0] is Op.WAIT
 
 
 def test_the_worst_is_pruned_first_and_at_once():
-    observation = seen(KEEPING, [-0.01, 0.2, -0.05])
+    observation = observed(KEEPING, [-0.01, 0.2, -0.05])
     assert chosen(actor(), observation, DECISION) == (Op.PRUNE, 2)
     actions, _, _ = actor().act(observation, DECISION)
     assert ALPHA_SPEED_STEPS[int(actions[0, HEADS.index("alpha_speed")])] == 0
 
 
 def test_what_pays_is_fossilised():
-    op, slot = chosen(actor(), seen(KEEPING, [0.1, 0.3, 0.2]), DECISION)
+    op, slot = chosen(actor(), observed(KEEPING, [0.1, 0.3, 0.2]), DECISION)
     assert op is Op.FOSSILISE
     assert slot in range(SLOTS)
-    assert chosen(actor(), seen({Op.FOSSILISE: [2]}, [None, None, 0.1]), DECISION) == (op, 2)
+    assert chosen(actor(), observed({Op.FOSSILISE: [2]}, [None, None, 0.1]), DECISION) == (op, 2)
 
 
 def test_only_the_best_are_kept():
-    observation = seen(KEEPING, [0.1, 0.3, 0.2])
+    observation = observed(KEEPING, [0.1, 0.3, 0.2])
     assert chosen(actor(keep=2), observation, DECISION) == (Op.PRUNE, 0)
     assert chosen(actor(keep=1), observation, DECISION) == (Op.PRUNE, 0)
-    remaining = seen({Op.PRUNE: [1, 2], Op.FOSSILISE: [1, 2]}, [None, 0.3, 0.2])
+    remaining = observed({Op.PRUNE: [1, 2], Op.FOSSILISE: [1, 2]}, [None, 0.3, 0.2])
     assert chosen(actor(keep=1), remaining, DECISION + 1) == (Op.PRUNE, 2)
     assert chosen(actor(keep=2), remaining, DECISION + 1)[0] is Op.FOSSILISE
 
 
 def test_the_price_decides():
-    cheap, dear = (seen(KEEPING, [0.04] * SLOTS, share=0.5, rent=rent) for rent in (0.02, 0.2))
+    cheap, dear = (observed(KEEPING, [0.04] * SLOTS, share=0.5, rent=rent) for rent in (0.02, 0.2))
     assert chosen(actor(), cheap, DECISION)[0] is Op.FOSSILISE
     assert chosen(actor(), dear, DECISION)[0] is Op.PRUNE
     expected = torch.tensor([[0.04 - 0.2 * 0.5] * SLOTS])
@@ -120,13 +96,13 @@ def test_the_price_decides():
 
 
 def test_a_seed_of_unknown_contribution_is_neither_pruned_nor_fossilised():
-    assert seed_worth(seen({}, NOTHING)).isneginf().all()
-    assert chosen(actor(), seen(KEEPING, NOTHING), DECISION)[0] is Op.WAIT
+    assert seed_worth(observed({}, NOTHING)).isneginf().all()
+    assert chosen(actor(), observed(KEEPING, NOTHING), DECISION)[0] is Op.WAIT
 
 
 def test_a_fossilised_seed_is_left_alone():
     kept = [Stage.FOSSILISED, Stage.HOLDING, Stage.HOLDING]
-    observation = seen(KEEPING, [-0.5, 0.1, -0.1], stages=kept)
+    observation = observed(KEEPING, [-0.5, 0.1, -0.1], stages=kept)
     assert chosen(actor(), observation, DECISION) == (Op.PRUNE, 2)
 
 
@@ -134,8 +110,8 @@ def test_environments_decide_for_themselves():
     made = TryAndKeepActor(trial(2))
     made.begin(torch.arange(2), 0)
     parts = [
-        seen(KEEPING, [-0.1, 0.1, 0.1]).tensors(),
-        seen({Op.GERMINATE: [2]}, NOTHING).tensors(),
+        observed(KEEPING, [-0.1, 0.1, 0.1]).tensors(),
+        observed({Op.GERMINATE: [2]}, NOTHING).tensors(),
     ]
     both = Observation.from_tensors({k: torch.cat([parts[0][k], parts[1][k]]) for k in parts[0]})
     actions, log_prob, value = made.act(both, DECISION - 1)

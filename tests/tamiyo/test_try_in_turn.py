@@ -9,27 +9,19 @@ from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.plans import blueprint_of
-from esper.tamiyo.policy.features import SLOT_FEATURES, Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.rule import RuleActor
 from esper.tamiyo.try_in_turn import TryInTurnActor, Turns, turns_of
 from esper.tolaria.precision import Precision
-from synthetic import CPU, random_observation
+from rule_observations import SLOTS, observed
+from synthetic import CPU
 
-SLOTS, PATIENCE = 3, 4
+PATIENCE = 4
 
 
-def observed(legal: dict[Op, list[int]], slot: int = 0, gain: float | None = None) -> Observation:
-    """One environment whose seed in ``slot`` contributes ``gain``, if that is known."""
-    found = random_observation((1,), SLOTS, 0)
-    found.slots.zero_()
-    found.masks.slots.zero_()
-    found.masks.slots[:, Op.WAIT] = True
-    for op, slots in legal.items():
-        found.masks.slots[0, op, slots] = True
-    if gain is not None:
-        found.slots[0, slot, SLOT_FEATURES.index("contribution")] = gain
-        found.slots[0, slot, SLOT_FEATURES.index("contribution_known")] = 1.0
-    return found
+def at(slot: int, gain: float | None = None) -> list[float | None]:
+    """Contributions: that of the seed in ``slot`` alone is known, if it is given."""
+    return [gain if other == slot else None for other in range(SLOTS)]
 
 
 def actor(last: int = 20) -> TryInTurnActor:
@@ -50,35 +42,40 @@ def chosen(made: TryInTurnActor, observation: Observation, step: int) -> tuple[O
     return Op(row[0]), row[HEADS.index("slot")], row[HEADS.index("blueprint")]
 
 
+NOTHING: list[float | None] = [None] * SLOTS
 EMPTY = {Op.GERMINATE: [0, 1, 2]}
 
 
 def test_slots_are_tried_in_order_until_a_seed_pays() -> None:
     made = actor()
-    assert chosen(made, observed(EMPTY), 0)[0] is Op.WAIT, "it begins at its start"
-    assert chosen(made, observed(EMPTY), 1) == (Op.GERMINATE, 2, 3)
-    assert chosen(made, observed({Op.ADVANCE: [2]}), 2)[:2] == (Op.ADVANCE, 2)
+    assert chosen(made, observed(EMPTY, NOTHING), 0)[0] is Op.WAIT, "it begins at its start"
+    assert chosen(made, observed(EMPTY, NOTHING), 1) == (Op.GERMINATE, 2, 3)
+    assert chosen(made, observed({Op.ADVANCE: [2]}, NOTHING), 2)[:2] == (Op.ADVANCE, 2)
     prunable = {Op.PRUNE: [2], Op.FOSSILISE: [2]}
-    assert chosen(made, observed(prunable, 2, -1.0), 4)[0] is Op.WAIT, "it is not judged yet"
-    assert chosen(made, observed(prunable, 2), 5)[0] is Op.WAIT, "no contribution is known"
-    assert chosen(made, observed(prunable, 2, -1.0), 6)[:2] == (Op.PRUNE, 2)
-    assert chosen(made, observed({Op.GERMINATE: [1]}), 7)[0] is Op.WAIT, "slot 0 is its next one"
-    assert chosen(made, observed(EMPTY), 8) == (Op.GERMINATE, 0, 1)
+    assert chosen(made, observed(prunable, at(2, -1.0)), 4)[0] is Op.WAIT, "it is not judged yet"
+    assert chosen(made, observed(prunable, at(2)), 5)[0] is Op.WAIT, "no contribution is known"
+    assert chosen(made, observed(prunable, at(2, -1.0)), 6)[:2] == (Op.PRUNE, 2)
+    assert chosen(made, observed({Op.GERMINATE: [1]}, NOTHING), 7)[0] is Op.WAIT, (
+        "slot 0 is its next one"
+    )
+    assert chosen(made, observed(EMPTY, NOTHING), 8) == (Op.GERMINATE, 0, 1)
     keepable = {Op.PRUNE: [0], Op.FOSSILISE: [0]}
-    assert chosen(made, observed(keepable, 0, 1.0), 12)[:2] == (Op.FOSSILISE, 0)
-    assert chosen(made, observed(EMPTY), 13)[0] is Op.WAIT, "nothing follows a seed that pays"
+    assert chosen(made, observed(keepable, at(0, 1.0)), 12)[:2] == (Op.FOSSILISE, 0)
+    assert chosen(made, observed(EMPTY, NOTHING), 13)[0] is Op.WAIT, (
+        "nothing follows a seed that pays"
+    )
 
 
 def test_nothing_is_planted_that_could_not_be_judged_nor_after_the_last_slot() -> None:
     late = actor(last=3)
-    assert chosen(late, observed(EMPTY), 4)[0] is Op.WAIT
+    assert chosen(late, observed(EMPTY, NOTHING), 4)[0] is Op.WAIT
     made, step = actor(last=100), 1
     for slot in (2, 0, 1):
-        assert chosen(made, observed(EMPTY), step)[:2] == (Op.GERMINATE, slot)
+        assert chosen(made, observed(EMPTY, NOTHING), step)[:2] == (Op.GERMINATE, slot)
         step += PATIENCE
-        assert chosen(made, observed({Op.PRUNE: [slot]}, slot, -1.0), step)[0] is Op.PRUNE
+        assert chosen(made, observed({Op.PRUNE: [slot]}, at(slot, -1.0)), step)[0] is Op.PRUNE
         step += 1
-    assert chosen(made, observed(EMPTY), step)[0] is Op.WAIT
+    assert chosen(made, observed(EMPTY, NOTHING), step)[0] is Op.WAIT
 
 
 def test_hosts_with_fewer_slots_are_tried_in_theirs() -> None:

@@ -1,5 +1,9 @@
 """Control policies without a network: one acts at random, one never acts."""
 
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, TypeVar
+
 import torch
 from torch import Tensor
 
@@ -9,6 +13,11 @@ from esper.tamiyo.policy.action_masks import MaskedCategorical, relevance
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.noise import action_noise
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+RowsT = TypeVar("RowsT", bound="DataclassInstance")
+
 
 def without_learning(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``actions [N, heads]`` that were certain, so that their log-probs are 0, and values of 0.
@@ -17,6 +26,25 @@ def without_learning(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     zeros = torch.zeros(len(actions), device=actions.device)
     return actions, zeros, zeros
+
+
+def with_canonical(heads: Mapping[str, Tensor]) -> Tensor:
+    """Actions int64 ``[N, heads]``; a head that is not given takes its canonical choice.
+
+    Args:
+        heads: options of some heads by name, ``op`` and ``slot`` among them, int64 ``[N]``.
+    """
+    op = heads["op"]
+    columns = [
+        heads[head] if head in heads else torch.full_like(op, CANONICAL_CHOICE[head])
+        for head in HEADS
+    ]
+    return torch.stack(columns, -1)
+
+
+def on_device(rows: RowsT, device: torch.device) -> RowsT:
+    """A dataclass of tensors alone, with each of them on ``device``."""
+    return type(rows)(*(getattr(rows, field.name).to(device) for field in fields(rows)))
 
 
 class RandomActor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.slots import SlotSpec
-from esper.leyline.actions import CANONICAL_CHOICE, HEADS, Op, Style
-from esper.tamiyo.baselines import without_learning
+from esper.leyline.actions import CANONICAL_CHOICE, Op, Style
+from esper.tamiyo.baselines import on_device, with_canonical, without_learning
 from esper.tamiyo.policy.features import Observation
 
 NEVER = 1 << 30
@@ -82,10 +82,7 @@ class ScheduleActor:
 
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``simic.growth.collect.Actor.begin``."""
-        device = environments.device
-        self._plan = Schedule(
-            *(getattr(self.schedule, f.name).to(device) for f in fields(self.schedule))
-        )
+        self._plan = on_device(self.schedule, environments.device)
         self._grown = torch.zeros_like(self._plan.start, dtype=torch.bool)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,8 +115,4 @@ class ScheduleActor:
         heads = {"op": op, "slot": slot} | {
             name: planned(name) for name in ("blueprint", "style", "tempo")
         }
-        columns = [
-            heads[head] if head in heads else torch.full_like(op, CANONICAL_CHOICE[head])
-            for head in HEADS
-        ]
-        return without_learning(torch.stack(columns, -1))
+        return without_learning(with_canonical(heads))

@@ -5,15 +5,15 @@ contribution of a planted seed is measured.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import ALPHA_SPEED_STEPS, CANONICAL_CHOICE, HEADS, Op, Style
+from esper.leyline.actions import ALPHA_SPEED_STEPS, CANONICAL_CHOICE, Op, Style
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Task
-from esper.tamiyo.baselines import without_learning
+from esper.tamiyo.baselines import on_device, with_canonical, without_learning
 from esper.tamiyo.plans import blueprint_of
 from esper.tamiyo.policy.features import (
     HOST_FEATURES,
@@ -60,8 +60,7 @@ class TryAndKeepActor:
 
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``simic.growth.collect.Actor.begin``."""
-        device = environments.device
-        self._trial = Trial(*(getattr(self.trial, f.name).to(device) for f in fields(Trial)))
+        self._trial = on_device(self.trial, environments.device)
         self._planted = torch.zeros_like(self._trial.blueprint, dtype=torch.bool)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,11 +145,7 @@ def growth_actions(op: Tensor, slot: Tensor, blueprint: Tensor) -> tuple[Tensor,
             op == Op.PRUNE, ALPHA_SPEED_STEPS.index(0), CANONICAL_CHOICE["alpha_speed"]
         ),
     }
-    columns = [
-        heads[head] if head in heads else torch.full_like(op, CANONICAL_CHOICE[head])
-        for head in HEADS
-    ]
-    return without_learning(torch.stack(columns, -1))
+    return without_learning(with_canonical(heads))
 
 
 def seed_worth(observation: Observation) -> Tensor:

@@ -4,13 +4,14 @@ What try and keep becomes where one seed may live: a slot is left before the nex
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from esper.leyline.actions import Op
 from esper.runtime.tasks import Task
+from esper.tamiyo.baselines import on_device
 from esper.tamiyo.plans import blueprint_of
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import REST, feature, growth_actions, seed_worth
@@ -61,8 +62,7 @@ class TryInTurnActor:
 
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``simic.growth.collect.Actor.begin``."""
-        device = environments.device
-        self._turns = Turns(*(getattr(self.turns, f.name).to(device) for f in fields(Turns)))
+        self._turns = on_device(self.turns, environments.device)
         self._tried = torch.zeros_like(self._turns.start)
         self._planted = torch.full_like(self._turns.start, -1)
         self._slot = torch.zeros_like(self._turns.start)

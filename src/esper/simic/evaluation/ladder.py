@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from esper.leyline.evaluation import Evaluation, Rung
-from esper.simic.evaluation import trials
 from esper.simic.evaluation.controls import (
     ORDERS,
     control_rungs,
@@ -24,6 +23,7 @@ from esper.simic.evaluation.joining import joined
 from esper.simic.evaluation.kept_stages import OnBatch, Stages
 from esper.simic.evaluation.play import Hosts, Outcome, Population, Rules, play, play_plans
 from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
+from esper.simic.evaluation.trials import variants_of
 from esper.simic.evaluation.without_looking import Recording, blind_twin, recorded, yoked
 from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
@@ -124,6 +124,7 @@ def evaluate(
             origin = f"{shipped.origin}; {_compared(rungs[0], scored)}"
         if grower is not None:
             rungs += policy_rungs(grower, scored, members, Stages(work, told))
+        variants = variants_of(hosts.training)
         found.append(
             Evaluation(
                 policy=policy,
@@ -134,7 +135,7 @@ def evaluate(
                 rungs=rungs,
                 splits=[task.split_seed for task in hosts.fresh.tasks],
                 shipped=origin,
-                rule_episodes=_tuned_on(parts) * (len(plans) + 2 * len(trials.TRIALS)),
+                rule_episodes=_tuned_on(parts) * (len(plans) + 2 * len(variants)),
                 policy_episodes=None if grower is None else grower.episodes,
                 rents=[task.rent for task in hosts.fresh.tasks],
             )

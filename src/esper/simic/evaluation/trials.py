@@ -55,11 +55,7 @@ TURNS = tuple(TurnPlan(*chosen) for chosen in product(SIZES[:2], (0.0, 0.25), (0
 
 def variants_of(population: Population) -> tuple[TrialPlan, ...] | tuple[TurnPlan, ...]:
     """The variants for hosts of one horizon: ``TURNS`` where one seed may live."""
-    return _variants(population.tasks[0].max_seeds)
-
-
-def _variants(max_seeds: int | None) -> tuple[TrialPlan, ...] | tuple[TurnPlan, ...]:
-    return TURNS if max_seeds == 1 else TRIALS
+    return TURNS if population.tasks[0].max_seeds == 1 else TRIALS
 
 
 def trial_actor(env: GrowthEnv) -> Actor:

@@ -119,8 +119,7 @@ class EpisodeLoader:
 def _in_whole_groups(chosen: Tensor, groups: Tensor, count: int) -> list[Tensor]:
     """``chosen [M]`` in at most ``count`` parts, each of whole ``groups``, int64 ``[M]``."""
     _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
-    places = torch.arange(len(chosen))
-    first = torch.full_like(sizes, len(chosen)).scatter_reduce(0, group, places, "amin")
+    first = first_of(group)
     order = first[group].argsort(stable=True)
     in_order = first.argsort()
     begin = torch.empty_like(sizes)
@@ -169,3 +168,14 @@ def groups_of(episodes: Episodes) -> Tensor:
     keys = list(zip(episodes.runs, episodes.rounds.tolist(), episodes.twins.tolist(), strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return torch.tensor([numbers[key] for key in keys])
+
+
+def first_of(groups: Tensor) -> Tensor:
+    """Place of the first episode of each group, int64 ``[G]``.
+
+    Args:
+        groups: number of each episode's group, all numbers from 0 to G - 1, int64 ``[M]``.
+    """
+    count = len(groups)
+    first = groups.new_full((int(groups.max()) + 1,), count)
+    return first.scatter_reduce(0, groups, torch.arange(count), "amin")

@@ -25,7 +25,7 @@ from esper.runtime.tasks import FAMILIES, find
 from esper.simic.nonfinite import first_not_finite
 from esper.simic.normalise import RunningMoments
 from esper.simic.observation_moments import ObservationMoments
-from esper.simic.offline.batches import groups_of, monte_carlo_returns, split
+from esper.simic.offline.batches import first_of, groups_of, monte_carlo_returns, split
 from esper.simic.offline.methods import method_of
 from esper.simic.records.episodes import Episodes, read_episodes
 from esper.simic.run.run_directory import stored_config
@@ -225,9 +225,8 @@ def _check_branches(episodes: Episodes) -> None:
         UsageError: no two episodes share host and data and differ in their actions.
     """
     groups = groups_of(episodes)
-    first = torch.full((int(groups.max()) + 1,), episodes.count)
-    first = first.scatter_reduce(0, groups, torch.arange(episodes.count), "amin")
-    if not bool((episodes.actions != episodes.actions[:, first[groups]]).any()):
+    first = first_of(groups)[groups]
+    if not bool((episodes.actions != episodes.actions[:, first]).any()):
         raise UsageError(
             "method: vine compares episodes that share host and data and act differently, and "
             "there are none; record a policy that draws, with a --group-size above 1, or take bc"

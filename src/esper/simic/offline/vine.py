@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.metrics import Metric
+from esper.simic.loss import weighted_mean
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline.method_metrics import method_metrics
 from esper.simic.trainer import Batch
@@ -49,9 +50,8 @@ class Vine:
         chosen = log_chosen.exp()
         returns = self.return_moments.scale(batch.returns)
         expected = (chosen * relative(returns[0], batch.group)).sum() / chosen.sum()
-        steps = batch.weight.sum()
-        stay_loss = -(stay * batch.weight).sum() / steps
-        value_loss = 0.5 * ((evaluation.value - returns).square() * batch.weight).sum() / steps
+        stay_loss = weighted_mean(-stay, batch.weight)
+        value_loss = 0.5 * weighted_mean((evaluation.value - returns).square(), batch.weight)
         policy_loss = stay_loss - expected / self.temperature - self.entropy * log_chosen.mean()
         loss = policy_loss + self.value_weight * value_loss
         metrics = method_metrics(evaluation, batch, loss, policy_loss, value_loss)
@@ -80,7 +80,7 @@ def branches(log_prob: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     taken = state & equal
     # Each action counts once, however many episodes took it.
     share = log_prob - taken.sum(-1).log()
-    stay = share[:, None].expand_as(taken.float()).masked_fill(~state, -torch.inf).logsumexp(-1)
+    stay = share[:, None].expand(taken.shape).masked_fill(~state, -torch.inf).logsumexp(-1)
     followed = torch.where(inside, log_prob - stay, 0.0).sum(0)
     return stay, followed - taken[-1].sum(-1).log()
 
