@@ -17,6 +17,7 @@ from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.setup import build_agent
 from esper.simic.training.vectorized import resume_ppo, run_training
 from esper.simic.training.warm_start import initial_parts
+from esper.tamiyo.policy_box import cards
 from small_runs import SMALL, assert_same, tensors
 from synthetic import CPU
 
@@ -117,6 +118,16 @@ def test_a_policy_that_does_not_fit_is_refused_in_one_line(clone: Path, tmp_path
         run_training(given, "heuristic")
     with pytest.raises(UsageError, match=r"^initial_policy: belongs to growing networks"):
         unflatten({"gym": "CartPole-v1", "initial_policy": str(clone)})
+
+
+def test_learning_starts_from_a_policy_in_the_box_by_its_name(tmp_path: Path) -> None:
+    own = cards()["keep-or-move"].path
+    parts = initial_parts(unflatten({"initial_policy": own.name, "lstm_hidden": 64}))
+    assert parts is not None
+    assert_same(parts["policy"], load_latest(own).parts["policy"])
+    assert refused(tmp_path, initial_policy=own.name) == (
+        f"initial_policy: the LSTM of {own} has width 64, not 8; give --lstm-hidden 64"
+    )
 
 
 def test_a_run_of_a_gymnasium_task_is_refused(clone: Path, tmp_path: Path) -> None:

@@ -222,9 +222,10 @@ class LearnerConfig:
     )
     """Width of the LSTM."""
     initial_policy: str | None = setting(None, only="growth")
-    """Run directory of PPO, IMPALA, imitation or offline learning whose policy learning starts
-    from, with its critic and the moments of its observations; its LSTM must have the same width. By
-    default learning starts from random weights."""
+    """Policy that learning starts from, with its critic and the moments of its observations: the
+    run directory of PPO, IMPALA, imitation or offline learning, or a learned policy that comes with
+    Esper, by its name. Its LSTM must have the same width. By default learning starts from random
+    weights."""
     amp_policy: bool = False
     """Compute the policy's encoder and LSTM in half precision, both when acting and when learning;
     heads, log-probabilities and losses stay in float32."""

@@ -25,6 +25,7 @@ from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
 from esper.simic.training.out_of_memory import memory_error, what_fits
+from esper.simic.training.warm_start import initial_run
 from esper.tamiyo.baselines import NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
@@ -251,7 +252,7 @@ def resolved(config: TrainConfig, environment: GrowthLayout, backend: str) -> Tr
         "plugin": plugin_paths(config),
         "text_file": config.world.text_file and _absolute(config.world.text_file),
         "initial_policy": config.learner.initial_policy
-        and _absolute(config.learner.initial_policy),
+        and initial_run(config.learner.initial_policy),
         "slots": config.world.slots if slots_differ else slots[0],
         "max_seeds": growth.max_seeds or (None if slots_differ else len(slots[0])),
         "episode_length": growth.episode_length,

@@ -8,6 +8,17 @@ from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.run.run_directory import stored_config
+from esper.tamiyo.policy_box import learned_path
+
+
+def initial_run(name: str) -> str:
+    """Run directory of the initial policy: one in the box by its name, else the path of a run.
+
+    Raises:
+        UsageError: the policy in the box was trained on another observation.
+    """
+    boxed = learned_path(name)
+    return os.path.realpath(os.path.expanduser(name) if boxed is None else boxed)
 
 
 def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
@@ -18,14 +29,15 @@ def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
     """
     if config.learner.initial_policy is None:
         return None
-    run = Path(os.path.expanduser(config.learner.initial_policy))
+    run = Path(initial_run(config.learner.initial_policy))
     try:
         known = (run / "config.json").is_file()
     except (OSError, ValueError):
         known = False
     if not known:
         raise UsageError(
-            f"initial_policy: {run} is not a run directory; esper runs lists your runs"
+            f"initial_policy: {config.learner.initial_policy} is not a run directory; esper runs "
+            "lists your runs, and esper policies the policies that come with Esper"
         )
     try:
         stored, _ = stored_config(run)
