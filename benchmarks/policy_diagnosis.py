@@ -8,28 +8,21 @@ early seed, which is the best fixed schedule.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from branches import BRANCHES, DELAY, decision_step
+from branch_learning import by_method
+from branch_outcomes import Floats, by_forest, by_kind, forest_point, outcomes, rule_points
+from branches import BRANCHES, DELAY
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from reporting import RESULTS, kept, made_on, new_parser, publish, table
-from sklearn.ensemble import ExtraTreesRegressor
-from torch import Tensor
 
 from esper.leyline.config.offline import OfflineConfig, OfflineMethod
-from esper.runtime.tasks import find
 from esper.simic.evaluation.without_looking import SCORES
-from esper.simic.offline.batches import batch_of, groups_of, shuffled
-from esper.simic.offline.offline_run import build_trainer
-from esper.simic.offline.recorded_data import RecordedData, read_data
-from esper.simic.offline.vine import branches
-from esper.simic.records.episodes import Episodes
+from esper.simic.offline.recorded_data import read_data
 from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HOST_FEATURES,
@@ -37,8 +30,6 @@ from esper.tamiyo.policy.features import (
     SLOT_FEATURES,
 )
 
-Floats = NDArray[np.float64]
-FOLDS = 5
 METHODS: dict[OfflineMethod, str] = {
     "vine": "vine",
     "awr": "advantage-weighted regression",
@@ -47,139 +38,6 @@ METHODS: dict[OfflineMethod, str] = {
 """Methods of ``esper train offline``, and their names."""
 SHARES = 1 / 8, 1 / 2, 1.0
 LAGS = 0, 2, 4, 6, 8
-EPOCHS = 8
-"""Passes over all draws; as many steps for fewer draws."""
-POINTS_PER_REWARD = 10.0
-"""Terminal rewards are tenfold utility; utility is a fraction."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """The branches of G hosts.
-
-    Attributes:
-        episodes: all episodes; the group of host g are the episodes ``g B`` to ``g B + B - 1``.
-        above: utility of each branch above keeping the early seed, in points, ``[G, B]``.
-        decision: step of the decision, int64 ``[G]``.
-    """
-
-    episodes: Episodes
-    above: Floats
-    decision: Tensor
-
-    def features(self, lag: int, names: tuple[str, ...] | None = None) -> Floats:
-        """What was observed ``lag`` steps before the decision, and a step earlier, ``[G, F]``.
-
-        Args:
-            lag: steps.
-            names: the features of hosts and slots; all if None.
-        """
-        count = len(BRANCHES)
-        columns = torch.arange(len(self.above)) * count
-        host = [i for i, n in enumerate(HOST_FEATURES) if names is None or n in names]
-        slot = [i for i, n in enumerate(SLOT_FEATURES) if names is None or n in names]
-        found = []
-        for back in (lag, lag + 1, DELAY + 1):
-            step = (self.decision - back).clamp(min=0)
-            observed = self.episodes.observation
-            found.append(observed.host[step, columns][:, host])
-            found.append(observed.slots[step, columns][..., slot].flatten(1))
-        return torch.cat(found, 1).double().numpy()
-
-
-def outcomes(data: RecordedData) -> Outcomes:
-    """The branches of all hosts."""
-    count = len(BRANCHES)
-    episodes = data.episodes
-    total = (episodes.rewards * episodes.valid).sum(0).view(-1, count).double().numpy()
-    decision = torch.tensor([decision_step(find(name)) for name in episodes.draws[::count]])
-    above = POINTS_PER_REWARD * (total - total[:, :1])
-    return Outcomes(episodes, above, decision)
-
-
-def forest_choices(known: Floats, above: Floats, features: Floats) -> NDArray[np.int_]:
-    """The branches that a forest chooses, learned from ``known [H, F]`` and ``above [H, B]``."""
-    forest = ExtraTreesRegressor(100, min_samples_leaf=3, max_features=0.5, random_state=0)
-    forest.fit(known, above - above.mean(1, keepdims=True))
-    chosen: NDArray[np.int_] = forest.predict(features).argmax(1)
-    return chosen
-
-
-def by_forest(features: Floats, above: Floats) -> tuple[float, float]:
-    """Cross-validated worth of the choices of a forest, and its standard error over hosts."""
-    fold = np.arange(len(above)) % FOLDS
-    worth = np.zeros(len(above))
-    for one in range(FOLDS):
-        own, held_out = fold != one, np.flatnonzero(fold == one)
-        chosen = forest_choices(features[own], above[own], features[held_out])
-        worth[held_out] = above[held_out, chosen]
-    return _mean(worth)
-
-
-def divided(hosts: int, share: float) -> tuple[Tensor, Tensor]:
-    """An eighth of the hosts, which is held out, and a share of the others."""
-    order = torch.randperm(hosts, generator=torch.Generator().manual_seed(0))
-    held_out, others = order[: hosts // 8], order[hosts // 8 :]
-    return held_out, others[: round(share * len(others))]
-
-
-def forest_point(found: Outcomes, share: float) -> dict[str, float]:
-    """As ``by_method``, for a forest that is told the step of the decision."""
-    held_out, learned = (part.numpy() for part in divided(len(found.above), share))
-    features, above = found.features(0), found.above
-    chosen = forest_choices(features[learned], above[learned], features[held_out])
-    worth, error = _mean(above[held_out, chosen])
-    return {"draws": len(learned), "greedy": worth, "error": error}
-
-
-def by_method(
-    data: RecordedData, found: Outcomes, method: OfflineMethod, share: float
-) -> dict[str, float]:
-    """Worth on held-out hosts of what a controller chooses that learned from some of the others.
-
-    Cloning copies the best branch of each host, as a clairvoyant would choose it; the other
-    methods learn from all branches.
-    """
-    count = len(BRANCHES)
-    held_out, learned = divided(len(found.above), share)
-    config = OfflineConfig(
-        records=("-",),
-        method=method,
-        temperature=0.25 if method == "awr" else 0.5,
-        entropy=0.02,
-        lstm_hidden=64,
-        value_weight=0.05,
-        threads=1,
-        compile="off",
-        amp=False,
-    )
-    trainer = build_trainer(config, data, torch.device("cpu"), 1)
-    groups = groups_of(data.episodes)
-    places = torch.arange(count)
-    best = torch.tensor(found.above.argmax(1))
-    for epoch in range(round(EPOCHS / share)):
-        for part in shuffled(learned, 1, epoch).split(160 // count):
-            chosen = (part[:, None] * count + places).flatten()
-            if method == "bc":
-                chosen = part * count + best[part]
-            trainer.step(batch_of(data.episodes, data.returns, chosen, groups))
-    greedy, expected = [], []
-    for part in held_out.split(64):
-        chosen = (part[:, None] * count + places).flatten()
-        batch = batch_of(data.episodes, data.returns, chosen, groups)
-        with torch.no_grad():
-            _, log_chosen = branches(trainer.network(batch).log_prob, batch)
-        probability = log_chosen.exp().view(-1, count).double().numpy()
-        above = found.above[part.numpy()]
-        greedy.append(above[np.arange(len(above)), probability.argmax(1)])
-        expected.append((probability * above).sum(1))
-    worth, error = _mean(np.concatenate(greedy))
-    return {
-        "draws": len(learned),
-        "greedy": worth,
-        "error": error,
-        "sampled": float(np.concatenate(expected).mean()),
-    }
 
 
 def groups_of_features() -> dict[str, tuple[str, ...] | None]:
@@ -255,6 +113,10 @@ def main() -> int:
     curves["forest, told the step"] = [
         told(f"forest-{share:.3f}", partial(forest_point, found, share)) for share in SHARES
     ]
+    rules = told("rules", partial(rule_points, found))
+    whole = curves[METHODS["vine"]][-1]
+    forgetful = told("vine-memoryless", partial(by_method, data, found, "vine", 1.0, False))
+    kinds = told("kinds", partial(by_kind, found))
     ceiling = float(above.max(1).mean())
     if arguments.write:
         drawn(curves, ceiling, RESULTS / "policy_diagnosis.svg")
@@ -285,16 +147,53 @@ def main() -> int:
                 if way in points[0]
             ],
         ),
+        "From all of them:",
+        table(
+            ("", "greedy"),
+            [
+                ("vine", _point(whole, "greedy")),
+                ("vine, LSTM that begins anew in every step", _point(forgetful, "greedy")),
+                *((name, _point(point, "greedy")) for name, point in rules.items()),
+            ],
+        ),
+        "The threshold may be on any feature or its change, is told nothing, and is counted as if "
+        "it moved when the branches part.",
+        f"Of the variance of the returns of these branches the critic explains "
+        f"{whole['explained']:.0%} within a step, and {whole['explained_of_host']:.0%} within a "
+        "step and a host.",
+        "## Where looking pays",
+        "By what shifts: worth of the branches above keeping the seed, of the best of them in "
+        "hindsight, and of the choices of a forest (cross-validated).",
+        table(
+            ("what shifts", "hosts", *map(_branch_name, BRANCHES[1:]), "hindsight", "forest"),
+            [
+                (
+                    name,
+                    one["hosts"],
+                    *(f"{worth:+.1f}" for worth in one["branches"][1:]),
+                    f"{one['hindsight']:+.1f}",
+                    _worth(one["forest"]),
+                )
+                for name, one in kinds.items()
+            ],
+        ),
         f"{made_on()}.",
     ]
-    figures = {"looks": looks, "features": features, "curves": curves, "ceiling": ceiling}
+    figures = {
+        "looks": looks,
+        "features": features,
+        "curves": curves,
+        "ceiling": ceiling,
+        "rules": rules,
+        "memoryless": forgetful,
+        "kinds": kinds,
+    }
     publish("policy_diagnosis", "What the branches teach", page, arguments.write, figures)
     return 0
 
 
-def _mean(worth: Floats) -> tuple[float, float]:
-    """The mean and its standard error."""
-    return float(worth.mean()), float(worth.std() / len(worth) ** 0.5)
+def _branch_name(branch: str | int) -> str:
+    return f"slot {branch}" if isinstance(branch, int) else branch
 
 
 def _best_shares(above: Floats) -> list[float]:

@@ -15,9 +15,11 @@ from policy_further import (
     Played,
 )
 from reporting import table
+from what_shifts import KINDS, what_shifts
 
 from esper.karn.ladder import headroom_text, points, points_text, steps
 from esper.leyline.evaluation import CLAIRVOYANT, Evaluation, Rung
+from esper.runtime.tasks import FAMILIES
 
 WAYS = "greedy", "sampled"
 
@@ -49,6 +51,48 @@ def comparison_table(family: str, found: dict[str, Any]) -> str:
     return table((f"`{family}`, {found['hosts']} hosts", "gain", "policy minus it"), rows)
 
 
+def by_kind(played: Played, family: str, seeds: list[int]) -> list[dict[str, Any]]:
+    """Gains of the policy and of the best rule on the further draws, by what shifts."""
+    draw = FAMILIES[family].draw
+    kinds = np.array([what_shifts(draw(number)) for number in FURTHER])
+    never, own = np.array(played["never"]), np.array([played[str(seed)] for seed in seeds]).mean(0)
+    best = max(RULES_AGAIN, key=lambda rule: float(np.mean(played[rule])))
+    rule = np.array(played[best])
+    found = []
+    for kind in KINDS:
+        chosen = kinds == kind
+        difference = 100.0 * (own - rule)[chosen]
+        found.append(
+            {
+                "kind": kind,
+                "hosts": int(chosen.sum()),
+                "rule": 100.0 * float((rule - never)[chosen].mean()),
+                "policy": 100.0 * float((own - never)[chosen].mean()),
+                "difference": float(difference.mean()),
+                "error": float(difference.std() / len(difference) ** 0.5),
+                "worse": float((own < never - 0.01)[chosen].mean()),
+            }
+        )
+    return found
+
+
+def kind_table(found: list[dict[str, Any]]) -> str:
+    """``by_kind`` as a table."""
+    rows = [
+        (
+            one["kind"],
+            one["hosts"],
+            f"{one['rule']:+.1f}",
+            f"{one['policy']:+.1f}",
+            f"{one['difference']:+.1f} ± {one['error']:.1f}",
+            f"{one['worse']:.0%}",
+        )
+        for one in found
+    ]
+    heads = "what shifts", "hosts", "gain of the best rule", "gain of the policy", "difference"
+    return table((*heads, "hosts a point or more below never growing"), rows)
+
+
 def share_of_gap(found: Evaluation, policies: list[list[Rung]], way: str) -> float:
     """Share of the gap between the best rule and the clairvoyant that the policies close."""
     one = standing(way, policies, found)
@@ -78,6 +122,7 @@ def result_page(
     standings = [standing(way, policies, found) for way in WAYS]
     shares = {way: share_of_gap(found, policies, way) for way in WAYS}
     differences = {family: compared(played, list(chosen)) for family, played in more.items()}
+    kinds = by_kind(more[found.suite], found.suite, list(chosen))
     select = {seed: 100.0 * float(np.mean(values)) for seed, values in chosen.items()}
     best = max(select, key=lambda seed: select[seed])
     settings = ", ".join(f"{name} {value}" for name, value in learning.items())
@@ -104,6 +149,9 @@ def result_page(
         "later family; the variant of try in turn is that of the ladder. The controllers act "
         "greedily.",
         *(comparison_table(family, one) for family, one in differences.items()),
+        f"On the further draws of `{found.suite}`, by what shifts (standard errors over hosts; "
+        "means over controllers):",
+        kind_table(kinds),
         "## Each controller",
         table(
             ("controller", "greedy", "sampled", "validation utility, selection draws"),
@@ -127,6 +175,7 @@ def result_page(
         "policies": {one.way: asdict(one) for one in standings},
         "share_of_gap": shares,
         "comparisons": differences,
+        "kinds": kinds,
         "selection": select,
         "ships": best,
     }

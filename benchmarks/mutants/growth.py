@@ -65,11 +65,6 @@ GROWTH = (
                 ".masked_fill(fading, 0.0)",
                 "",
             ),
-            (
-                "advancing to HOLDING leaves alpha",
-                "state.alpha.masked_fill(advances & blending, 1.0)",
-                "state.alpha",
-            ),
             ("a fade is not remembered", "pruning=state.pruning | fading", "pruning=state.pruning"),
             (
                 "a fading seed stops at once",
@@ -82,9 +77,9 @@ GROWTH = (
                 "where = where[:, None] & (state.stage > 0)",
             ),
             (
-                "ramps run in HOLDING",
-                "ramping = blending & (state.ramp_mode != AlphaMode.HOLD)",
+                "finished ramps run on",
                 "ramping = state.ramp_mode != AlphaMode.HOLD",
+                "ramping = state.ramp_steps > 0",
             ),
             (
                 "ramps end a step late",

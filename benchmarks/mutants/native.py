@@ -36,9 +36,9 @@ NATIVE = (
                 "begin_ramp(spec, seed, seed.goal, steps,",
             ),
             (
-                "advancing to HOLDING leaves alpha",
-                "  if (advances && stage == spec.stage.blending) seed.alpha = 1;\n",
-                "",
+                "finished ramps run on",
+                "const bool ramping = seed.ramp_mode != spec.mode.hold;",
+                "const bool ramping = seed.ramp_steps > 0;",
             ),
             ("a fade is not remembered", "  if (slowly) seed.pruning = true;\n", ""),
             (

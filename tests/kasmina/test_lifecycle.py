@@ -13,10 +13,10 @@ from torch import Tensor
 
 from esper.kasmina.gates import legal_slots
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.kasmina.lifecycle import Rules, apply, progress, tick
+from esper.kasmina.lifecycle import Rules, apply, progress, roll_back, tick
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, HEADS, Curve, Op, Style
-from esper.leyline.stages import TRANSITIONS, Stage
+from esper.leyline.stages import PRUNABLE, TRANSITIONS, Stage
 from esper.runtime import data
 from esper.runtime.tasks import Task
 from esper.tolaria.backends.torch import TorchBackend
@@ -614,6 +614,36 @@ def test_sharper_sigmoids_start_later() -> None:
     curves = torch.tensor([Curve.SIGMOID_GENTLE, Curve.SIGMOID, Curve.SIGMOID_SHARP])
     early = progress(curves, torch.full((3,), 0.25))
     assert bool((early.diff() < 0.0).all())
+
+
+@pytest.mark.parametrize("curve", Curve)
+def test_a_finished_ramp_is_exactly_at_its_target(curve) -> None:
+    """From 0.09, the interpolation to 0.7 misses it by rounding."""
+    state = Walk().to(Stage.BLENDING).state
+    filled = {"alpha": 0.09042361378669739, "ramp_start": 0.09042361378669739, "ramp_target": 0.7}
+    numbers = {"ramp_steps": 3, "ramp_done": 2, "ramp_curve": int(curve)}
+    state = replace(
+        state, **{k: torch.full_like(getattr(state, k), v) for k, v in (filled | numbers).items()}
+    )
+    after = tick(state, Rules.for_horizon(150, 1))
+    assert torch.equal(after.alpha, state.ramp_target)
+    assert after.ramp_mode.item() == AlphaMode.HOLD
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_a_roll_back_prunes_every_seed_but_fossils(stage) -> None:
+    state = SeedState.dormant((2, 1), CPU)
+    state = replace(
+        state,
+        stage=torch.full_like(state.stage, int(stage)),
+        stage_age=torch.full_like(state.stage_age, 4),
+        alpha=torch.full_like(state.alpha, 0.5),
+    )
+    after = roll_back(state, torch.tensor([True, False]))
+    prunable = stage in PRUNABLE
+    assert after.stage[:, 0].tolist() == [Stage.PRUNED if prunable else stage, stage]
+    assert after.alpha[:, 0].tolist() == [0.0 if prunable else 0.5, 0.5]
+    assert after.stage_age[:, 0].tolist() == [0 if prunable else 4, 4]
 
 
 # --- signals and parameters -------------------------------------------------------------------

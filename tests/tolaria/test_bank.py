@@ -11,7 +11,10 @@ from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Drift, Task
+from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank, StackKey
+from esper.tolaria.engine import Engine, Rows
+from esper.tolaria.precision import Precision
 from support import CPU, F64, bank_of, small_host, small_task
 
 HOST = small_host()
@@ -165,6 +168,22 @@ def test_drift_window_and_probability_at_their_bounds(never, window, expected):
     bank, groups = bank_of(drifting(never, *window)), torch.arange(500)
     found = bank.switch_steps(3, groups, torch.zeros_like(groups), 0, 40)
     assert set(found.tolist()) == expected
+
+
+def test_each_environment_trains_and_validates_on_the_later_data_from_its_switch_on():
+    """Images are around 1 before the switch, around -2 after it."""
+    length, groups = 40, torch.arange(6)
+    bank, backend = banked(drifting(never=0.0)), TorchBackend(HOST, Precision("cpu"))
+    engine = Engine(bank, Rows(groups, groups), 3, backend, 2, 6, episode_length=length)
+    engine.reset(0)
+    switches = engine.switch_step.tolist()
+    assert len(set(switches)) > 2
+    for step in sorted({near for switch in switches for near in (switch - 1, switch)}):
+        late = torch.tensor([step >= switch for switch in switches])
+        images, _ = next(iter(engine.minibatches(step)))
+        assert torch.equal(images.movedim(3, 0).flatten(1).lt(0.0).all(1), late)
+        held_back = engine.bank.validation_images[engine.datasets(step)]
+        assert torch.equal(held_back.flatten(1).lt(0.0).all(1), late)
 
 
 def test_a_task_without_drift_never_switches():

@@ -45,7 +45,9 @@ def assert_same_scores(scores: Scores, n: int, expected: tuple[float, float, flo
 def check(engine: Engine, garden: Garden, split: str = "validation") -> None:
     slots = engine.slots
     environments = naive_environments(engine.host, engine.stack, garden, engine.optimisation(0))
-    measured = engine.measure(seed_state(garden, len(slots)), 0, committed=True, split=split)
+    state = seed_state(garden, len(slots))
+    measured = engine.measure(state, 0, committed=True, split=split)
+    fossils_alone = engine.committed_scores(state, 0, split)
     images = getattr(engine.bank, f"{split}_images")[0].permute(0, 3, 1, 2)
     labels = getattr(engine.bank, f"{split}_labels")[0]
     assert measured.committed is not None
@@ -53,7 +55,9 @@ def check(engine: Engine, garden: Garden, split: str = "validation") -> None:
         whole = environment.score(images, labels)
         assert_same_scores(measured.scores, n, whole)
         loose = [slots[s].name for s, p in plants.items() if p.stage is not Stage.FOSSILISED]
-        assert_same_scores(measured.committed, n, environment.score(images, labels, tuple(loose)))
+        committed = environment.score(images, labels, tuple(loose))
+        assert_same_scores(measured.committed, n, committed)
+        assert_same_scores(fossils_alone, n, committed)
         for s, slot in enumerate(slots):
             found = measured.contribution[n, s].item()
             if s not in plants or plants[s].stage not in ACTING:

@@ -1,6 +1,7 @@
 """Minibatches with crops and flips: by hand, in both backends, and streamed from CPU memory."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -56,6 +57,19 @@ def test_every_pose_matches_pad_crop_and_mirror(augmentation: Augmentation) -> N
     for pose, (image, moved) in enumerate(zip(images, found, strict=True)):
         by_hand = moved_by_hand(image.numpy(), pose, augmentation.reach)
         np.testing.assert_array_equal(moved.numpy(), by_hand)
+
+
+def test_every_step_and_every_episode_draws_its_own_minibatches() -> None:
+    made = engine()
+
+    def drawn(episode: int, step: int) -> torch.Tensor:
+        made.reset(episode)
+        return made.minibatches(step).drawn.clone()
+
+    found = [drawn(episode, step) for episode in (0, 1) for step in (0, 1)]
+    assert not any(torch.equal(one, other) for one, other in combinations(found, 2))
+    assert torch.equal(drawn(0, 0), found[0])
+    assert not torch.equal(found[0][0], found[0][1]), "groups draw by themselves"
 
 
 def test_poses_do_not_change_which_images_are_drawn() -> None:

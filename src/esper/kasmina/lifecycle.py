@@ -49,8 +49,8 @@ TARGETS, SPEEDS, TEMPOS = (
     Table(values) for values in (ALPHA_TARGETS, ALPHA_SPEED_STEPS, TEMPO_STEPS)
 )
 """Target alpha, steps of a ramp and steps of the first blend, by option of the respective head."""
-_DEVELOPMENT = StageSets((Stage.TRAINING,), (Stage.BLENDING,), (Stage.HOLDING,))
-_TIMED = StageSets((Stage.BLENDING,), (Stage.PRUNED,), (Stage.EMBARGOED,), (Stage.RESETTING,))
+_DEVELOPMENT = StageSets((Stage.TRAINING,), (Stage.HOLDING,))
+_TIMED = StageSets((Stage.PRUNED,), (Stage.EMBARGOED,), (Stage.RESETTING,))
 _CAN_BE_PRUNED = membership(PRUNABLE)
 
 
@@ -140,7 +140,7 @@ def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> Seed
     germinates, advances, retargets, prunes = (
         slot_ops == op for op in (Op.GERMINATE, Op.ADVANCE, Op.SET_ALPHA_TARGET, Op.PRUNE)
     )
-    training, blending, holding = _DEVELOPMENT.of(state.stage)
+    training, holding = _DEVELOPMENT.of(state.stage)
     target, steps = TARGETS[choice["alpha_target"]], SPEEDS[choice["alpha_speed"]]
     fading = prunes & (steps > 0) & (state.alpha > 0)
     lowered = holding & (fading | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
@@ -162,11 +162,7 @@ def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> Seed
         steps=torch.where(blends, state.tempo, steps),
         curve=torch.where(blends, FIRST_CURVE[state.style], choice["alpha_curve"]),
     )
-    state = replace(
-        state,
-        alpha=state.alpha.masked_fill(advances & blending, 1.0),
-        pruning=state.pruning | fading,
-    )
+    state = replace(state, pruning=state.pruning | fading)
     state = _in_stage(state, moved.masked_fill(lowered, Stage.BLENDING))
     return _stopped(state, prunes & ~fading)
 
@@ -181,8 +177,9 @@ def roll_back(state: SeedState, where: Tensor) -> SeedState:
 # Native twin: step/lifecycle.h, tick.
 def tick(state: SeedState, rules: Rules) -> SeedState:
     """The seeds one environment step later: alpha ramps, ages and embargoes advance."""
-    blending, pruned, embargoed, resetting = _TIMED.of(state.stage)
-    ramping = blending & (state.ramp_mode != AlphaMode.HOLD)
+    pruned, embargoed, resetting = _TIMED.of(state.stage)
+    # Only seeds in BLENDING have another mode.
+    ramping = state.ramp_mode != AlphaMode.HOLD
     ramp_done = state.ramp_done + ramping
     finished = ramping & (ramp_done >= state.ramp_steps)
     fraction = progress(state.ramp_curve, ramp_done / state.ramp_steps.clamp(min=1))

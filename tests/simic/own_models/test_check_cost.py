@@ -10,6 +10,9 @@ import torch
 import esper
 from esper.leyline.config import WorldConfig
 from esper.simic.own_models.policy_price import duration, policy_price
+from esper.tolaria.own_model import step_cost
+from esper.tolaria.own_model.objectives import objective
+from esper.tolaria.own_model.step_cost import Cost
 from own_modules import ResidualNet, images, loader
 
 TESTS = Path(__file__).parents[2]
@@ -82,3 +85,15 @@ def test_growing_and_a_policy_are_priced_from_the_cost_of_a_step() -> None:
         "2.5 hours",
         "2.3 days",
     ]
+
+
+def test_a_pass_that_other_work_slowed_down_does_not_count(monkeypatch) -> None:
+    seconds = {2: [5.0, 1.0, 9.0, 1.0], 4: [2.0, 2.0, 30.0]}
+
+    def measured(model: object, inputs: torch.Tensor, *others: object) -> Cost:
+        return Cost(100.0 * len(inputs), seconds[len(inputs)].pop(0))
+
+    monkeypatch.setattr(step_cost, "step_cost", measured)
+    x, y = images(4)
+    cost = step_cost.predicted_cost(ResidualNet(), x, y, objective("cross_entropy"), 64)
+    assert cost == Cost(6400.0, 1.0 + 0.5 * 62)

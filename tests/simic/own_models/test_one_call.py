@@ -223,6 +223,7 @@ def test_a_check_reports_what_is_wrong_with_the_data() -> None:
     assert report.class_counts == {0: 59, 1: 5, 9: 1}
     broken = esper.check(perceptron(3), loader(*table(16)), loss="mse", progress=False)
     assert broken.problems[0].startswith("model or loss fails on a batch: mat1 and mat2")
+    assert "training step" not in str(broken), "nothing is known of its cost"
 
     class Noisy(nn.Module):
         def __init__(self) -> None:

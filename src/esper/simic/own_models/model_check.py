@@ -89,21 +89,14 @@ class CheckReport:
         return not self.problems
 
     def __str__(self) -> str:
-        epoch, grown = (self.batches * cost.seconds for cost in (self.step, self.step_with_seeds))
         lines = [
             f"{self.name} {'fits' if self.ok else 'does not fit'}",
             f"  model    {self.parameters:,} parameters",
             f"  data     {self.batches:,} minibatches of {self.batch}",
             *(f"  slot     {_described(slot)}" for slot in self.slots),
-            f"  memory   {self.memory / MEBIBYTE:,.1f} MiB a training step with AdamW, "
-            f"{self.memory_with_seeds / MEBIBYTE:,.1f} MiB with a seed in every slot",
-            f"  time     {1e3 * self.step.seconds:,.0f} ms a training step, "
-            f"{1e3 * self.step_with_seeds.seconds:,.0f} ms with a seed in every slot; "
-            f"an epoch {epoch:,.1f} to {grown:,.1f} s",
-            f"  growing  {self.epochs} epochs of training: {duration(self.epochs * epoch)} without "
-            f"seeds, {duration(self.epochs * grown)} with a seed in every slot; a twin takes the "
-            "former again",
         ]
+        if self.step.seconds > 0.0:
+            lines += self._costs()
         if self.policy is not None:
             lines.append(f"  policy   {self.policy}")
         if self.splits:
@@ -116,6 +109,20 @@ class CheckReport:
             )
         lines += [f"  remark   {remark}" for remark in self.remarks]
         return "\n".join([*lines, *(f"  problem  {problem}" for problem in self.problems)])
+
+    def _costs(self) -> list[str]:
+        """Lines about memory and time, which are known of a module that can be trained."""
+        epoch, grown = (self.batches * cost.seconds for cost in (self.step, self.step_with_seeds))
+        return [
+            f"  memory   {self.memory / MEBIBYTE:,.1f} MiB a training step with AdamW, "
+            f"{self.memory_with_seeds / MEBIBYTE:,.1f} MiB with a seed in every slot",
+            f"  time     {1e3 * self.step.seconds:,.0f} ms a training step, "
+            f"{1e3 * self.step_with_seeds.seconds:,.0f} ms with a seed in every slot; "
+            f"an epoch {epoch:,.1f} to {grown:,.1f} s",
+            f"  growing  {self.epochs} epochs of training: {duration(self.epochs * epoch)} without "
+            f"seeds, {duration(self.epochs * grown)} with a seed in every slot; a twin takes the "
+            "former again",
+        ]
 
 
 def check(

@@ -46,9 +46,8 @@ inline void operate(const StepSpec& spec, Seed& seed, const int64_t* choice) {
   const float target = spec.targets[choice[head.alpha_target]];
   const int64_t steps = spec.speeds[choice[head.alpha_speed]];
   const bool retargets = op == spec.op.set_alpha_target, prunes = op == spec.op.prune;
-  const bool advances = op == spec.op.advance;
   const bool slowly = prunes && steps > 0 && seed.alpha > 0;
-  const bool blends = advances && stage == spec.stage.training;
+  const bool blends = op == spec.op.advance && stage == spec.stage.training;
   const bool lowered =
       stage == spec.stage.holding && (slowly || (retargets && target < spec.full));
 
@@ -63,7 +62,6 @@ inline void operate(const StepSpec& spec, Seed& seed, const int64_t* choice) {
   } else if (retargets || slowly) {
     begin_ramp(spec, seed, slowly ? 0.0f : target, steps, choice[head.alpha_curve]);
   }
-  if (advances && stage == spec.stage.blending) seed.alpha = 1;
   if (slowly) seed.pruning = true;
   const int64_t moved = slowly ? stage : spec.moved[op * spec.stage_count + stage];
   enter(seed, lowered ? spec.stage.blending : moved);
@@ -130,7 +128,8 @@ inline void tick(const StepSpec& spec, Seed& seed) {
     return;
   }
   const float before = seed.alpha;
-  const bool ramping = stage == stages.blending && seed.ramp_mode != spec.mode.hold;
+  // Only seeds in BLENDING have another mode.
+  const bool ramping = seed.ramp_mode != spec.mode.hold;
   seed.ramp_done += ramping;
   const bool finished = ramping && seed.ramp_done >= seed.ramp_steps;
   if (finished) {
