@@ -62,7 +62,7 @@ class Laboratory:
         )
         copy_repository(self.place)
 
-    def judge(self, mutant: Mutant) -> dict[str, Any]:
+    def test(self, mutant: Mutant) -> dict[str, Any]:
         """Whether the tests notice a mutant, and how long they took; from memory if known.
 
         Raises:
@@ -151,7 +151,7 @@ def main() -> int:
     killed, tried, survivors, seconds, broken = Counter[str](), Counter[str](), [], 0.0, []
     for mutant in chosen:
         try:
-            found = laboratory.judge(mutant)
+            found = laboratory.test(mutant)
         except CannotTest as error:
             broken.append(str(error))
             print(f"BROKEN   {mutant.module}: {error}", flush=True)

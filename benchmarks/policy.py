@@ -1,10 +1,10 @@
-"""Does a policy that looks beat every rule? Record, learn, select and judge eight controllers.
+"""Does a policy that looks beat every rule? Record, learn, select and score eight controllers.
 
     make bench-policy                              # about two hours on 2 cores; resumable
     python benchmarks/policy.py --only learn --controllers 1 2
 
 Branching episodes of training draws of ``one_seed`` are recorded (``branches.py``), and eight
-controllers learn from them with ``--method vine``. Each is judged on the held-out draws of the
+controllers learn from them with ``--method vine``. Each is scored on the held-out draws of the
 ladder, with its blind twin and its yoked copy, and then, beside the best rule alone, on further
 draws. The one that ships is selected on draws of its own. Finished stages are kept under
 ``--work``.
@@ -96,7 +96,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs/policy"))
     parser.add_argument("--controllers", type=int, nargs="+", default=list(range(1, 9)))
-    parser.add_argument("--only", choices=("record", "learn", "judge", "further"))
+    parser.add_argument("--only", choices=("record", "learn", "score", "further"))
     parser.add_argument("--members", type=int, default=1, help="sampled episodes per host")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
@@ -119,7 +119,7 @@ def main() -> int:
     (hosts,) = evaluation_hosts(FAMILY, stored.training_hosts, stored.hosts, threads)
     scored = replace(hosts.fresh, data_seed=ORDERS[0])
     policies = []
-    if only in (None, "judge"):
+    if only in (None, "score"):
         policies = [
             placed(run, seed, scored, arguments.members, work) for seed, run in runs.items()
         ]

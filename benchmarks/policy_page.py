@@ -133,7 +133,7 @@ def result_page(
         f"{len(BRANCHES)} episodes the smallest seed is planted in the last slot at once, and "
         f"{DELAY} steps after the first step of the shift it is kept, pruned, or replaced by a "
         "seed in slot 0 or 1. The recorder knows when the shift comes; the controllers are not "
-        "told, and have met no draw on which they are judged. All figures are points of utility on "
+        "told, and have met no draw on which they are scored. All figures are points of utility on "
         "the test split. Brackets hold 95 % intervals over controllers and splits of the data.",
         f"## On the {len(found.tasks)} held-out draws of the ladder",
         ladder_table(steps(found), standings),
@@ -166,7 +166,7 @@ def result_page(
         ),
         "Gains over never growing on the draws of the ladder. The controller that ships is the one "
         f"with the highest validation utility on {selected} draws that are neither recorded nor "
-        "judged.",
+        "scored.",
     ]
     figures = {
         "hosts": len(found.tasks),

@@ -3,8 +3,8 @@
     python scripts/write_figures.py
 
 A page holds a text from the results between ``<!-- figures: NAME -->`` and ``<!-- end -->``; a
-block of code is copied as it is. A test compares the pages with this script. A result that is not
-there is said to be not measured.
+block of code or a table is copied as it is. A test compares the pages with this script. A result
+that is not there is said to be not measured.
 """
 
 import argparse
@@ -137,6 +137,34 @@ def looking(results: Path) -> str:
             f"by {points_text(other['above'][rule])}."
         )
     return f"{' '.join(parts)} ([results](benchmarks/results/policy.md))"
+
+
+def what_shifts(results: Path) -> str:
+    """What the policies have learned, by what shifts: a table."""
+    branches, policies = (read(name, results) for name in ("policy_diagnosis", "policy"))
+    if branches is None or policies is None:
+        return "What they learned is not measured yet in this version."
+    kinds = branches["kinds"]
+    total = sum(kind["hosts"] for kind in kinds.values())
+    rows = [
+        (
+            one["kind"],
+            f"{kinds[one['kind']]['hosts'] / total:.0%}",
+            f"{kinds[one['kind']]['hindsight']:+.1f}",
+            f"{kinds[one['kind']]['forest'][0]:+.1f}",
+            f"{one['difference']:+.1f} ± {one['error']:.1f}",
+        )
+        for one in policies["kinds"]
+    ]
+    heads = (
+        "what shifts",
+        "share of the hosts",
+        "best branch in hindsight",
+        "forest's choice",
+        "policy above the best rule, on further hosts",
+    )
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
 
 def world(results: Path) -> str:
@@ -312,6 +340,7 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "picture": picture,
     "policy": policy,
     "looking": looking,
+    "shifts": what_shifts,
     "growing": growing,
     "world": world,
     "backends": backends,
@@ -332,7 +361,7 @@ def written(page: str, results: Path = RESULTS, folder: str = "") -> str:
 
     def block(found: re.Match[str]) -> str:
         text = TEXTS[found[2]](results).replace("](benchmarks/", f"]({folder}benchmarks/")
-        if text.startswith("```"):
+        if text.startswith(("```", "|")):
             return f"{found[1]}{text}\n{found[3]}"
         indent = "  " if text.startswith("- ") else ""
         lines = textwrap.wrap(

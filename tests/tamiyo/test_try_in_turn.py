@@ -52,7 +52,7 @@ def test_slots_are_tried_in_order_until_a_seed_pays() -> None:
     assert chosen(made, observed(EMPTY, NOTHING), 1) == (Op.GERMINATE, 2, 3)
     assert chosen(made, observed({Op.ADVANCE: [2]}, NOTHING), 2)[:2] == (Op.ADVANCE, 2)
     prunable = {Op.PRUNE: [2], Op.FOSSILISE: [2]}
-    assert chosen(made, observed(prunable, at(2, -1.0)), 4)[0] is Op.WAIT, "it is not judged yet"
+    assert chosen(made, observed(prunable, at(2, -1.0)), 4)[0] is Op.WAIT, "it is too young"
     assert chosen(made, observed(prunable, at(2)), 5)[0] is Op.WAIT, "no contribution is known"
     assert chosen(made, observed(prunable, at(2, -1.0)), 6)[:2] == (Op.PRUNE, 2)
     assert chosen(made, observed({Op.GERMINATE: [1]}, NOTHING), 7)[0] is Op.WAIT, (
@@ -66,7 +66,7 @@ def test_slots_are_tried_in_order_until_a_seed_pays() -> None:
     )
 
 
-def test_nothing_is_planted_that_could_not_be_judged_nor_after_the_last_slot() -> None:
+def test_nothing_is_planted_that_could_not_be_measured_nor_after_the_last_slot() -> None:
     late = actor(last=3)
     assert chosen(late, observed(EMPTY, NOTHING), 4)[0] is Op.WAIT
     made, step = actor(last=100), 1

@@ -1,4 +1,4 @@
-"""Try and keep: plant in every slot, judge by contribution, keep what pays its price.
+"""Try and keep: plant in every slot, measure contributions, keep what pays its price.
 
 The rule a user would write first. It needs no look at the host before it plants, because the
 contribution of a planted seed is measured.

@@ -1,4 +1,4 @@
-"""Try in turn: plant a seed, judge it by its contribution, keep it or try the next slot.
+"""Try in turn: plant a seed, measure its contribution, keep it or try the next slot.
 
 What try and keep becomes where one seed may live: a slot is left before the next is tried.
 """
@@ -17,7 +17,7 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import REST, feature, growth_actions, seed_worth
 
 PATIENCE = 0.3
-"""Part of the episode for which ``RuleActor`` waits before it judges a seed."""
+"""Part of the episode for which ``RuleActor`` waits before it decides about a seed."""
 
 ORDERS: dict[str, Callable[[int], list[int]]] = {
     "forwards": lambda slots: [*range(slots)],
@@ -29,13 +29,13 @@ ORDERS: dict[str, Callable[[int], list[int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What to plant where, and when to judge it, for N environments.
+    """What to plant where, and when to decide about it, for N environments.
 
     Attributes:
         blueprint: blueprint for each slot, int64 ``[N, S]``.
         order: slots in the order in which they are tried, int64 ``[N, S]``; -1 for none.
         start: first step in which a seed may germinate, int64 ``[N]``.
-        patience: steps between germination and judgement, int64 ``[N]``.
+        patience: steps between germination and decision, int64 ``[N]``.
         last: the latest step in which a seed may germinate, int64 ``[N]``.
     """
 
@@ -49,7 +49,7 @@ class Turns:
 class TryInTurnActor:
     """Plants one seed at a time, and the next one only where the last did not pay.
 
-    A seed is judged once it is old enough and its contribution is known: if the contribution is at
+    It decides about a seed that is old enough and whose contribution is known: if that is at
     most the rent of its parameters, it is pruned and the next slot is tried; else it is fossilised
     as soon as that is legal, and nothing else is planted.
 
@@ -82,9 +82,9 @@ class TryInTurnActor:
         known = here(feature(observation, "contribution_known")) > 0.0
         pays = here(seed_worth(observation)) > 0.0
         grown = self._planted >= 0
-        judged = grown & known & (step - self._planted >= turns.patience)
-        prunes = judged & ~pays & here(legal[:, Op.PRUNE])
-        fossilises = judged & pays & here(legal[:, Op.FOSSILISE])
+        decided = grown & known & (step - self._planted >= turns.patience)
+        prunes = decided & ~pays & here(legal[:, Op.PRUNE])
+        fossilises = decided & pays & here(legal[:, Op.FOSSILISE])
         advances = grown & here(legal[:, Op.ADVANCE])
         slots = turns.order.shape[1]
         following = turns.order[rows, self._tried.clamp(max=slots - 1)]
@@ -124,7 +124,7 @@ def turns_of(
         episode_length: steps per episode.
         size: see ``plans.PlannedSeed``.
         start: part of the episode after which the first seed may germinate.
-        patience: part of the episode between germination and judgement.
+        patience: part of the episode between germination and decision.
         order: see ``ORDERS``.
     """
     count, wait = len(tasks), max(1, round(patience * episode_length))

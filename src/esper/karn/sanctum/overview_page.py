@@ -44,8 +44,8 @@ class Overview(View):
         self.rows: list[Row] = []
         self._means = PerEventCache(_accuracies)
         self._gains = PerEventCache(_mean_gains)
-        self._said = Text()
-        self._judged: tuple[tuple[int, int, float] | None, Verdict | None] = (None, None)
+        self._shown_verdict = Text()
+        self._verdict_of_round: tuple[tuple[int, int, float] | None, Verdict | None] = (None, None)
         # Kept as attributes: while Sanctum is closing, a query may not find them.
         self.summary = Lines(id="overview-summary")
         self.verdict = Static(id="overview-verdict")
@@ -117,8 +117,8 @@ class Overview(View):
         self.table.show(columns, self.rows, palette.cursor)
 
     def _show_verdict(self, moment: Moment, palette: Palette) -> None:
-        """Show whether the policy is learning, which is judged once per round."""
-        verdict = self._diagnosed(moment) if moment.outcomes else None
+        """Show whether the policy is learning, which is computed once per round."""
+        verdict = self._verdict(moment) if moment.outcomes else None
         if verdict is not None:
             good = {"learning": palette.good, "learned": palette.good, "too early": palette.muted}
             text = Text(verdict.text, style=good.get(verdict.state, palette.bad))
@@ -126,18 +126,18 @@ class Overview(View):
             text = Text(f"{_policy(moment)} does not learn", style=palette.muted)
         else:
             text = Text("no round is over yet", style=palette.muted)
-        if text != self._said:
+        if text != self._shown_verdict:
             # Its lines depend on the width, so the page is laid out again.
-            self._said = text
+            self._shown_verdict = text
             self.verdict.update(harmless(text.copy()))
 
-    def _diagnosed(self, moment: Moment) -> Verdict | None:
+    def _verdict(self, moment: Moment) -> Verdict | None:
         key = len(moment.outcomes), len(moment.updates), moment.outcomes[-1].time
-        if key != self._judged[0]:
-            self._judged = key, self._judge(moment)
-        return self._judged[1]
+        if key != self._verdict_of_round[0]:
+            self._verdict_of_round = key, self._diagnosis(moment)
+        return self._verdict_of_round[1]
 
-    def _judge(self, moment: Moment) -> Verdict | None:
+    def _diagnosis(self, moment: Moment) -> Verdict | None:
         gains = [self._gains(outcome) for outcome in moment.outcomes]
         tested = any(math.isfinite(test) for test, _, _ in gains)
         name = "gain" if tested else "gain on validation"
