@@ -8,12 +8,13 @@ that is not there is said to be not measured.
 """
 
 import argparse
-import json
 import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from policy_figures import acting, looking, policy, read, what_shifts
 
 from esper.karn.ladder import points_text, verdict
 from esper.leyline.evaluation import CLAIRVOYANT, NEVER_GROW, RULES
@@ -32,12 +33,6 @@ BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIXED = "best fixed schedule"
 TUNED_TWIN, COPY = "never grow, tuned", "full tuning of a copy"
 WIDTH = 105
-
-
-def read(name: str, results: Path) -> Any:
-    """Return a result, or None if it is not there."""
-    path = results / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def naive_way(way: str) -> str:
@@ -71,100 +66,6 @@ def speed(results: Path) -> str:
         f"{own['TorchBackend']:.1f} times with torch"
     )
     return f"{text} ([results](benchmarks/results/hot_path_digits.md))."
-
-
-def policy(results: Path) -> str:
-    """Where trained policies stand between the controls."""
-    there = {name: read(name, results) for name in ("suite", "adaptation")}
-    texts = [one_policy(name, found) for name, found in there.items() if found is not None]
-    if there["suite"] is None:
-        texts.append("On the training suite this is not measured yet (`make bench-suite`).")
-    return f"- **A trained policy against the rules.** {' '.join(texts)}"
-
-
-def one_policy(trained_on: str, found: dict[str, Any]) -> str:
-    """Where the policies that were trained on one suite stand."""
-    names = {
-        "suite": "the training suite",
-        "held_out": "the held-out suite",
-        "adaptation": "`adaptation`",
-        "adaptation_held_out": "its held-out draws",
-    }
-    parts = [
-        f"{found['policies']} policies were each trained on {names[trained_on]} for "
-        f"{found['episodes']:,} episodes."
-    ]
-    for suite, own in found["fresh"].items():
-        one = own["policies"]["sampled"]
-        rule = own["controls"][one["rule"]]["gain"]
-        parts.append(
-            f"On {own['hosts']} fresh hosts of {names[suite]} they gain {points_text(one['gain'])} "
-            "points of test utility above the never-grow twin of the same recipe "
-            f"({one['validation_gain'][0]:+.1f} on validation); the best rule there, "
-            f"*{one['rule']}*, gains {points_text(rule)}. With sampled actions the policy is "
-            f"**{verdict(one['above_rule'])}** that rule, by {points_text(one['above_rule'])}, "
-            f"{verdict(one['above_blind'])} its blind twin, by {points_text(one['above_blind'])}, "
-            f"and **{verdict(one['above_network'])}** the best network that does not grow "
-            f"(*{one['network']}*), by {points_text(one['above_network'])}."
-        )
-    return f"{' '.join(parts)} ([results](benchmarks/results/{trained_on}.md))"
-
-
-def looking(results: Path) -> str:
-    """What policies gain that learned from branches, above every rule."""
-    found = read("policy", results)
-    if found is None:
-        return (
-            "- **A policy that looks** is not measured yet in this version (`make bench-policy`)."
-        )
-    one = found["policies"]["greedy"]
-    parts = [
-        f"- **A policy that looks.** {len(one['by_controller'])} policies learned from recorded "
-        "branches of `one_seed`, where one seed may live. On "
-        f"{found['hosts']} held-out hosts they gain {points_text(one['gain'])} points above never "
-        f"growing and are **{verdict(one['above_rule'])}** the best rule (*{one['rule']}*), by "
-        f"{points_text(one['above_rule'])}, which is {found['share_of_gap']['greedy']:.0%} of the "
-        "way to a clairvoyant. They are "
-        f"{verdict(one['above_blind'])} their blind twins, by {points_text(one['above_blind'])}, "
-        f"and **{verdict(one['above_network'])}** the best network that does not grow "
-        f"(*{one['network']}*), by {points_text(one['above_network'])}."
-    ]
-    for family, other in found["comparisons"].items():
-        rule = max(other["rules"], key=lambda name: other["rules"][name][0])
-        parts.append(
-            f"On {other['hosts']} {'further' if family == 'one_seed' else 'new'} hosts of "
-            f"`{family}` they are {verdict(other['above'][rule])} the best rule there (*{rule}*), "
-            f"by {points_text(other['above'][rule])}."
-        )
-    return f"{' '.join(parts)} ([results](benchmarks/results/policy.md))"
-
-
-def what_shifts(results: Path) -> str:
-    """What the policies have learned, by what shifts: a table."""
-    branches, policies = (read(name, results) for name in ("policy_diagnosis", "policy"))
-    if branches is None or policies is None:
-        return "What they learned is not measured yet in this version."
-    kinds = branches["kinds"]
-    total = sum(kind["hosts"] for kind in kinds.values())
-    rows = [
-        (
-            one["kind"],
-            f"{kinds[one['kind']]['hosts'] / total:.0%}",
-            f"{kinds[one['kind']]['hindsight']:+.1f}",
-            f"{kinds[one['kind']]['forest'][0]:+.1f}",
-            f"{one['difference']:+.1f} ± {one['error']:.1f}",
-        )
-        for one in policies["kinds"]
-    ]
-    heads = (
-        "what shifts",
-        "share of the hosts",
-        "best branch in hindsight",
-        "forest's choice",
-        "policy above the best rule, on further hosts",
-    )
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
 
 def world(results: Path) -> str:
@@ -341,6 +242,7 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "policy": policy,
     "looking": looking,
     "shifts": what_shifts,
+    "acting": acting,
     "growing": growing,
     "world": world,
     "backends": backends,

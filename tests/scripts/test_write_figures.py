@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from esper.simic.evaluation.hosts import SPLITS
 from esper.simic.evaluation.shipped_controls import ShippedControls
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "write_figures.py"))
 TEXTS, written = SCRIPT["TEXTS"], SCRIPT["written"]
 
