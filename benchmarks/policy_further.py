@@ -1,14 +1,17 @@
 """The best rules of a ladder and the controllers on further draws, and on later families."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from later_tasks import LATER, register
+from numpy.typing import NDArray
 from reporting import kept
 
+from esper.leyline.evaluation import CLAIRVOYANT
 from esper.runtime.registry import HELD_OUT_DRAWS
 from esper.runtime.tasks import FAMILIES
 from esper.simic.evaluation.controls import ORDERS, known_plans
@@ -21,7 +24,7 @@ from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
-from esper.tamiyo.plans import NEVER, library, schedule
+from esper.tamiyo.plans import NEVER, Plan, library, schedule
 from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
 
 FURTHER = range(HELD_OUT_DRAWS + 1000, HELD_OUT_DRAWS + 1256)
@@ -88,14 +91,27 @@ def played_rules(training: Population, hosts: Population, work: Path) -> dict[st
     found = {"never": never.test_utility[:, 0].tolist()}
     for name in RULES_AGAIN:
         chosen = RULES[name](known)(never.features)
-        rows = Schedule.stacked(
-            [
-                schedule((plans[plan],), task, length)
-                for plan, task in zip(chosen, hosts.tasks, strict=True)
-            ]
-        )
-        found[name] = utilities(hosts, InOrder(rows))
+        found[name] = utilities(hosts, InOrder(followed(chosen, plans, hosts, length)))
     return found
+
+
+def clairvoyant(hosts: Population, work: Path) -> list[float]:
+    """Utility of the plan that is best on each host, chosen with another order of its data."""
+    plans, length = library(), hosts.tasks[0].episode_length
+    again = replace(hosts, data_seed=ORDERS[1])
+    known = Stages(work, tell).kept(
+        "clairvoyant", again, plans, lambda done: play_plans(again, plans, done)
+    )
+    best = known.test_utility.argmax(1)
+    return utilities(hosts, InOrder(followed(best, plans, hosts, length)))
+
+
+def followed(
+    chosen: NDArray[np.int_], plans: Sequence[Plan], hosts: Population, length: int
+) -> Schedule:
+    """The schedules of the plans that are chosen for each host."""
+    rows = zip(chosen, hosts.tasks, strict=True)
+    return Schedule.stacked([schedule((plans[plan],), task, length) for plan, task in rows])
 
 
 def further(runs: dict[int, Path], work: Path, hosts: Population, training: Population) -> Played:
@@ -128,6 +144,8 @@ def everywhere(
     again = population(family, FURTHER, FURTHER_SPLITS, FRESH_HOSTS + 10_000, threads)
     own = replace(training, data_seed=ORDERS[0])
     found = {family: further(runs, work / "further", again, own)}
+    path = work / "further" / "best_plans.json"
+    found[family][CLAIRVOYANT] = kept(path, partial(clairvoyant, again, work / "further"))
     register()
     for number, later in enumerate(LATER):
         draws, first = range(HELD_OUT_DRAWS, HELD_OUT_DRAWS + LATER_DRAWS), FRESH_HOSTS + 30_000

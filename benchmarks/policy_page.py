@@ -22,6 +22,8 @@ from esper.leyline.evaluation import CLAIRVOYANT, Evaluation, Rung
 from esper.runtime.tasks import FAMILIES
 
 WAYS = "greedy", "sampled"
+SHARE = 0.4
+"""Share of the gap between the best rule and the clairvoyant that a policy should close."""
 
 
 def compared(played: Played, seeds: list[int]) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def compared(played: Played, seeds: list[int]) -> dict[str, Any]:
     splits = [FURTHER_SPLITS[i % len(FURTHER_SPLITS)] for i in range(hosts)]
     never, own = np.array(played["never"]), np.array([played[str(seed)] for seed in seeds])
     rules = {rule: np.array(played[rule]) for rule in ("try in turn", *RULES_AGAIN)}
-    return {
+    found: dict[str, Any] = {
         "hosts": hosts,
         "gain": over_controllers(own - never, splits),
         "rules": {rule: points(values - never, splits) for rule, values in rules.items()},
@@ -39,6 +41,15 @@ def compared(played: Played, seeds: list[int]) -> dict[str, Any]:
             rule: (100.0 * (own - values).mean(1)).tolist() for rule, values in rules.items()
         },
     }
+    if CLAIRVOYANT in played:
+        best, plan = max(rules.values(), key=np.mean), np.array(played[CLAIRVOYANT])
+        found["clairvoyant"] = points(plan - never, splits)
+        found["above_clairvoyant"] = over_controllers(own - plan, splits)
+        found["share_of_gap"] = float((own - best).mean() / (plan - best).mean())
+        # Linear in the utilities, unlike the share itself.
+        wanted = best + SHARE * (plan - best)
+        found["above_share"] = over_controllers(own - wanted, splits)
+    return found
 
 
 def comparison_table(family: str, found: dict[str, Any]) -> str:
@@ -48,6 +59,9 @@ def comparison_table(family: str, found: dict[str, Any]) -> str:
         for rule, gain in found["rules"].items()
     ]
     rows.append(("**policy**", points_text(found["gain"], "+.1f"), ""))
+    if "clairvoyant" in found:
+        gain, above = found["clairvoyant"], found["above_clairvoyant"]
+        rows.append((CLAIRVOYANT, points_text(gain, "+.1f"), points_text(above, "+.1f")))
     return table((f"`{family}`, {found['hosts']} hosts", "gain", "policy minus it"), rows)
 
 
@@ -122,6 +136,7 @@ def result_page(
     standings = [standing(way, policies, found) for way in WAYS]
     shares = {way: share_of_gap(found, policies, way) for way in WAYS}
     differences = {family: compared(played, list(chosen)) for family, played in more.items()}
+    own = differences[found.suite]
     kinds = by_kind(more[found.suite], found.suite, list(chosen))
     select = {seed: 100.0 * float(np.mean(values)) for seed, values in chosen.items()}
     best = max(select, key=lambda seed: select[seed])
@@ -149,6 +164,9 @@ def result_page(
         "later family; the variant of try in turn is that of the ladder. The controllers act "
         "greedily.",
         *(comparison_table(family, one) for family, one in differences.items()),
+        f"On the further draws of `{found.suite}` the policies close "
+        f"{own['share_of_gap']:.0%} of the gap between the best rule and the clairvoyant; they "
+        f"are {points_text(own['above_share'], '+.1f')} points above {SHARE:.0%} of it.",
         f"On the further draws of `{found.suite}`, by what shifts (standard errors over hosts; "
         "means over controllers):",
         kind_table(kinds),

@@ -74,7 +74,8 @@ def looking(results: Path) -> str:
         parts.append(
             f"On {other['hosts']} {'further' if family == 'one_seed' else 'new'} hosts of "
             f"`{family}` they are {verdict(other['above'][rule])} the best rule there (*{rule}*), "
-            f"by {points_text(other['above'][rule])}."
+            f"by {points_text(other['above'][rule])}"
+            + (f", {other['share_of_gap']:.0%} of the way." if "share_of_gap" in other else ".")
         )
     return f"{' '.join(parts)} ([results](benchmarks/results/policy.md))"
 
