@@ -5,6 +5,7 @@ from mutants import Table
 _ENGINE = (
     "tests/tolaria/test_minibatches.py",
     "tests/tolaria/test_bank.py",
+    "tests/tolaria/test_reset.py",
     "tests/tolaria/test_measure_oracle.py",
     "tests/tolaria/test_independence.py",
     "tests/tolaria/test_training_oracle.py",
