@@ -78,11 +78,12 @@ bench-suite: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/suite.py --write
 	$(BIN)/python scripts/write_figures.py
 
-# Eight controllers on the family that is worth looking at: about four hours on two cores, resumable.
-# Two hours on two cores, resumable.
+# Eight controllers that learn from records, what else they could learn from the same, and policies
+# that act while they learn: about four hours on two cores, resumable.
 bench-policy: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_diagnosis.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_online.py --write
 	$(BIN)/python scripts/write_figures.py
 
 bench-observation: $(READY)
