@@ -6,6 +6,7 @@ _ENGINE = (
     "tests/tolaria/test_minibatches.py",
     "tests/tolaria/test_bank.py",
     "tests/tolaria/test_reset.py",
+    "tests/tolaria/test_channel_moves.py",
     "tests/tolaria/test_measure_oracle.py",
     "tests/tolaria/test_independence.py",
     "tests/tolaria/test_training_oracle.py",

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.rng import Purpose, random_bits
+from esper.kasmina.seeds import SeedState
+from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
+from esper.leyline.stages import LIVING, Stage
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Drift, Task
 from esper.tolaria.backends.torch import TorchBackend
@@ -168,6 +171,53 @@ def test_drift_window_and_probability_at_their_bounds(never, window, expected):
     bank, groups = bank_of(drifting(never, *window)), torch.arange(500)
     found = bank.switch_steps(3, groups, torch.zeros_like(groups), 0, 40)
     assert set(found.tolist()) == expected
+
+
+def test_hosts_are_trained_with_the_settings_of_their_tasks():
+    recipe = {"weight_decay": 0.03, "max_gradient_norm": 0.7, "learning_rate": 0.02}
+    one = task_of(plain(1.0), host_learning_rate=0.01, **recipe)
+    other = replace(task_of(plain(1.0), host_learning_rate=0.0, **recipe), name="other")
+    rows = Rows(torch.arange(3), torch.arange(3), torch.tensor([0, 1, 0]))
+    engine = Engine(banked(one, other), rows, 3, TorchBackend(HOST, Precision("cpu")), 2, 6)
+    engine.reset(0)
+    found = engine.optimisation(0)
+    assert found.host_learning_rate.tolist() == pytest.approx([0.01, 0.0, 0.01])
+    assert found.seed_learning_rate.tolist() == [pytest.approx([0.02] * len(HOST.slots))] * 3
+    assert (found.weight_decay, found.max_gradient_norm) == (0.03, 0.7)
+
+
+def test_some_rows_are_measured_on_their_own_data():
+    bank = banked(task_of(plain(1.0)), replace(task_of(plain(-2.0)), name="other"))
+    rows = Rows(torch.arange(3), torch.arange(3), torch.tensor([0, 1, 1]))
+    engine = Engine(bank, rows, 3, TorchBackend(HOST, Precision("cpu")), 2, 6)
+    engine.reset(0)
+
+    def losses(some: Tensor | None) -> Tensor:
+        seeds = SeedState.dormant((3 if some is None else len(some), len(HOST.slots)), CPU)
+        return engine.measure(seeds, 0, committed=False, rows=some).scores.loss
+
+    every, some = losses(None), torch.tensor([2, 0])
+    assert torch.allclose(losses(some), every[some], rtol=1e-12)
+    assert len(set(every.tolist())) == 3
+
+
+def test_only_living_seeds_have_parameters():
+    engine = Engine(
+        banked(task_of(plain(1.0))),
+        Rows(torch.zeros(len(Stage)).long(), torch.zeros(len(Stage)).long()),
+        3,
+        TorchBackend(HOST, Precision("cpu")),
+        2,
+        6,
+    )
+    state = SeedState.dormant((len(Stage), len(HOST.slots)), CPU)
+    kind = BLUEPRINTS.index("conv_light")
+    state.stage[:] = torch.tensor(list(Stage))[:, None]
+    state.blueprint[:] = kind
+    found = engine.seed_parameters(state)
+    whole = torch.tensor([slot.layouts[kind].size for slot in HOST.slots])
+    for stage, counts in zip(Stage, found, strict=True):
+        assert torch.equal(counts, whole if stage in LIVING else 0 * whole), stage
 
 
 def test_each_environment_trains_and_validates_on_the_later_data_from_its_switch_on():

@@ -91,6 +91,8 @@ def test_channels_move_at_the_step_of_the_drift_in_the_hosts_that_drift_then():
     engine = engine_of(shifting(0.5), replace(small_task(HOST), host_learning_rate=0.0))
     stack, before = engine.stack, engine.stack.host.clone()
     stack.host_optimizer.first.copy_(before)
+    stack.buffers.copy_(random_stack(HOST, 2).buffers)
+    statistics = stack.buffers.clone()
     for step in (0, 1):
         assert engine.shift_channels(step) is None
     assert torch.equal(stack.host, before)
@@ -104,6 +106,9 @@ def test_channels_move_at_the_step_of_the_drift_in_the_hosts_that_drift_then():
         assert torch.equal(new[name][0], old[name][0, order])
     assert torch.equal(new[HOST.weights[0].name], old[HOST.weights[0].name])
     assert torch.equal(stack.host_optimizer.first, stack.host)
+    was, now = (HOST.buffers.views(rows) for rows in (statistics, stack.buffers))
+    for name in ("norm1.mean", "norm1.variance"):
+        assert torch.equal(now[name], torch.stack([was[name][0, order], was[name][1]]))
     assert engine.shift_channels(3) is None
     engine.reset(1)
     assert engine.shift_channels(2) is not None

@@ -73,3 +73,16 @@ def test_every_host_of_a_group_begins_alike_and_no_other() -> None:
         assert not torch.isin(random, other.stack.host).any()
     assert torch.equal(first, born(step=3).stack.host)
     assert abs(float((random < 0).double().mean()) - 0.5) < 0.2
+
+
+def test_a_newborn_does_not_inherit_the_moments_of_a_dead_seed() -> None:
+    engine = born()
+    for optimizer in engine.stack.seed_optimizers:
+        for part in (optimizer.first, optimizer.second, optimizer.step):
+            part.fill_(7)
+    where = torch.tensor([[True, False, False], [False, False, True], [False, False, False]])
+    engine.germinate(where, torch.full((3, 3), BLUEPRINTS.index("norm")), 4)
+    for s, optimizer in enumerate(engine.stack.seed_optimizers):
+        for part in (optimizer.first, optimizer.second, optimizer.step):
+            assert torch.equal(part.reshape(3, -1).eq(0).all(1), where[:, s])
+            assert torch.equal(part.reshape(3, -1).eq(7).all(1), ~where[:, s])
