@@ -139,6 +139,22 @@ def test_events_that_cannot_be_made_are_counted_and_reported_once(
     assert capsys.readouterr().err.count("no such tensor") == 1
 
 
+def test_steps_are_reported_as_dropped_once_and_counted_in_total() -> None:
+    def fail() -> list[Event]:
+        raise ValueError("no such tensor")
+
+    sink = Kept()
+    hub = Hub([sink], "normal")
+    for round_number, failures in ((1, 3), (2, 2)):
+        for _ in range(failures):
+            hub.emit_later(fail)
+        hub.emit(update(round_number))
+        hub.flush()
+    hub.close()
+    reports = [event for event in sink.events if isinstance(event, TelemetryDropped)]
+    assert [(each.round, each.steps, each.total) for each in reports] == [(1, 3, 3), (2, 2, 5)]
+
+
 def test_a_full_disk_does_not_change_the_results_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

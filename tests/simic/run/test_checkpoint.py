@@ -1,5 +1,6 @@
 """Checkpoints on a disk that flips bits, truncates files or is full, and forged checkpoints."""
 
+import copy
 import errno
 import hashlib
 import io
@@ -467,3 +468,82 @@ def test_a_manifest_of_any_size_is_not_read(run: Path, capsys) -> None:
     with (run / "checkpoints" / "000002" / "manifest.json").open("ab") as file:
         file.truncate(2**30)
     assert_passed_over(run, capsys)
+
+
+def test_a_file_is_not_read_beyond_the_size_in_the_manifest(run: Path, monkeypatch) -> None:
+    limits: dict[str, int] = {}
+    read = checkpoint.read_regular
+
+    def noted(path: Path, most: int) -> bytes:
+        limits[path.name] = most
+        return read(path, most)
+
+    monkeypatch.setattr(checkpoint, "read_regular", noted)
+    load_latest(run)
+    folder = run / "checkpoints" / "000002"
+    for name in ("policy.pt", "counters.pt"):
+        assert limits[name] == (folder / name).stat().st_size
+    assert limits["manifest.json"] < 2**30
+
+
+def test_an_archive_whose_entries_overlap_is_refused_before_it_is_read(
+    run: Path, capsys, monkeypatch
+) -> None:
+    """Entries that share their bytes take more memory than the file is large."""
+    doubled = io.BytesIO()
+    torch.save({"weight": torch.zeros(10_000)}, doubled)
+    with ZipFile(doubled, "a") as archive:
+        for entry in list(archive.filelist):
+            again = copy.copy(entry)
+            again.filename = f"{entry.filename}_again"
+            archive.filelist.extend([again] * 3)
+        archive._didModify = True  # type: ignore[attr-defined]
+    replaced(run, doubled.getvalue())
+    loaded = sizes_loaded(monkeypatch)
+    assert_passed_over(run, capsys)
+    assert len(doubled.getvalue()) not in loaded
+
+
+def test_torch_would_refuse_a_malicious_pickle_as_well(run: Path, capsys, monkeypatch) -> None:
+    """Each of the two checks is enough without the other."""
+    content, target = io.BytesIO(), run.parent / "executed"
+    torch.save({"weight": Malicious(target)}, content)
+    replaced(run, content.getvalue())
+    monkeypatch.setattr(checkpoint, "_check_archive", lambda content: None)
+    assert_passed_over(run, capsys)
+    assert not target.exists()
+
+
+# --- order, blueprints and the disk -----------------------------------------------------------
+
+
+def test_the_millionth_round_is_later_than_the_one_before(tmp_path: Path) -> None:
+    tmp_path.joinpath("run").mkdir()
+    for number in (999_999, 1_000_000):
+        save(tmp_path / "run", number, parts(number), 0, 5, IDENTITY)
+    assert load_latest(tmp_path / "run").round == 1_000_000
+
+
+def test_a_policy_for_other_blueprints_is_refused(run: Path, monkeypatch) -> None:
+    monkeypatch.setattr(checkpoint, "BLUEPRINTS", [*BLUEPRINTS, "own"])
+    with pytest.raises(UsageError, match=r"has other blueprints \(own not in the checkpoint\)"):
+        load_latest(run)
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch) -> None:
+    """Files and their folder before the rename, the entries of the folders above after it."""
+    flush, rename, done = os.fsync, Path.rename, list[str]()
+
+    def flushed(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        flush(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append(f"{path.name} -> {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Path, "rename", renamed)
+    saved(tmp_path / "run", 1)
+    draft = ".draft-000001"
+    assert done == ["run", *FILES, draft, f"{draft} -> 000001", "checkpoints"]
