@@ -126,10 +126,11 @@ def soak_page(found: dict[str, Any], minutes: float, warm_up: float) -> tuple[st
         table(("minute", "resident, MiB"), rows),
         "Steps of more than 1 MiB between two readings:",
         table(("minute", "MiB"), jumps) if jumps else "none.",
-        "A fresh process that moves 8 MiB of this run's events to Parquet grows by "
+        "A fresh process that moves 8 MiB of such events to Parquet grows by "
         f"{moved[1] - moved[0]:.1f} MiB the first time, and by {moved[-1] - moved[1]:+.1f} MiB in "
-        f"the {ROTATIONS - 1} times after it. That is the largest step above: it comes once, when "
-        "the log reaches 8 MiB for the first time.",
+        f"the {ROTATIONS - 1} times after it. Training does so every two minutes here: the first "
+        "time explains the large step of the first minutes, and the writer's temporary memory the "
+        "steps of a few MiB, up and down, at that interval.",
         f"{made_on('other work on the machine')}.",
     )
 

@@ -130,8 +130,8 @@ def acting(results: Path) -> str:
     )
     shipped = points_text(found["references"]["`keep-or-move`"])
     return (
-        "- **What acting teaches.** From random weights PPO learns the best fixed schedule and "
-        f"nothing else: it is {curve} episodes above it. After {budget:,} episodes other settings "
+        "- **What acting teaches.** From random weights PPO learns the best fixed schedule: in "
+        f"points above it, it is at {curve} episodes. After {budget:,} episodes other settings "
         f"are at {others}. Started from `keep-or-move`, which is {shipped} above the schedule, PPO "
         f"is at {started} after {max(map(int, next(iter(warm.values()))['above'])):,} episodes. "
         "One controller each ([results](benchmarks/results/policy_online.md))."
