@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.gym.collect import collect
-from esper.simic.sequences import segments
+from esper.simic.sequences import segments, split_sequences
 from scripted_gym import agent_for, scripted
 
 
@@ -32,6 +32,39 @@ def test_segments_equal_those_of_a_loop(seed: int) -> None:
     found: list[Tensor] = list(segments(valid))
     rows = list(zip(*(x.tolist() for x in found), strict=True))
     assert rows == naive_segments(valid.tolist())
+
+
+def test_each_piece_of_an_episode_has_its_own_steps_and_recurrent_state() -> None:
+    """Numbers name their step and environment. Only a piece at step 0 goes on with a state."""
+    environments = scripted(5)
+    agent = agent_for(environments)
+    collect(environments, agent, 9, 1)
+    rollout = collect(environments, agent, 21, 2)
+    assert rollout.valid is not None
+    places = 100.0 * torch.arange(21)[:, None] + torch.arange(5)
+    found = split_sequences(rollout, rollout.observation, places, places, places)
+    pieces = naive_segments(rollout.valid.tolist())
+    assert found.weight is not None
+    assert found.count == len(pieces) > 10
+    for m, (first, environment, length) in enumerate(pieces):
+        steps = slice(first, first + length)
+        for own, whole in (
+            (found.advantages, places),
+            (found.old_log_prob, places),
+            (found.targets, places),
+            (found.actions, rollout.actions),
+            *zip(
+                found.observation.tensors().values(),
+                rollout.observation.tensors().values(),
+                strict=True,
+            ),
+        ):
+            assert torch.equal(own[:length, m], whole[steps, environment])
+        assert found.weight[:, m].tolist() == [float(t < length) for t in range(len(found.weight))]
+        for own, state in zip(found.hidden, rollout.hidden, strict=True):
+            expected = state[:, environment] if first == 0 else 0 * state[:, environment]
+            assert torch.equal(own[:, m], expected)
+    assert any(bool(state.abs().sum() > 0) for state in rollout.hidden)
 
 
 def test_padding_to_powers_of_two_changes_neither_loss_nor_gradients() -> None:
