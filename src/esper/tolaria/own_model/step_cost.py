@@ -18,8 +18,9 @@ from esper.tolaria.own_model.samples import call, first_samples, undisturbed
 
 FEW, MORE = 2, 4
 """Samples of the two batches; BatchNorm needs two."""
-REPEATS = 3
-"""Steps of each batch, of which the fastest counts; other work on the machine slows single ones."""
+REPEATS, MOST, SECONDS = 3, 15, 1.5
+"""Least and largest number of steps of each batch, and seconds after which no more are taken. The
+fastest counts: a difference of small batches is scaled to a whole one, and noise with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,10 @@ def predicted_cost(
 
     # The first step allocates and chooses algorithms.
     step(few)
-    pairs = [(step(few), step(more)) for _ in range(REPEATS)]
+    pairs: list[tuple[Cost, Cost]] = []
+    begun = perf_counter()
+    while len(pairs) < REPEATS or (len(pairs) < MOST and perf_counter() - begun < SECONDS):
+        pairs.append((step(few), step(more)))
     least, most = (min(costs, key=lambda cost: cost.seconds) for costs in zip(*pairs, strict=True))
     return least.at(samples, most, few, more)
 
