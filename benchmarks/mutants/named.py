@@ -162,7 +162,7 @@ NAMED = (
             (
                 "T and N",
                 "return x[time, environment]",
-                "return x.transpose(0, 1)[environment % x.shape[1], time % x.shape[0]]",
+                "return x[environment % x.shape[0], time % x.shape[1]]",
             ),
         ),
     ),

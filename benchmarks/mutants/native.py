@@ -183,7 +183,7 @@ NATIVE = (
     Table(
         "native",
         _SOURCE + "hosts/loss.h",
-        _HOSTS,
+        (*_HOSTS, "tests/tolaria/test_measure_oracle.py"),
         (
             (
                 "expected accuracy is hits",
