@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from branch_rules import best_threshold, tree_choices
+from branch_rules import DEPTH, best_threshold, tree_choices
 from branches import BRANCHES, DELAY, decision_step
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
@@ -129,15 +129,13 @@ def rule_points(found: Outcomes) -> dict[str, dict[str, float]]:
     threshold = best_threshold(observed[:, learned], above[learned])
     chosen = {
         "threshold on one feature": threshold.choices(observed[:, held_out]),
-        "tree of depth 3, told the step": tree_choices(
+        f"tree of depth {DEPTH}, told the step": tree_choices(
             features[learned], above[learned], features[held_out]
         ),
     }
-    points = {}
-    for name, choices in chosen.items():
-        worth, error = mean_and_error(above[held_out, choices])
-        points[name] = {"draws": len(learned), "greedy": worth, "error": error}
-    return points
+    return {
+        name: _point(len(learned), above[held_out, choices]) for name, choices in chosen.items()
+    }
 
 
 def forest_point(found: Outcomes, share: float) -> dict[str, float]:
@@ -145,8 +143,12 @@ def forest_point(found: Outcomes, share: float) -> dict[str, float]:
     held_out, learned = (part.numpy() for part in divided(len(found.above), share))
     features, above = found.features(0), found.above
     chosen = forest_choices(features[learned], above[learned], features[held_out])
-    worth, error = mean_and_error(above[held_out, chosen])
-    return {"draws": len(learned), "greedy": worth, "error": error}
+    return _point(len(learned), above[held_out, chosen])
+
+
+def _point(draws: int, worth: Floats) -> dict[str, float]:
+    mean, error = mean_and_error(worth)
+    return {"draws": draws, "greedy": mean, "error": error}
 
 
 def mean_and_error(worth: Floats) -> tuple[float, float]:

@@ -78,62 +78,35 @@ def drawn(curves: dict[str, list[dict[str, float]]], ceiling: float, path: Path)
     figure.savefig(path)
 
 
-def main() -> int:
-    """Measure; return the exit status."""
-    parser = new_parser(__doc__)
-    parser.add_argument("--work", type=Path, default=Path("runs/policy"))
-    arguments = parser.parse_args()
-    work = arguments.work.absolute()
-    torch.set_num_threads(1)
-    records = tuple(str(path) for path in sorted((work / "records").iterdir()))
-    data = read_data(OfflineConfig(records=records, method="vine", held_out=0.0, threads=1))
-    found = outcomes(data)
-    above = found.above
+def diagnosis_page(figures: dict[str, Any], above: Floats) -> list[str]:
+    """The paragraphs.
 
-    def told(name: str, make: Callable[[], Any]) -> Any:
-        result = kept(work / "diagnosis" / f"{name}.json", make)
-        print(name, result, flush=True)
-        return result
-
-    looks = {
-        lag: told(f"look-{lag}", partial(by_forest, found.features(lag), above)) for lag in LAGS
-    }
-    features = {
-        name: told(f"features-{name}", partial(by_forest, found.features(0, names), above))
-        for name, names in groups_of_features().items()
-    }
-    curves: dict[str, list[dict[str, float]]] = {
-        METHODS[method]: [
-            told(f"{method}-{share:.3f}", partial(by_method, data, found, method, share))
-            for share in SHARES
-        ]
-        for method in METHODS
-    }
-    counts = [round(point["draws"]) for point in curves[METHODS["vine"]]]
-    curves["forest, told the step"] = [
-        told(f"forest-{share:.3f}", partial(forest_point, found, share)) for share in SHARES
-    ]
-    rules = told("rules", partial(rule_points, found))
-    whole = curves[METHODS["vine"]][-1]
-    forgetful = told("vine-memoryless", partial(by_method, data, found, "vine", 1.0, False))
-    kinds = told("kinds", partial(by_kind, found))
-    ceiling = float(above.max(1).mean())
-    if arguments.write:
-        drawn(curves, ceiling, RESULTS / "policy_diagnosis.svg")
-    page = [
+    Args:
+        figures: see ``main``.
+        above: see ``Outcomes``.
+    """
+    curves = figures["curves"]
+    vine = curves[METHODS["vine"]]
+    counts, whole = [round(point["draws"]) for point in vine], vine[-1]
+    return [
         f"{len(above)} hosts of `one_seed`, {len(BRANCHES)} branches each; utility on validation, "
-        f"in points above keeping the early seed, with standard errors over hosts. In hindsight "
-        f"the best branch is worth {ceiling:.1f}; keeping, pruning and moving to slot 0 or 1 are "
-        "best on " + ", ".join(f"{share:.0%}" for share in _best_shares(above)) + " of the hosts.",
+        "in points above keeping the early seed, with standard errors over hosts. In hindsight "
+        f"the best branch is worth {figures['ceiling']:.1f}; keeping, pruning and moving to slot 0 "
+        "or 1 are best on "
+        + ", ".join(f"{share:.0%}" for share in _best_shares(above))
+        + " of the hosts.",
         "## When to look",
         "A forest (cross-validated over hosts) chooses the branch from the observations some steps "
         f"after the first step of the shift; the branches themselves part {DELAY} steps after it.",
         table(
             ("steps after the shift", *(DELAY - lag for lag in reversed(LAGS))),
-            [("worth", *(_worth(looks[lag]) for lag in reversed(LAGS)))],
+            [("worth", *(_worth(figures["looks"][lag]) for lag in reversed(LAGS)))],
         ),
         "## What the observation carries",
-        table(("features", "worth"), [(name, _worth(one)) for name, one in features.items()]),
+        table(
+            ("features", "worth"),
+            [(name, _worth(one)) for name, one in figures["features"].items()],
+        ),
         "## What the methods make of it",
         "Greedy choices among the branches, and expected worth of sampled choices, on one eighth "
         "of the hosts. Cloning copies the best branch of each host.",
@@ -152,8 +125,11 @@ def main() -> int:
             ("", "greedy"),
             [
                 ("vine", _point(whole, "greedy")),
-                ("vine, LSTM that begins anew in every step", _point(forgetful, "greedy")),
-                *((name, _point(point, "greedy")) for name, point in rules.items()),
+                (
+                    "vine, LSTM that begins anew in every step",
+                    _point(figures["memoryless"], "greedy"),
+                ),
+                *((name, _point(point, "greedy")) for name, point in figures["rules"].items()),
             ],
         ),
         "The threshold may be on any feature or its change, is told nothing, and is counted as if "
@@ -174,11 +150,52 @@ def main() -> int:
                     f"{one['hindsight']:+.1f}",
                     _worth(one["forest"]),
                 )
-                for name, one in kinds.items()
+                for name, one in figures["kinds"].items()
             ],
         ),
-        f"{made_on()}.",
     ]
+
+
+def main() -> int:
+    """Measure; return the exit status."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--work", type=Path, default=Path("runs/policy"))
+    arguments = parser.parse_args()
+    work = arguments.work.absolute()
+    torch.set_num_threads(1)
+    records = tuple(str(path) for path in sorted((work / "records").iterdir()))
+    data = read_data(OfflineConfig(records=records, method="vine", held_out=0.0, threads=1))
+    found = outcomes(data)
+    above = found.above
+
+    def told(name: str, make: Callable[[], Any]) -> Any:
+        result = kept(work / "diagnosis" / f"{name}.json", make)
+        print(name, result, flush=True)
+        return result
+
+    features = {
+        name: told(f"features-{name}", partial(by_forest, found.features(0, names), above))
+        for name, names in groups_of_features().items()
+    }
+    looks = {0: features["everything"]} | {
+        lag: told(f"look-{lag}", partial(by_forest, found.features(lag), above)) for lag in LAGS[1:]
+    }
+    curves: dict[str, list[dict[str, float]]] = {
+        METHODS[method]: [
+            told(f"{method}-{share:.3f}", partial(by_method, data, found, method, share))
+            for share in SHARES
+        ]
+        for method in METHODS
+    }
+    curves["forest, told the step"] = [
+        told(f"forest-{share:.3f}", partial(forest_point, found, share)) for share in SHARES
+    ]
+    rules = told("rules", partial(rule_points, found))
+    forgetful = told("vine-memoryless", partial(by_method, data, found, "vine", 1.0, False))
+    kinds = told("kinds", partial(by_kind, found))
+    ceiling = float(above.max(1).mean())
+    if arguments.write:
+        drawn(curves, ceiling, RESULTS / "policy_diagnosis.svg")
     figures = {
         "looks": looks,
         "features": features,
@@ -188,6 +205,7 @@ def main() -> int:
         "memoryless": forgetful,
         "kinds": kinds,
     }
+    page = [*diagnosis_page(figures, above), f"{made_on()}."]
     publish("policy_diagnosis", "What the branches teach", page, arguments.write, figures)
     return 0
 
