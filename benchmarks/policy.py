@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 from branches import BRANCHES, record_branches
-from policy_further import everywhere, population, tell, utilities
+from policy_further import everywhere, greedy_utilities, population, tell
 from policy_page import result_page
 from reporting import kept, made_on, new_parser, publish
 
@@ -77,7 +77,7 @@ def selection(run: Path, work: Path, seed: int, threads: int) -> list[float]:
     hosts = population(FAMILY, SELECTION, (50, 51, 52, 53), FRESH_HOSTS + 20_000, threads)
     grower = GrowingPolicy.named(str(run))
     path = work / f"selection-{seed}.json"
-    return kept(path, lambda: utilities(hosts, lambda env: grower.actor(env, True), True))
+    return kept(path, lambda: greedy_utilities(hosts, grower, validation=True))
 
 
 def placed(run: Path, seed: int, hosts: Population, members: int, work: Path) -> list[Rung]:

@@ -53,6 +53,11 @@ def population(
     return Population(tasks, first, data_seed=ORDERS[0], threads=threads)
 
 
+def further_hosts(family: str, threads: int) -> Population:
+    """The hosts of the further draws of a family."""
+    return population(family, FURTHER, FURTHER_SPLITS, FRESH_HOSTS + 10_000, threads)
+
+
 def turn_actor(env: GrowthEnv) -> Actor:
     """Try in turn, see ``TURN``."""
     own = tasks_of_groups(env), env.slot_count, env.config.episode_length
@@ -78,6 +83,13 @@ def utilities(
     """Utility of a policy on each host."""
     found = play(hosts, actor, 1)
     return (found.validation_utility if validation else found.test_utility)[:, 0].tolist()
+
+
+def greedy_utilities(
+    hosts: Population, grower: GrowingPolicy, validation: bool = False
+) -> list[float]:
+    """Utility of a trained policy on each host, with its most probable actions."""
+    return utilities(hosts, lambda env: grower.actor(env, greedy=True), validation)
 
 
 def played_rules(training: Population, hosts: Population, work: Path) -> dict[str, list[float]]:
@@ -120,12 +132,8 @@ def further(runs: dict[int, Path], work: Path, hosts: Population, training: Popu
     found["try in turn"] = kept(work / "turns.json", lambda: utilities(hosts, turn_actor))
     for seed, run in runs.items():
         grower = GrowingPolicy.named(str(run))
-
-        def actor(env: GrowthEnv, grower: GrowingPolicy = grower) -> Actor:
-            return grower.actor(env, greedy=True)
-
         path = work / f"controller-{seed}.json"
-        found[str(seed)] = kept(path, partial(utilities, hosts, actor))
+        found[str(seed)] = kept(path, partial(greedy_utilities, hosts, grower))
     return found
 
 
@@ -141,7 +149,7 @@ def everywhere(
         work: directory in which finished stages are kept.
     """
     threads = training.threads
-    again = population(family, FURTHER, FURTHER_SPLITS, FRESH_HOSTS + 10_000, threads)
+    again = further_hosts(family, threads)
     own = replace(training, data_seed=ORDERS[0])
     found = {family: further(runs, work / "further", again, own)}
     path = work / "further" / "best_plans.json"

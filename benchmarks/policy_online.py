@@ -3,8 +3,8 @@
     python benchmarks/policy_online.py --write     # an hour and a half on a core; resumable
 
 Each variant trains on ``one_seed`` and then acts greedily on the further draws of ``policy.py``,
-beside the best fixed schedule. Those that start warm start from the policy that ships. The others
-of ``policy.py`` learned from records. Finished variants are kept under ``--work``.
+beside the best fixed schedule. Those that start warm start from the policy that ships, which
+learned from records. Finished variants are kept under ``--work``.
 """
 
 import shutil
@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from policy_further import FURTHER, FURTHER_SPLITS, played_rules, population, utilities
+from policy_further import FURTHER_SPLITS, further_hosts, greedy_utilities, played_rules
 from reporting import RESULTS, kept, made_on, new_parser, publish, table
 
 from esper.karn.ladder import points, points_text
 from esper.leyline.config import defaults_of, unflatten
 from esper.leyline.metrics import Metric
 from esper.simic.evaluation.controls import ORDERS
-from esper.simic.evaluation.hosts import FRESH_HOSTS, evaluation_hosts
+from esper.simic.evaluation.hosts import evaluation_hosts
 from esper.simic.evaluation.play import Population
 from esper.simic.evaluation.shipped_controls import shipped_controls
 from esper.simic.run.checkpoint import load_checkpoint
@@ -101,7 +101,7 @@ def scored(run: Path, rounds: int, hosts: Population) -> list[float]:
     """Test utility of a run's policy after some rounds, acting greedily, on each host."""
     path = run / "checkpoints" / f"{rounds:06d}"
     grower = replace(GrowingPolicy.named(str(run)), checkpoint=load_checkpoint(path))
-    return utilities(hosts, lambda env: grower.actor(env, greedy=True))
+    return greedy_utilities(hosts, grower)
 
 
 def curves(
@@ -170,16 +170,13 @@ def main() -> int:
     assert stored is not None, "the controls come from benchmarks/world.py --families one_seed"
     (known,) = evaluation_hosts(FAMILY, stored.training_hosts, stored.hosts, threads)
     training = replace(known.training, data_seed=ORDERS[0])
-    hosts = population(FAMILY, FURTHER, FURTHER_SPLITS, FRESH_HOSTS + 10_000, threads)
+    hosts = further_hosts(FAMILY, threads)
     rules = kept(
         work / "further" / "rules.json", lambda: played_rules(training, hosts, work / "further")
     )
     schedule = np.array(rules[SCHEDULE])
     shipped = GrowingPolicy.named(SHIPPED)
-    policy = kept(
-        work / "online" / "shipped.json",
-        lambda: utilities(hosts, lambda env: shipped.actor(env, greedy=True)),
-    )
+    policy = kept(work / "online" / "shipped.json", partial(greedy_utilities, hosts, shipped))
     splits = splits_of(hosts)
     references = {
         "never growing": points(np.array(rules["never"]) - schedule, splits),
