@@ -34,7 +34,7 @@ class Rows:
     """Identities of the rows of a stack.
 
     Args:
-        environment: identity of each row's seeds and actions, int64 ``[N]``.
+        environment: identity of each row's seeds, int64 ``[N]``.
         group: identity of each row's host and data, int64 ``[N]``. Rows of one group start from the
             same host and see the same minibatches; their tasks may differ in rate and decay alone.
         task: index of each row's task in the data bank, int64 ``[N]``; None means all 0.

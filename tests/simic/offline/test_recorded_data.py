@@ -248,6 +248,16 @@ def test_vine_refuses_episodes_of_which_none_can_be_compared(make: Make, random:
     assert read_data(OfflineConfig(records=(never, random), method="vine")).episodes.count > 12
 
 
+def test_vine_warns_of_groups_that_differ_before_their_actions_do(
+    make: Make, random: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_data(OfflineConfig(records=(random,), method="vine"))
+    assert "without --common-seeds" in capsys.readouterr().err
+    read_data(OfflineConfig(records=(random,), method="awr"))
+    read_data(OfflineConfig(records=(make("random", common_seeds=True),), method="vine"))
+    assert capsys.readouterr().err == ""
+
+
 def test_the_limit_of_seeds_that_tasks_bring_is_theirs_again(make: Make) -> None:
     """Runs of tasks with and without a limit of their own agree, and the policy has none."""
     limited = make(rounds=1, envs=2, task=["one_seed:3"], episode_length=8)

@@ -60,6 +60,9 @@ class WorldConfig:
     """Number of environments that train in parallel, not counting never-grow twins."""
     group_size: int = setting(8, up_to(1_000_000), only="growth")
     """Number of environments that share the initial host, the data and one never-grow twin."""
+    common_seeds: bool = setting(False, only="growth")
+    """Whether seeds that germinate in the same step and slot of a group start from the same
+    weights. Environments of a group then stay equal until their actions differ."""
     episode_length: int | None = setting(
         None, up_to(100_000), aliases=("max_epochs",), only="growth"
     )

@@ -98,8 +98,9 @@ class Shard:
         groups = environments // config.group_size
         twin_groups, self.twin_of = torch.unique(groups, return_inverse=True)
         twin_tasks = torch.zeros_like(twin_groups).scatter(0, self.twin_of, tasks)
+        births = groups * config.group_size if config.common_seeds else environments
         rows = Rows(
-            torch.cat([environments, TWIN_STREAM + twin_groups]),
+            torch.cat([births, TWIN_STREAM + twin_groups]),
             torch.cat([groups, twin_groups]),
             torch.cat([tasks, twin_tasks]),
         )

@@ -18,6 +18,8 @@ class GrowthConfig:
     Attributes:
         seed: seed of the run.
         group_size: number of environments that share task, host, data and twin.
+        common_seeds: whether seeds that germinate in the same step and slot of a group start from
+            the same weights, so that its environments stay equal until their actions differ.
         episode_length: steps per episode.
         max_batches: minibatches per step.
         batch_size: images per minibatch.
@@ -38,6 +40,7 @@ class GrowthConfig:
 
     seed: int
     group_size: int = 8
+    common_seeds: bool = False
     episode_length: int = 40
     max_batches: int = 8
     batch_size: int = 64

@@ -19,6 +19,7 @@ from esper.leyline.config import (
 )
 from esper.leyline.config.offline import ImitationConfig
 from esper.leyline.errors import UsageError
+from esper.leyline.notices import notice
 from esper.leyline.records import run_identity
 from esper.runtime import plugins
 from esper.runtime.tasks import FAMILIES, find
@@ -42,6 +43,10 @@ RULES = (
 )
 """Settings in which the recorded runs must agree: actions mean the same, and so do rewards."""
 
+_UNEQUAL = (
+    "warning: records: without --common-seeds the seeds of a group start from different weights; "
+    "the vine compares its environments as if they were equal until their actions differ"
+)
 _CHUNK = 256
 """Episodes whose moments are computed at a time, because they are copied in float64."""
 
@@ -92,6 +97,8 @@ def read_data(config: ImitationConfig) -> RecordedData:
         _check_chances(episodes)
     if method_of(config) == "vine":
         _check_branches(episodes)
+        if not all(world.common_seeds for world in worlds.values()):
+            notice(_UNEQUAL)
     learned, held_out = split(episodes, config.held_out, config.seed)
     if config.held_out > 0.0 and len(held_out) == 0:
         raise UsageError(

@@ -111,6 +111,7 @@ def growth_config(config: TrainConfig, tasks: Sequence[Task], device: torch.devi
     return GrowthConfig(
         seed=world.seed,
         group_size=world.group_size,
+        common_seeds=world.common_seeds,
         episode_length=episode_length,
         max_batches=max_batches,
         batch_size=batch_size,
