@@ -14,7 +14,7 @@ from esper.simic.offline.vine import branches
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.interface import RecurrentState
 
-EPOCHS = 8
+EPOCHS = 12
 """Passes over all draws; as many steps for fewer draws."""
 
 
@@ -49,6 +49,7 @@ def by_method(
         method=method,
         temperature=0.25 if method == "awr" else 0.5,
         entropy=0.02,
+        learning_rate=2e-3,
         lstm_hidden=64,
         value_weight=0.05,
         threads=1,

@@ -9,7 +9,7 @@ from sklearn.tree import DecisionTreeRegressor
 Floats = NDArray[np.float64]
 FIRST, LAST = 3, 22
 """Steps between which a threshold may be crossed; all branches part before the last."""
-LAGS = 0, 4, 8
+LAGS = 0, 2, 4
 QUANTILES = np.linspace(0.5, 0.98, 25)
 DEPTH = 3
 """Depth of the tree."""

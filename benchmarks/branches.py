@@ -18,12 +18,15 @@ from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.plans import blueprint_of
 from esper.tamiyo.policy.features import Observation
 
-DELAY = 8
-"""Steps between the first step after a shift and the decision. What a forest can tell from the
-observations no longer grows after eight."""
+EARLY_SLOT, EARLY_SIZE = 0, 2 / 3
+"""Slot and size (see ``tamiyo.plans.PlannedSeed``) of the seed that is planted at once. Large seeds
+learn too slowly, and their gradients explode too often, to be planted after a shift."""
+DELAY = 4
+"""Steps between the first step after a shift and the decision. A longer look tells more and leaves
+less time."""
 KEEP, PRUNE = "keep", "prune"
-BRANCHES: tuple[str | int, ...] = (KEEP, PRUNE, 0, 1)
-"""What becomes of the seed in the last slot: another slot's seed replaces it for a number."""
+BRANCHES: tuple[str | int, ...] = (KEEP, PRUNE, 0, 1, 2)
+"""What becomes of the early seed: the smallest seed of a slot replaces it for a number."""
 BATCH = "branching"
 """Suite of the draws of one run."""
 
@@ -38,7 +41,7 @@ def decision_step(task: Task) -> int:
 
 
 class BranchingActor:
-    """Plants the smallest seed in the last slot; member m of a group then takes ``BRANCHES[m]``.
+    """Plants the early seed; member m of a group then takes ``BRANCHES[m]``.
 
     No seed is fossilised before the decision, after which it could not be pruned.
 
@@ -57,33 +60,38 @@ class BranchingActor:
         """See ``simic.growth.collect.Actor.act``. Tasks are known only after ``begin``."""
         if step == 0:
             self._prepare(self.env.current_tasks, observation.slots.shape[1])
-        actions, log_prob, value = self._actor.act(observation, step)
-        early = (actions[:, 0] == Op.FOSSILISE) & (step <= self._decision)
-        actions = torch.where(early[:, None], _action(Op.WAIT), actions)
-        legal = observation.masks.slots[:, Op.PRUNE, self._last]
-        due = self._leaves & (self._decision <= step) & legal & ~self._pruned
+        decided = self._decision <= step
+        first, log_prob, value = self._before.act(observation, step)
+        then, _, _ = self._after.act(observation, step)
+        first = torch.where((first[:, 0] == Op.FOSSILISE)[:, None], _action(Op.WAIT), first)
+        actions = torch.where(decided[:, None], then, first)
+        legal = observation.masks.slots[:, Op.PRUNE, EARLY_SLOT]
+        due = self._leaves & decided & legal & ~self._pruned
         self._pruned |= due
-        prune = _action(Op.PRUNE, slot=self._last, alpha_speed=ALPHA_SPEED_STEPS.index(0))
+        prune = _action(Op.PRUNE, slot=EARLY_SLOT, alpha_speed=ALPHA_SPEED_STEPS.index(0))
         return torch.where(due[:, None], prune, actions), log_prob, value
 
     def _prepare(self, tasks: list[Task], slots: int) -> None:
-        count, self._last = len(tasks), slots - 1
-        rows = Schedule.never(count, slots)
-        rows.style[:], rows.tempo[:] = int(Style.LINEAR_ADD), 0
+        count = len(tasks)
+        before, after = (Schedule.never(count, slots) for _ in range(2))
+        for rows in (before, after):
+            rows.style[:], rows.tempo[:] = int(Style.LINEAR_ADD), 0
+        before.start[:, EARLY_SLOT] = 0
         self._decision = torch.tensor([decision_step(task) for task in tasks])
         self._leaves = torch.zeros(count, dtype=torch.bool)
         self._pruned = torch.zeros(count, dtype=torch.bool)
         for row, task in enumerate(tasks):
             branch = BRANCHES[row % len(BRANCHES)]
             self._leaves[row] = branch != KEEP
-            rows.start[row, self._last] = 0
-            rows.blueprint[row, self._last] = blueprint_of(0.0, task.host.slots[self._last])
+            early = blueprint_of(EARLY_SIZE, task.host.slots[EARLY_SLOT])
+            before.blueprint[row, EARLY_SLOT] = early
             if isinstance(branch, int):
                 # One seed may live, so that it waits until the other is pruned.
-                rows.start[row, branch] = self._decision[row]
-                rows.blueprint[row, branch] = blueprint_of(0.0, task.host.slots[branch])
-        self._actor = ScheduleActor(rows)
-        self._actor.begin(*self._begun)
+                after.start[row, branch] = self._decision[row]
+                after.blueprint[row, branch] = blueprint_of(0.0, task.host.slots[branch])
+        self._before, self._after = ScheduleActor(before), ScheduleActor(after)
+        for actor in (self._before, self._after):
+            actor.begin(*self._begun)
 
 
 def _action(op: Op, slot: int = 0, **heads: int) -> Tensor:
@@ -107,6 +115,7 @@ def record_branches(family: str, first: int, hosts: int, folder: Path, threads: 
         "task": [BATCH],
         "envs": hosts * len(BRANCHES),
         "group_size": len(BRANCHES),
+        "common_seeds": True,
         "rounds": 1,
         "seed": 1000 + first,
         "threads": threads,

@@ -44,8 +44,9 @@ LEARNING: dict[str, Any] = {
     "temperature": 0.5,
     "entropy": 0.02,
     "batch_size": 160,
-    "epochs": 10,
-    "patience": 4,
+    "learning_rate": 2e-3,
+    "epochs": 20,
+    "patience": 8,
     "lstm_hidden": 64,
     "value_weight": 0.05,
 }

@@ -4,10 +4,11 @@
 
 Works on the records of ``policy.py``. Nothing is played: a choice is worth what the branch that it
 names was worth on a host that was not learned from, on the validation split, above keeping the
-early seed, which is the best fixed schedule.
+early seed.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,27 @@ from typing import Any
 import numpy as np
 import torch
 from branch_learning import by_method
-from branch_outcomes import Floats, by_forest, by_kind, forest_point, outcomes, rule_points
-from branches import BRANCHES, DELAY
+from branch_outcomes import (
+    Floats,
+    by_forest,
+    by_kind,
+    forest_point,
+    mean_and_error,
+    outcomes,
+    rule_points,
+)
+from branches import BRANCHES, DELAY, EARLY_SIZE, EARLY_SLOT
 from matplotlib.figure import Figure
+from policy_further import tuning
 from reporting import RESULTS, kept, made_on, new_parser, publish, table
 
 from esper.leyline.config.offline import OfflineConfig, OfflineMethod
+from esper.simic.evaluation.controls import ORDERS
+from esper.simic.evaluation.hosts import evaluation_hosts
+from esper.simic.evaluation.shipped_controls import shipped_controls
 from esper.simic.evaluation.without_looking import SCORES
 from esper.simic.offline.recorded_data import read_data
+from esper.tamiyo.plans import PlannedSeed, library
 from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HOST_FEATURES,
@@ -30,6 +44,7 @@ from esper.tamiyo.policy.features import (
     SLOT_FEATURES,
 )
 
+FAMILY = "one_seed"
 METHODS: dict[OfflineMethod, str] = {
     "vine": "vine",
     "awr": "advantage-weighted regression",
@@ -37,7 +52,7 @@ METHODS: dict[OfflineMethod, str] = {
 }
 """Methods of ``esper train offline``, and their names."""
 SHARES = 1 / 8, 1 / 2, 1.0
-LAGS = 0, 2, 4, 6, 8
+LAGS = range(DELAY + 1)
 
 
 def groups_of_features() -> dict[str, tuple[str, ...] | None]:
@@ -59,21 +74,32 @@ def _without(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(n for n in (*HOST_FEATURES, *SLOT_FEATURES) if n not in names)
 
 
-def drawn(curves: dict[str, list[dict[str, float]]], ceiling: float, path: Path) -> None:
-    """Draw worth against the number of draws."""
+def schedule_above_keeping(work: Path) -> tuple[float, float]:
+    """Points of the best fixed schedule above keeping the early seed, and their standard error."""
+    stored = shipped_controls(FAMILY)
+    assert stored is not None, "the controls come from benchmarks/world.py --families one_seed"
+    (hosts,) = evaluation_hosts(FAMILY, stored.training_hosts, stored.hosts, 1)
+    training = replace(hosts.training, data_seed=ORDERS[0])
+    utility = 100.0 * tuning(training, work / "further").validation_utility
+    kept_seed = PlannedSeed(float(EARLY_SLOT), EARLY_SIZE, start=0.0)
+    (keeping,) = (i for i, plan in enumerate(library()) if plan.seeds == (kept_seed,))
+    return mean_and_error(utility[:, utility.mean(0).argmax()] - utility[:, keeping])
+
+
+def drawn(curves: dict[str, list[dict[str, float]]], lines: dict[str, float], path: Path) -> None:
+    """Draw worth against the number of draws; ``lines`` are drawn across."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
     for name, points in curves.items():
         x, y, error = ([point[key] for point in points] for key in ("draws", "greedy", "error"))
         axes.errorbar(x, y, error, marker="o", capsize=2, label=name)
-    axes.axhline(0.0, color="grey", linewidth=0.8)
-    axes.axhline(ceiling, color="grey", linewidth=0.8, linestyle="--")
-    axes.annotate("best branch in hindsight", (x[0], ceiling), va="bottom", fontsize=8)
-    axes.annotate("best fixed schedule", (x[0], 0.0), va="bottom", fontsize=8)
+    for name, value in lines.items():
+        axes.axhline(value, color="grey", linewidth=0.8, linestyle="--")
+        axes.annotate(name, (x[0], value), va="bottom", fontsize=8)
     axes.set_xscale("log", base=2)
     axes.set_xticks(x, [str(round(value)) for value in x])
     axes.set_xlabel("recorded hosts")
-    axes.set_ylabel("points above the best fixed schedule")
+    axes.set_ylabel("points above keeping the early seed")
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path)
 
@@ -85,16 +111,19 @@ def diagnosis_page(figures: dict[str, Any], above: Floats) -> list[str]:
         figures: see ``main``.
         above: see ``Outcomes``.
     """
-    curves = figures["curves"]
+    curves, schedule = figures["curves"], _worth(figures["schedule"])
     vine = curves[METHODS["vine"]]
     counts, whole = [round(point["draws"]) for point in vine], vine[-1]
     return [
-        f"{len(above)} hosts of `one_seed`, {len(BRANCHES)} branches each; utility on validation, "
+        f"{len(above)} hosts of `{FAMILY}`, {len(BRANCHES)} branches each; utility on validation, "
         "in points above keeping the early seed, with standard errors over hosts. In hindsight "
-        f"the best branch is worth {figures['ceiling']:.1f}; keeping, pruning and moving to slot 0 "
-        "or 1 are best on "
-        + ", ".join(f"{share:.0%}" for share in _best_shares(above))
-        + " of the hosts.",
+        f"the best branch is worth {figures['ceiling']:.1f}; "
+        + ", ".join(
+            f"{_branch_name(branch)} is best on {share:.0%}"
+            for branch, share in zip(BRANCHES, _best_shares(above), strict=True)
+        )
+        + f" of the hosts. The best fixed schedule is worth {schedule} on training hosts of the "
+        "ladder.",
         "## When to look",
         "A forest (cross-validated over hosts) chooses the branch from the observations some steps "
         f"after the first step of the shift; the branches themselves part {DELAY} steps after it.",
@@ -194,13 +223,20 @@ def main() -> int:
     forgetful = told("vine-memoryless", partial(by_method, data, found, "vine", 1.0, False))
     kinds = told("kinds", partial(by_kind, found))
     ceiling = float(above.max(1).mean())
+    schedule = schedule_above_keeping(work)
     if arguments.write:
-        drawn(curves, ceiling, RESULTS / "policy_diagnosis.svg")
+        lines = {
+            "best branch in hindsight": ceiling,
+            "best fixed schedule": schedule[0],
+            "keeping the early seed": 0.0,
+        }
+        drawn(curves, lines, RESULTS / "policy_diagnosis.svg")
     figures = {
         "looks": looks,
         "features": features,
         "curves": curves,
         "ceiling": ceiling,
+        "schedule": schedule,
         "rules": rules,
         "memoryless": forgetful,
         "kinds": kinds,

@@ -17,7 +17,7 @@ from esper.runtime.tasks import FAMILIES
 from esper.simic.evaluation.controls import ORDERS, known_plans
 from esper.simic.evaluation.hosts import FRESH_HOSTS, tasks_in_turn
 from esper.simic.evaluation.kept_stages import Stages
-from esper.simic.evaluation.play import Population, play, play_plans, tasks_of_groups
+from esper.simic.evaluation.play import Outcome, Population, play, play_plans, tasks_of_groups
 from esper.simic.evaluation.rules import RULES
 from esper.simic.evaluation.trials import TurnPlan
 from esper.simic.growth.collect import Actor
@@ -27,8 +27,9 @@ from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.plans import NEVER, Plan, library, schedule
 from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
 
-FURTHER = range(HELD_OUT_DRAWS + 1000, HELD_OUT_DRAWS + 1256)
-"""Draws beyond those of the ladder."""
+FURTHER = range(HELD_OUT_DRAWS + 2000, HELD_OUT_DRAWS + 2256)
+"""Draws beyond those of the ladder. 256 others, on which an earlier policy was scored, serve
+``policy_online.py``."""
 FURTHER_SPLITS = tuple(range(100, 116))
 LATER_TRAINING, LATER_DRAWS = 32, 64
 """Draws of a later family on which rules are tuned, and on which everything is scored."""
@@ -53,9 +54,9 @@ def population(
     return Population(tasks, first, data_seed=ORDERS[0], threads=threads)
 
 
-def further_hosts(family: str, threads: int) -> Population:
+def further_hosts(family: str, threads: int, draws: range = FURTHER) -> Population:
     """The hosts of the further draws of a family."""
-    return population(family, FURTHER, FURTHER_SPLITS, FRESH_HOSTS + 10_000, threads)
+    return population(family, draws, FURTHER_SPLITS, FRESH_HOSTS + 10_000, threads)
 
 
 def turn_actor(env: GrowthEnv) -> Actor:
@@ -92,13 +93,18 @@ def greedy_utilities(
     return utilities(hosts, lambda env: grower.actor(env, greedy=True), validation)
 
 
+def tuning(training: Population, work: Path) -> Outcome:
+    """The outcomes of all plans of the library on the training hosts, ``[hosts, plans]``."""
+    plans = library()
+    return Stages(work, tell).kept(
+        "tuning", training, plans, lambda done: play_plans(training, plans, done)
+    )
+
+
 def played_rules(training: Population, hosts: Population, work: Path) -> dict[str, list[float]]:
     """Utility of never growing and of ``RULES_AGAIN``, tuned on the training hosts."""
     plans, length = library(), hosts.tasks[0].episode_length
-    tuning = Stages(work, tell).kept(
-        "tuning", training, plans, lambda done: play_plans(training, plans, done)
-    )
-    known = known_plans(tuning, length, plans)
+    known = known_plans(tuning(training, work), length, plans)
     never = play_plans(hosts, (NEVER,))
     found = {"never": never.test_utility[:, 0].tolist()}
     for name in RULES_AGAIN:
@@ -156,7 +162,8 @@ def everywhere(
     found[family][CLAIRVOYANT] = kept(path, partial(clairvoyant, again, work / "further"))
     register()
     for number, later in enumerate(LATER):
-        draws, first = range(HELD_OUT_DRAWS, HELD_OUT_DRAWS + LATER_DRAWS), FRESH_HOSTS + 30_000
+        draws = range(HELD_OUT_DRAWS + 1000, HELD_OUT_DRAWS + 1000 + LATER_DRAWS)
+        first = FRESH_HOSTS + 30_000
         new = population(later.name, draws, FURTHER_SPLITS, first + 1000 * number, threads)
         known = population(later.name, range(LATER_TRAINING), (0, 1, 2, 3), 1000 * number, threads)
         found[later.name] = further(runs, work / later.name, new, known)

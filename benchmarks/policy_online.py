@@ -2,8 +2,8 @@
 
     python benchmarks/policy_online.py --write     # an hour and a half on a core; resumable
 
-Each variant trains on ``one_seed`` and then acts greedily on the further draws of ``policy.py``,
-beside the best fixed schedule. Those that start warm start from the policy that ships, which
+Each variant trains on ``one_seed`` and then acts greedily on 256 held-out draws, beside the best
+fixed schedule. Those that start warm start from the policy that ships, which
 learned from records. Finished variants are kept under ``--work``.
 """
 
@@ -23,6 +23,7 @@ from reporting import RESULTS, kept, made_on, new_parser, publish, table
 from esper.karn.ladder import points, points_text
 from esper.leyline.config import defaults_of, unflatten
 from esper.leyline.metrics import Metric
+from esper.runtime.registry import HELD_OUT_DRAWS
 from esper.simic.evaluation.controls import ORDERS
 from esper.simic.evaluation.hosts import evaluation_hosts
 from esper.simic.evaluation.play import Population
@@ -34,6 +35,8 @@ from esper.simic.training.vectorized import run_training
 Values = NDArray[np.float64]
 FAMILY, SHIPPED = "one_seed", "keep-or-move"
 SCHEDULE = "best fixed schedule"
+SCORED = range(HELD_OUT_DRAWS + 1000, HELD_OUT_DRAWS + 1256)
+"""Draws on which all are scored, which ``policy.py`` does not use."""
 ENVS = 128
 SCRATCH, WARM, LONG = (12, 24), (12,), (12, 24, 48, 96)
 """Rounds after which a variant is scored. A round is ``ENVS`` episodes."""
@@ -73,7 +76,7 @@ VARIANTS = (
 )
 WARM_VARIANTS = tuple(
     Variant(f"rate {rate:g}", WARM, settings={"initial_policy": SHIPPED, "learning_rate": rate})
-    for rate in (1e-3, 1e-4, 1e-5)
+    for rate in (1e-3, 1e-5)
 )
 
 
@@ -170,13 +173,12 @@ def main() -> int:
     assert stored is not None, "the controls come from benchmarks/world.py --families one_seed"
     (known,) = evaluation_hosts(FAMILY, stored.training_hosts, stored.hosts, threads)
     training = replace(known.training, data_seed=ORDERS[0])
-    hosts = further_hosts(FAMILY, threads)
-    rules = kept(
-        work / "further" / "rules.json", lambda: played_rules(training, hosts, work / "further")
-    )
+    hosts = further_hosts(FAMILY, threads, SCORED)
+    folder = work / "online"
+    rules = kept(folder / "rules.json", lambda: played_rules(training, hosts, work / "further"))
     schedule = np.array(rules[SCHEDULE])
     shipped = GrowingPolicy.named(SHIPPED)
-    policy = kept(work / "online" / "shipped.json", partial(greedy_utilities, hosts, shipped))
+    policy = kept(folder / "shipped.json", partial(greedy_utilities, hosts, shipped))
     splits = splits_of(hosts)
     references = {
         "never growing": points(np.array(rules["never"]) - schedule, splits),

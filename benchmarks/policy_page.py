@@ -145,11 +145,12 @@ def result_page(
     page = [
         f"{count} controllers learned from {recorded * len(BRANCHES):,} recorded episodes of "
         f"{recorded:,} training draws of `{found.suite}` ({settings}). In each group of "
-        f"{len(BRANCHES)} episodes the smallest seed is planted in the last slot at once, and "
-        f"{DELAY} steps after the first step of the shift it is kept, pruned, or replaced by a "
-        "seed in slot 0 or 1. The recorder knows when the shift comes; the controllers are not "
-        "told, and have met no draw on which they are scored. All figures are points of utility on "
-        "the test split. Brackets hold 95 % intervals over controllers and splits of the data.",
+        f"{len(BRANCHES)} episodes a large seed is planted in the first slot at once, and {DELAY} "
+        "steps after the first step of the shift it is kept, pruned, or replaced by the smallest "
+        "seed of one of the three slots. The recorder knows when the shift comes; the controllers "
+        "are not told, and have met no draw on which they are scored. All figures are points of "
+        "utility on the test split. Brackets hold 95 % intervals over controllers and splits of "
+        "the data.",
         f"## On the {len(found.tasks)} held-out draws of the ladder",
         ladder_table(steps(found), standings),
         *(standing_text(one, count) for one in standings),
@@ -159,7 +160,9 @@ def result_page(
         headroom_text(found),
         f"## On {len(FURTHER)} further draws, and on three families made afterwards",
         f"In {len(FURTHER_SPLITS)} splits. The families (`benchmarks/later_tasks.py`) were made "
-        f"when the way of learning was fixed; of each, {LATER_DRAWS} draws. Rules were tuned on "
+        "when an earlier policy, whose early seed was small, was frozen. The large early seed was "
+        "chosen on training draws of the ladder, and all draws of this section are new; of each "
+        f"family there are {LATER_DRAWS}. Rules were tuned on "
         f"{found.training_hosts} training draws of `{found.suite}` and on {LATER_TRAINING} of each "
         "later family; the variant of try in turn is that of the ladder. The controllers act "
         "greedily.",

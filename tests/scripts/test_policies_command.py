@@ -68,8 +68,7 @@ def test_the_figures_of_the_trained_policy_are_those_of_its_results() -> None:
         best = max(other["rules"], key=lambda rule: other["rules"][rule][0])
         assert points_text(other["above"][best]) in text, family
     for kind in found["kinds"]:
-        if kind["kind"] != "labels":
-            assert f"{kind['difference']:+.1f}" in text, kind
+        assert f"{kind['difference']:+.1f}" in text, kind
 
 
 def test_the_trained_policy_acts_with_the_weights_that_were_scored() -> None:
