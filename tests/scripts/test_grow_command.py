@@ -141,6 +141,32 @@ def test_a_policy_that_learned_from_records_is_greedy_by_default(
 
 
 @pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("one_seed:3", "keep-or-move"),
+        ("one_seed:1000003", "keep-or-move"),
+        ("adaptation:3", "rule"),
+    ],
+)
+def test_without_a_policy_the_trained_one_grows_what_it_learned_on(
+    task: str, expected: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    chosen: list[object] = []
+
+    def stop(policy: GrowingPolicy, *arguments: object) -> None:
+        chosen.append((policy.name, arguments[-1]))
+        raise UsageError("enough")
+
+    monkeypatch.setattr(grow_task, "grow_host", stop)
+    with pytest.raises(UsageError, match="enough"):
+        grow(["--task", task, "--out", str(tmp_path / "m.pt2")])
+    assert chosen == [(expected, expected != "rule")]
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"policy: {expected}\n")
+    assert "untested" not in printed
+
+
+@pytest.mark.parametrize(
     ("flags", "expected"), [([], [0, 0, 5]), (["--split-seed", "6"], [6, 6, 6])]
 )
 def test_commands_split_the_data_with_the_seed(

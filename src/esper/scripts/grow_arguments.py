@@ -35,8 +35,10 @@ class GrowArguments:
     """Its loaders, FILE.py or FILE.py:NAME; by default `loaders` of the file of --model."""
     task: str | None = None
     """Task that the network learns; `esper tasks` lists the tasks."""
-    policy: str = "rule"
-    """The policy: a name of `esper policies`, or a run directory (its latest checkpoint)."""
+    policy: str | None = None
+    """The policy: a name of `esper policies`, or a run directory (its latest checkpoint). By
+    default rule; with --task, a trained one of `esper policies` that learned on such tasks, if
+    there is one."""
     out: Path | None = None
     """With --model, the folder to write, by default grown/NAME. With --task, the torch.export file
     to write, for example model.pt2."""

@@ -21,6 +21,7 @@ from esper.simic.own_models.attempts import LEARNING_RATE
 from esper.simic.own_models.growing import grow
 from esper.simic.own_models.growth_result import GrowthResult
 from esper.simic.run.disk import replace_synced
+from esper.simic.tools.grow import DEFAULT
 from esper.tolaria.own_model import samples
 from esper.tolaria.own_model.grafted_model import parameter_count
 
@@ -114,7 +115,7 @@ def _grown(
         loaders.train,
         loaders.validation,
         test_loader=loaders.test,
-        policy=given.policy,
+        policy=given.policy or DEFAULT,
         epochs=given.epochs,
         tries=given.tries,
         price=given.price,

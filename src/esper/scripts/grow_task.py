@@ -25,15 +25,18 @@ def grow_task(given: GrowArguments) -> int:
     if given.out is None:
         raise UsageError("out: esper grow --task needs --out FILE.pt2")
     _check(given)
-    policy = GrowingPolicy.named(given.policy)
+    assert given.task is not None
+    policy = None if given.policy is None else GrowingPolicy.named(given.policy)
     for path in given.plugin:
         load(path)
+    if policy is None:
+        policy = GrowingPolicy.trained_on(find(given.task))
+        print(f"policy: {policy.name}")
     split = policy.settings.world.split_seed if given.split_seed is None else given.split_seed
-    assert given.task is not None
     task = find(given.task).with_split(split)
     if policy.foreign_to(task):
         trained = ", ".join(policy.settings.world.task)
-        print(f"warning: {given.policy} was trained on {trained}; on {task.name} it is untested")
+        print(f"warning: {policy.name} was trained on {trained}; on {task.name} it is untested")
     print(f"{task.name}: {task.host.summary}, {task.host.parameter_count} parameters")
     greedy = policy.decided if given.greedy is None else given.greedy
     grown = grow_host(policy, task, given.seed, greedy)

@@ -31,7 +31,7 @@ from esper.simic.run.checkpoint import Checkpoint, load_latest, restore_agent
 from esper.simic.run.run_directory import stored_config
 from esper.simic.training.setup import build_agent, control
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.policy_box import learned_path
+from esper.tamiyo.policy_box import cards, learned_path
 from esper.tolaria.backends import Scores
 from esper.tolaria.backends.choice import torch_backend
 from esper.tolaria.export import committed, grown_network
@@ -40,6 +40,8 @@ from esper.tolaria.precision import Precision
 
 CPU = torch.device("cpu")
 CONTROLS = ("heuristic", "rule", "never")
+DEFAULT = "rule"
+"""The policy where no trained one fits."""
 FROM_RECORDS = ("imitation", "offline")
 """Algorithms that do not act."""
 SPLITS = ("test", "validation")
@@ -89,7 +91,7 @@ class GrowingPolicy:
     def foreign_to(self, task: Task) -> bool:
         """Whether a run trained the policy, and on other tasks than this."""
         names = self.settings.world.task
-        trained = {member for name in names for member in SUITES.get(name, (name,))}
+        trained = {*names, *(member for name in names for member in SUITES.get(name, ()))}
         return self.learned and not {task.name, task.name.partition(":")[0]} & trained
 
     @property
@@ -132,6 +134,12 @@ class GrowingPolicy:
             return cls(name, settings, load_latest(run))
         except UsageError as error:
             raise _about_policy(error) from error
+
+    @classmethod
+    def trained_on(cls, task: Task) -> "GrowingPolicy":
+        """The policy in the box that learned on tasks like ``task``, or ``DEFAULT``."""
+        trained = (cls.named(name) for name, card in cards().items() if card.learned)
+        return next((one for one in trained if not one.foreign_to(task)), cls.named(DEFAULT))
 
     def actor(self, environment: GrowthEnv, greedy: bool) -> Actor:
         """The actor: an agent restored from the checkpoint, or the control.
