@@ -17,6 +17,7 @@ from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.setup import build_agent
 from esper.simic.training.vectorized import resume_ppo, run_training
 from esper.simic.training.warm_start import initial_parts
+from esper.tamiyo import policy_box
 from esper.tamiyo.policy_box import cards
 from small_runs import SMALL, assert_same, tensors
 from synthetic import CPU
@@ -100,10 +101,18 @@ def refused(place: Path, **settings: Any) -> str:
     return str(error.value)
 
 
+def test_a_boxed_policy_of_another_observation_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_box, "OBSERVATION", "0" * 8)
+    assert "was trained on observation" in refused(tmp_path, initial_policy="keep-or-move")
+
+
 def test_a_policy_that_does_not_fit_is_refused_in_one_line(clone: Path, tmp_path: Path) -> None:
     said = refused(tmp_path, initial_policy="nowhere")
     assert said.startswith("initial_policy: ")
     assert "nowhere is not a run directory" in said
+    assert "is not a run directory" in refused(tmp_path, initial_policy="null\0byte")
     assert refused(tmp_path, initial_policy=str(clone), lstm_hidden=16) == (
         f"initial_policy: the LSTM of {clone} has width 8, not 16; give --lstm-hidden 8"
     )

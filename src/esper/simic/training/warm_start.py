@@ -29,11 +29,14 @@ def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
     """
     if config.learner.initial_policy is None:
         return None
-    run = Path(initial_run(config.learner.initial_policy))
+    run, known = Path(), False
     try:
+        run = Path(initial_run(config.learner.initial_policy))
         known = (run / "config.json").is_file()
-    except (OSError, ValueError):
-        known = False
+    except UsageError:
+        raise
+    except (OSError, ValueError):  # a name that no path can have
+        pass
     if not known:
         raise UsageError(
             f"initial_policy: {config.learner.initial_policy} is not a run directory; esper runs "
