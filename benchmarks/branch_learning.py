@@ -1,4 +1,6 @@
-"""What controllers choose among branches on hosts that they did not learn from."""
+"""How controllers learn from branches, and what they choose on hosts they did not learn from."""
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +16,19 @@ from esper.simic.offline.vine import branches
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.interface import RecurrentState
 
+LEARNING: dict[str, Any] = {
+    "method": "vine",
+    "temperature": 0.5,
+    "entropy": 0.02,
+    "batch_size": 160,
+    "learning_rate": 2e-3,
+    "epochs": 20,
+    "patience": 8,
+    "lstm_hidden": 64,
+    "value_weight": 0.05,
+}
+"""Settings of ``esper train offline``, see ``OfflineConfig``."""
+AWR_TEMPERATURE = 0.25
 EPOCHS = 12
 """Passes over all draws; as many steps for fewer draws."""
 
@@ -44,18 +59,10 @@ def by_method(
     """
     count = len(BRANCHES)
     held_out, learned = divided(len(found.above), share)
-    config = OfflineConfig(
-        records=("-",),
-        method=method,
-        temperature=0.25 if method == "awr" else 0.5,
-        entropy=0.02,
-        learning_rate=2e-3,
-        lstm_hidden=64,
-        value_weight=0.05,
-        threads=1,
-        compile="off",
-        amp=False,
-    )
+    learning = {**LEARNING, "method": method}
+    if method == "awr":
+        learning["temperature"] = AWR_TEMPERATURE
+    config = OfflineConfig(records=("-",), threads=1, compile="off", amp=False, **learning)
     trainer = build_trainer(config, data, torch.device("cpu"), 1)
     if not memory:
         trainer.policy.__class__ = WithoutMemory
@@ -63,7 +70,7 @@ def by_method(
     places = torch.arange(count)
     best = torch.tensor(found.above.argmax(1))
     for epoch in range(round(EPOCHS / share)):
-        for part in shuffled(learned, 1, epoch).split(160 // count):
+        for part in shuffled(learned, 1, epoch).split(config.batch_size // count):
             chosen = (part[:, None] * count + places).flatten()
             if method == "bc":
                 chosen = part * count + best[part]

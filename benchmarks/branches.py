@@ -22,8 +22,8 @@ EARLY_SLOT, EARLY_SIZE = 0, 2 / 3
 """Slot and size (see ``tamiyo.plans.PlannedSeed``) of the seed that is planted at once. Large seeds
 learn too slowly, and their gradients explode too often, to be planted after a shift."""
 DELAY = 4
-"""Steps between the first step after a shift and the decision. A longer look tells more and leaves
-less time."""
+"""Steps between the first step after a shift and the decision. A longer look tells little more and
+leaves less time."""
 KEEP, PRUNE = "keep", "prune"
 BRANCHES: tuple[str | int, ...] = (KEEP, PRUNE, 0, 1, 2)
 """What becomes of the early seed: the smallest seed of a slot replaces it for a number."""

@@ -11,25 +11,23 @@ draws. The one that ships is selected on draws of its own. Finished stages are k
 """
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from branch_learning import LEARNING
 from branches import BRANCHES, record_branches
-from policy_further import everywhere, greedy_utilities, population, tell
+from policy_further import everywhere, greedy_utilities, ladder_hosts, population, tell
 from policy_page import result_page
 from reporting import kept, made_on, new_parser, publish
 
 from esper.leyline.config.offline import OfflineConfig
 from esper.leyline.evaluation import Evaluation, Rung
-from esper.simic.evaluation.controls import ORDERS
-from esper.simic.evaluation.hosts import FRESH_HOSTS, evaluation_hosts
+from esper.simic.evaluation.hosts import FRESH_HOSTS
 from esper.simic.evaluation.kept_stages import Stages
 from esper.simic.evaluation.ladder import policy_rungs
 from esper.simic.evaluation.play import Population
-from esper.simic.evaluation.shipped_controls import shipped_controls
 from esper.simic.offline.offline_run import learn_offline
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo.plans import library
@@ -39,18 +37,6 @@ RECORDED, CHUNK = 2688, 64
 """Draws whose branches are recorded, and how many of them in a run."""
 SELECTION = range(4000, 4128)
 """Training draws, not recorded, on which the controller that ships is selected."""
-LEARNING: dict[str, Any] = {
-    "method": "vine",
-    "temperature": 0.5,
-    "entropy": 0.02,
-    "batch_size": 160,
-    "learning_rate": 2e-3,
-    "epochs": 20,
-    "patience": 8,
-    "lstm_hidden": 64,
-    "value_weight": 0.05,
-}
-"""Settings of ``esper train offline``."""
 
 
 def learned(seed: int, records: list[Path], folder: Path, threads: int) -> Path:
@@ -115,10 +101,8 @@ def main() -> int:
     }
     if only == "learn":
         return 0
-    stored = shipped_controls(FAMILY)
-    assert stored is not None, "the controls come from benchmarks/world.py --families one_seed"
-    (hosts,) = evaluation_hosts(FAMILY, stored.training_hosts, stored.hosts, threads)
-    scored = replace(hosts.fresh, data_seed=ORDERS[0])
+    stored, hosts = ladder_hosts(FAMILY, threads)
+    scored = hosts.fresh
     policies = []
     if only in (None, "score"):
         policies = [

@@ -8,7 +8,6 @@ early seed.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,10 @@ from branch_outcomes import (
 )
 from branches import BRANCHES, DELAY, EARLY_SIZE, EARLY_SLOT
 from matplotlib.figure import Figure
-from policy_further import tuning
+from policy_further import ladder_hosts, tuning
 from reporting import RESULTS, kept, made_on, new_parser, publish, table
 
 from esper.leyline.config.offline import OfflineConfig, OfflineMethod
-from esper.simic.evaluation.controls import ORDERS
-from esper.simic.evaluation.hosts import evaluation_hosts
-from esper.simic.evaluation.shipped_controls import shipped_controls
 from esper.simic.evaluation.without_looking import SCORES
 from esper.simic.offline.recorded_data import read_data
 from esper.tamiyo.plans import PlannedSeed, library
@@ -76,11 +72,8 @@ def _without(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def schedule_above_keeping(work: Path) -> tuple[float, float]:
     """Points of the best fixed schedule above keeping the early seed, and their standard error."""
-    stored = shipped_controls(FAMILY)
-    assert stored is not None, "the controls come from benchmarks/world.py --families one_seed"
-    (hosts,) = evaluation_hosts(FAMILY, stored.training_hosts, stored.hosts, 1)
-    training = replace(hosts.training, data_seed=ORDERS[0])
-    utility = 100.0 * tuning(training, work / "further").validation_utility
+    _, hosts = ladder_hosts(FAMILY, 1)
+    utility = 100.0 * tuning(hosts.training, work / "further").validation_utility
     kept_seed = PlannedSeed(float(EARLY_SLOT), EARLY_SIZE, start=0.0)
     (keeping,) = (i for i, plan in enumerate(library()) if plan.seeds == (kept_seed,))
     return mean_and_error(utility[:, utility.mean(0).argmax()] - utility[:, keeping])

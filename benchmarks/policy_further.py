@@ -15,10 +15,18 @@ from esper.leyline.evaluation import CLAIRVOYANT
 from esper.runtime.registry import HELD_OUT_DRAWS
 from esper.runtime.tasks import FAMILIES
 from esper.simic.evaluation.controls import ORDERS, known_plans
-from esper.simic.evaluation.hosts import FRESH_HOSTS, tasks_in_turn
+from esper.simic.evaluation.hosts import FRESH_HOSTS, evaluation_hosts, tasks_in_turn
 from esper.simic.evaluation.kept_stages import Stages
-from esper.simic.evaluation.play import Outcome, Population, play, play_plans, tasks_of_groups
+from esper.simic.evaluation.play import (
+    Hosts,
+    Outcome,
+    Population,
+    play,
+    play_plans,
+    tasks_of_groups,
+)
 from esper.simic.evaluation.rules import RULES
+from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
 from esper.simic.evaluation.trials import TurnPlan
 from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
@@ -52,6 +60,15 @@ def population(
     draw = FAMILIES[family].draw
     tasks = tasks_in_turn([draw(number) for number in draws], len(draws), splits)
     return Population(tasks, first, data_seed=ORDERS[0], threads=threads)
+
+
+def ladder_hosts(family: str, threads: int) -> tuple[ShippedControls, Hosts]:
+    """The controls of a family that come with Esper, and the hosts on which they were played."""
+    stored = shipped_controls(family)
+    assert stored is not None, f"the controls come from benchmarks/world.py --families {family}"
+    (hosts,) = evaluation_hosts(family, stored.training_hosts, stored.hosts, threads)
+    fresh, training = (replace(one, data_seed=ORDERS[0]) for one in (hosts.fresh, hosts.training))
+    return stored, replace(hosts, fresh=fresh, training=training)
 
 
 def further_hosts(family: str, threads: int, draws: range = FURTHER) -> Population:
@@ -156,8 +173,7 @@ def everywhere(
     """
     threads = training.threads
     again = further_hosts(family, threads)
-    own = replace(training, data_seed=ORDERS[0])
-    found = {family: further(runs, work / "further", again, own)}
+    found = {family: further(runs, work / "further", again, training)}
     path = work / "further" / "best_plans.json"
     found[family][CLAIRVOYANT] = kept(path, partial(clairvoyant, again, work / "further"))
     register()

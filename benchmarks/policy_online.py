@@ -3,8 +3,8 @@
     python benchmarks/policy_online.py --write     # an hour and a half on a core; resumable
 
 Each variant trains on ``one_seed`` and then acts greedily on 256 held-out draws, beside the best
-fixed schedule. Those that start warm start from the policy that ships, which
-learned from records. Finished variants are kept under ``--work``.
+fixed schedule. Warm variants start from the policy that ships, which learned from records.
+Finished variants are kept under ``--work``.
 """
 
 import shutil
@@ -17,17 +17,20 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from policy_further import FURTHER_SPLITS, further_hosts, greedy_utilities, played_rules
+from policy_further import (
+    FURTHER_SPLITS,
+    further_hosts,
+    greedy_utilities,
+    ladder_hosts,
+    played_rules,
+)
 from reporting import RESULTS, kept, made_on, new_parser, publish, table
 
 from esper.karn.ladder import points, points_text
 from esper.leyline.config import defaults_of, unflatten
 from esper.leyline.metrics import Metric
 from esper.runtime.registry import HELD_OUT_DRAWS
-from esper.simic.evaluation.controls import ORDERS
-from esper.simic.evaluation.hosts import evaluation_hosts
 from esper.simic.evaluation.play import Population
-from esper.simic.evaluation.shipped_controls import shipped_controls
 from esper.simic.run.checkpoint import load_checkpoint
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import run_training
@@ -169,13 +172,12 @@ def main() -> int:
     arguments = parser.parse_args()
     work, threads = arguments.work.absolute(), arguments.threads
     torch.set_num_threads(1)
-    stored = shipped_controls(FAMILY)
-    assert stored is not None, "the controls come from benchmarks/world.py --families one_seed"
-    (known,) = evaluation_hosts(FAMILY, stored.training_hosts, stored.hosts, threads)
-    training = replace(known.training, data_seed=ORDERS[0])
+    _, known = ladder_hosts(FAMILY, threads)
     hosts = further_hosts(FAMILY, threads, SCORED)
     folder = work / "online"
-    rules = kept(folder / "rules.json", lambda: played_rules(training, hosts, work / "further"))
+    rules = kept(
+        folder / "rules.json", lambda: played_rules(known.training, hosts, work / "further")
+    )
     schedule = np.array(rules[SCHEDULE])
     shipped = GrowingPolicy.named(SHIPPED)
     policy = kept(folder / "shipped.json", partial(greedy_utilities, hosts, shipped))

@@ -5,7 +5,14 @@ from typing import Any
 
 import numpy as np
 from branches import BRANCHES, DELAY
-from ladders import control_figures, ladder_table, over_controllers, standing, standing_text
+from ladders import (
+    Standing,
+    control_figures,
+    ladder_table,
+    over_controllers,
+    standing,
+    standing_text,
+)
 from policy_further import (
     FURTHER,
     FURTHER_SPLITS,
@@ -115,6 +122,89 @@ def share_of_gap(found: Evaluation, policies: list[list[Rung]], way: str) -> flo
     return float(one.above_rule[0] / gap)
 
 
+def learning_text(suite: str, controllers: int, recorded: int, learning: dict[str, Any]) -> str:
+    """How the controllers learned, and how they are scored."""
+    settings = ", ".join(f"{name} {value}" for name, value in learning.items())
+    return (
+        f"{controllers} controllers learned from {recorded * len(BRANCHES):,} recorded episodes of "
+        f"{recorded:,} training draws of `{suite}` ({settings}). In each group of "
+        f"{len(BRANCHES)} episodes a large seed is planted in the first slot at once, and {DELAY} "
+        "steps after the first step of the shift it is kept, pruned, or replaced by the smallest "
+        "seed of one of the three slots. The recorder knows when the shift comes; the controllers "
+        "are not told, and have met no draw on which they are scored. All figures are points of "
+        "utility on the test split. Brackets hold 95 % intervals over controllers and splits of "
+        "the data."
+    )
+
+
+def ladder_section(
+    found: Evaluation, standings: list[Standing], shares: dict[str, float], controllers: int
+) -> list[str]:
+    """The controllers among the controls of the ladder."""
+    return [
+        f"## On the {len(found.tasks)} held-out draws of the ladder",
+        ladder_table(steps(found), standings),
+        *(standing_text(one, controllers) for one in standings),
+        "Of the gap between the best rule and the clairvoyant, whose plans begin before anything "
+        f"can be observed, greedy actions close {shares['greedy']:.0%} and sampled actions "
+        f"{shares['sampled']:.0%}.",
+        headroom_text(found),
+    ]
+
+
+def further_section(
+    found: Evaluation, differences: dict[str, dict[str, Any]], kinds: list[dict[str, Any]]
+) -> list[str]:
+    """The controllers and the best rules on draws beyond the ladder, and on later families."""
+    own = differences[found.suite]
+    return [
+        f"## On {len(FURTHER)} further draws, and on three families made afterwards",
+        f"In {len(FURTHER_SPLITS)} splits. The families (`benchmarks/later_tasks.py`) were made "
+        "when an earlier policy, whose early seed was small, was frozen. The large early seed was "
+        "chosen on training draws of the ladder, and all draws of this section are new; of each "
+        f"family there are {LATER_DRAWS}. Rules were tuned on "
+        f"{found.training_hosts} training draws of `{found.suite}` and on {LATER_TRAINING} of each "
+        "later family; the variant of try in turn is that of the ladder. The controllers act "
+        "greedily.",
+        *(comparison_table(family, one) for family, one in differences.items()),
+        f"On the further draws of `{found.suite}` the policies close "
+        f"{own['share_of_gap']:.0%} of the gap between the best rule and the clairvoyant; they "
+        f"are {points_text(own['above_share'], '+.1f')} points above {SHARE:.0%} of it.",
+        f"On the further draws of `{found.suite}`, by what shifts (standard errors over hosts; "
+        "means over controllers):",
+        kind_table(kinds),
+    ]
+
+
+def controllers_section(
+    standings: list[Standing], select: dict[int, float], ships: int, selected: int
+) -> list[str]:
+    """Gains of each controller, and which one ships.
+
+    Args:
+        standings: the controllers among the controls, by ``WAYS``.
+        select: validation utility of each controller on the draws of the selection, in points.
+        ships: the controller that ships.
+        selected: number of those draws.
+    """
+    heads = "controller", "greedy", "sampled", "validation utility, selection draws"
+    rows = [
+        (
+            f"{seed}{' (ships)' if seed == ships else ''}",
+            *(f"{one.by_controller[i]:+.1f}" for one in standings),
+            f"{utility:.1f}",
+        )
+        for i, (seed, utility) in enumerate(select.items())
+    ]
+    return [
+        "## Each controller",
+        table(heads, rows),
+        "Gains over never growing on the draws of the ladder. The controller that ships is the one "
+        f"with the highest validation utility on {selected} draws that are neither recorded nor "
+        "scored.",
+    ]
+
+
 def result_page(
     found: Evaluation,
     policies: list[list[Rung]],
@@ -136,58 +226,14 @@ def result_page(
     standings = [standing(way, policies, found) for way in WAYS]
     shares = {way: share_of_gap(found, policies, way) for way in WAYS}
     differences = {family: compared(played, list(chosen)) for family, played in more.items()}
-    own = differences[found.suite]
     kinds = by_kind(more[found.suite], found.suite, list(chosen))
     select = {seed: 100.0 * float(np.mean(values)) for seed, values in chosen.items()}
     best = max(select, key=lambda seed: select[seed])
-    settings = ", ".join(f"{name} {value}" for name, value in learning.items())
-    count, selected = len(chosen), len(next(iter(chosen.values())))
     page = [
-        f"{count} controllers learned from {recorded * len(BRANCHES):,} recorded episodes of "
-        f"{recorded:,} training draws of `{found.suite}` ({settings}). In each group of "
-        f"{len(BRANCHES)} episodes a large seed is planted in the first slot at once, and {DELAY} "
-        "steps after the first step of the shift it is kept, pruned, or replaced by the smallest "
-        "seed of one of the three slots. The recorder knows when the shift comes; the controllers "
-        "are not told, and have met no draw on which they are scored. All figures are points of "
-        "utility on the test split. Brackets hold 95 % intervals over controllers and splits of "
-        "the data.",
-        f"## On the {len(found.tasks)} held-out draws of the ladder",
-        ladder_table(steps(found), standings),
-        *(standing_text(one, count) for one in standings),
-        "Of the gap between the best rule and the clairvoyant, whose plans begin before anything "
-        f"can be observed, greedy actions close {shares['greedy']:.0%} and sampled actions "
-        f"{shares['sampled']:.0%}.",
-        headroom_text(found),
-        f"## On {len(FURTHER)} further draws, and on three families made afterwards",
-        f"In {len(FURTHER_SPLITS)} splits. The families (`benchmarks/later_tasks.py`) were made "
-        "when an earlier policy, whose early seed was small, was frozen. The large early seed was "
-        "chosen on training draws of the ladder, and all draws of this section are new; of each "
-        f"family there are {LATER_DRAWS}. Rules were tuned on "
-        f"{found.training_hosts} training draws of `{found.suite}` and on {LATER_TRAINING} of each "
-        "later family; the variant of try in turn is that of the ladder. The controllers act "
-        "greedily.",
-        *(comparison_table(family, one) for family, one in differences.items()),
-        f"On the further draws of `{found.suite}` the policies close "
-        f"{own['share_of_gap']:.0%} of the gap between the best rule and the clairvoyant; they "
-        f"are {points_text(own['above_share'], '+.1f')} points above {SHARE:.0%} of it.",
-        f"On the further draws of `{found.suite}`, by what shifts (standard errors over hosts; "
-        "means over controllers):",
-        kind_table(kinds),
-        "## Each controller",
-        table(
-            ("controller", "greedy", "sampled", "validation utility, selection draws"),
-            [
-                (
-                    f"{seed}{' (ships)' if seed == best else ''}",
-                    *(f"{one.by_controller[i]:+.1f}" for one in standings),
-                    f"{select[seed]:.1f}",
-                )
-                for i, seed in enumerate(chosen)
-            ],
-        ),
-        "Gains over never growing on the draws of the ladder. The controller that ships is the one "
-        f"with the highest validation utility on {selected} draws that are neither recorded nor "
-        "scored.",
+        learning_text(found.suite, len(chosen), recorded, learning),
+        *ladder_section(found, standings, shares, len(chosen)),
+        *further_section(found, differences, kinds),
+        *controllers_section(standings, select, best, len(chosen[best])),
     ]
     figures = {
         "hosts": len(found.tasks),

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -46,6 +47,7 @@ def grow_model(given: GrowArguments) -> int:
     Raises:
         UsageError: a setting or a file is wrong, or the folder holds another result.
     """
+    given = replace(given, policy=given.policy or DEFAULT)
     assert given.model is not None
     _check_files(given)
     if isinstance(sys.stdout, TextIOWrapper):
@@ -102,6 +104,7 @@ def _grown(
     given: GrowArguments, own: OwnFile, arguments: dict[str, Any], folder: Path, seed: int
 ) -> tuple[GrowthResult, Any]:
     """The result, and a batch of inputs on the CPU."""
+    assert given.policy is not None
     # Again: the file may have drawn when it was run, which it is only once.
     set_seed(seed)
     model, loaders = own.build(), own.loaders()
@@ -115,7 +118,7 @@ def _grown(
         loaders.train,
         loaders.validation,
         test_loader=loaders.test,
-        policy=given.policy or DEFAULT,
+        policy=given.policy,
         epochs=given.epochs,
         tries=given.tries,
         price=given.price,

@@ -26,14 +26,16 @@ def grow_task(given: GrowArguments) -> int:
         raise UsageError("out: esper grow --task needs --out FILE.pt2")
     _check(given)
     assert given.task is not None
-    policy = None if given.policy is None else GrowingPolicy.named(given.policy)
     for path in given.plugin:
         load(path)
-    if policy is None:
-        policy = GrowingPolicy.trained_on(find(given.task))
+    task = find(given.task)
+    if given.policy is None:
+        policy = GrowingPolicy.trained_on(task)
         print(f"policy: {policy.name}")
+    else:
+        policy = GrowingPolicy.named(given.policy)
     split = policy.settings.world.split_seed if given.split_seed is None else given.split_seed
-    task = find(given.task).with_split(split)
+    task = task.with_split(split)
     if policy.foreign_to(task):
         trained = ", ".join(policy.settings.world.task)
         print(f"warning: {policy.name} was trained on {trained}; on {task.name} it is untested")

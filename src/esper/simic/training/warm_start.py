@@ -18,7 +18,12 @@ def initial_run(name: str) -> str:
         UsageError: the policy in the box was trained on another observation.
     """
     boxed = learned_path(name)
-    return os.path.realpath(os.path.expanduser(name) if boxed is None else boxed)
+    if boxed is not None:
+        return os.path.realpath(boxed)
+    try:
+        return os.path.realpath(os.path.expanduser(name))
+    except ValueError:  # a null byte: no path, which initial_parts refuses
+        return name
 
 
 def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
@@ -29,14 +34,11 @@ def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
     """
     if config.learner.initial_policy is None:
         return None
-    run, known = Path(), False
+    run = Path(initial_run(config.learner.initial_policy))
     try:
-        run = Path(initial_run(config.learner.initial_policy))
         known = (run / "config.json").is_file()
-    except UsageError:
-        raise
-    except (OSError, ValueError):  # a name that no path can have
-        pass
+    except (OSError, ValueError):
+        known = False
     if not known:
         raise UsageError(
             f"initial_policy: {config.learner.initial_policy} is not a run directory; esper runs "
