@@ -43,6 +43,8 @@ def ship(run: Path, name: str) -> Path:
         "settings": settings,
         "fingerprint": {**stored["fingerprint"], "command": []},
     }
+    if trained.recorded is not None:
+        content["offline"] = {"episodes": trained.recorded}
     (folder / RUN).write_text(json.dumps(content, indent=2) + "\n")
     fresh = agent_parts(build_agent(trained.settings, torch.device("cpu")))
     parts = {**fresh, **{part: trained.checkpoint.parts[part] for part in KEPT}}

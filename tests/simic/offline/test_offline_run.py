@@ -84,7 +84,9 @@ def test_a_run_is_one_that_other_commands_take(method: str, recorded: str, tmp_p
     page = write_report([run.path], tmp_path / "report.html").read_text()
     assert f"learned by offline from the records of {Path(recorded).name}" in page
     assert "epochs" in page
-    agent = GrowingPolicy.named(str(run.path)).agent(seed=3)
+    grower = GrowingPolicy.named(str(run.path))
+    assert grower.episodes == 4 * 6
+    agent = grower.agent(seed=3)
     parts = load_latest(run.path).parts
     assert_same(dict(agent.policy.state_dict()), parts["policy"])
     assert load_latest(run.path).round == run.best

@@ -231,6 +231,23 @@ def stored_id(run: Path) -> str:
         raise UsageError(f"id: {path} has none; put back the file as Esper wrote it") from error
 
 
+def recorded_episodes(run: Path) -> int | None:
+    """Number of recorded episodes from which the policy of a run learned; None if it acted.
+
+    Raises:
+        UsageError: ``config.json`` cannot be read, or does not give their number.
+    """
+    path = run / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return int(content["offline"]["episodes"]) if "offline" in content else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"offline: {path} does not give the number of episodes; put back the file as Esper "
+            "wrote it"
+        ) from error
+
+
 def _label(config: TrainConfig) -> str:
     """A short name of what is trained: the suite, the tasks or the Gymnasium environment."""
     tasks = config.world.task

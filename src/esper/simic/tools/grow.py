@@ -28,7 +28,7 @@ from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.checkpoint import Checkpoint, load_latest, restore_agent
-from esper.simic.run.run_directory import stored_config
+from esper.simic.run.run_directory import recorded_episodes, stored_config
 from esper.simic.training.setup import build_agent, control
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy_box import cards, learned_path
@@ -63,11 +63,13 @@ class GrowingPolicy:
         name: name given by the user.
         settings: settings of the run that trained the policy, the defaults for a control.
         checkpoint: the latest intact checkpoint of that run; None for a control.
+        recorded: number of recorded episodes from which it learned; None if it did not.
     """
 
     name: str
     settings: TrainConfig
     checkpoint: Checkpoint | None
+    recorded: int | None = None
 
     @property
     def learned(self) -> bool:
@@ -96,9 +98,11 @@ class GrowingPolicy:
 
     @property
     def episodes(self) -> int:
-        """Number of episodes on which the policy was trained."""
+        """Number of episodes on which the policy was trained, each counted once."""
         if self.checkpoint is None:
             return 0
+        if self.recorded is not None:
+            return self.recorded
         return self.checkpoint.round * self.settings.world.envs
 
     @classmethod
@@ -131,7 +135,7 @@ class GrowingPolicy:
         for path in settings.world.plugin:
             plugins.load(path)
         try:
-            return cls(name, settings, load_latest(run))
+            return cls(name, settings, load_latest(run), recorded_episodes(run))
         except UsageError as error:
             raise _about_policy(error) from error
 
