@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from branch_outcomes import Outcomes, divided, mean_and_error
-from branches import BRANCHES
+from branches import Branching
 from torch import Tensor
 
 from esper.leyline.config.offline import OfflineConfig, OfflineMethod
@@ -16,21 +16,25 @@ from esper.simic.offline.vine import branches
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.interface import RecurrentState
 
-LEARNING: dict[str, Any] = {
-    "method": "vine",
-    "temperature": 0.5,
-    "entropy": 0.02,
-    "batch_size": 160,
-    "learning_rate": 2e-3,
-    "epochs": 20,
-    "patience": 8,
-    "lstm_hidden": 64,
-    "value_weight": 0.05,
-}
-"""Settings of ``esper train offline``, see ``OfflineConfig``."""
+HOSTS_PER_BATCH = 32
 AWR_TEMPERATURE = 0.25
 EPOCHS = 12
 """Passes over all draws; as many steps for fewer draws."""
+
+
+def learning(branching: Branching) -> dict[str, Any]:
+    """Settings of ``esper train offline``, see ``OfflineConfig``."""
+    return {
+        "method": "vine",
+        "temperature": 0.5,
+        "entropy": 0.02,
+        "batch_size": HOSTS_PER_BATCH * len(branching.branches),
+        "learning_rate": 2e-3,
+        "epochs": 20,
+        "patience": 8,
+        "lstm_hidden": 64,
+        "value_weight": 0.05,
+    }
 
 
 class WithoutMemory(FactoredLSTM):
@@ -57,12 +61,12 @@ def by_method(
     methods learn from all branches. With it come the shares of the variance of the returns that
     the critic explains within a step, and within step and host.
     """
-    count = len(BRANCHES)
+    count = len(found.branching.branches)
     held_out, learned = divided(len(found.above), share)
-    learning = {**LEARNING, "method": method}
+    settings = {**learning(found.branching), "method": method}
     if method == "awr":
-        learning["temperature"] = AWR_TEMPERATURE
-    config = OfflineConfig(records=("-",), threads=1, compile="off", amp=False, **learning)
+        settings["temperature"] = AWR_TEMPERATURE
+    config = OfflineConfig(records=("-",), threads=1, compile="off", amp=False, **settings)
     trainer = build_trainer(config, data, torch.device("cpu"), 1)
     if not memory:
         trainer.policy.__class__ = WithoutMemory
@@ -70,7 +74,7 @@ def by_method(
     places = torch.arange(count)
     best = torch.tensor(found.above.argmax(1))
     for epoch in range(round(EPOCHS / share)):
-        for part in shuffled(learned, 1, epoch).split(config.batch_size // count):
+        for part in shuffled(learned, 1, epoch).split(HOSTS_PER_BATCH):
             chosen = (part[:, None] * count + places).flatten()
             if method == "bc":
                 chosen = part * count + best[part]

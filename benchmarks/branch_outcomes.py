@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from branch_rules import DEPTH, best_threshold, tree_choices
-from branches import BRANCHES, DELAY, decision_step
+from branches import Branching
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 from torch import Tensor
@@ -28,14 +28,26 @@ class Outcomes:
     """The branches of G hosts.
 
     Attributes:
+        branching: how the episodes branch.
         episodes: all episodes; the group of host g are the episodes ``g B`` to ``g B + B - 1``.
-        above: utility of each branch above keeping the early seed, in points, ``[G, B]``.
+        above: utility of each branch above keeping the early seeds, in points, ``[G, B]``.
         decision: step of the decision, int64 ``[G]``.
     """
 
+    branching: Branching
     episodes: Episodes
     above: Floats
     decision: Tensor
+
+    @property
+    def columns(self) -> Tensor:
+        """The first episode of each host, in which all early seeds are kept, int64 ``[G]``."""
+        return torch.arange(len(self.above)) * len(self.branching.branches)
+
+    @property
+    def draws(self) -> list[str]:
+        """Name of the task of each host."""
+        return self.episodes.draws[:: len(self.branching.branches)]
 
     def features(self, lag: int, names: tuple[str, ...] | None = None) -> Floats:
         """What was observed ``lag`` steps before the decision, and a step earlier, ``[G, F]``.
@@ -44,34 +56,32 @@ class Outcomes:
             lag: steps.
             names: the features of hosts and slots; all if None.
         """
-        count = len(BRANCHES)
-        columns = torch.arange(len(self.above)) * count
         host = [i for i, n in enumerate(HOST_FEATURES) if names is None or n in names]
         slot = [i for i, n in enumerate(SLOT_FEATURES) if names is None or n in names]
         found = []
-        for back in (lag, lag + 1, DELAY + 1):
+        for back in (lag, lag + 1, self.branching.delay + 1):
             step = (self.decision - back).clamp(min=0)
             observed = self.episodes.observation
-            found.append(observed.host[step, columns][:, host])
-            found.append(observed.slots[step, columns][..., slot].flatten(1))
+            found.append(observed.host[step, self.columns][:, host])
+            found.append(observed.slots[step, self.columns][..., slot].flatten(1))
         return torch.cat(found, 1).double().numpy()
 
     def course(self) -> Floats:
-        """What was observed of hosts and slots in all steps if the seed was kept, ``[T, G, F]``."""
-        columns = torch.arange(len(self.above)) * len(BRANCHES)
+        """What was observed of hosts and slots in all steps if seeds were kept, ``[T, G, F]``."""
         observed = self.episodes.observation
-        parts = observed.host[:, columns], observed.slots[:, columns].flatten(2)
+        parts = observed.host[:, self.columns], observed.slots[:, self.columns].flatten(2)
         return torch.cat(parts, -1).double().numpy()
 
 
-def outcomes(data: RecordedData) -> Outcomes:
+def outcomes(data: RecordedData, branching: Branching) -> Outcomes:
     """The branches of all hosts."""
-    count = len(BRANCHES)
+    count = len(branching.branches)
     episodes = data.episodes
     total = (episodes.rewards * episodes.valid).sum(0).view(-1, count).double().numpy()
-    decision = torch.tensor([decision_step(find(name)) for name in episodes.draws[::count]])
+    draws = episodes.draws[::count]
+    decision = torch.tensor([branching.decision_step(find(name)) for name in draws])
     above = POINTS_PER_REWARD * (total - total[:, :1])
-    return Outcomes(episodes, above, decision)
+    return Outcomes(branching, episodes, above, decision)
 
 
 def forest_choices(known: Floats, above: Floats, features: Floats) -> NDArray[np.int_]:
@@ -100,8 +110,7 @@ def forest_worth(features: Floats, above: Floats) -> Floats:
 
 def by_kind(found: Outcomes) -> dict[str, dict[str, Any]]:
     """Worth of the branches and of a forest's choices, by what shifts."""
-    draws = found.episodes.draws[:: len(BRANCHES)]
-    kinds = np.array([what_shifts(find(name)) for name in draws])
+    kinds = np.array([what_shifts(find(name)) for name in found.draws])
     worth, above = forest_worth(found.features(0), found.above), found.above
     return {
         kind: {

@@ -1,9 +1,10 @@
-"""Three families that were made after the policy was frozen: what it meets for the first time.
+"""Families that were made after a first policy was frozen: what policies meet for the first time.
 
-As in ``one_seed``, a trained and frozen host meets an early shift, or none, and one seed may live.
-Hosts are wider, or have a block and a slot more, or read sequences instead of images.
+As in ``one_seed`` and ``adaptation``, a trained and frozen host meets a shift, or none. Hosts are
+wider, or have a block and a slot more, or read sequences instead of images.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.data import DrawnSplit, mislabelled
-from esper.runtime.families import ONE_SEED_STEPS, one_seed
+from esper.runtime.families import ONE_SEED_STEPS, adaptation, one_seed
 from esper.runtime.mnist1d import mnist1d
 from esper.runtime.registry import FAMILIES, Family, add_family
 from esper.runtime.task import ChannelShift, Drift, Pretraining, Task
@@ -24,28 +25,29 @@ SEQUENCE_SHIFTS: tuple[dict[str, object], ...] = (
     {"shear": 1.5},
     {"shuffled": True},
 )
+ARRIVALS = 12
+"""Number of different times of a shift in the family of sequences."""
 
 
-def wider(number: int) -> Task:
-    """Draws of ``one_seed`` on hosts of 2.2 times the parameters."""
+def wider(base: Callable[[int], Task], number: int) -> Task:
+    """Draws of ``base`` on hosts of 2.2 times the parameters."""
     host = CnnHost((8, 16, 18), classes=10, image=IMAGE, seeds=SEEDS)
-    return replace(one_seed(number), name=f"later_wider:{number}", family="later_wider", host=host)
+    return replace(base(number), host=host)
 
 
-def deeper(number: int) -> Task:
-    """Draws of ``one_seed`` on hosts of four blocks, which have four slots."""
+def deeper(base: Callable[[int], Task], number: int) -> Task:
+    """Draws of ``base`` on hosts of four blocks, which have four slots."""
     host = CnnHost((6, 8, 10, 12), classes=10, image=IMAGE, seeds=SEEDS)
-    task = one_seed(number)
-    return replace(task, name=f"later_deeper:{number}", family="later_deeper", host=host)
+    return replace(base(number), host=host)
 
 
-def sequences(number: int) -> Task:
+def sequences(base: Callable[[int], Task], number: int) -> Task:
     """Hosts that read MNIST-1D meet another kind of it, a change of channels, or nothing."""
     draws = np.random.default_rng([4, number])
     labels = int(draws.integers(200, 600))
     kind = int(draws.integers(len(SEQUENCE_SHIFTS)))
     moved, comes = draws.random() < 0.3, draws.random() < 0.7
-    time = (1.5 + int(draws.integers(12))) / ONE_SEED_STEPS
+    time = _times(base, int(draws.integers(ARRIVALS)))
     block, share, seed = int(draws.integers(2)), float(0.3 + 0.7 * draws.random()), int(number)
     shifted: dict[str, object] = {} if moved else SEQUENCE_SHIFTS[kind]
     before, after = (
@@ -54,9 +56,7 @@ def sequences(number: int) -> Task:
     )
     channels = ChannelShift(block, share, seed) if moved else None
     return replace(
-        one_seed(number),
-        name=f"later_sequences:{number}",
-        family="later_sequences",
+        base(number),
         summary=f"{labels} labels",
         host=CnnHost((8, 12, 12), classes=10, image=SAMPLES, seeds=SEEDS),
         data=before,
@@ -67,15 +67,32 @@ def sequences(number: int) -> Task:
     )
 
 
-LATER = (
-    Family("later_wider", "one_seed on wider hosts", wider),
-    Family("later_deeper", "one_seed on hosts of four blocks", deeper),
-    Family("later_sequences", "trained hosts of MNIST-1D, an early shift and one seed", sequences),
-)
+def _times(base: Callable[[int], Task], arrival: int) -> float:
+    """The time of a shift, spread over the times of ``base``."""
+    if base is one_seed:
+        return (1.5 + arrival) / ONE_SEED_STEPS
+    return 0.6 * (0.5 + arrival) / ARRIVALS
 
 
-def register() -> None:
-    """Register the families, once."""
-    for family in LATER:
-        if family.name not in FAMILIES:
+BASES = {"one_seed": one_seed, "adaptation": adaptation}
+MADE = {
+    "wider": (wider, "{} on wider hosts"),
+    "deeper": (deeper, "{} on hosts of four blocks"),
+    "sequences": (sequences, "hosts of MNIST-1D, otherwise as {}"),
+}
+
+
+def later_families(base: str) -> list[Family]:
+    """The later families that resemble ``base``, registered."""
+    found = []
+    for kind, (draw, text) in MADE.items():
+        name = f"later_{kind}" if base == "one_seed" else f"later_{kind}_{base}"
+        family = Family(name, text.format(base), partial(_named, name, partial(draw, BASES[base])))
+        if name not in FAMILIES:
             add_family(family)
+        found.append(FAMILIES[name])
+    return found
+
+
+def _named(family: str, draw: Callable[[int], Task], number: int) -> Task:
+    return replace(draw(number), name=f"{family}:{number}", family=family)

@@ -1,11 +1,11 @@
 """Does a policy that looks beat every rule? Record, learn, select and score eight controllers.
 
-    make bench-policy                              # about two hours on 2 cores; resumable
-    python benchmarks/policy.py --only learn --controllers 1 2
+    make bench-policy                # about two hours on 2 cores for each family; resumable
+    python benchmarks/policy.py --family adaptation --only learn --controllers 1 2
 
-Branching episodes of training draws of ``one_seed`` are recorded (``branches.py``), and eight
+Branching episodes of training draws of a family are recorded (``branches.py``), and eight
 controllers learn from them with ``--method vine``. Each is scored on the held-out draws of the
-ladder, with its blind twin and its yoked copy, and then, beside the best rule alone, on further
+ladder, with its blind twin and its yoked copy, and then, beside the best rules alone, on further
 draws. The one that ships is selected on draws of its own. Finished stages are kept under
 ``--work``.
 """
@@ -16,9 +16,16 @@ from typing import Any
 
 import msgspec
 import torch
-from branch_learning import LEARNING
-from branches import BRANCHES, record_branches
-from policy_further import everywhere, greedy_utilities, ladder_hosts, population, tell
+from branch_learning import learning
+from branches import BRANCHINGS, Branching, record_branches
+from policy_further import (
+    everywhere,
+    greedy_utilities,
+    ladder_hosts,
+    population,
+    tell,
+    work_of,
+)
 from policy_page import result_page
 from reporting import kept, made_on, new_parser, publish
 
@@ -32,14 +39,20 @@ from esper.simic.offline.offline_run import learn_offline
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo.plans import library
 
-FAMILY = "one_seed"
 RECORDED, CHUNK = 2688, 64
 """Draws whose branches are recorded, and how many of them in a run."""
 SELECTION = range(4000, 4128)
 """Training draws, not recorded, on which the controller that ships is selected."""
+PAGES = {
+    "one_seed": ("policy", "A policy that looks"),
+    "adaptation": ("policy_adaptation", "A policy that looks where several seeds may live"),
+}
+"""Name and title of the page of a family."""
 
 
-def learned(seed: int, records: list[Path], folder: Path, threads: int) -> Path:
+def learned(
+    branching: Branching, seed: int, records: list[Path], folder: Path, threads: int
+) -> Path:
     """Learn one controller; return its run directory."""
     run = folder / f"controller-{seed}"
 
@@ -51,7 +64,7 @@ def learned(seed: int, records: list[Path], folder: Path, threads: int) -> Path:
             threads=threads,
             name=run.name,
             telemetry_dir=str(folder),
-            **LEARNING,
+            **learning(branching),
         )
         return learn_offline(config).best
 
@@ -59,9 +72,9 @@ def learned(seed: int, records: list[Path], folder: Path, threads: int) -> Path:
     return run
 
 
-def selection(run: Path, work: Path, seed: int, threads: int) -> list[float]:
+def selection(run: Path, family: str, work: Path, seed: int, threads: int) -> list[float]:
     """Validation utility of a controller on the draws on which one is selected."""
-    hosts = population(FAMILY, SELECTION, (50, 51, 52, 53), FRESH_HOSTS + 20_000, threads)
+    hosts = population(family, SELECTION, (50, 51, 52, 53), FRESH_HOSTS + 20_000, threads)
     grower = GrowingPolicy.named(str(run))
     path = work / f"selection-{seed}.json"
     return kept(path, lambda: greedy_utilities(hosts, grower, validation=True))
@@ -81,41 +94,44 @@ def placed(run: Path, seed: int, hosts: Population, members: int, work: Path) ->
 def main() -> int:
     """Run the stages; return the exit status."""
     parser = new_parser(__doc__)
-    parser.add_argument("--work", type=Path, default=Path("runs/policy"))
+    parser.add_argument("--family", choices=BRANCHINGS, default="one_seed")
+    parser.add_argument("--work", type=Path, help="by default runs/policy/FAMILY")
     parser.add_argument("--controllers", type=int, nargs="+", default=list(range(1, 9)))
     parser.add_argument("--only", choices=("record", "learn", "score", "further"))
     parser.add_argument("--members", type=int, default=1, help="sampled episodes per host")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    work, threads, only = arguments.work.absolute(), arguments.threads, arguments.only
+    family, threads, only = arguments.family, arguments.threads, arguments.only
+    work, branching = work_of(family, arguments.work), BRANCHINGS[family]
     torch.set_num_threads(1)
-    records = [work / "records" / f"{FAMILY}-{n}" for n in range(0, RECORDED, CHUNK)]
+    records = [work / "records" / f"{family}-{n}" for n in range(0, RECORDED, CHUNK)]
     for run in records:
         if only in (None, "record") and not (run / "events.parquet").exists():
-            record_branches(FAMILY, int(run.name.rpartition("-")[2]), CHUNK, run.parent, threads)
+            first = int(run.name.rpartition("-")[2])
+            record_branches(branching, first, CHUNK, run.parent, threads)
     if only == "record":
         return 0
     runs = {
-        seed: learned(seed, records, work / "controllers", threads)
+        seed: learned(branching, seed, records, work / "controllers", threads)
         for seed in arguments.controllers
     }
     if only == "learn":
         return 0
-    stored, hosts = ladder_hosts(FAMILY, threads)
+    stored, hosts = ladder_hosts(family, threads)
     scored = hosts.fresh
     policies = []
     if only in (None, "score"):
         policies = [
             placed(run, seed, scored, arguments.members, work) for seed, run in runs.items()
         ]
-        chosen = {seed: selection(run, work, seed, threads) for seed, run in runs.items()}
+        chosen = {seed: selection(run, family, work, seed, threads) for seed, run in runs.items()}
     if only in (None, "further"):
-        more = everywhere(runs, FAMILY, hosts.training, work)
+        more = everywhere(runs, family, hosts.training, work)
     if only is not None:
         return 0
     found = Evaluation(
         policy="",
-        suite=FAMILY,
+        suite=family,
         training_hosts=stored.training_hosts,
         tasks=[task.label for task in scored.tasks],
         plans=[plan.name for plan in library()],
@@ -123,11 +139,12 @@ def main() -> int:
         splits=[task.split_seed for task in scored.tasks],
         shipped=None,
         rule_episodes=0,
-        policy_episodes=RECORDED * len(BRANCHES),
+        policy_episodes=RECORDED * len(branching.branches),
         rents=[task.rent for task in scored.tasks],
     )
-    page, figures = result_page(found, policies, chosen, more, RECORDED, LEARNING)
-    publish("policy", "A policy that looks", [*page, f"{made_on()}."], arguments.write, figures)
+    page, figures = result_page(found, policies, chosen, more, RECORDED)
+    name, title = PAGES[family]
+    publish(name, title, [*page, f"{made_on()}."], arguments.write, figures)
     return 0
 
 

@@ -24,9 +24,9 @@ from branch_outcomes import (
     outcomes,
     rule_points,
 )
-from branches import BRANCHES, DELAY, EARLY_SIZE, EARLY_SLOT
+from branches import LARGE, ONE_SEED
 from matplotlib.figure import Figure
-from policy_further import ladder_hosts, tuning
+from policy_further import ladder_hosts, tuning, work_of
 from reporting import RESULTS, kept, made_on, new_parser, publish, table
 
 from esper.leyline.config.offline import OfflineConfig, OfflineMethod
@@ -40,7 +40,7 @@ from esper.tamiyo.policy.features import (
     SLOT_FEATURES,
 )
 
-FAMILY = "one_seed"
+FAMILY = ONE_SEED.family
 METHODS: dict[OfflineMethod, str] = {
     "vine": "vine",
     "awr": "advantage-weighted regression",
@@ -48,7 +48,7 @@ METHODS: dict[OfflineMethod, str] = {
 }
 """Methods of ``esper train offline``, and their names."""
 SHARES = 1 / 8, 1 / 2, 1.0
-LAGS = range(DELAY + 1)
+LAGS = range(ONE_SEED.delay + 1)
 
 
 def groups_of_features() -> dict[str, tuple[str, ...] | None]:
@@ -74,7 +74,7 @@ def schedule_above_keeping(work: Path) -> tuple[float, float]:
     """Points of the best fixed schedule above keeping the early seed, and their standard error."""
     _, hosts = ladder_hosts(FAMILY, 1)
     utility = 100.0 * tuning(hosts.training, work / "further").validation_utility
-    kept_seed = PlannedSeed(float(EARLY_SLOT), EARLY_SIZE, start=0.0)
+    kept_seed = PlannedSeed(0.0, LARGE, start=0.0)
     (keeping,) = (i for i, plan in enumerate(library()) if plan.seeds == (kept_seed,))
     return mean_and_error(utility[:, utility.mean(0).argmax()] - utility[:, keeping])
 
@@ -107,21 +107,23 @@ def diagnosis_page(figures: dict[str, Any], above: Floats) -> list[str]:
     curves, schedule = figures["curves"], _worth(figures["schedule"])
     vine = curves[METHODS["vine"]]
     counts, whole = [round(point["draws"]) for point in vine], vine[-1]
+    names = [branch.name for branch in ONE_SEED.branches]
     return [
-        f"{len(above)} hosts of `{FAMILY}`, {len(BRANCHES)} branches each; utility on validation, "
+        f"{len(above)} hosts of `{FAMILY}`, {len(names)} branches each; utility on validation, "
         "in points above keeping the early seed, with standard errors over hosts. In hindsight "
         f"the best branch is worth {figures['ceiling']:.1f}; "
         + ", ".join(
-            f"{_branch_name(branch)} is best on {share:.0%}"
-            for branch, share in zip(BRANCHES, _best_shares(above), strict=True)
+            f"{name} is best on {share:.0%}"
+            for name, share in zip(names, _best_shares(above), strict=True)
         )
         + f" of the hosts. The best fixed schedule is worth {schedule} on training hosts of the "
         "ladder.",
         "## When to look",
         "A forest (cross-validated over hosts) chooses the branch from the observations some steps "
-        f"after the first step of the shift; the branches themselves part {DELAY} steps after it.",
+        f"after the first step of the shift; the branches themselves part {ONE_SEED.delay} steps "
+        "after it.",
         table(
-            ("steps after the shift", *(DELAY - lag for lag in reversed(LAGS))),
+            ("steps after the shift", *(ONE_SEED.delay - lag for lag in reversed(LAGS))),
             [("worth", *(_worth(figures["looks"][lag]) for lag in reversed(LAGS)))],
         ),
         "## What the observation carries",
@@ -163,7 +165,7 @@ def diagnosis_page(figures: dict[str, Any], above: Floats) -> list[str]:
         "By what shifts: worth of the branches above keeping the seed, of the best of them in "
         "hindsight, and of the choices of a forest (cross-validated).",
         table(
-            ("what shifts", "hosts", *map(_branch_name, BRANCHES[1:]), "hindsight", "forest"),
+            ("what shifts", "hosts", *names[1:], "hindsight", "forest"),
             [
                 (
                     name,
@@ -181,13 +183,13 @@ def diagnosis_page(figures: dict[str, Any], above: Floats) -> list[str]:
 def main() -> int:
     """Measure; return the exit status."""
     parser = new_parser(__doc__)
-    parser.add_argument("--work", type=Path, default=Path("runs/policy"))
+    parser.add_argument("--work", type=Path)
     arguments = parser.parse_args()
-    work = arguments.work.absolute()
+    work = work_of(FAMILY, arguments.work)
     torch.set_num_threads(1)
     records = tuple(str(path) for path in sorted((work / "records").iterdir()))
     data = read_data(OfflineConfig(records=records, method="vine", held_out=0.0, threads=1))
-    found = outcomes(data)
+    found = outcomes(data, ONE_SEED)
     above = found.above
 
     def told(name: str, make: Callable[[], Any]) -> Any:
@@ -237,10 +239,6 @@ def main() -> int:
     page = [*diagnosis_page(figures, above), f"{made_on()}."]
     publish("policy_diagnosis", "What the branches teach", page, arguments.write, figures)
     return 0
-
-
-def _branch_name(branch: str | int) -> str:
-    return f"slot {branch}" if isinstance(branch, int) else branch
 
 
 def _best_shares(above: Floats) -> list[float]:

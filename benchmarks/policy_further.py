@@ -1,13 +1,14 @@
 """The best rules of a ladder and the controllers on further draws, and on later families."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from later_tasks import LATER, register
+from branches import LARGE
+from later_tasks import later_families
 from numpy.typing import NDArray
 from reporting import kept
 
@@ -21,6 +22,7 @@ from esper.simic.evaluation.play import (
     Hosts,
     Outcome,
     Population,
+    Rules,
     play,
     play_plans,
     tasks_of_groups,
@@ -32,7 +34,8 @@ from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
-from esper.tamiyo.plans import NEVER, Plan, library, schedule
+from esper.tamiyo.plans import NEVER, Plan, blueprint_of, library, schedule
+from esper.tamiyo.try_and_keep import TryAndKeepActor, smallest_trial
 from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
 
 FURTHER = range(HELD_OUT_DRAWS + 2000, HELD_OUT_DRAWS + 2256)
@@ -42,10 +45,15 @@ FURTHER_SPLITS = tuple(range(100, 116))
 LATER_TRAINING, LATER_DRAWS = 32, 64
 """Draws of a later family on which rules are tuned, and on which everything is scored."""
 TURN = TurnPlan(size=0.0, start=0.0, patience=0.45, order="backwards")
-"""The variant of try-and-keep that is best on the training hosts of the ladder."""
+"""The variant of try-and-keep that is best on the training hosts of the ladder of ``one_seed``."""
 RULES_AGAIN = "best fixed schedule", "one look", "optimal stopping"
 """The best rules of the ladder, which are tuned again for the further draws."""
 Played = dict[str, list[float]]
+
+
+def work_of(family: str, work: Path | None) -> Path:
+    """Where finished stages of a family are kept: ``work`` if it is given."""
+    return (Path("runs/policy") / family if work is None else work).absolute()
 
 
 def tell(stage: str, done: int, total: int) -> None:
@@ -82,6 +90,38 @@ def turn_actor(env: GrowthEnv) -> Actor:
     return TryInTurnActor(turns_of(*own, TURN.size, TURN.start, TURN.patience, TURN.order))
 
 
+def trial_actor(env: GrowthEnv, first: float) -> Actor:
+    """Try and keep, decided as late as possible: the smallest seeds, but in the first slot."""
+    tasks = tasks_of_groups(env)
+    trial = smallest_trial(tasks, env.slot_count, env.config.episode_length)
+    for row, task in enumerate(tasks):
+        trial.blueprint[row, 0] = blueprint_of(first, task.host.slots[0])
+    return TryAndKeepActor(trial)
+
+
+@dataclass(frozen=True, slots=True)
+class Trying:
+    """A rule that tries seeds and keeps what pays.
+
+    Attributes:
+        actor: makes its actor.
+        at_once: whether seeds germinate without waiting for each other.
+    """
+
+    actor: Callable[[GrowthEnv], Actor]
+    at_once: bool = False
+
+
+TRYING = {
+    "one_seed": {"try in turn": Trying(turn_actor)},
+    "adaptation": {
+        "try and keep": Trying(partial(trial_actor, first=0.0)),
+        "try and keep, large first": Trying(partial(trial_actor, first=LARGE), True),
+    },
+}
+"""Rules of this kind by family, in the variants that are best on its training hosts."""
+
+
 class InOrder:
     """Makes the actors of consecutive batches of hosts, which follow the rows of a schedule."""
 
@@ -96,10 +136,20 @@ class InOrder:
 
 
 def utilities(
-    hosts: Population, actor: Callable[[GrowthEnv], Actor], validation: bool = False
+    hosts: Population,
+    actor: Callable[[GrowthEnv], Actor],
+    validation: bool = False,
+    at_once: bool = False,
 ) -> list[float]:
-    """Utility of a policy on each host."""
-    found = play(hosts, actor, 1)
+    """Utility of a policy on each host.
+
+    Args:
+        hosts: the hosts.
+        actor: makes its actor.
+        validation: whether utility is taken on the validation split.
+        at_once: whether seeds germinate without waiting for each other.
+    """
+    found = play(hosts, actor, 1, Rules(one_at_a_time=not at_once))
     return (found.validation_utility if validation else found.test_utility)[:, 0].tolist()
 
 
@@ -107,7 +157,8 @@ def greedy_utilities(
     hosts: Population, grower: GrowingPolicy, validation: bool = False
 ) -> list[float]:
     """Utility of a trained policy on each host, with its most probable actions."""
-    return utilities(hosts, lambda env: grower.actor(env, greedy=True), validation)
+    at_once = not grower.settings.world.one_at_a_time
+    return utilities(hosts, lambda env: grower.actor(env, greedy=True), validation, at_once)
 
 
 def tuning(training: Population, work: Path) -> Outcome:
@@ -120,25 +171,35 @@ def tuning(training: Population, work: Path) -> Outcome:
 
 def played_rules(training: Population, hosts: Population, work: Path) -> dict[str, list[float]]:
     """Utility of never growing and of ``RULES_AGAIN``, tuned on the training hosts."""
-    plans, length = library(), hosts.tasks[0].episode_length
-    known = known_plans(tuning(training, work), length, plans)
+    plans = library()
+    known = known_plans(tuning(training, work), hosts.tasks[0].episode_length, plans)
     never = play_plans(hosts, (NEVER,))
     found = {"never": never.test_utility[:, 0].tolist()}
     for name in RULES_AGAIN:
         chosen = RULES[name](known)(never.features)
-        found[name] = utilities(hosts, InOrder(followed(chosen, plans, hosts, length)))
+        found[name] = planned_utilities(hosts, chosen, plans)
     return found
+
+
+def planned_utilities(
+    hosts: Population, chosen: NDArray[np.int_], plans: Sequence[Plan]
+) -> list[float]:
+    """Utility of the plan that is chosen for each host."""
+    rows = followed(chosen, plans, hosts, hosts.tasks[0].episode_length)
+    together = [plans[plan].at_once for plan in chosen]
+    found = {at_once: utilities(hosts, InOrder(rows), at_once=at_once) for at_once in set(together)}
+    return [found[at_once][host] for host, at_once in enumerate(together)]
 
 
 def clairvoyant(hosts: Population, work: Path) -> list[float]:
     """Utility of the plan that is best on each host, chosen with another order of its data."""
-    plans, length = library(), hosts.tasks[0].episode_length
+    plans = library()
     again = replace(hosts, data_seed=ORDERS[1])
     known = Stages(work, tell).kept(
         "clairvoyant", again, plans, lambda done: play_plans(again, plans, done)
     )
     best = known.test_utility.argmax(1)
-    return utilities(hosts, InOrder(followed(best, plans, hosts, length)))
+    return planned_utilities(hosts, best, plans)
 
 
 def followed(
@@ -149,10 +210,18 @@ def followed(
     return Schedule.stacked([schedule((plans[plan],), task, length) for plan, task in rows])
 
 
-def further(runs: dict[int, Path], work: Path, hosts: Population, training: Population) -> Played:
+def further(
+    runs: dict[int, Path],
+    work: Path,
+    hosts: Population,
+    training: Population,
+    trying: Mapping[str, Trying],
+) -> Played:
     """Utility of the rules, and of the controllers greedily, on each host, by name."""
     found: Played = kept(work / "rules.json", lambda: played_rules(training, hosts, work))
-    found["try in turn"] = kept(work / "turns.json", lambda: utilities(hosts, turn_actor))
+    for name, rule in trying.items():
+        play_rule = partial(utilities, hosts, rule.actor, at_once=rule.at_once)
+        found[name] = kept(work / f"{name}.json", play_rule)
     for seed, run in runs.items():
         grower = GrowingPolicy.named(str(run))
         path = work / f"controller-{seed}.json"
@@ -171,16 +240,15 @@ def everywhere(
         training: hosts of that family on which its rules are tuned.
         work: directory in which finished stages are kept.
     """
-    threads = training.threads
+    threads, trying = training.threads, TRYING[family]
     again = further_hosts(family, threads)
-    found = {family: further(runs, work / "further", again, training)}
+    found = {family: further(runs, work / "further", again, training, trying)}
     path = work / "further" / "best_plans.json"
     found[family][CLAIRVOYANT] = kept(path, partial(clairvoyant, again, work / "further"))
-    register()
-    for number, later in enumerate(LATER):
+    for number, later in enumerate(later_families(family)):
         draws = range(HELD_OUT_DRAWS + 1000, HELD_OUT_DRAWS + 1000 + LATER_DRAWS)
         first = FRESH_HOSTS + 30_000
         new = population(later.name, draws, FURTHER_SPLITS, first + 1000 * number, threads)
         known = population(later.name, range(LATER_TRAINING), (0, 1, 2, 3), 1000 * number, threads)
-        found[later.name] = further(runs, work / later.name, new, known)
+        found[later.name] = further(runs, work / later.name, new, known, trying)
     return found

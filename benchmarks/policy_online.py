@@ -23,6 +23,7 @@ from policy_further import (
     greedy_utilities,
     ladder_hosts,
     played_rules,
+    work_of,
 )
 from reporting import RESULTS, kept, made_on, new_parser, publish, table
 
@@ -167,10 +168,10 @@ def drawn(found: dict[str, dict[str, Any]], references: dict[str, float], path: 
 def main() -> int:
     """Train and score the variants; return the exit status."""
     parser = new_parser(__doc__)
-    parser.add_argument("--work", type=Path, default=Path("runs/policy"))
+    parser.add_argument("--work", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    work, threads = arguments.work.absolute(), arguments.threads
+    work, threads = work_of(FAMILY, arguments.work), arguments.threads
     torch.set_num_threads(1)
     _, known = ladder_hosts(FAMILY, threads)
     hosts = further_hosts(FAMILY, threads, SCORED)

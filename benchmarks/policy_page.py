@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from branches import BRANCHES, DELAY
+from branch_learning import learning
+from branches import BRANCHINGS
 from ladders import (
     Standing,
     control_figures,
@@ -18,7 +19,6 @@ from policy_further import (
     FURTHER_SPLITS,
     LATER_DRAWS,
     LATER_TRAINING,
-    RULES_AGAIN,
     Played,
 )
 from reporting import table
@@ -33,12 +33,18 @@ SHARE = 0.4
 """Share of the gap between the best rule and the clairvoyant that a policy should close."""
 
 
+def rules_of(played: Played) -> list[str]:
+    """Names of the rules."""
+    others = ("never", CLAIRVOYANT)
+    return [name for name in played if name not in others and not name.isdecimal()]
+
+
 def compared(played: Played, seeds: list[int]) -> dict[str, Any]:
     """Gains, and differences between the controllers and every rule, in points."""
     hosts = len(played["never"])
     splits = [FURTHER_SPLITS[i % len(FURTHER_SPLITS)] for i in range(hosts)]
     never, own = np.array(played["never"]), np.array([played[str(seed)] for seed in seeds])
-    rules = {rule: np.array(played[rule]) for rule in ("try in turn", *RULES_AGAIN)}
+    rules = {rule: np.array(played[rule]) for rule in rules_of(played)}
     found: dict[str, Any] = {
         "hosts": hosts,
         "gain": over_controllers(own - never, splits),
@@ -77,7 +83,7 @@ def by_kind(played: Played, family: str, seeds: list[int]) -> list[dict[str, Any
     draw = FAMILIES[family].draw
     kinds = np.array([what_shifts(draw(number)) for number in FURTHER])
     never, own = np.array(played["never"]), np.array([played[str(seed)] for seed in seeds]).mean(0)
-    best = max(RULES_AGAIN, key=lambda rule: float(np.mean(played[rule])))
+    best = max(rules_of(played), key=lambda rule: float(np.mean(played[rule])))
     rule = np.array(played[best])
     found = []
     for kind in KINDS:
@@ -122,16 +128,16 @@ def share_of_gap(found: Evaluation, policies: list[list[Rung]], way: str) -> flo
     return float(one.above_rule[0] / gap)
 
 
-def learning_text(suite: str, controllers: int, recorded: int, learning: dict[str, Any]) -> str:
+def learning_text(family: str, controllers: int, recorded: int) -> str:
     """How the controllers learned, and how they are scored."""
-    settings = ", ".join(f"{name} {value}" for name, value in learning.items())
+    branching = BRANCHINGS[family]
+    members = len(branching.branches)
+    settings = ", ".join(f"{name} {value}" for name, value in learning(branching).items())
     return (
-        f"{controllers} controllers learned from {recorded * len(BRANCHES):,} recorded episodes of "
-        f"{recorded:,} training draws of `{suite}` ({settings}). In each group of "
-        f"{len(BRANCHES)} episodes a large seed is planted in the first slot at once, and {DELAY} "
-        "steps after the first step of the shift it is kept, pruned, or replaced by the smallest "
-        "seed of one of the three slots. The recorder knows when the shift comes; the controllers "
-        "are not told, and have met no draw on which they are scored. All figures are points of "
+        f"{controllers} controllers learned from {recorded * members:,} recorded episodes of "
+        f"{recorded:,} training draws of `{family}` ({settings}). In each group of {members} "
+        f"episodes {branching.words}. The recorder knows when the shift comes; the controllers are "
+        "not told, and have met no draw on which they are scored. All figures are points of "
         "utility on the test split. Brackets hold 95 % intervals over controllers and splits of "
         "the data."
     )
@@ -160,12 +166,11 @@ def further_section(
     return [
         f"## On {len(FURTHER)} further draws, and on three families made afterwards",
         f"In {len(FURTHER_SPLITS)} splits. The families (`benchmarks/later_tasks.py`) were made "
-        "when an earlier policy, whose early seed was small, was frozen. The large early seed was "
-        "chosen on training draws of the ladder, and all draws of this section are new; of each "
-        f"family there are {LATER_DRAWS}. Rules were tuned on "
-        f"{found.training_hosts} training draws of `{found.suite}` and on {LATER_TRAINING} of each "
-        "later family; the variant of try in turn is that of the ladder. The controllers act "
-        "greedily.",
+        "when an earlier policy of `one_seed`, whose early seed was small, was frozen. The early "
+        "seeds of these were chosen on training draws, and all draws of this section are new; of "
+        f"each family there are {LATER_DRAWS}. Rules were tuned on {found.training_hosts} training "
+        f"draws of `{found.suite}` and on {LATER_TRAINING} of each later family, those that try "
+        "seeds on training draws alone. The controllers act greedily.",
         *(comparison_table(family, one) for family, one in differences.items()),
         f"On the further draws of `{found.suite}` the policies close "
         f"{own['share_of_gap']:.0%} of the gap between the best rule and the clairvoyant; they "
@@ -211,7 +216,6 @@ def result_page(
     chosen: dict[int, list[float]],
     more: dict[str, Played],
     recorded: int,
-    learning: dict[str, Any],
 ) -> tuple[list[str], dict[str, Any]]:
     """The paragraphs and the figures.
 
@@ -221,7 +225,6 @@ def result_page(
         chosen: validation utility of each controller on the draws of the selection.
         more: see ``policy_further.everywhere``.
         recorded: number of draws that were recorded.
-        learning: settings of ``esper train offline``.
     """
     standings = [standing(way, policies, found) for way in WAYS]
     shares = {way: share_of_gap(found, policies, way) for way in WAYS}
@@ -230,7 +233,7 @@ def result_page(
     select = {seed: 100.0 * float(np.mean(values)) for seed, values in chosen.items()}
     best = max(select, key=lambda seed: select[seed])
     page = [
-        learning_text(found.suite, len(chosen), recorded, learning),
+        learning_text(found.suite, len(chosen), recorded),
         *ladder_section(found, standings, shares, len(chosen)),
         *further_section(found, differences, kinds),
         *controllers_section(standings, select, best, len(chosen[best])),
