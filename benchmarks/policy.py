@@ -91,6 +91,25 @@ def placed(run: Path, seed: int, hosts: Population, members: int, work: Path) ->
     return msgspec.convert(kept(work / f"rungs-{seed}.json", make), list[Rung])
 
 
+def controls_of(family: str, threads: int) -> Evaluation:
+    """The controls of a family, as they come with Esper."""
+    stored, hosts = ladder_hosts(family, threads)
+    tasks = hosts.fresh.tasks
+    return Evaluation(
+        policy="",
+        suite=family,
+        training_hosts=stored.training_hosts,
+        tasks=[task.label for task in tasks],
+        plans=[plan.name for plan in library()],
+        rungs=stored.first(tasks),
+        splits=[task.split_seed for task in tasks],
+        shipped=None,
+        rule_episodes=0,
+        policy_episodes=RECORDED * len(BRANCHINGS[family].branches),
+        rents=[task.rent for task in tasks],
+    )
+
+
 def main() -> int:
     """Run the stages; return the exit status."""
     parser = new_parser(__doc__)
@@ -117,32 +136,18 @@ def main() -> int:
     }
     if only == "learn":
         return 0
-    stored, hosts = ladder_hosts(family, threads)
-    scored = hosts.fresh
+    _, hosts = ladder_hosts(family, threads)
     policies = []
     if only in (None, "score"):
         policies = [
-            placed(run, seed, scored, arguments.members, work) for seed, run in runs.items()
+            placed(run, seed, hosts.fresh, arguments.members, work) for seed, run in runs.items()
         ]
         chosen = {seed: selection(run, family, work, seed, threads) for seed, run in runs.items()}
     if only in (None, "further"):
         more = everywhere(runs, family, hosts.training, work)
     if only is not None:
         return 0
-    found = Evaluation(
-        policy="",
-        suite=family,
-        training_hosts=stored.training_hosts,
-        tasks=[task.label for task in scored.tasks],
-        plans=[plan.name for plan in library()],
-        rungs=stored.first(scored.tasks),
-        splits=[task.split_seed for task in scored.tasks],
-        shipped=None,
-        rule_episodes=0,
-        policy_episodes=RECORDED * len(branching.branches),
-        rents=[task.rent for task in scored.tasks],
-    )
-    page, figures = result_page(found, policies, chosen, more, RECORDED)
+    page, figures = result_page(controls_of(family, threads), policies, chosen, more, RECORDED)
     name, title = PAGES[family]
     publish(name, title, [*page, f"{made_on()}."], arguments.write, figures)
     return 0

@@ -50,34 +50,61 @@ def one_policy(trained_on: str, found: dict[str, Any]) -> str:
     return f"{' '.join(parts)} ([results](benchmarks/results/{trained_on}.md))"
 
 
+LOOKING = {
+    "policy": "**A policy that looks.** {} policies learned from recorded branches of `one_seed`, "
+    "where one seed may live.",
+    "policy_adaptation": "**The same where several seeds may live.** {} policies learned from "
+    "recorded branches of `adaptation`.",
+}
+"""How the text about the policies of a page begins."""
+
+
 def looking(results: Path) -> str:
     """What policies gain that learned from branches, above every rule."""
-    found = read("policy", results)
-    if found is None:
+    there = {name: read(name, results) for name in LOOKING}
+    texts = [one_looking(name, found) for name, found in there.items() if found is not None]
+    if not texts:
         return (
             "- **A policy that looks** is not measured yet in this version (`make bench-policy`)."
         )
+    suite = read("policy_suite", results)
+    if suite is not None:
+        parts = "; ".join(
+            f"on {where} they are **{verdict(one['above_rule'])}** it, by "
+            f"{points_text(one['above_rule'])}"
+            for where, one in suite.items()
+        )
+        texts.append(
+            "- **Over the families that pass the gate**, taken together, against the best rule of "
+            f"each: {parts}. ([results](benchmarks/results/policy_suite.md))"
+        )
+    return "\n".join(texts)
+
+
+def one_looking(page: str, found: dict[str, Any]) -> str:
+    """What the policies of a page gain."""
     one = found["policies"]["greedy"]
     parts = [
-        f"- **A policy that looks.** {len(one['by_controller'])} policies learned from recorded "
-        "branches of `one_seed`, where one seed may live. On "
-        f"{found['hosts']} held-out hosts they gain {points_text(one['gain'])} points above never "
-        f"growing and are **{verdict(one['above_rule'])}** the best rule (*{one['rule']}*), by "
+        f"- {LOOKING[page].format(len(one['by_controller']))} On {found['hosts']} held-out hosts "
+        f"they gain {points_text(one['gain'])} points above never growing and are "
+        f"**{verdict(one['above_rule'])}** the best rule (*{one['rule']}*), by "
         f"{points_text(one['above_rule'])}, which is {found['share_of_gap']['greedy']:.0%} of the "
         "way to a clairvoyant. They are "
         f"{verdict(one['above_blind'])} their blind twins, by {points_text(one['above_blind'])}, "
+        f"{verdict(one['above_yoked'])} yoked copies, by {points_text(one['above_yoked'])}, "
         f"and **{verdict(one['above_network'])}** the best network that does not grow "
         f"(*{one['network']}*), by {points_text(one['above_network'])}."
     ]
     for family, other in found["comparisons"].items():
         rule = max(other["rules"], key=lambda name: other["rules"][name][0])
+        further = "share_of_gap" in other
         parts.append(
-            f"On {other['hosts']} {'further' if family == 'one_seed' else 'new'} hosts of "
+            f"On {other['hosts']} {'further' if further else 'new'} hosts of "
             f"`{family}` they are {verdict(other['above'][rule])} the best rule there (*{rule}*), "
             f"by {points_text(other['above'][rule])}"
-            + (f", {other['share_of_gap']:.0%} of the way." if "share_of_gap" in other else ".")
+            + (f", {other['share_of_gap']:.0%} of the way." if further else ".")
         )
-    return f"{' '.join(parts)} ([results](benchmarks/results/policy.md))"
+    return f"{' '.join(parts)} ([results](benchmarks/results/{page}.md))"
 
 
 def what_shifts(results: Path) -> str:

@@ -265,13 +265,17 @@ def written(page: str, results: Path = RESULTS, folder: str = "") -> str:
         text = TEXTS[found[2]](results).replace("](benchmarks/", f"]({folder}benchmarks/")
         if text.startswith(("```", "|")):
             return f"{found[1]}{text}\n{found[3]}"
-        indent = "  " if text.startswith("- ") else ""
-        lines = textwrap.wrap(
-            text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
-        return "\n".join([found[1] + lines[0], *lines[1:], found[3]])
+        return "\n".join([found[1] + "\n".join(map(_wrapped, text.splitlines())), found[3]])
 
     return BLOCK.sub(block, page)
+
+
+def _wrapped(text: str) -> str:
+    """A paragraph or an item of a list in lines of ``WIDTH``."""
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def main() -> None:

@@ -184,6 +184,33 @@ def test_a_policy_stands_where_its_intervals_put_it(tmp_path: Path) -> None:
     assert "times the size*), by -3.0 [-4.5, -1.5]." in text
 
 
+def test_policies_that_look_stand_where_their_intervals_put_them(tmp_path: Path) -> None:
+    one = policy(20.0, [2.0, 0.5, 3.5]) | {"by_controller": [1.0] * 8, "rule": "one look"}
+    one["above_yoked"] = [3.0, 2.0, 4.0]
+    rules = {"one look": [18.0, 17.0, 19.0], "try in turn": [19.0, 18.0, 20.0]}
+    above = {"one look": [2.0, 1.0, 3.0], "try in turn": [-1.0, -2.0, -0.5]}
+    other = {"hosts": 64, "rules": rules, "above": above}
+    figures = {
+        "hosts": 200,
+        "policies": {"greedy": one},
+        "share_of_gap": {"greedy": 0.431},
+        "comparisons": {"one_seed": other | {"share_of_gap": 0.4}, "later_wider": other},
+    }
+    assert "not measured yet" in TEXTS["looking"](tmp_path)
+    put(tmp_path, "policy", figures)
+    text = TEXTS["looking"](tmp_path)
+    assert text.startswith("- **A policy that looks.** 8 policies learned")
+    assert "**above** the best rule (*one look*), by +2.0 [+0.5, +3.5], which is 43% of" in text
+    assert "On 64 further hosts of `one_seed` they are below the best rule there (*try in" in text
+    assert "by -1.0 [-2.0, -0.5], 40% of the way. On 64 new hosts of `later_wider`" in text
+    put(tmp_path, "policy_adaptation", figures)
+    put(tmp_path, "policy_suite", {"all draws": {"above_rule": [0.5, -0.1, 1.1]}})
+    first, second, both = TEXTS["looking"](tmp_path).splitlines()
+    assert first == text
+    assert "learned from recorded branches of `adaptation`" in second
+    assert "on all draws they are **neither above nor below** it, by +0.5 [-0.1, +1.1]" in both
+
+
 def test_growing_pays_where_it_is_above_the_best_network_without(tmp_path: Path) -> None:
     given = {
         "digits": ([0.1, -0.5, 0.7], [-3.0, -4.0, -2.0]),
