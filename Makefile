@@ -82,6 +82,8 @@ bench-suite: $(READY)
 # that act while they learn: about four hours on two cores, resumable.
 bench-policy: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy.py --family adaptation --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_suite.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_diagnosis.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_online.py --write
 	$(BIN)/python scripts/write_figures.py

@@ -74,19 +74,26 @@ def _times(base: Callable[[int], Task], arrival: int) -> float:
     return 0.6 * (0.5 + arrival) / ARRIVALS
 
 
+MADE = (
+    (wider, "{} on wider hosts"),
+    (deeper, "{} on hosts of four blocks"),
+    (sequences, "hosts of MNIST-1D, otherwise as {}"),
+)
 BASES = {"one_seed": one_seed, "adaptation": adaptation}
-MADE = {
-    "wider": (wider, "{} on wider hosts"),
-    "deeper": (deeper, "{} on hosts of four blocks"),
-    "sequences": (sequences, "hosts of MNIST-1D, otherwise as {}"),
+NAMES = {
+    "one_seed": ("later_wider", "later_deeper", "later_sequences"),
+    "adaptation": (
+        "later_wider_adaptation",
+        "later_deeper_adaptation",
+        "later_sequences_adaptation",
+    ),
 }
 
 
 def later_families(base: str) -> list[Family]:
     """The later families that resemble ``base``, registered."""
     found = []
-    for kind, (draw, text) in MADE.items():
-        name = f"later_{kind}" if base == "one_seed" else f"later_{kind}_{base}"
+    for name, (draw, text) in zip(NAMES[base], MADE, strict=True):
         family = Family(name, text.format(base), partial(_named, name, partial(draw, BASES[base])))
         if name not in FAMILIES:
             add_family(family)

@@ -182,20 +182,20 @@ def further_section(
 
 
 def controllers_section(
-    standings: list[Standing], select: dict[int, float], ships: int, selected: int
+    standings: list[Standing], select: dict[int, float], best: int, selected: int
 ) -> list[str]:
-    """Gains of each controller, and which one ships.
+    """Gains of each controller, and which one is selected.
 
     Args:
         standings: the controllers among the controls, by ``WAYS``.
         select: validation utility of each controller on the draws of the selection, in points.
-        ships: the controller that ships.
+        best: the selected controller.
         selected: number of those draws.
     """
     heads = "controller", "greedy", "sampled", "validation utility, selection draws"
     rows = [
         (
-            f"{seed}{' (ships)' if seed == ships else ''}",
+            f"{seed}{' (selected)' if seed == best else ''}",
             *(f"{one.by_controller[i]:+.1f}" for one in standings),
             f"{utility:.1f}",
         )
@@ -204,9 +204,8 @@ def controllers_section(
     return [
         "## Each controller",
         table(heads, rows),
-        "Gains over never growing on the draws of the ladder. The controller that ships is the one "
-        f"with the highest validation utility on {selected} draws that are neither recorded nor "
-        "scored.",
+        "Gains over never growing on the draws of the ladder. The selected controller has the "
+        f"highest validation utility on {selected} draws that are neither recorded nor scored.",
     ]
 
 
@@ -247,6 +246,6 @@ def result_page(
         "comparisons": differences,
         "kinds": kinds,
         "selection": select,
-        "ships": best,
+        "selected": best,
     }
     return page, figures

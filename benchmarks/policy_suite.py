@@ -93,7 +93,7 @@ def main() -> int:
         family: work_of(family, place) for family, place in zip(BRANCHINGS, places, strict=True)
     }
     hosts = {
-        f"the draws of the ladder, {len(controls_of('one_seed', 1).tasks)} of each family": {
+        f"{len(controls_of('one_seed', 1).tasks)} held-out draws of each family": {
             family: on_ladder(family, work) for family, work in works.items()
         },
         f"{len(FURTHER)} further draws of each family": {
@@ -118,8 +118,8 @@ def main() -> int:
         f"{len(CONTROLLERS)} controllers for each family, greedy actions, against the rule that is "
         "best on these very hosts. Points of test utility; both families count the same. Brackets "
         "hold 95 % intervals over controllers and splits of the data, which families share. Two "
-        "families pass the gate of `benchmarks/world.py`; of `from_scratch` and `sequences`, which "
-        "fail it, none was tried.",
+        "families pass the gate of `benchmarks/world.py`; on `from_scratch` and `sequences`, which "
+        "fail it, no controller learned.",
         table((*heads, f"policy minus {SHARE:.0%} of the way to the clairvoyant"), rows),
         f"{made_on()}.",
     ]

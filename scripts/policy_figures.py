@@ -81,6 +81,43 @@ def looking(results: Path) -> str:
     return "\n".join(texts)
 
 
+def looking_in_short(results: Path) -> str:
+    """``looking`` in a sentence per family."""
+    there = {name: read(name, results) for name in LOOKING}
+    parts = []
+    for name, found in there.items():
+        if found is not None:
+            one, (family, further) = (
+                found["policies"]["greedy"],
+                next(iter(found["comparisons"].items())),
+            )
+            rule = max(further["rules"], key=lambda name: further["rules"][name][0])
+            again = further["above"][rule]
+            parts.append(
+                f"On {found['hosts']} held-out hosts of `{family}` "
+                f"{len(one['by_controller'])} policies are **{verdict(one['above_rule'])}** the "
+                f"best rule (*{one['rule']}*), by {points_text(one['above_rule'])} points of test "
+                f"utility, and {verdict(again)} it on {further['hosts']} further ones, by "
+                f"{points_text(again)} ([results](benchmarks/results/{name}.md))."
+            )
+    suite = read("policy_suite", results)
+    if suite is not None:
+        where, both = next(iter(suite.items()))
+        parts.append(
+            f"Taken together, on {where}, they are **{verdict(both['above_rule'])}** the best rule "
+            f"of each, by {points_text(both['above_rule'])}."
+        )
+    if not parts:
+        return (
+            "- **A policy that looks** is not measured yet in this version (`make bench-policy`)."
+        )
+    return (
+        "- **A policy that looks** at a network in training learns from recorded branches. "
+        f"{' '.join(parts)} [What it took, and where it fails]"
+        "(docs/learning.md#a-policy-that-looks)."
+    )
+
+
 def one_looking(page: str, found: dict[str, Any]) -> str:
     """What the policies of a page gain."""
     one = found["policies"]["greedy"]

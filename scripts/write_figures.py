@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from policy_figures import acting, looking, policy, read, what_shifts
+from policy_figures import acting, looking, looking_in_short, policy, read, what_shifts
 
 from esper.karn.ladder import points_text, verdict
 from esper.leyline.evaluation import CLAIRVOYANT, NEVER_GROW, RULES
@@ -241,6 +241,7 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "picture": picture,
     "policy": policy,
     "looking": looking,
+    "looking_short": looking_in_short,
     "shifts": what_shifts,
     "acting": acting,
     "growing": growing,

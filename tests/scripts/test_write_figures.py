@@ -196,7 +196,8 @@ def test_policies_that_look_stand_where_their_intervals_put_them(tmp_path: Path)
         "share_of_gap": {"greedy": 0.431},
         "comparisons": {"one_seed": other | {"share_of_gap": 0.4}, "later_wider": other},
     }
-    assert "not measured yet" in TEXTS["looking"](tmp_path)
+    for name in ("looking", "looking_short"):
+        assert "not measured yet" in TEXTS[name](tmp_path)
     put(tmp_path, "policy", figures)
     text = TEXTS["looking"](tmp_path)
     assert text.startswith("- **A policy that looks.** 8 policies learned")
@@ -209,6 +210,10 @@ def test_policies_that_look_stand_where_their_intervals_put_them(tmp_path: Path)
     assert first == text
     assert "learned from recorded branches of `adaptation`" in second
     assert "on all draws they are **neither above nor below** it, by +0.5 [-0.1, +1.1]" in both
+    short = TEXTS["looking_short"](tmp_path)
+    assert "On 200 held-out hosts of `one_seed` 8 policies are **above** the best rule" in short
+    assert "and below it on 64 further ones, by -1.0 [-2.0, -0.5]" in short
+    assert "on all draws, they are **neither above nor below** the best rule of each, by" in short
 
 
 def test_growing_pays_where_it_is_above_the_best_network_without(tmp_path: Path) -> None:
