@@ -79,7 +79,7 @@ bench-suite: $(READY)
 	$(BIN)/python scripts/write_figures.py
 
 # Eight controllers that learn from records, what else they could learn from the same, and policies
-# that act while they learn: about four hours on two cores, resumable.
+# that act while they learn, for two families: about seven hours on one core, resumable.
 bench-policy: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy.py --family adaptation --write

@@ -16,7 +16,7 @@ from esper.leyline.config import defaults_of, unflatten
 from esper.runtime import registry
 from esper.runtime.task import Task
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.training.vectorized import run_training
+from esper.simic.training.vectorized import RunSummary, run_training
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.plans import blueprint_of
 from esper.tamiyo.policy.features import Observation
@@ -182,7 +182,7 @@ def _action(op: Op, **heads: int) -> Tensor:
 
 def record_branches(
     branching: Branching, first: int, hosts: int, folder: Path, threads: int
-) -> Path:
+) -> RunSummary:
     """Record the branches of ``hosts`` draws from number ``first`` on, in a run of its own.
 
     Args:
@@ -210,4 +210,4 @@ def record_branches(
         "telemetry_level": "minimal",
     }
     config = unflatten(settings, defaults_of("heuristic"))
-    return run_training(config, "branches", actor=partial(BranchingActor, branching)).path
+    return run_training(config, "branches", actor=partial(BranchingActor, branching))

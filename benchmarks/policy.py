@@ -1,7 +1,7 @@
 """Does a policy that looks beat every rule? Record, learn, select and score eight controllers.
 
-    make bench-policy                # about two hours on 2 cores for each family; resumable
-    python benchmarks/policy.py --family adaptation --only learn --controllers 1 2
+    make bench-policy                # hours, for each family; resumable
+    python benchmarks/policy.py --family adaptation --only learn --controllers 1 2  # on one core
 
 Branching episodes of training draws of a family are recorded (``branches.py``), and eight
 controllers learn from them with ``--method vine``. Each is scored on the held-out draws of the
@@ -48,6 +48,31 @@ PAGES = {
     "adaptation": ("policy_adaptation", "A policy that looks where several seeds may live"),
 }
 """Name and title of the page of a family."""
+
+
+def recorded(
+    branching: Branching, first: int, folder: Path, threads: int, only: str | None
+) -> Path:
+    """Record the branches of ``CHUNK`` draws unless ``only`` another stage runs.
+
+    Returns:
+        the run directory.
+
+    Raises:
+        SystemExit: a signal ended the recording; the part is recorded anew next time.
+    """
+    run = folder / f"{branching.family}-{first}"
+
+    def make() -> str:
+        shutil.rmtree(run, ignore_errors=True)  # of an interrupted start
+        summary = record_branches(branching, first, CHUNK, folder, threads)
+        if summary.status != "finished":
+            raise SystemExit(summary.exit_code)
+        return summary.status
+
+    if only in (None, "record"):
+        kept(folder / f"{run.name}.json", make)
+    return run
 
 
 def learned(
@@ -123,11 +148,8 @@ def main() -> int:
     family, threads, only = arguments.family, arguments.threads, arguments.only
     work, branching = work_of(family, arguments.work), BRANCHINGS[family]
     torch.set_num_threads(1)
-    records = [work / "records" / f"{family}-{n}" for n in range(0, RECORDED, CHUNK)]
-    for run in records:
-        if only in (None, "record") and not (run / "events.parquet").exists():
-            first = int(run.name.rpartition("-")[2])
-            record_branches(branching, first, CHUNK, run.parent, threads)
+    chunks = range(0, RECORDED, CHUNK)
+    records = [recorded(branching, first, work / "records", threads, only) for first in chunks]
     if only == "record":
         return 0
     runs = {

@@ -165,12 +165,13 @@ def further_section(
     own = differences[found.suite]
     return [
         f"## On {len(FURTHER)} further draws, and on three families made afterwards",
-        f"In {len(FURTHER_SPLITS)} splits. The families (`benchmarks/later_tasks.py`) were made "
-        "when an earlier policy of `one_seed`, whose early seed was small, was frozen. The early "
-        "seeds of these were chosen on training draws, and all draws of this section are new; of "
-        f"each family there are {LATER_DRAWS}. Rules were tuned on {found.training_hosts} training "
-        f"draws of `{found.suite}` and on {LATER_TRAINING} of each later family, those that try "
-        "seeds on training draws alone. The controllers act greedily.",
+        f"In {len(FURTHER_SPLITS)} splits. The hosts and shifts of the families "
+        "(`benchmarks/later_tasks.py`) were made when an earlier policy of `one_seed`, whose early "
+        "seed was small, was frozen; their episodes are those of the family above. The early seeds "
+        "of these policies were chosen on training draws, and all draws of this section are new; "
+        f"of each family there are {LATER_DRAWS}. Rules were tuned on {found.training_hosts} "
+        f"training draws of `{found.suite}` and on {LATER_TRAINING} of each later family, "
+        "those that try seeds on training draws alone. The controllers act greedily.",
         *(comparison_table(family, one) for family, one in differences.items()),
         f"On the further draws of `{found.suite}` the policies close "
         f"{own['share_of_gap']:.0%} of the gap between the best rule and the clairvoyant; they "

@@ -30,7 +30,9 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
     if not path.exists():
         found = make()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, default=vars))
+        partial = path.with_name(f"{path.name}.part")
+        partial.write_text(json.dumps(found, default=vars))
+        partial.replace(path)
     return json.loads(path.read_text())
 
 

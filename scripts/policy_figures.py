@@ -70,13 +70,12 @@ def looking(results: Path) -> str:
     suite = read("policy_suite", results)
     if suite is not None:
         parts = "; ".join(
-            f"on {where} they are **{verdict(one['above_rule'])}** it, by "
-            f"{points_text(one['above_rule'])}"
+            f"on {where} {points_text(one['above_rule'])}, **{verdict(one['above_rule'])}**"
             for where, one in suite.items()
         )
         texts.append(
-            "- **Over the families that pass the gate**, taken together, against the best rule of "
-            f"each: {parts}. ([results](benchmarks/results/policy_suite.md))"
+            "- **On average over the two families that pass the gate**, the controllers of each "
+            f"minus its best rule: {parts}. ([results](benchmarks/results/policy_suite.md))"
         )
     return "\n".join(texts)
 
@@ -104,8 +103,9 @@ def looking_in_short(results: Path) -> str:
     if suite is not None:
         where, both = next(iter(suite.items()))
         parts.append(
-            f"Taken together, on {where}, they are **{verdict(both['above_rule'])}** the best rule "
-            f"of each, by {points_text(both['above_rule'])}."
+            f"On average over these two of the four families, on {where}, they are "
+            f"**{verdict(both['above_rule'])}** the best rule, by "
+            f"{points_text(both['above_rule'])}."
         )
     if not parts:
         return (

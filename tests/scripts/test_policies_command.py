@@ -69,6 +69,12 @@ def test_the_figures_of_the_trained_policy_are_those_of_its_results() -> None:
         assert points_text(other["above"][best]) in text, family
     for kind in found["kinds"]:
         assert f"{kind['difference']:+.1f}" in text, kind
+        if kind["worse"] > 0.1:
+            assert f"{kind['worse']:.0%}" in text, kind
+    assert points_text(found["policies"]["sampled"]["above_rule"]) in text
+    assert f"by {-one['above_network'][0]:.1f} points" in text
+    policy = GrowingPolicy.named("keep-or-move")
+    assert f"{policy.episodes:,} recorded episodes" in text
 
 
 def test_the_trained_policy_acts_with_the_weights_that_were_scored() -> None:

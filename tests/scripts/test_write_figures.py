@@ -209,11 +209,11 @@ def test_policies_that_look_stand_where_their_intervals_put_them(tmp_path: Path)
     first, second, both = TEXTS["looking"](tmp_path).splitlines()
     assert first == text
     assert "learned from recorded branches of `adaptation`" in second
-    assert "on all draws they are **neither above nor below** it, by +0.5 [-0.1, +1.1]" in both
+    assert "on all draws +0.5 [-0.1, +1.1], **neither above nor below**" in both
     short = TEXTS["looking_short"](tmp_path)
     assert "On 200 held-out hosts of `one_seed` 8 policies are **above** the best rule" in short
     assert "and below it on 64 further ones, by -1.0 [-2.0, -0.5]" in short
-    assert "on all draws, they are **neither above nor below** the best rule of each, by" in short
+    assert "on all draws, they are **neither above nor below** the best rule, by +0.5" in short
 
 
 def test_growing_pays_where_it_is_above_the_best_network_without(tmp_path: Path) -> None:
