@@ -53,7 +53,8 @@ class Branching:
         branches: the branches; the first keeps all early seeds.
         quiet: first steps of imagined shifts, where nothing shifts.
         at_once: whether seeds germinate without waiting for each other.
-        words: the first move and the branches, as a clause about a group of episodes.
+        words: the first move and the branches, as a clause about a group of episodes, with the
+            delay as ``{delay}``.
     """
 
     family: str
@@ -100,8 +101,9 @@ ONE_SEED = Branching(
     ),
     quiet=range(2, 14),
     at_once=False,
-    words="a large seed is planted in the first slot at once, and 4 steps after the first step of "
-    "the shift it is kept, pruned, or replaced by the smallest seed of one of the three slots",
+    words="a large seed is planted in the first slot at once, and {delay} steps after the first "
+    "step of the shift it is kept, pruned, or replaced by the smallest seed of one of the three "
+    "slots",
 )
 ADAPTATION = Branching(
     family="adaptation",
@@ -110,9 +112,9 @@ ADAPTATION = Branching(
     branches=_of_all_slots(),
     quiet=range(1, 15),
     at_once=True,
-    words="a large seed is planted in the first slot at once and the smallest in the others, and 2 "
-    "steps after the first step of the shift the first is kept, pruned or replaced by the smallest "
-    "of its slot, and the others are kept or pruned",
+    words="a large seed is planted in the first slot at once and the smallest in the others, and "
+    "{delay} steps after the first step of the shift the first is kept, pruned or replaced by the "
+    "smallest of its slot, and the others are kept or pruned",
 )
 BRANCHINGS = {branching.family: branching for branching in (ONE_SEED, ADAPTATION)}
 

@@ -79,6 +79,11 @@ def ladder_hosts(family: str, threads: int) -> tuple[ShippedControls, Hosts]:
     return stored, replace(hosts, fresh=fresh, training=training)
 
 
+def further_splits(hosts: int) -> list[int | None]:
+    """The split of each of ``hosts`` further hosts."""
+    return [FURTHER_SPLITS[i % len(FURTHER_SPLITS)] for i in range(hosts)]
+
+
 def further_hosts(family: str, threads: int, draws: range = FURTHER) -> Population:
     """The hosts of the further draws of a family."""
     return population(family, draws, FURTHER_SPLITS, FRESH_HOSTS + 10_000, threads)
@@ -229,6 +234,16 @@ def further(
     return found
 
 
+def further_and_clairvoyant(
+    runs: dict[int, Path], family: str, training: Population, work: Path
+) -> Played:
+    """``further`` on the further draws of ``family``, with the clairvoyant."""
+    hosts, folder = further_hosts(family, training.threads), work / "further"
+    found = further(runs, folder, hosts, training, TRYING[family])
+    found[CLAIRVOYANT] = kept(folder / "best_plans.json", partial(clairvoyant, hosts, folder))
+    return found
+
+
 def everywhere(
     runs: dict[int, Path], family: str, training: Population, work: Path
 ) -> dict[str, Played]:
@@ -241,10 +256,7 @@ def everywhere(
         work: directory in which finished stages are kept.
     """
     threads, trying = training.threads, TRYING[family]
-    again = further_hosts(family, threads)
-    found = {family: further(runs, work / "further", again, training, trying)}
-    path = work / "further" / "best_plans.json"
-    found[family][CLAIRVOYANT] = kept(path, partial(clairvoyant, again, work / "further"))
+    found = {family: further_and_clairvoyant(runs, family, training, work)}
     for number, later in enumerate(later_families(family)):
         draws = range(HELD_OUT_DRAWS + 1000, HELD_OUT_DRAWS + 1000 + LATER_DRAWS)
         first = FRESH_HOSTS + 30_000

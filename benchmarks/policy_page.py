@@ -7,6 +7,7 @@ import numpy as np
 from branch_learning import learning
 from branches import BRANCHINGS
 from ladders import (
+    Floats,
     Standing,
     control_figures,
     ladder_table,
@@ -20,6 +21,7 @@ from policy_further import (
     LATER_DRAWS,
     LATER_TRAINING,
     Played,
+    further_splits,
 )
 from reporting import table
 from what_shifts import KINDS, what_shifts
@@ -39,10 +41,23 @@ def rules_of(played: Played) -> list[str]:
     return [name for name in played if name not in others and not name.isdecimal()]
 
 
+def best_rule_of(played: Played) -> str:
+    """Name of the rule with the highest mean utility."""
+    return max(rules_of(played), key=lambda rule: float(np.mean(played[rule])))
+
+
+def share_of_way(rule: Floats, plan: Floats) -> Floats:
+    """The utility ``SHARE`` of the way from a rule to the clairvoyant, of each host ``[H]``.
+
+    Linear in the utilities, unlike the share that a policy closes.
+    """
+    return rule + SHARE * (plan - rule)
+
+
 def compared(played: Played, seeds: list[int]) -> dict[str, Any]:
     """Gains, and differences between the controllers and every rule, in points."""
     hosts = len(played["never"])
-    splits = [FURTHER_SPLITS[i % len(FURTHER_SPLITS)] for i in range(hosts)]
+    splits = further_splits(hosts)
     never, own = np.array(played["never"]), np.array([played[str(seed)] for seed in seeds])
     rules = {rule: np.array(played[rule]) for rule in rules_of(played)}
     found: dict[str, Any] = {
@@ -55,13 +70,11 @@ def compared(played: Played, seeds: list[int]) -> dict[str, Any]:
         },
     }
     if CLAIRVOYANT in played:
-        best, plan = max(rules.values(), key=np.mean), np.array(played[CLAIRVOYANT])
+        best, plan = rules[best_rule_of(played)], np.array(played[CLAIRVOYANT])
         found["clairvoyant"] = points(plan - never, splits)
         found["above_clairvoyant"] = over_controllers(own - plan, splits)
         found["share_of_gap"] = float((own - best).mean() / (plan - best).mean())
-        # Linear in the utilities, unlike the share itself.
-        wanted = best + SHARE * (plan - best)
-        found["above_share"] = over_controllers(own - wanted, splits)
+        found["above_share"] = over_controllers(own - share_of_way(best, plan), splits)
     return found
 
 
@@ -83,8 +96,7 @@ def by_kind(played: Played, family: str, seeds: list[int]) -> list[dict[str, Any
     draw = FAMILIES[family].draw
     kinds = np.array([what_shifts(draw(number)) for number in FURTHER])
     never, own = np.array(played["never"]), np.array([played[str(seed)] for seed in seeds]).mean(0)
-    best = max(rules_of(played), key=lambda rule: float(np.mean(played[rule])))
-    rule = np.array(played[best])
+    rule = np.array(played[best_rule_of(played)])
     found = []
     for kind in KINDS:
         chosen = kinds == kind
@@ -136,10 +148,10 @@ def learning_text(family: str, controllers: int, recorded: int) -> str:
     return (
         f"{controllers} controllers learned from {recorded * members:,} recorded episodes of "
         f"{recorded:,} training draws of `{family}` ({settings}). In each group of {members} "
-        f"episodes {branching.words}. The recorder knows when the shift comes; the controllers are "
-        "not told, and have met no draw on which they are scored. All figures are points of "
-        "utility on the test split. Brackets hold 95 % intervals over controllers and splits of "
-        "the data."
+        f"episodes {branching.words.format(delay=branching.delay)}. The recorder knows when the "
+        "shift comes; the controllers are not told, and have met no draw on which they are scored. "
+        "All figures are points of utility on the test split. Brackets hold 95 % intervals over "
+        "controllers and splits of the data."
     )
 
 

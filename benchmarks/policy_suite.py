@@ -2,85 +2,89 @@
 
     python benchmarks/policy_suite.py --write          # after policy.py of every family; a minute
 
-Plays nothing: it reads the finished stages of ``policy.py``.
+Reads the finished stages of ``policy.py``, and plays what is missing.
 """
 
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from branches import BRANCHINGS
-from ladders import Floats, Splits, best_rule
-from policy import controls_of
-from policy_further import FURTHER, FURTHER_SPLITS, Played, work_of
-from policy_page import SHARE, rules_of
+from ladders import Floats, Splits, best_rule, over_controllers
+from policy import controls_of, placed
+from policy_further import (
+    FURTHER,
+    further_and_clairvoyant,
+    further_splits,
+    ladder_hosts,
+    work_of,
+)
+from policy_page import SHARE, best_rule_of, share_of_way
 from reporting import made_on, new_parser, publish, table
 
-from esper.karn.intervals import two_levels
-from esper.karn.ladder import Points, points_text, units
-from esper.leyline.evaluation import CLAIRVOYANT, Rung
+from esper.karn.ladder import Points, points_text
+from esper.leyline.evaluation import CLAIRVOYANT
 
 CONTROLLERS = range(1, 9)
 
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """K controllers against the best rule on the same hosts.
+    """K controllers against the best rule on the same H hosts.
 
     Attributes:
         rule: its name.
-        above: points above it in each of U splits, ``[K, U]``.
-        above_share: points above ``SHARE`` of the way from it to the clairvoyant, ``[K, U]``.
+        above: utility above it, ``[K, H]``.
+        above_share: utility above ``share_of_way``, ``[K, H]``.
+        splits: the split of each host.
     """
 
     rule: str
     above: Floats
     above_share: Floats
+    splits: Splits
 
 
-def over(values: Iterable[Floats]) -> Points:
-    """The mean over families of ``values [K, U]``, points of K controllers in U splits each.
-
-    Families share their splits, and controllers are independent of each other.
-    """
-    found = two_levels(np.mean(list(values), axis=0))
-    return float(found.mean), float(found.low), float(found.high)
-
-
-def on_ladder(family: str, work: Path) -> Against:
+def on_ladder(runs: dict[int, Path], family: str, work: Path) -> Against:
     """On the draws of the ladder."""
     found = controls_of(family, 1)
+    _, hosts = ladder_hosts(family, 1)
     rule = best_rule(found)
     (plan,) = (rung for rung in found.rungs if rung.name == CLAIRVOYANT)
     own = []
-    for seed in CONTROLLERS:
-        rungs = msgspec.json.decode((work / f"rungs-{seed}.json").read_bytes(), type=list[Rung])
+    for seed, run in runs.items():
+        rungs = placed(run, seed, hosts.fresh, 1, work)
         own += [rung.utility for rung in rungs if rung.name == "policy, greedy"]
     return _against(rule.name, own, rule.utility, plan.utility, found.splits)
 
 
-def on_further(work: Path) -> Against:
+def on_further(runs: dict[int, Path], family: str, work: Path) -> Against:
     """On the further draws."""
-    played: Played = {}
-    for path in (work / "further").glob("*.json"):
-        content = json.loads(path.read_text())
-        name = CLAIRVOYANT if path.stem == "best_plans" else path.stem.removeprefix("controller-")
-        played |= content if isinstance(content, dict) else {name: content}
-    rule = max(rules_of(played), key=lambda name: float(np.mean(played[name])))
-    splits = [FURTHER_SPLITS[i % len(FURTHER_SPLITS)] for i in range(len(FURTHER))]
-    own = [played[str(seed)] for seed in CONTROLLERS]
-    return _against(rule, own, played[rule], played[CLAIRVOYANT], splits)
+    _, hosts = ladder_hosts(family, 1)
+    played = further_and_clairvoyant(runs, family, hosts.training, work)
+    rule = best_rule_of(played)
+    own = [played[str(seed)] for seed in runs]
+    return _against(rule, own, played[rule], played[CLAIRVOYANT], further_splits(len(FURTHER)))
 
 
 def _against(
     name: str, own: list[list[float]], rule: list[float], plan: list[float], splits: Splits
 ) -> Against:
-    policies, best, highest = np.array(own), np.array(rule), np.array(plan)
-    wanted = best + SHARE * (highest - best)
-    return Against(name, *(100.0 * units(policies - one, splits) for one in (best, wanted)))
+    policies, best = np.array(own), np.array(rule)
+    wanted = share_of_way(best, np.array(plan))
+    return Against(name, policies - best, policies - wanted, splits)
+
+
+def together(found: dict[str, Against]) -> dict[str, Points]:
+    """Points above the best rules and above the share of the way, means over the families.
+
+    Families share their splits in order, and controllers are independent of each other.
+    """
+    splits = next(iter(found.values())).splits
+    return {
+        name: over_controllers(np.mean([getattr(one, name) for one in found.values()], 0), splits)
+        for name in ("above", "above_share")
+    }
 
 
 def main() -> int:
@@ -89,29 +93,25 @@ def main() -> int:
     parser.add_argument("--works", type=Path, nargs="+", help="a folder for each family")
     arguments = parser.parse_args()
     places = arguments.works or [None] * len(BRANCHINGS)
-    works = {
-        family: work_of(family, place) for family, place in zip(BRANCHINGS, places, strict=True)
-    }
-    hosts = {
-        f"{len(controls_of('one_seed', 1).tasks)} held-out draws of each family": {
-            family: on_ladder(family, work) for family, work in works.items()
-        },
-        f"{len(FURTHER)} further draws of each family": {
-            family: on_further(work) for family, work in works.items()
-        },
-    }
+    ladder, further = {}, {}
+    for family, place in zip(BRANCHINGS, places, strict=True):
+        work = work_of(family, place)
+        runs = {seed: work / "controllers" / f"controller-{seed}" for seed in CONTROLLERS}
+        ladder[family] = on_ladder(runs, family, work)
+        further[family] = on_further(runs, family, work)
+    hosts = ladder["one_seed"].above.shape[1]
     rows: list[tuple[str, ...]] = []
     figures = {}
-    for where, found in hosts.items():
+    for where, found in (
+        (f"{hosts} held-out draws of each family", ladder),
+        (f"{len(FURTHER)} further draws of each family", further),
+    ):
         for family, one in found.items():
-            above = points_text(over([one.above]), "+.1f")
+            above = points_text(over_controllers(one.above, one.splits), "+.1f")
             rows.append((where, f"`{family}`", one.rule, above, ""))
-        together = {
-            "above_rule": over(one.above for one in found.values()),
-            "above_share": over(one.above_share for one in found.values()),
-        }
-        figures[where] = together
-        texts = (points_text(value, "+.1f") for value in together.values())
+        both = together(found)
+        figures[where] = {"above_rule": both["above"], "above_share": both["above_share"]}
+        texts = (points_text(value, "+.1f") for value in both.values())
         rows.append((where, "**both**", "the best of each", *texts))
     heads = "hosts", "family", "best rule", "policy minus it"
     page = [

@@ -57,16 +57,25 @@ LOOKING = {
     "recorded branches of `adaptation`.",
 }
 """How the text about the policies of a page begins."""
+UNMEASURED = "- **A policy that looks** is not measured yet in this version (`make bench-policy`)."
+
+
+def looking_pages(results: Path) -> dict[str, dict[str, Any]]:
+    """The results of ``LOOKING`` that are there, by name."""
+    there = {name: read(name, results) for name in LOOKING}
+    return {name: found for name, found in there.items() if found is not None}
+
+
+def best_rule(comparison: dict[str, Any]) -> str:
+    """Name of the rule with the highest gain."""
+    return max(comparison["rules"], key=lambda name: comparison["rules"][name][0])
 
 
 def looking(results: Path) -> str:
     """What policies gain that learned from branches, above every rule."""
-    there = {name: read(name, results) for name in LOOKING}
-    texts = [one_looking(name, found) for name, found in there.items() if found is not None]
+    texts = [one_looking(name, found) for name, found in looking_pages(results).items()]
     if not texts:
-        return (
-            "- **A policy that looks** is not measured yet in this version (`make bench-policy`)."
-        )
+        return UNMEASURED
     suite = read("policy_suite", results)
     if suite is not None:
         parts = "; ".join(
@@ -82,23 +91,20 @@ def looking(results: Path) -> str:
 
 def looking_in_short(results: Path) -> str:
     """``looking`` in a sentence per family."""
-    there = {name: read(name, results) for name in LOOKING}
     parts = []
-    for name, found in there.items():
-        if found is not None:
-            one, (family, further) = (
-                found["policies"]["greedy"],
-                next(iter(found["comparisons"].items())),
-            )
-            rule = max(further["rules"], key=lambda name: further["rules"][name][0])
-            again = further["above"][rule]
-            parts.append(
-                f"On {found['hosts']} held-out hosts of `{family}` "
-                f"{len(one['by_controller'])} policies are **{verdict(one['above_rule'])}** the "
-                f"best rule (*{one['rule']}*), by {points_text(one['above_rule'])} points of test "
-                f"utility, and {verdict(again)} it on {further['hosts']} further ones, by "
-                f"{points_text(again)} ([results](benchmarks/results/{name}.md))."
-            )
+    for name, found in looking_pages(results).items():
+        one = found["policies"]["greedy"]
+        family, further = next(iter(found["comparisons"].items()))
+        again = further["above"][best_rule(further)]
+        parts.append(
+            f"On {found['hosts']} held-out hosts of `{family}` {len(one['by_controller'])} "
+            f"policies are **{verdict(one['above_rule'])}** the best rule (*{one['rule']}*), by "
+            f"{points_text(one['above_rule'])} points of test utility, and {verdict(again)} it on "
+            f"{further['hosts']} further ones, by {points_text(again)} "
+            f"([results](benchmarks/results/{name}.md))."
+        )
+    if not parts:
+        return UNMEASURED
     suite = read("policy_suite", results)
     if suite is not None:
         where, both = next(iter(suite.items()))
@@ -106,10 +112,6 @@ def looking_in_short(results: Path) -> str:
             f"On average over these two of the four families, on {where}, they are "
             f"**{verdict(both['above_rule'])}** the best rule, by "
             f"{points_text(both['above_rule'])}."
-        )
-    if not parts:
-        return (
-            "- **A policy that looks** is not measured yet in this version (`make bench-policy`)."
         )
     return (
         "- **A policy that looks** at a network in training learns from recorded branches. "
@@ -133,7 +135,7 @@ def one_looking(page: str, found: dict[str, Any]) -> str:
         f"(*{one['network']}*), by {points_text(one['above_network'])}."
     ]
     for family, other in found["comparisons"].items():
-        rule = max(other["rules"], key=lambda name: other["rules"][name][0])
+        rule = best_rule(other)
         further = "share_of_gap" in other
         parts.append(
             f"On {other['hosts']} {'further' if further else 'new'} hosts of "
