@@ -1,4 +1,4 @@
-"""The best rules of a ladder and the controllers on further draws, and on later families."""
+"""The rules of a ladder and the controllers on further draws, and on later families."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +11,11 @@ from branches import LARGE
 from later_tasks import later_families
 from numpy.typing import NDArray
 from reporting import kept
+from torch import Tensor
 
 from esper.leyline.evaluation import CLAIRVOYANT
 from esper.runtime.registry import HELD_OUT_DRAWS
-from esper.runtime.tasks import FAMILIES
+from esper.runtime.tasks import FAMILIES, Task
 from esper.simic.evaluation.controls import ORDERS, known_plans
 from esper.simic.evaluation.hosts import FRESH_HOSTS, evaluation_hosts, tasks_in_turn
 from esper.simic.evaluation.kept_stages import Stages
@@ -46,8 +47,8 @@ LATER_TRAINING, LATER_DRAWS = 32, 64
 """Draws of a later family on which rules are tuned, and on which everything is scored."""
 TURN = TurnPlan(size=0.0, start=0.0, patience=0.45, order="backwards")
 """The variant of try-and-keep that is best on the training hosts of the ladder of ``one_seed``."""
-RULES_AGAIN = "best fixed schedule", "one look", "optimal stopping"
-"""The best rules of the ladder, which are tuned again for the further draws."""
+TURN_LARGE = replace(TURN, order="forwards")
+"""The best variant that plants a large seed in the first slot, as the controllers do."""
 Played = dict[str, list[float]]
 
 
@@ -89,18 +90,33 @@ def further_hosts(family: str, threads: int, draws: range = FURTHER) -> Populati
     return population(family, draws, FURTHER_SPLITS, FRESH_HOSTS + 10_000, threads)
 
 
-def turn_actor(env: GrowthEnv) -> Actor:
-    """Try in turn, see ``TURN``."""
-    own = tasks_of_groups(env), env.slot_count, env.config.episode_length
-    return TryInTurnActor(turns_of(*own, TURN.size, TURN.start, TURN.patience, TURN.order))
+def turn_actor(env: GrowthEnv, turn: TurnPlan, first: float) -> Actor:
+    """Try in turn, with a seed of size ``first`` in the first slot."""
+    tasks = tasks_of_groups(env)
+    turns = turns_of(
+        tasks,
+        env.slot_count,
+        env.config.episode_length,
+        turn.size,
+        turn.start,
+        turn.patience,
+        turn.order,
+    )
+    plant_first(turns.blueprint, tasks, first)
+    return TryInTurnActor(turns)
+
+
+def plant_first(blueprint: Tensor, tasks: Sequence[Task], size: float) -> None:
+    """Put seeds of ``size`` into the first slot: column 0 of ``blueprint [N, S]``, in place."""
+    for row, task in enumerate(tasks):
+        blueprint[row, 0] = blueprint_of(size, task.host.slots[0])
 
 
 def trial_actor(env: GrowthEnv, first: float) -> Actor:
     """Try and keep, decided as late as possible: the smallest seeds, but in the first slot."""
     tasks = tasks_of_groups(env)
     trial = smallest_trial(tasks, env.slot_count, env.config.episode_length)
-    for row, task in enumerate(tasks):
-        trial.blueprint[row, 0] = blueprint_of(first, task.host.slots[0])
+    plant_first(trial.blueprint, tasks, first)
     return TryAndKeepActor(trial)
 
 
@@ -118,7 +134,10 @@ class Trying:
 
 
 TRYING = {
-    "one_seed": {"try in turn": Trying(turn_actor)},
+    "one_seed": {
+        "try in turn": Trying(partial(turn_actor, turn=TURN, first=TURN.size)),
+        "try in turn, large first": Trying(partial(turn_actor, turn=TURN_LARGE, first=LARGE)),
+    },
     "adaptation": {
         "try and keep": Trying(partial(trial_actor, first=0.0)),
         "try and keep, large first": Trying(partial(trial_actor, first=LARGE), True),
@@ -175,14 +194,18 @@ def tuning(training: Population, work: Path) -> Outcome:
 
 
 def played_rules(training: Population, hosts: Population, work: Path) -> dict[str, list[float]]:
-    """Utility of never growing and of ``RULES_AGAIN``, tuned on the training hosts."""
+    """Utility of never growing and of the rules of the ladder, tuned on the training hosts."""
     plans = library()
     known = known_plans(tuning(training, work), hosts.tasks[0].episode_length, plans)
     never = play_plans(hosts, (NEVER,))
     found = {"never": never.test_utility[:, 0].tolist()}
-    for name in RULES_AGAIN:
-        chosen = RULES[name](known)(never.features)
-        found[name] = planned_utilities(hosts, chosen, plans)
+    played: Played = {}  # rules may choose alike
+    for name, tuned in RULES.items():
+        chosen = tuned(known)(never.features)
+        same = str(chosen.tolist())
+        if same not in played:
+            played[same] = planned_utilities(hosts, chosen, plans)
+        found[name] = played[same]
     return found
 
 

@@ -173,7 +173,7 @@ def ladder_section(
 def further_section(
     found: Evaluation, differences: dict[str, dict[str, Any]], kinds: list[dict[str, Any]]
 ) -> list[str]:
-    """The controllers and the best rules on draws beyond the ladder, and on later families."""
+    """The controllers and the rules on draws beyond the ladder, and on later families."""
     own = differences[found.suite]
     return [
         f"## On {len(FURTHER)} further draws, and on three families made afterwards",

@@ -5,6 +5,7 @@
 Reads the finished stages of ``policy.py``, and plays what is missing.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,13 +79,25 @@ def _against(
 def together(found: dict[str, Against]) -> dict[str, Points]:
     """Points above the best rules and above the share of the way, means over the families.
 
-    Families share their splits in order, and controllers are independent of each other.
+    Families share their splits in order, and controllers are independent of each other. With few
+    splits, errors that cancel between families by chance make that interval too narrow, so the one
+    of independent families is reported where it is wider.
     """
     splits = next(iter(found.values())).splits
-    return {
-        name: over_controllers(np.mean([getattr(one, name) for one in found.values()], 0), splits)
-        for name in ("above", "above_share")
-    }
+    means = {}
+    for name in ("above", "above_share"):
+        families = [getattr(one, name) for one in found.values()]
+        shared = over_controllers(np.mean(families, 0), splits)
+        own = independent_mean([over_controllers(one, splits) for one in families])
+        means[name] = max(shared, own, key=lambda points: points[2] - points[1])
+    return means
+
+
+def independent_mean(families: list[Points]) -> Points:
+    """Mean of independent means, with the interval that their errors give together."""
+    mean = sum(one[0] for one in families) / len(families)
+    half = math.hypot(*((one[2] - one[1]) / 2 for one in families)) / len(families)
+    return mean, mean - half, mean + half
 
 
 def main() -> int:
@@ -117,7 +130,8 @@ def main() -> int:
     page = [
         f"{len(CONTROLLERS)} controllers for each family, greedy actions, against the rule that is "
         "best on these very hosts. Points of test utility; both families count the same. Brackets "
-        "hold 95 % intervals over controllers and splits of the data, which families share. Two "
+        "hold 95 % intervals over controllers and splits of the data; of both families, the wider "
+        "of the interval over the splits that they share and the one of independent families. Two "
         "families pass the gate of `benchmarks/world.py`; on `from_scratch` and `sequences`, which "
         "fail it, no controller learned.",
         table((*heads, f"policy minus {SHARE:.0%} of the way to the clairvoyant"), rows),
