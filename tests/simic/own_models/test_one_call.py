@@ -202,6 +202,23 @@ def test_a_check_counts_memory_finds_slots_and_leaves_the_module_alone() -> None
     assert "Sequential fits" in str(report)
 
 
+def test_a_check_counts_the_classes_of_every_position_whatever_axis_they_are_on() -> None:
+    class Positions(nn.Module):
+        """Logits ``[B, 3, 7]`` of 7 positions."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 21))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x).view(-1, 3, 7)
+
+    x, y = torch.randn(32, 5), torch.randint(3, (32, 7))
+    y[20] = 5
+    report = esper.check(Positions(), loader(x, y), progress=False)
+    assert "a label is 5, but the model has 3 outputs" in "\n".join(report.problems)
+
+
 def test_a_check_reports_what_is_wrong_with_the_data() -> None:
     x, y = images(65)
     y[:60], y[60:] = 0, 1

@@ -18,14 +18,13 @@ from esper.simic.own_models.policies import planted_blueprint
 from esper.simic.own_models.policy_price import PolicyPrice, duration, policy_price
 from esper.tolaria.own_model import samples
 from esper.tolaria.own_model.grafted_model import parameter_count
-from esper.tolaria.own_model.objectives import Loss, Objective, objective
+from esper.tolaria.own_model.objectives import Loss, Objective, class_logits, objective
 from esper.tolaria.own_model.samples import (
     Unpack,
     call,
     evaluating,
     first_batch,
     first_samples,
-    prediction,
     sample_count,
     undisturbed,
 )
@@ -175,7 +174,8 @@ def check(
         if report.ok:
             model.train()
             _measure(model, few, some, goal, report)
-        _check_data(loader, unpack, goal, _prediction_of(model, few), report)
+        classes = _class_count(model, few, some) if goal.classes else None
+        _check_data(loader, unpack, goal, classes, report)
     finally:
         model.train(mode)
     if report.ok:
@@ -256,21 +256,22 @@ def _measure(
         )
 
 
-def _prediction_of(model: nn.Module, inputs: Any) -> Tensor | None:
-    """The prediction for a few samples; None if there is none."""
+def _class_count(model: nn.Module, inputs: Any, target: Any) -> int | None:
+    """Classes that the module tells apart; None if it fails, which ``_check_forward`` reports."""
+    if not isinstance(target, Tensor):
+        return None
     with undisturbed(), evaluating(model), torch.no_grad():
         try:
-            found = prediction(call(model, inputs))
+            return class_logits(call(model, inputs), target)[0].shape[1]
         except Exception:
             return None
-    return found if isinstance(found, Tensor) else None
 
 
 def _check_data(
     loader: Iterable[Any],
     unpack: Unpack,
     goal: Objective,
-    output: Tensor | None,
+    classes: int | None,
     report: CheckReport,
 ) -> None:
     """Read the loader for ``DATA_SECONDS``: numbers that are not finite, labels, balance."""
@@ -298,10 +299,10 @@ def _check_data(
     if not goal.classes:
         return
     report.class_counts = {label: n for label, n in sorted(counts.items()) if label >= 0}
-    _check_labels(report, output)
+    _check_labels(report, classes)
 
 
-def _check_labels(report: CheckReport, output: Tensor | None) -> None:
+def _check_labels(report: CheckReport, classes: int | None) -> None:
     counts = report.class_counts
     if not counts:
         report.remarks.append("the target holds no integer labels: class balance is unknown")
@@ -311,13 +312,11 @@ def _check_labels(report: CheckReport, output: Tensor | None) -> None:
     if rare:
         shown = ", ".join(str(label) for label in islice(rare, 5))
         report.remarks.append(f"{len(rare)} of {len(counts)} classes are rare, such as {shown}")
-    if output is not None:
-        classes = output.shape[1] if output.ndim == 4 else output.shape[-1]
-        largest = max(counts)
-        if largest >= classes:
-            report.problems.append(
-                f"loader: a label is {largest}, but the model has {classes} outputs; count from 0"
-            )
+    largest = max(counts)
+    if classes is not None and largest >= classes:
+        report.problems.append(
+            f"loader: a label is {largest}, but the model has {classes} outputs; count from 0"
+        )
 
 
 def _size(loader: Any) -> str:

@@ -56,8 +56,12 @@ def objective(loss: str | Loss) -> Objective:
     return OBJECTIVES[loss]
 
 
-def _by_class(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits ``[n, K]`` and labels ``[n]``; the classes may also be on axis 1, as in images."""
+def class_logits(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits ``[n, K]`` and labels ``[n]``; the classes may also be on axis 1, as in images.
+
+    Raises:
+        UsageError: the shapes do not fit.
+    """
     logits = prediction(output)
     if logits.ndim == target.ndim + 1 and logits.shape[:-1] != target.shape:
         logits = logits.movedim(1, -1)
@@ -74,14 +78,14 @@ def _cross_entropy(output: Any, target: Tensor) -> Tensor:
     if logits.shape == target.shape:
         # Probabilities of the classes instead of labels.
         return F.cross_entropy(logits, target)
-    return F.cross_entropy(*_by_class(output, target))
+    return F.cross_entropy(*class_logits(output, target))
 
 
 def _class_sums(output: Any, target: Tensor) -> Tensor:
     logits = prediction(output)
     if logits.shape == target.shape:
         target = target.argmax(1)
-    logits, labels = _by_class(output, target)
+    logits, labels = class_logits(output, target)
     kept = labels >= 0
     logits, labels = logits[kept].float(), labels[kept]
     probability = logits.softmax(-1).gather(1, labels[:, None])
