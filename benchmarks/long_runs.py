@@ -30,7 +30,7 @@ from esper.leyline.events import EpochCompleted
 
 ENVS, ROUNDS = 64, 6
 MIB = 2**20
-MOST_RESIDENT, MOST_BYTES, MOST_SECONDS = 500, 60, 10
+MAX_RESIDENT, MAX_BYTES, MAX_SECONDS = 500, 60, 10
 """Bars: MiB of resident memory, bytes per environment step, seconds from SIGTERM to the end."""
 RUN = {"task": "digits_shift", "envs": ENVS, "rounds": ROUNDS, "seed": 7, "threads": 1}
 
@@ -212,19 +212,19 @@ def main() -> int:
     end = kept(
         work / "end.json", lambda: stop(groups, work / "compressed-1.0" / "run", work.absolute())
     )
-    rows, ok = [], end["seconds"] < MOST_SECONDS
+    rows, ok = [], end["seconds"] < MAX_SECONDS
     for kind in ("compressed", "plain"):
         few, many = found[f"{kind}-0.1"], found[f"{kind}-1.0"]
         for name in few:
             low, high = few[name]["resident"], many[name]["resident"]
             tenfold = high + 9 / 0.9 * max(0.0, high - low)
-            ok = ok and high < MOST_RESIDENT
+            ok = ok and high < MAX_RESIDENT
             seconds = f"{many[name]['seconds']:.0f}"
             rows.append((f"{name}, {kind}", f"{low:.0f}", f"{high:.0f}", f"{tenfold:.0f}", seconds))
     big = f"{arguments.gigabytes:g} GB"
     heads = ("command, lines", f"MiB at 0.1 x {big}", f"MiB at {big}", "MiB at 10 x", "seconds")
     normal = [(name, f"{v['lines']:.0f}", f"{v['parts']:.0f}") for name, v in sizes.items()]
-    ok = ok and all(v["parts"] < MOST_BYTES for v in sizes.values())
+    ok = ok and all(v["parts"] < MAX_BYTES for v in sizes.values())
     parts = (
         f"`{RUN['task']}`, {ENVS} environments, level `normal`. Bytes per environment step:",
         table(("environments", "lines in `events.jsonl`", "in `events/`"), normal),

@@ -19,8 +19,8 @@ from runs import Run, Settings, study_parser, trained
 
 from esper.leyline.events import EpisodeOutcome, to_floats
 
-LEAST_RATIO = 0.9
-"""Least ratio of final accuracy in mixed precision to that in float32, median over the seeds."""
+MIN_RATIO = 0.9
+"""Smallest ratio of final accuracy in mixed precision to that in float32, median over the seeds."""
 
 
 def measured(run: Run) -> dict[str, Any]:
@@ -93,13 +93,13 @@ def main() -> int:
         "committed validation accuracy, final means over the last quarter of the rounds; gains "
         "are points of test utility over the never-grow twin, ± one standard error. The ratio is "
         "final accuracy in mixed precision over that in float32; its median must be at least "
-        f"{LEAST_RATIO}: {'it is' if ratio >= LEAST_RATIO else 'IT IS NOT'}.",
+        f"{MIN_RATIO}: {'it is' if ratio >= MIN_RATIO else 'IT IS NOT'}.",
         page(rows, amp_dtype),
         f"{made_on()}.",
     )
     title = f"Hosts in float32 and in {amp_dtype} on {arguments.task}"
     publish("precision", title, parts, arguments.write, rows)
-    return 0 if ratio >= LEAST_RATIO else 1
+    return 0 if ratio >= MIN_RATIO else 1
 
 
 if __name__ == "__main__":

@@ -210,12 +210,12 @@ GROWTH = (
             ("strict gates always", "    if rules.strict:\n", "    if True:\n"),
             (
                 "no improvement needed",
-                "        blends &= signals.improvement >= LEAST_IMPROVEMENT\n",
+                "        blends &= signals.improvement >= MIN_IMPROVEMENT\n",
                 "",
             ),
             (
                 "no gradient ratio needed",
-                "        blends &= signals.gradient_ratio >= LEAST_GRADIENT_RATIO\n",
+                "        blends &= signals.gradient_ratio >= MIN_GRADIENT_RATIO\n",
                 "",
             ),
             (
@@ -225,7 +225,7 @@ GROWTH = (
             ),
             (
                 "no contribution needed",
-                "        keeps &= signals.contribution >= LEAST_CONTRIBUTION\n",
+                "        keeps &= signals.contribution >= MIN_CONTRIBUTION\n",
                 "",
             ),
             (

@@ -18,7 +18,11 @@ NAMED = (
                 "down, up = kl > 2.0 * self.target",
                 "down, up = kl > 20.0 * self.target",
             ),
-            ("adaptive rate's bound: of the factor", ".clamp_(self.LEAST, self.MOST)", ""),
+            (
+                "adaptive rate's bound: of the factor",
+                ".clamp_(self.MIN_FACTOR, self.MAX_FACTOR)",
+                "",
+            ),
             (
                 "schedule's offset",
                 "done = min(update - self.warmup, span)",
@@ -121,7 +125,7 @@ NAMED = (
                 "torch.where(self.healthy[:, None], grown, self.losses)",
                 "grown",
             ),
-            ("governor's window: too long", "count >= LEAST_HISTORY", "count > LEAST_HISTORY"),
+            ("governor's window: too long", "count >= MIN_HISTORY", "count > MIN_HISTORY"),
             ("strikes are not reset", "self.strikes = self.strikes.masked_fill(panic, 0)", "pass"),
         ),
     ),

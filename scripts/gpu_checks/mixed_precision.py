@@ -64,10 +64,10 @@ def verdict(dtype: str, rows: list[Row]) -> str:
         statistics.median(row[f"ratio of {what}"] for row in rows)
         for what in ("accuracy", "throughput")
     )
-    kept = "at least" if accuracy >= trainings.LEAST_RATIO else "LESS THAN"
+    kept = "at least" if accuracy >= trainings.MIN_RATIO else "LESS THAN"
     reached = "at least" if throughput >= HOPED[0] else "LESS THAN"
     return (
         f"{dtype}, median of {len(rows)}: final accuracy {accuracy:.3f} times that in TF32, {kept} "
-        f"{trainings.LEAST_RATIO}; throughput {throughput:.2f} times, {reached} {HOPED[0]} (the "
+        f"{trainings.MIN_RATIO}; throughput {throughput:.2f} times, {reached} {HOPED[0]} (the "
         f"user expects {HOPED[0]} to {HOPED[1]})."
     )

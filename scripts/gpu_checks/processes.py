@@ -20,7 +20,7 @@ from gpu_checks.place import Row, entered
 from gpu_checks.section import Section
 
 POLL_SECONDS = 0.2
-MOST_TEXT = 8000
+MAX_TEXT = 8000
 """Last characters of what a process printed that are kept."""
 
 
@@ -95,7 +95,7 @@ def measured(
         finally:
             _end(process)
     _updated(outcome, file)
-    outcome.printed = log.read_text(errors="replace")[-MOST_TEXT:]
+    outcome.printed = log.read_text(errors="replace")[-MAX_TEXT:]
     outcome.status = "cut" if status is None else "failed" if status else "done"
     if status and outcome.error is None and not any("error" in row for row in outcome.rows):
         outcome.error = f"the process ended with {status}:\n{outcome.printed}"

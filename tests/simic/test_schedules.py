@@ -149,7 +149,7 @@ def test_the_adaptive_rate_follows_the_divergence() -> None:
     assert rate.factor.item() == pytest.approx(1.5)
     for _ in range(100):
         rate.adapt(torch.tensor(0.0))
-    assert rate.factor.item() == pytest.approx(AdaptiveRate.MOST)
+    assert rate.factor.item() == pytest.approx(AdaptiveRate.MAX_FACTOR)
 
 
 def test_an_update_far_from_its_target_changes_the_next_learning_rate() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.seeds import SeedState
 from esper.leyline.stages import ACTING
-from esper.tolaria.coalitions import MOST_FOR_SHAPLEY, Coalitions, coalition_members
+from esper.tolaria.coalitions import MAX_FOR_SHAPLEY, Coalitions, coalition_members
 from esper.tolaria.engine import Engine
 from support import (
     F64,
@@ -202,7 +202,7 @@ def test_additive_seeds_do_not_interact(slots: int):
     pairs = coalitions.interactions()[0]
     assert pairs.diagonal().isnan().all()
     assert pairs.nan_to_num(0.0).abs().max() < 1e-12
-    if slots <= MOST_FOR_SHAPLEY:
+    if slots <= MAX_FOR_SHAPLEY:
         assert coalitions.shapley()[0].tolist() == pytest.approx(weight)
     else:
         assert coalitions.shapley().isnan().all()

@@ -19,7 +19,14 @@ from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.health import updated_signals
-from esper.tolaria.loss_scales import GROWTH_INTERVAL, LEAST, MOST, START, LossScales, ScaleTable
+from esper.tolaria.loss_scales import (
+    GROWTH_INTERVAL,
+    MAX_SCALE,
+    MIN_SCALE,
+    START,
+    LossScales,
+    ScaleTable,
+)
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 from support import (
@@ -281,7 +288,7 @@ def test_scale_updates_match_torchs_grad_scaler(monkeypatch: pytest.MonkeyPatch)
                 weight.grad = torch.full_like(weight, float("inf"))
             oracle.step(optimizer)
             oracle.update()
-        expected = [min(max(oracle.get_scale(), LEAST), MOST) for oracle in oracles]
+        expected = [min(max(oracle.get_scale(), MIN_SCALE), MAX_SCALE) for oracle in oracles]
         assert scales.scale.tolist() == expected
     assert len(set(scales.scale.tolist())) == ROWS
 
@@ -290,7 +297,7 @@ def test_the_scale_stays_within_its_bounds() -> None:
     scales, ones = scales_of(16, 0), torch.ones(2)
     for _ in range(GROWTH_INTERVAL):
         scales.adjust(torch.tensor([False, True]), ones)
-    assert scales.scale.tolist() == [MOST, LEAST]
+    assert scales.scale.tolist() == [MAX_SCALE, MIN_SCALE]
     assert scales.adaptable.tolist() == [True, False]
     assert scales.table.skipped.tolist() == [0, GROWTH_INTERVAL]
 

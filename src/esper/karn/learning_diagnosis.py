@@ -13,7 +13,7 @@ from esper.leyline.metrics import Metric, part_metric
 
 State = Literal["learning", "learned", "not learning", "getting worse", "too early"]
 
-LEAST_ROUNDS = 5
+MIN_ROUNDS = 5
 """Rounds from which on a trend can be significant."""
 SIGNIFICANT = 0.05
 """Largest p-value of a trend, two-sided."""
@@ -74,8 +74,8 @@ def diagnose(
         return None
     recent = updates[-max(3, math.ceil(len(updates) / 5)) :]
     broken = _first(recent, _refused, _not_finite, _too_far)
-    if len(values) < LEAST_ROUNDS:
-        text = f"too early to tell after {_rounds(len(values))}; a trend takes {LEAST_ROUNDS}"
+    if len(values) < MIN_ROUNDS:
+        text = f"too early to tell after {_rounds(len(values))}; a trend takes {MIN_ROUNDS}"
         return Verdict("too early", f"{text}; {broken}" if broken else text)
     kept = fossilised[-len(recent) :]
     cause = broken or _first(recent, _collapsed) or _nothing_kept(kept)
@@ -84,7 +84,7 @@ def diagnose(
     trend = _trend(values)
     if trend > 0 and not broken:
         half = values[len(values) // 2 :]
-        if len(half) >= LEAST_ROUNDS and _trend(half) <= 0:
+        if len(half) >= MIN_ROUNDS and _trend(half) <= 0:
             since = len(values) - len(half) + 1
             return Verdict("learned", f"learned: {span}, without a trend since round {since}")
         return Verdict("learning", f"learning: {span}")

@@ -14,11 +14,11 @@ from esper.leyline.stages import DEVELOPING, LIVING, PRUNABLE, Gate, Stage
 
 HEALTHY = 0.7
 """Minimum gradient health for gates G2 and G5."""
-LEAST_IMPROVEMENT = 0.005
+MIN_IMPROVEMENT = 0.005
 """Minimum improvement of validation accuracy during TRAINING for a strict G2."""
-LEAST_GRADIENT_RATIO = 0.10
+MIN_GRADIENT_RATIO = 0.10
 """Minimum ``SeedSignals.gradient_ratio`` for a strict G2."""
-LEAST_CONTRIBUTION = 0.01
+MIN_CONTRIBUTION = 0.01
 """Minimum contribution to expected accuracy for a strict G5."""
 
 _GATED = StageSets(
@@ -58,10 +58,10 @@ def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gat
     holds = blending & is_full & target_is_full & (state.ramp_mode == AlphaMode.HOLD)
     keeps = holding & signals.contribution.isfinite() & healthy
     if rules.strict:
-        blends &= signals.improvement >= LEAST_IMPROVEMENT
-        blends &= signals.gradient_ratio >= LEAST_GRADIENT_RATIO
+        blends &= signals.improvement >= MIN_IMPROVEMENT
+        blends &= signals.gradient_ratio >= MIN_GRADIENT_RATIO
         holds &= state.stage_age >= rules.blending_age
-        keeps &= signals.contribution >= LEAST_CONTRIBUTION
+        keeps &= signals.contribution >= MIN_CONTRIBUTION
     return {
         Gate.G0: germinates,
         Gate.G1: germinated,

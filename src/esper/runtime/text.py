@@ -30,7 +30,7 @@ the tenth for test, so that each comes from both halves of the text."""
 HELD_BACK_WINDOWS = 128
 """Largest number of windows in the validation split, and in the test split."""
 
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 """Largest size of a text; in memory it takes twelve times as much."""
 
 
@@ -103,9 +103,9 @@ def _content(path: Path | str, context: int) -> bytes:
         file = Path(os.path.expanduser(path))
         if file.exists() and not file.is_file():
             raise UsageError(f"text_file: {shown(str(path))} is not a file; give a text file")
-        if file.stat().st_size > MOST_BYTES:
+        if file.stat().st_size > MAX_BYTES:
             raise UsageError(
-                f"text_file: {shown(str(path))} has more than {MOST_BYTES} bytes; shorten it"
+                f"text_file: {shown(str(path))} has more than {MAX_BYTES} bytes; shorten it"
             )
         content = file.read_bytes()
     except (OSError, ValueError) as error:

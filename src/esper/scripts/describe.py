@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from esper.scripts.tasks import TasksArguments
 
 SEED = 42
-MOST_ENVIRONMENTS = 2048
+MAX_ENVIRONMENTS = 2048
 
 
 def describe(console: Console, wanted: "TasksArguments") -> int:
@@ -32,10 +32,10 @@ def describe(console: Console, wanted: "TasksArguments") -> int:
         raise UsageError(
             f"describe: {wanted.names[0]} comes before --describe; name tasks after it"
         )
-    if wanted.groups * wanted.group_size > MOST_ENVIRONMENTS:
+    if wanted.groups * wanted.group_size > MAX_ENVIRONMENTS:
         raise UsageError(
             f"groups: {wanted.groups} groups of {wanted.group_size} are more than "
-            f"{MOST_ENVIRONMENTS} environments; take fewer"
+            f"{MAX_ENVIRONMENTS} environments; take fewer"
         )
     config = GrowthConfig(seed=SEED, group_size=wanted.group_size, reward=wanted.reward)
     for task in find_all(wanted.describe):

@@ -26,7 +26,7 @@ from esper.scripts.flags import parse
 Form = Literal["table", "csv", "json", "parquet"]
 UNLIMITED = 1_000_000
 """Width at which no table is cut, in characters."""
-MOST_ROWS = 1_000
+MAX_ROWS = 1_000
 """Maximum number of rows in a table; the other formats write all rows."""
 
 
@@ -152,15 +152,15 @@ def _cell(value: Any) -> Any:
 
 
 def _show(console: Console, batches: pyarrow.RecordBatchReader) -> int:
-    """Print the first ``MOST_ROWS`` rows; return the number of rows that are left out.
+    """Print the first ``MAX_ROWS`` rows; return the number of rows that are left out.
 
     A table that is wider than the console is printed as records, a line for each value.
     """
     rows, count = [], 0
     for batch in batches:
-        rows += batch.slice(0, max(0, MOST_ROWS - count)).to_pylist()
+        rows += batch.slice(0, max(0, MAX_ROWS - count)).to_pylist()
         count += batch.num_rows
-    left = max(0, count - MOST_ROWS)
+    left = max(0, count - MAX_ROWS)
     shown = _table(batches.schema, rows)
     unlimited = console.options.update(max_width=UNLIMITED)
     if console.measure(shown, options=unlimited).maximum <= console.width:

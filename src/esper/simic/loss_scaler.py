@@ -16,10 +16,10 @@ class LossScaler:
         device: device of the factor.
     """
 
-    FIRST, LEAST, GROWTH_INTERVAL = 2.0**16, 1.0, 2000
+    INITIAL_SCALE, MIN_SCALE, GROWTH_INTERVAL = 2.0**16, 1.0, 2000
 
     def __init__(self, device: torch.device):
-        self.scale = torch.full((), self.FIRST, device=device)
+        self.scale = torch.full((), self.INITIAL_SCALE, device=device)
         self.good_steps = torch.zeros((), device=device)
 
     def scaled(self, loss: Tensor) -> Tensor:
@@ -32,14 +32,14 @@ class LossScaler:
 
     def may_overflow(self) -> Tensor:
         """Whether the factor may have caused a gradient that is not finite, bool scalar."""
-        return self.scale > self.LEAST
+        return self.scale > self.MIN_SCALE
 
     def adapt(self, overflowed: Tensor) -> None:
         """Adapt the factor after a step; ``overflowed`` is a bool scalar on the device."""
         good = torch.where(overflowed, 0.0, self.good_steps + 1.0)
         grow = good >= self.GROWTH_INTERVAL
         change = torch.where(overflowed, 0.5, torch.where(grow, 2.0, 1.0))
-        self.scale.mul_(change).clamp_(min=self.LEAST)
+        self.scale.mul_(change).clamp_(min=self.MIN_SCALE)
         self.good_steps.copy_(torch.where(grow, 0.0, good))
 
     def state(self) -> dict[str, Tensor]:

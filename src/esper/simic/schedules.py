@@ -132,7 +132,7 @@ class AdaptiveRate:
         device: device of the factor.
     """
 
-    STEP, LEAST, MOST = 1.5, 1e-3, 1e2
+    STEP, MIN_FACTOR, MAX_FACTOR = 1.5, 1e-3, 1e2
 
     def __init__(self, target: float, device: torch.device):
         self.target, self.active = target, not switched_on(DISABLE_VARIABLE)
@@ -144,4 +144,4 @@ class AdaptiveRate:
             return
         down, up = kl > 2.0 * self.target, (kl < 0.5 * self.target) & kl.isfinite()
         change = torch.where(down, 1.0 / self.STEP, torch.where(up, self.STEP, 1.0))
-        self.factor.mul_(change).clamp_(self.LEAST, self.MOST)
+        self.factor.mul_(change).clamp_(self.MIN_FACTOR, self.MAX_FACTOR)

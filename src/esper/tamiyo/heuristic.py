@@ -11,7 +11,12 @@ from torch import Tensor
 from esper.leyline.actions import ALPHA_TARGETS, BLUEPRINTS, HEADS, TEMPO_STEPS, Op, Style
 from esper.leyline.stages import Stage
 from esper.tamiyo.baselines import without_learning
-from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, Observation
+from esper.tamiyo.policy.features import (
+    HOST_FEATURES,
+    SCORE_FEATURE_SCALE,
+    SLOT_FEATURES,
+    Observation,
+)
 
 ROTATION = (
     "conv_light",
@@ -72,7 +77,8 @@ class HeuristicActor:
         Order of precedence: prune, fossilise, advance, germinate, wait.
         """
         plateau = self._plateau(observation)
-        contribution = observation.slots[..., SLOT_FEATURES.index("contribution")] / 10.0
+        contribution = observation.slots[..., SLOT_FEATURES.index("contribution")]
+        contribution = contribution / SCORE_FEATURE_SCALE
         holding = observation.slots[..., SLOT_FEATURES.index(f"stage_{Stage.HOLDING.name.lower()}")]
         contributes = contribution > self.config.least_contribution
         legal = observation.masks.slots

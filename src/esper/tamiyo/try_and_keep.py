@@ -17,7 +17,7 @@ from esper.tamiyo.baselines import on_device, with_canonical, without_learning
 from esper.tamiyo.plans import blueprint_of
 from esper.tamiyo.policy.features import (
     HOST_FEATURES,
-    POINTS,
+    SCORE_FEATURE_SCALE,
     SLOT_FEATURES,
     USUAL_RENT,
     Observation,
@@ -153,9 +153,9 @@ def seed_worth(observation: Observation) -> Tensor:
 
     -inf where no contribution is known.
     """
-    rent = USUAL_RENT * observation.host[:, HOST_FEATURES.index("log_rent")].exp()
-    price = rent[:, None] * feature(observation, "log_seed_share")
-    worth = feature(observation, "contribution") / POINTS - price
+    price = USUAL_RENT * observation.host[:, HOST_FEATURES.index("log_rent")].exp()
+    rent = price[:, None] * feature(observation, "log_seed_share")
+    worth = feature(observation, "contribution") / SCORE_FEATURE_SCALE - rent
     return torch.where(feature(observation, "contribution_known") > 0.0, worth, -torch.inf)
 
 

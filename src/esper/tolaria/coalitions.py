@@ -12,7 +12,7 @@ from esper.kasmina.seeds import SeedState
 from esper.kasmina.transfer import moved
 from esper.tolaria.backends import Scores, Variant
 
-MOST_FOR_SHAPLEY = 4
+MAX_FOR_SHAPLEY = 4
 """With more slots than this, only coalitions of at most two seeds are measured."""
 
 
@@ -22,7 +22,7 @@ def coalition_members(slots: int) -> Tensor:
 
     They are on the CPU; never write to them.
     """
-    most = slots if slots <= MOST_FOR_SHAPLEY else 2
+    most = slots if slots <= MAX_FOR_SHAPLEY else 2
     members = [
         [slot in chosen for slot in range(slots)]
         for size in range(most + 1)
@@ -119,11 +119,11 @@ class Coalitions:
         """Exact Shapley value of each seed, ``[N, S]``; NaN where the seed does not act.
 
         ``phi_i = sum over C without i of |C|! (S - |C| - 1)! / S! (v(C + i) - v(C))`` (Shapley,
-        1953). The values of a row sum to v(all) - v(none). With more than ``MOST_FOR_SHAPLEY``
+        1953). The values of a row sum to v(all) - v(none). With more than ``MAX_FOR_SHAPLEY``
         slots all values are NaN.
         """
         slots = self.members.shape[1]
-        if slots > MOST_FOR_SHAPLEY:
+        if slots > MAX_FOR_SHAPLEY:
             return torch.full(self.acts.shape, float("nan"), device=self.value.device)
         sizes = self.members.sum(1).tolist()
         table = torch.zeros(len(sizes), slots, dtype=self.value.dtype)

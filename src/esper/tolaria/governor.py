@@ -16,7 +16,7 @@ from esper.tolaria.channel_moves import ChannelMove
 
 HISTORY = 20
 """Number of healthy validation losses kept per host."""
-LEAST_HISTORY = 10
+MIN_HISTORY = 10
 """Losses needed in the history before a loss can count as a collapse or a runaway."""
 STRIKES = 3
 """Consecutive runaway losses after which a host is rolled back."""
@@ -100,7 +100,7 @@ class DivergenceDetector:
 
         # The history holds finite losses, and NaN in unused places.
         count = (HISTORY - self.losses.isnan().sum(1)).clamp(min=1)
-        experienced = count >= LEAST_HISTORY
+        experienced = count >= MIN_HISTORY
         mean = self.losses.nansum(1) / count
         squares = (self.losses - mean[:, None]).square().nansum(1)
         deviation = (squares / count).sqrt()

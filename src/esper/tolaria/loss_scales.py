@@ -18,9 +18,9 @@ from esper.leyline.errors import UsageError
 
 START = 2.0**10
 """Low enough that untrained hosts do not overflow, which would cost them a minibatch."""
-LEAST, MOST = 1.0, 2.0**16
-"""Bounds of a scale. An overflow at ``LEAST`` is not caused by scaling. Scales above ``MOST`` gain
-nothing, and the host of the next episode would overflow at them."""
+MIN_SCALE, MAX_SCALE = 1.0, 2.0**16
+"""Bounds of a scale. An overflow at ``MIN_SCALE`` is not caused by scaling. Scales above
+``MAX_SCALE`` gain nothing, and the host of the next episode would overflow at them."""
 GROWTH_INTERVAL = 200
 """Updates without overflow after which a scale doubles; an episode has a few hundred updates."""
 
@@ -30,7 +30,7 @@ class ScaleTable:
     """The loss scales of all environments of a run, across all stacks.
 
     Attributes:
-        scale: float32 ``[N]``, within [``LEAST``, ``MOST``].
+        scale: float32 ``[N]``, within [``MIN_SCALE``, ``MAX_SCALE``].
         clean: minibatches without overflow since the scale last changed, int64 ``[N]``.
         skipped: total minibatches in which an update was skipped, int64 ``[N]``.
     """
@@ -93,7 +93,7 @@ class LossScales:
     @property
     def adaptable(self) -> Tensor:
         """Where the scale can still be reduced, bool ``[N]``."""
-        return self.scale > LEAST
+        return self.scale > MIN_SCALE
 
     def unscaled(self, gradient: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The gradient of the unscaled loss, and where it did not overflow.
@@ -120,6 +120,6 @@ class LossScales:
         clean = torch.where(skipped, 0, table.clean[rows] + 1)
         grown = clean == GROWTH_INTERVAL
         factor = torch.where(skipped & loss.isfinite(), 0.5, torch.where(grown, 2.0, 1.0))
-        table.scale[rows] = (table.scale[rows] * factor).clamp(LEAST, MOST)
+        table.scale[rows] = (table.scale[rows] * factor).clamp(MIN_SCALE, MAX_SCALE)
         table.clean[rows] = clean.masked_fill(grown, 0)
         table.skipped[rows] += skipped

@@ -8,8 +8,8 @@ from torch import Tensor
 from esper.runtime.tasks import TUNINGS
 
 LAST, AUTO_RGN = TUNINGS.index("last"), TUNINGS.index("auto_rgn")
-LEAST = 1e-8
-"""Least norm by which is divided, so that no weight and no gradient of 0 gives a NaN."""
+MIN_NORM = 1e-8
+"""Smallest norm by which is divided, so that no weight and no gradient of 0 gives a NaN."""
 
 
 # Native twin: hosts/optimizer.h, relative_rates.
@@ -34,8 +34,8 @@ def relative_rates(
         torch.stack([part.norm(dim=1) for part in rows.split(sizes, 1)], 1)
         for rows in (gradient, parameters)
     ]
-    ratio = norms[0] / norms[1].clamp(min=LEAST)
-    relative = ratio / ratio.amax(1, keepdim=True).clamp(min=LEAST)
+    ratio = norms[0] / norms[1].clamp(min=MIN_NORM)
+    relative = ratio / ratio.amax(1, keepdim=True).clamp(min=MIN_NORM)
     last = torch.zeros_like(relative)
     last[:, -1] = 1.0
     way = tuning[:, None]

@@ -15,7 +15,7 @@ from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.stages import Stage
 from karn.sanctum.events import update
 
-LEAST_NORM, LEAST_ENTROPY = Thresholds().gradient_vanishing, Thresholds().entropy_collapse
+MIN_NORM, MIN_ENTROPY = Thresholds().gradient_vanishing, Thresholds().entropy_collapse
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def state_of(head: str, metrics: dict[str, Any]) -> State:
         ({"head_grad_norms/op": 0.0, "head_entropy/op": 0.0}, State.IDLE),
         ({"head_grad_norms/op": 0.1, "head_entropy/op": 0.9, "head_choice/op": 0.0}, State.IDLE),
         ({"head_grad_norms/op": 0.0, "head_entropy/op": 1.0}, State.VANISHING),
-        ({"head_grad_norms/op": 0.9 * LEAST_NORM, "head_entropy/op": 1.0}, State.VANISHING),
-        ({"head_grad_norms/op": 1.1 * LEAST_NORM, "head_entropy/op": 1.0}, State.HEALTHY),
+        ({"head_grad_norms/op": 0.9 * MIN_NORM, "head_entropy/op": 1.0}, State.VANISHING),
+        ({"head_grad_norms/op": 1.1 * MIN_NORM, "head_entropy/op": 1.0}, State.HEALTHY),
         ({"head_grad_norms/op": 1e9, "head_entropy/op": 1.0}, State.EXPLODING),
-        ({"head_grad_norms/op": 0.1, "head_entropy/op": 0.9 * LEAST_ENTROPY}, State.COLLAPSED),
-        ({"head_grad_norms/op": 0.1, "head_entropy/op": 1.1 * LEAST_ENTROPY}, State.HEALTHY),
+        ({"head_grad_norms/op": 0.1, "head_entropy/op": 0.9 * MIN_ENTROPY}, State.COLLAPSED),
+        ({"head_grad_norms/op": 0.1, "head_entropy/op": 1.1 * MIN_ENTROPY}, State.HEALTHY),
         ({"head_grad_norms/op": 0.1, "head_entropy/op": 1.0}, State.HEALTHY),
         ({"head_grad_norms/op": 0.1}, State.HEALTHY),
     ],

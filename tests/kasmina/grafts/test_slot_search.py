@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import Slot
-from esper.kasmina.grafts.slot_search import MOST_SLOTS, POINTWISE, find_slots
+from esper.kasmina.grafts.slot_search import MAX_SLOTS, POINTWISE, find_slots
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
 from own_modules import Gpt, Recurrent, ResidualBlock, ResidualNet, images, perceptron, tokens
@@ -159,7 +159,7 @@ def test_many_blocks_are_thinned_out_evenly_and_end_with_the_last() -> None:
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     model = nn.Sequential(nn.Conv2d(1, 4, 3), *blocks, head)
     found = [int(slot.name) for slot in slots(model, images(4)[0])]
-    assert len(found) == MOST_SLOTS
+    assert len(found) == MAX_SLOTS
     assert found[-1] == 20
     assert {b - a for a, b in pairwise(found)} <= {2, 3}
 

@@ -10,7 +10,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import Evaluation, Rung
 from esper.runtime.tasks import SUITES, Family, Task, add_family, find, find_all
 from esper.simic.evaluation.hosts import (
-    LEAST_TRAINING,
+    MIN_TRAINING,
     evaluation_hosts,
     hosts_by_horizon,
     tasks_in_turn,
@@ -112,22 +112,22 @@ def family_of(*lengths: int) -> None:
 @pytest.mark.usefixtures("scratch_register")
 def test_each_part_is_tuned_on_the_training_hosts_of_its_horizon():
     family_of(12, 8)
-    found = evaluation_hosts("mixed", 2 * LEAST_TRAINING, 8, 1)
+    found = evaluation_hosts("mixed", 2 * MIN_TRAINING, 8, 1)
     identities: list[int] = []
     for part, length in zip(found, (12, 8), strict=True):
-        for population, count in ((part.training, LEAST_TRAINING), (part.fresh, 4)):
+        for population, count in ((part.training, MIN_TRAINING), (part.fresh, 4)):
             assert {task.episode_length for task in population.tasks} == {length}
             assert len(population.tasks) == count
             identities += range(population.first, population.first + count)
     assert len(set(identities)) == len(identities)
     too_few = (
-        rf"^training_hosts: only {LEAST_TRAINING - 1} of {2 * LEAST_TRAINING - 1} training hosts "
+        rf"^training_hosts: only {MIN_TRAINING - 1} of {2 * MIN_TRAINING - 1} training hosts "
         "have the horizon of mixed:1000001, .*; give more, or name one task$"
     )
     with pytest.raises(UsageError, match=too_few):
-        evaluation_hosts("mixed", 2 * LEAST_TRAINING - 1, 8, 1)
+        evaluation_hosts("mixed", 2 * MIN_TRAINING - 1, 8, 1)
     with pytest.raises(UsageError, match=r"^hosts: only one of 3 fresh hosts .*; give at least 8$"):
-        evaluation_hosts("mixed", 2 * LEAST_TRAINING, 3, 1)
+        evaluation_hosts("mixed", 2 * MIN_TRAINING, 3, 1)
 
 
 @pytest.mark.usefixtures("scratch_register")

@@ -28,7 +28,7 @@ from processes import ran
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
-MOST_BYTES = 6 * 2**30
+MAX_BYTES = 6 * 2**30
 """Memory of a process that runs an example, or loads what one grew."""
 TOLERANCE = 1e-5
 LOADER = Path(__file__).with_name("load_without_esper.py")
@@ -103,7 +103,7 @@ def batch_of(names: dict[str, Any]) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", BUILDS)
 def test_an_example_runs_and_its_model_grows(name: str) -> None:
     left, (epochs, *_) = grown(name), BUILDS[name][1]
-    assert left.peak is None or left.peak < MOST_BYTES
+    assert left.peak is None or left.peak < MAX_BYTES
     assert len(left.found.history) == epochs
     seeds = {point: seed.blueprint for point, seed in grown_seeds(left.found.model).items()}
     assert left.found.seeds == seeds != {}
@@ -133,7 +133,7 @@ def test_what_the_examples_grew_loads_and_trains_on_without_esper(
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["imported"] == []
-    assert told["peak"] is None or told["peak"] * 1024 < MOST_BYTES
+    assert told["peak"] is None or told["peak"] * 1024 < MAX_BYTES
     assert list(told["seen"]) == arguments[2::3]
     for folder, seen in told["seen"].items():
         assert set(seen["differences"]) == {"rebuilt", kind}

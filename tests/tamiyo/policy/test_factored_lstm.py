@@ -23,7 +23,7 @@ from synthetic import (
 )
 
 WIDTH = 16
-MOST_SLOTS = 10
+MAX_SLOTS = 10
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def policy() -> FactoredLSTM:
 
 def noise(environments: int, seed: int) -> Tensor:
     streams = torch.arange(environments)
-    return action_noise(seed, streams, episode=0, step=0, widest=len(HEADS) + MOST_SLOTS)
+    return action_noise(seed, streams, episode=0, step=0, widest=len(HEADS) + MAX_SLOTS)
 
 
 def log_probs(policy: FactoredLSTM, observation: Observation, actions: Tensor) -> Tensor:

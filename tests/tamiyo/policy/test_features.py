@@ -18,7 +18,7 @@ from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HISTORY,
     HOST_FEATURES,
-    LEAST_RENT,
+    MIN_RENT,
     SIZE_FEATURES,
     SLOT_FEATURES,
     Observation,
@@ -276,7 +276,7 @@ def test_size_features_tell_hosts_of_every_size_apart_after_normalisation(name: 
     found = [size_features(size, 100)[name] for size in SIZES]
     order = sorted(found, reverse=name in ("log_growth", "log_seed_share", "log_rent"))
     assert found == order
-    prices = len([size for size in SIZES if 1.0 / size >= LEAST_RENT])
+    prices = len([size for size in SIZES if 1.0 / size >= MIN_RENT])
     assert len(set(found)) == (prices if name == "log_rent" else len(SIZES))
 
 

@@ -4,12 +4,12 @@ import numpy as np
 
 from esper.karn.intervals import Floats
 
-MOST_POINTS = 300
+MAX_POINTS = 300
 """Maximum number of points per curve; longer curves are averaged over blocks of rounds."""
 
 
 def blocks(rounds: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Average rounds ``[R]`` and values ``[R, N]`` over blocks, to at most ``MOST_POINTS`` rows."""
+    """Average rounds ``[R]`` and values ``[R, N]`` over blocks, to at most ``MAX_POINTS`` rows."""
     size = block_size(len(rounds))
     if size == 1:
         return rounds, values
@@ -25,4 +25,4 @@ def blocks(rounds: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 def block_size(rounds: int) -> int:
     """Return how many rounds one point of a curve averages."""
-    return max(1, -(-rounds // MOST_POINTS))
+    return max(1, -(-rounds // MAX_POINTS))

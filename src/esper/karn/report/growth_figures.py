@@ -28,10 +28,10 @@ from esper.karn.report.gather import RunData
 from esper.karn.report.learning_figures import INTERVAL, band, final_rounds, gain_of, look_of
 from esper.karn.report.lives import SEED_OUTCOMES, SeedKey, SeedLife
 
-MOST_LANES = 24
+MAX_LANES = 24
 """Maximum number of slots whose seeds are drawn, one lane per slot."""
 
-MOST_KINDS = 16
+MAX_KINDS = 16
 """Maximum number of rows (blueprint and slot) per picture; the rarest are left out."""
 
 THICKNESS = {
@@ -88,7 +88,7 @@ def _germinations(runs: list[RunData], run: RunData) -> list[Picture]:
     kinds: Counter[str] = Counter()
     for key, count in seeds.items():
         kinds[_kind(run, key)] += count
-    rows = [kind for kind, _ in kinds.most_common(MOST_KINDS)][::-1]
+    rows = [kind for kind, _ in kinds.most_common(MAX_KINDS)][::-1]
     shown = [
         (rows.index(kind), key, count)
         for key, count in seeds.items()
@@ -199,9 +199,9 @@ def _lanes(run: RunData) -> list[tuple[int, int]]:
     lanes: list[tuple[int, int]] = []
     for environment in order:
         slots = sorted({s.slot for s in run.lives.last if s.environment == environment})
-        if len(lanes) + len(slots) > MOST_LANES and lanes:
+        if len(lanes) + len(slots) > MAX_LANES and lanes:
             break
-        lanes += [(environment, slot) for slot in slots[:MOST_LANES]]
+        lanes += [(environment, slot) for slot in slots[:MAX_LANES]]
     return sorted(lanes)
 
 

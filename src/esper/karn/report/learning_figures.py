@@ -22,10 +22,10 @@ from esper.karn.report.drawing import (
 )
 from esper.karn.report.gather import RunData
 
-MOST_DOTS = 800
+MAX_DOTS = 800
 """Maximum number of dots per run, one per network."""
 
-MOST_TASKS = 12
+MAX_TASKS = 12
 
 NO_TEST = (
     "This run has no test scores, which are recorded from schema 4 on; its gain on the validation "
@@ -157,7 +157,7 @@ def _gain(runs: list[RunData]) -> Picture:
 
 
 def _gain_by_task(runs: list[RunData]) -> Picture:
-    tasks, measured = _tasks(runs)[:MOST_TASKS], gain_of(runs)
+    tasks, measured = _tasks(runs)[:MAX_TASKS], gain_of(runs)
     figure, grid = panels(len(tasks), 2.0, "gain, points", sharey=True)
     for axes, task in zip(grid, tasks, strict=True):
         axes.set_title(task)
@@ -190,7 +190,7 @@ def _accuracy_against_parameters(runs: list[RunData]) -> Picture:
         last = final_rounds(run)
         host = _host_parameters(run)[last]
         size = host + run.outcomes["added_parameters"][last]
-        pick = slice(None, None, -(-size.size // MOST_DOTS))
+        pick = slice(None, None, -(-size.size // MAX_DOTS))
         grown, twin = (100 * run.outcomes[n][last] for n in ("accuracy", "twin_accuracy"))
         colour, twin_colour, label, twin_label = _pair(runs, run)
         axes.scatter(

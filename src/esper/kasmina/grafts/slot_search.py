@@ -19,8 +19,8 @@ from esper.kasmina.hosts.module import Slot
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError, suggestion
 
-MOST_SLOTS = 8
-"""Most slots that are found without being named."""
+MAX_SLOTS = 8
+"""Largest number of slots that are found without being named."""
 POINTWISE = ("mlp_small", "mlp", "lora", "lora_large", "norm")
 """Blueprints for sequences that look at one position alone."""
 
@@ -239,8 +239,8 @@ def _found(model: nn.Module, seen: dict[str, _Seen]) -> list[_Seen]:
 
 
 def _spread(usable: list[_Seen]) -> list[_Seen]:
-    """At most ``MOST_SLOTS`` of the places, at equal distances, always with the last."""
-    kept = min(len(usable), MOST_SLOTS)
+    """At most ``MAX_SLOTS`` of the places, at equal distances, always with the last."""
+    kept = min(len(usable), MAX_SLOTS)
     return [usable[round((i + 1) * len(usable) / kept) - 1] for i in range(kept)]
 
 

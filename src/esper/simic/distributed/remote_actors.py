@@ -35,7 +35,7 @@ SILENT_SECONDS = PROCESS_SECONDS
 LONGEST_REASON = 160
 """Characters of one of ray's messages that are quoted."""
 
-MOST_REPEATS = 3
+MAX_REPEATS = 3
 """How often ray repeats a rollout whose actor died during it, before the run stops."""
 
 
@@ -179,7 +179,7 @@ class RemoteActors:
         remote = self.ray.remote(
             num_cpus=1,
             max_restarts=-1,
-            max_task_retries=MOST_REPEATS,
+            max_task_retries=MAX_REPEATS,
             concurrency_groups={"questions": 1},
         )(ShardProcess)
         # Kept: an actor that is started again is made from it again.
@@ -279,7 +279,7 @@ class RemoteActors:
                 actor.call = self._call(actor, version, weights, number)
                 return
             raise ActorsLost(
-                f"{self._name(actor)} was lost {MOST_REPEATS + 1} times in rollout {number} "
+                f"{self._name(actor)} was lost {MAX_REPEATS + 1} times in rollout {number} "
                 f"({first_line(error)[:LONGEST_REASON]})"
             ) from error
         if delivery.place != actor.place:

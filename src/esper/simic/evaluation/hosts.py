@@ -15,7 +15,7 @@ TRAINING_HOSTS, FRESH_HOSTS = 0, 1 << 20
 """Identities of the first training host and of the first fresh host."""
 SPLITS = 0, 1, 2, 3
 """Seeds of the splits of the fresh hosts' data, in turn."""
-LEAST_TRAINING = 20
+MIN_TRAINING = 20
 """Fewest hosts of one horizon on which rules are tuned, if the training hosts differ in it."""
 
 Horizon = tuple[int, int, int, int | None]
@@ -128,10 +128,10 @@ def _training_of_part(
             )
         return other
     count, whole = len(own.tasks), sum(len(population.tasks) for population in tuned.values())
-    if count < min(whole, LEAST_TRAINING):
+    if count < min(whole, MIN_TRAINING):
         raise UsageError(
             f"training_hosts: only {count} of {whole} training hosts have the horizon of {name}, "
-            f"and rules need {LEAST_TRAINING}; give more, or name one task"
+            f"and rules need {MIN_TRAINING}; give more, or name one task"
         )
     return own
 

@@ -24,7 +24,7 @@ WARMUPS = 3
 """Eager calls before recording, in which libraries choose kernels and allocate buffers."""
 
 
-MOST_SHAPES = 32
+MAX_SHAPES = 32
 """Maximum number of recordings of one function, because each keeps its memory."""
 
 
@@ -101,7 +101,7 @@ class Captured:
     """``function``, recorded once for each set of its inputs' shapes and dtypes, then replayed.
 
     The first ``WARMUPS`` calls with new shapes run eagerly, and so do all calls once there are
-    ``MOST_SHAPES``. If recording fails, one warning is logged and every call runs eagerly.
+    ``MAX_SHAPES``. If recording fails, one warning is logged and every call runs eagerly.
 
     Args:
         function: maps named tensors to named tensors; may change other tensors in place, the same
@@ -134,7 +134,7 @@ class Captured:
     def _recording(self, inputs: Tensors) -> _Recording | None:
         """The recording of these shapes; None if there are too many."""
         key = tuple((name, x.shape, x.dtype) for name, x in inputs.items())
-        if key not in self.recordings and len(self.recordings) < MOST_SHAPES:
+        if key not in self.recordings and len(self.recordings) < MAX_SHAPES:
             buffers = {name: torch.empty_like(x) for name, x in inputs.items()}
             self.recordings[key] = _Recording(buffers)
         return self.recordings.get(key)

@@ -36,7 +36,7 @@ from esper.tolaria.pretraining import trained_hosts
 
 _T = TypeVar("_T")
 
-MOST_ROWS = 300
+MAX_ROWS = 300
 """Maximum number of environments per shard of the torch backend on a CPU: with more, the
 activations no longer fit into the cache and the time per environment grows by half."""
 
@@ -317,7 +317,7 @@ class GrowthEnv(GrowthLayout):
             return parts_within(rows_at_a_time(memory, rows, device), runs, device)
         if self.backends[key, device].threaded:
             return 1
-        return max(self.config.threads, -(-sum(runs) // MOST_ROWS))
+        return max(self.config.threads, -(-sum(runs) // MAX_ROWS))
 
     def _each(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         """Results of the calls, one per shard, run in the thread pool, the most expensive first.

@@ -15,8 +15,8 @@ Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 
-MOST_FEATURES = 1_000_000
-MOST_OPTIONS = 100_000
+MAX_FEATURES = 1_000_000
+MAX_OPTIONS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def actions_of(env: Env[Any, Any]) -> Actions:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         options, starts = _categories(space)
         shape = None if isinstance(space, spaces.Discrete) else space.shape
-        if 0 < sum(options) <= MOST_OPTIONS:
+        if 0 < sum(options) <= MAX_OPTIONS:
             return Actions(options, starts, shape)
     raise _refused(env, "actions", space)
 
@@ -159,16 +159,16 @@ def _categories(
 
 
 def _bounded(env: Env[Any, Any], features: Features) -> Features:
-    if not 1 <= features.width <= MOST_FEATURES:
+    if not 1 <= features.width <= MAX_FEATURES:
         raise UsageError(
             f"gym: observations of {_name(env)} are {features.width} numbers; "
-            f"Esper takes 1 to {MOST_FEATURES}"
+            f"Esper takes 1 to {MAX_FEATURES}"
         )
     return features
 
 
 def _refused(env: Env[Any, Any], what: str, space: Any) -> UsageError:
-    taken = f"Discrete or MultiDiscrete with at most {MOST_OPTIONS} options"
+    taken = f"Discrete or MultiDiscrete with at most {MAX_OPTIONS} options"
     if what == "observations":
         taken = "Box, Discrete or MultiDiscrete"
     text = " ".join(str(space).split())

@@ -18,7 +18,7 @@ from esper.simic.ppo import ADVANTAGE_FLOOR
 from esper.simic.trainer import Batch, Loss
 from esper.tamiyo.policy.interface import Evaluation
 
-LEAST_EXPONENT = -50.0
+MIN_EXPONENT = -50.0
 """Lower bound of advantage / temperature; float32 has no smaller weights than exp(-87)."""
 
 ROUNDING = 1e-4
@@ -112,7 +112,7 @@ class AdvantageWeightedRegression(BehaviourCloning):
     def _counts(self, values: Tensor, returns: Tensor) -> Tensor | None:
         exponent = (returns - values) / self.temperature
         # Bounded before the exponential: it could overflow, or be 0 for a whole batch.
-        return exponent.clamp(LEAST_EXPONENT, math.log(self.weight_cap)).exp()
+        return exponent.clamp(MIN_EXPONENT, math.log(self.weight_cap)).exp()
 
 
 @dataclass(frozen=True, slots=True)

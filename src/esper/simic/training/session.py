@@ -34,7 +34,7 @@ from esper.simic.training.replay import write_refusal
 from esper.simic.training.stop_signal import Stopped, StopSignal
 from esper.simic.training.trainee import AnyStep, Trainee
 
-MOST_REFUSALS = 3
+MAX_REFUSALS = 3
 """Number of refused updates in a row after which the run stops."""
 
 
@@ -43,7 +43,7 @@ class _Refused(Exception):
 
     def __str__(self) -> str:
         return (
-            f"{MOST_REFUSALS} updates in a row met numbers that are not finite, so the run stops; "
+            f"{MAX_REFUSALS} updates in a row met numbers that are not finite, so the run stops; "
             "its checkpoint and the files under refused/ are kept"
         )
 
@@ -103,7 +103,7 @@ class Session:
                         self._save(hub, number)
                     # After saving, so that a reported round is not lost if the process dies.
                     self.observer.round_done(summaries[-1])
-                    if self.refusals == MOST_REFUSALS:
+                    if self.refusals == MAX_REFUSALS:
                         raise _Refused
             except Stopped:
                 assert self.stop.number is not None

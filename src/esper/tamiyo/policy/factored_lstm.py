@@ -50,7 +50,7 @@ unless SET_ALPHA_TARGET raises it to 1. With uniform targets two seeds in three 
 growing then costs more than it gains, and the policy stops growing before it has learned which
 seeds pay."""
 
-MOST_HEAD_WIDTH = 128
+MAX_HEAD_WIDTH = 128
 """Maximum hidden units of a head; heads as wide as a large LSTM would add half its cost."""
 
 
@@ -103,7 +103,7 @@ class FactoredLSTM(Policy[Observation]):
         )
         self.lstm = nn.LSTM(lstm_hidden, lstm_hidden)
         self.op_embedding = nn.Embedding(len(Op), 16)
-        width = min(lstm_hidden, MOST_HEAD_WIDTH)
+        width = min(lstm_hidden, MAX_HEAD_WIDTH)
         self.op_head = Head(lstm_hidden, width, len(Op))
         self.slot_head = Head(lstm_hidden + 16 + slot_width, 64, 1)
         self.choice_trunk = nn.Sequential(

@@ -93,20 +93,20 @@ SIZE_FEATURES = ("log_host_parameters", "log_growth", "log_rent", "log_seed_shar
 """Names of the features of sizes and prices. They are not normalised by the moments of a run, in
 which they may be constant, so that they tell hosts of any other size apart."""
 
-POINTS = 10.0
+SCORE_FEATURE_SCALE = 10.0
 """Factor applied to differences of scores."""
-USUAL_RENT, LEAST_RENT = 0.05, 1e-4
+USUAL_RENT, MIN_RENT = 0.05, 1e-4
 """Rent whose feature is 0, and the rent below which the feature no longer falls."""
 INFINITE_NORM = 1e6
 """Replaces an infinite norm."""
 USUAL_HOST, USUAL_CHANNELS = 1000.0, 16.0
 """Parameters of a host and channels of a slot whose size features are 0."""
-LEAST_MEASURE, MOST_MEASURE, MEASURE_UNIT = 1e-12, 1e12, 5.0
+MIN_MEASURE, MAX_MEASURE, MEASURE_UNIT = 1e-12, 1e12, 5.0
 """Bounds of a measurement of a slot, and the unit of its logarithm in nats."""
 
 CRITIC_FEATURES = ("twin_score", "gain", "known")
 """Names of the critic's additional features: the never-grow twin's score, the host's score
-minus the twin's (without rent, times ``POINTS``), and whether there is a twin."""
+minus the twin's (without rent, times ``SCORE_FEATURE_SCALE``), and whether there is a twin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ def slot_features(
     durations = [state.ramp_steps, state.ramp_done, state.tempo, state.age, state.stage_age]
     ages = torch.stack(durations, -1).float() / episode_length
     measured = [signals.contribution, signals.contribution_velocity, signals.improvement]
-    points = POINTS * torch.stack(measured, -1).float().nan_to_num(0.0)
+    points = SCORE_FEATURE_SCALE * torch.stack(measured, -1).float().nan_to_num(0.0)
     gradients = [signals.gradient_norm, signals.gradient_ratio]
     norms = symlog(torch.stack(gradients, -1).float().nan_to_num(0.0, posinf=INFINITE_NORM))
     health = _known(torch.stack([signals.health, signals.previous_health], -1))
@@ -315,7 +315,7 @@ def _empty_slot_signals(measures: Tensor) -> Tensor:
     """``EMPTY_SLOT_SIGNALS`` of slots without a seed; ``measures [..., len(SLOT_MEASURES)]``."""
     measures = measures.float()
     known = measures[..., :1].isfinite()
-    logarithms = measures.clamp(LEAST_MEASURE, MOST_MEASURE).log() / MEASURE_UNIT
+    logarithms = measures.clamp(MIN_MEASURE, MAX_MEASURE).log() / MEASURE_UNIT
     shares = cached_tensor(tuple(n == "active_share" for n in SLOT_MEASURES), measures.device)
     values = torch.where(shares, measures, logarithms).nan_to_num(0.0, torch.inf, -torch.inf)
     return torch.cat([known.float(), values.masked_fill(~known, 0.0)], -1)
@@ -328,7 +328,7 @@ def log_size(host_parameters: int) -> float:
 
 def log_price(rent: Tensor) -> Tensor:
     """The host feature ``log_rent``: logarithm of the rent relative to 0.05, float32 ``[N]``."""
-    return (rent.float().clamp(min=LEAST_RENT) / USUAL_RENT).log()
+    return (rent.float().clamp(min=MIN_RENT) / USUAL_RENT).log()
 
 
 def most_seeds(max_seeds: int, slots: int) -> int:
@@ -346,7 +346,7 @@ def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
     """Critic features ``[N, len(CRITIC_FEATURES)]`` from scores ``[N]``; zeros without twins."""
     if twin_score is None:
         return torch.zeros(len(score), len(CRITIC_FEATURES), device=score.device)
-    gain = POINTS * (score - twin_score)
+    gain = SCORE_FEATURE_SCALE * (score - twin_score)
     return torch.stack([twin_score, gain, torch.ones_like(gain)], -1).float()
 
 

@@ -18,9 +18,9 @@ from esper.tolaria.own_model.samples import call, first_samples, undisturbed
 
 FEW, MORE = 2, 4
 """Samples of the two batches; BatchNorm needs two."""
-REPEATS, MOST, SECONDS = 3, 15, 1.5
-"""Least and largest number of steps of each batch, and seconds after which no more are taken. The
-fastest counts: a difference of small batches is scaled to a whole one, and noise with it."""
+REPEATS, MAX_REPEATS, SECONDS = 3, 15, 1.5
+"""Minimum and maximum number of steps of each batch, and seconds after which no more are taken.
+The fastest counts: a difference of small batches is scaled to a whole one, and noise with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def predicted_cost(
     step(few)
     pairs: list[tuple[Cost, Cost]] = []
     begun = perf_counter()
-    while len(pairs) < REPEATS or (len(pairs) < MOST and perf_counter() - begun < SECONDS):
+    while len(pairs) < REPEATS or (len(pairs) < MAX_REPEATS and perf_counter() - begun < SECONDS):
         pairs.append((step(few), step(more)))
     least, most = (min(costs, key=lambda cost: cost.seconds) for costs in zip(*pairs, strict=True))
     return least.at(samples, most, few, more)

@@ -24,7 +24,7 @@ from esper.simic.growth.rewards.shaping import stage_shaping
 
 RATIO_LIMIT = 5.0
 """Ratio of a seed's contribution to the improvement above which the seed is charged."""
-LEAST_IMPROVEMENT = 0.1
+MIN_IMPROVEMENT = 0.1
 """Lower bound of the improvement in that ratio, in points."""
 RATIO_RATE, RATIO_CAP = 0.02, 0.3
 RENT_RATE, RENT_CAP = 0.5, 1.5
@@ -79,7 +79,7 @@ def attribution(inputs: RewardInputs) -> Tensor:
     # 2 sigmoid(3 imp) by tanh: torch.sigmoid's rounding depends on the position in the tensor.
     factor = 1.0 + torch.tanh(1.5 * imp.clamp(max=0.0))
     credit = torch.where(credit > 0, credit * factor, credit)
-    ratio = c / imp.clamp(min=LEAST_IMPROVEMENT)
+    ratio = c / imp.clamp(min=MIN_IMPROVEMENT)
     charge = (RATIO_RATE * (ratio - RATIO_LIMIT)).clamp(0.0, RATIO_CAP)
     return torch.where(counted, credit - charge, 0.0).sum(1)
 
