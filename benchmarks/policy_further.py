@@ -16,7 +16,7 @@ from torch import Tensor
 from esper.leyline.evaluation import CLAIRVOYANT
 from esper.runtime.registry import HELD_OUT_DRAWS
 from esper.runtime.tasks import FAMILIES, Task
-from esper.simic.evaluation.controls import ORDERS, known_plans
+from esper.simic.evaluation.controls import ORDERS, training_outcomes
 from esper.simic.evaluation.hosts import FRESH_HOSTS, evaluation_hosts, tasks_in_turn
 from esper.simic.evaluation.kept_stages import Stages
 from esper.simic.evaluation.play import (
@@ -188,7 +188,7 @@ def greedy_utilities(
 def tuning(training: Population, work: Path) -> Outcome:
     """The outcomes of all plans of the library on the training hosts, ``[hosts, plans]``."""
     plans = library()
-    return Stages(work, tell).kept(
+    return Stages(work, tell).load_or_play(
         "tuning", training, plans, lambda done: play_plans(training, plans, done)
     )
 
@@ -196,7 +196,7 @@ def tuning(training: Population, work: Path) -> Outcome:
 def played_rules(training: Population, hosts: Population, work: Path) -> dict[str, list[float]]:
     """Utility of never growing and of the rules of the ladder, tuned on the training hosts."""
     plans = library()
-    known = known_plans(tuning(training, work), hosts.tasks[0].episode_length, plans)
+    known = training_outcomes(tuning(training, work), hosts.tasks[0].episode_length, plans)
     never = play_plans(hosts, (NEVER,))
     found = {"never": never.test_utility[:, 0].tolist()}
     played: Played = {}  # rules may choose alike
@@ -223,7 +223,7 @@ def clairvoyant(hosts: Population, work: Path) -> list[float]:
     """Utility of the plan that is best on each host, chosen with another order of its data."""
     plans = library()
     again = replace(hosts, data_seed=ORDERS[1])
-    known = Stages(work, tell).kept(
+    known = Stages(work, tell).load_or_play(
         "clairvoyant", again, plans, lambda done: play_plans(again, plans, done)
     )
     best = known.test_utility.argmax(1)

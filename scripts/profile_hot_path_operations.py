@@ -26,7 +26,7 @@ from esper.simic.gradients import GradientNorms
 from esper.simic.growth import shard
 from esper.simic.growth.native_step import NativeStep
 from esper.simic.growth.step_functions import TorchStep
-from esper.simic.optimiser import PolicyOptimizer
+from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.simic.training.arithmetic import arithmetic

@@ -213,7 +213,7 @@ def test_shipped_controls_of_something_else_are_not_used(monkeypatch) -> None:
     for module, name, value in (
         (ladder, "library", lambda random=0: PLANS[:2]),
         (rules, "TREES", 6),
-        (kept_stages, "ARITHMETIC", kept_stages.ARITHMETIC + 1),
+        (kept_stages, "RESULTS_VERSION", kept_stages.RESULTS_VERSION + 1),
         (baselines, "FACTORS", {"full tuning": (1.0, 2.0)}),
     ):
         with monkeypatch.context() as patch:

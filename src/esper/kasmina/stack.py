@@ -79,7 +79,7 @@ class Layout:
 
 @dataclass(slots=True)
 class AdamState:
-    """Optimiser state of one store: moments ``[N, P]`` and update count ``[N]``."""
+    """Optimizer state of one store: moments ``[N, P]`` and update count ``[N]``."""
 
     first: Tensor
     second: Tensor
@@ -108,7 +108,7 @@ class AdamState:
 
 @dataclass(slots=True)
 class Stack:
-    """Parameters, buffers and optimiser state of N hosts and their seeds.
+    """Parameters, buffers and optimizer state of N hosts and their seeds.
 
     The parameters are ``host [N, P]`` and, for each slot s, ``seeds[s] [N, P_s]``; the buffers are
     ``buffers [N, Q]``, such as BatchNorm's running statistics. The layout of a row of ``seeds[s]``
@@ -146,7 +146,7 @@ class Stack:
         )
 
     def stores(self) -> list[Tensor]:
-        """All tensors, including optimiser state."""
+        """All tensors, including optimizer state."""
         states = (self.host_optimizer, *self.seed_optimizers)
         optimizer = [part for state in states for part in (state.first, state.second, state.step)]
         return [self.host, self.buffers, *self.seeds, *optimizer]
@@ -166,7 +166,7 @@ class Stack:
         )
 
     def clear_optimizers(self) -> None:
-        """Reset the optimiser state of all hosts and seeds."""
+        """Reset the optimizer state of all hosts and seeds."""
         all_rows = torch.ones(len(self.host), dtype=torch.bool, device=self.host.device)
         for state in (self.host_optimizer, *self.seed_optimizers):
             state.clear(all_rows)

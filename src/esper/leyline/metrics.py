@@ -78,12 +78,8 @@ class Metric:
         "value_mean", "mean value that the critic predicted for the episodes"
     )
     LEARNING_RATE: Final = _metric("learning_rate", "learning rate of the policy's parameters")
-    LEARNING_RATE_POLICY: Final = _metric(
-        part_metric(LEARNING_RATE, "policy"), "same as learning_rate"
-    )
-    LEARNING_RATE_VALUE: Final = _metric(
-        part_metric(LEARNING_RATE, "value"), "learning rate of the critic's own parameters"
-    )
+    _metric(part_metric(LEARNING_RATE, "policy"), "same as learning_rate")
+    _metric(part_metric(LEARNING_RATE, "value"), "learning rate of the critic's own parameters")
     ENTROPY_WEIGHT: Final = _metric("entropy_weight", "weight of the entropy bonus")
     CLIP: Final = _metric("clip", "clip range of the importance ratio")
     LOSS: Final = _metric("loss", "total loss that was minimised")

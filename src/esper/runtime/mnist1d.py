@@ -14,7 +14,7 @@ from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset
 
 CLASSES, LENGTH = 10, 40
-TRAINING, VALIDATION, TEST = 3_500, 500, 1_000
+TRAINING, VALIDATION = 3_500, 500
 
 
 @cache

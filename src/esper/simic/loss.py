@@ -10,7 +10,12 @@ from esper.tamiyo.policy.interface import Evaluation
 
 
 def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean of ``x`` weighted by ``weight``; over all steps if ``weight`` is None."""
+    """Mean of ``x`` weighted by ``weight``; over all steps if ``weight`` is None.
+
+    Args:
+        x: one number per step, in any shape.
+        weight: of the shape of ``x``.
+    """
     if weight is None:
         return x.mean()
     return (x * weight).sum() / weight.sum()
@@ -23,8 +28,8 @@ def approximate_kl(log_ratio: Tensor, weight: Tensor | None) -> Tensor:
 
     Args:
         log_ratio: log-probability of the actions under the current policy minus that under the
-            policy that acted.
-        weight: see ``weighted_mean``.
+            policy that acted, in any shape.
+        weight: of the same shape, see ``weighted_mean``.
     """
     # expm1 avoids cancellation.
     return weighted_mean(torch.expm1(log_ratio) - log_ratio, weight)

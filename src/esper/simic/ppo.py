@@ -24,7 +24,7 @@ from esper.simic.loss_scaler import LossScaler
 from esper.simic.nonfinite import Refusal, all_finite, first_not_finite
 from esper.simic.normalise import RunningMoments
 from esper.simic.observation_moments import ObservationMoments
-from esper.simic.optimiser import PolicyOptimizer
+from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.rollout import Rollout
 from esper.simic.schedules import AdaptiveRate, Schedules
 from esper.simic.sequences import Sequences, split_sequences

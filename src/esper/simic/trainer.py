@@ -16,7 +16,7 @@ from esper.simic.gradients import GradientNorms
 from esper.simic.loss_scaler import LossScaler
 from esper.simic.normalise import RunningMoments
 from esper.simic.observation_moments import ObservationMoments
-from esper.simic.optimiser import PolicyOptimizer
+from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.update_metrics import Metrics
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
         metric_sequence: features of the host over time, not normalised, ``[T, B, F]``.
         seed_idx: slot that the action names, int64 ``[T, B]``.
         blueprint_idx: option of the blueprint head, int64 ``[T, B]``.
-        returns: sum of the discounted rewards from the step on, in units of reward.
+        returns: sum of the discounted rewards from the step on, in units of reward, ``[T, B]``.
         choices: options of the other heads, in the order of ``HEADS``, int64 ``[T, B, 6]``.
         critic: features that only the critic observes, ``[T, B, C]``.
         rewards: ``[T, B]``.

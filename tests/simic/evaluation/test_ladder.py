@@ -10,7 +10,7 @@ from esper.leyline.evaluation import Evaluation
 from esper.simic.evaluation import baselines, controls, ladder, rules, trials
 from esper.simic.evaluation.baselines import FINE_TUNING
 from esper.simic.evaluation.hosts import FRESH_HOSTS
-from esper.simic.evaluation.kept_stages import Stages, kept_outcome
+from esper.simic.evaluation.kept_stages import Stages, load_or_make
 from esper.simic.evaluation.ladder import evaluate
 from esper.simic.evaluation.play import Hosts, Outcome, Population, Rules, play
 from esper.tamiyo.plans import NEVER, library
@@ -127,14 +127,14 @@ def outcome() -> Outcome:
     return Outcome(*tables, features=draws.normal(size=(2, 4, 5)))
 
 
-def test_a_kept_outcome_is_made_once_and_read_as_it_was(tmp_path: Path):
+def test_an_outcome_is_made_once_and_read_as_it_was(tmp_path: Path):
     made = []
 
     def make() -> Outcome:
         made.append(1)
         return outcome()
 
-    first, again = (kept_outcome(tmp_path / "deep" / "stage.npz", make) for _ in range(2))
+    first, again = (load_or_make(tmp_path / "deep" / "stage.npz", make) for _ in range(2))
     assert made == [1]
     for name in Outcome.__slots__:
         np.testing.assert_array_equal(getattr(first, name), getattr(again, name))
@@ -146,7 +146,7 @@ def test_a_broken_stage_is_a_usage_error(tmp_path: Path, content: bytes):
     path = tmp_path / "stage.npz"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"^work: cannot read .*stage.npz .*; remove the file$"):
-        kept_outcome(path, outcome)
+        load_or_make(path, outcome)
 
 
 def test_a_fixed_split_has_no_seed(work: Path):

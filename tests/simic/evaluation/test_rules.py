@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from esper.simic.evaluation import rules
-from esper.simic.evaluation.controls import known_plans
+from esper.simic.evaluation.controls import training_outcomes
 from esper.simic.evaluation.play import Outcome
-from esper.simic.evaluation.rules import RULES, STATIC_FEATURES, Known, Rule, best_fixed
+from esper.simic.evaluation.rules import RULES, STATIC_FEATURES, Rule, TrainingOutcomes, best_fixed
 from esper.tamiyo.plans import library
 from esper.tamiyo.policy.features import HOST_FEATURES
 
@@ -24,20 +24,20 @@ def small_forest(monkeypatch) -> None:
     monkeypatch.setattr(rules, "TREES", 30)
 
 
-def population(seed: int, hosts: int = HOSTS) -> Known:
+def population(seed: int, hosts: int = HOSTS) -> TrainingOutcomes:
     """Hosts whose features are noise and for which nothing gains."""
     draws = np.random.default_rng(seed)
     features = draws.normal(size=(hosts, LENGTH, FEATURES))
     features[:, :, STATIC_FEATURES] = draws.normal(size=(hosts, 1, len(STATIC_FEATURES)))
     utility = 0.5 + 0.001 * draws.normal(size=(hosts, len(STARTS)))
-    return Known(utility, features, STARTS, KINDS)
+    return TrainingOutcomes(utility, features, STARTS, KINDS)
 
 
-def worth(rule: Rule, known: Known) -> float:
+def worth(rule: Rule, known: TrainingOutcomes) -> float:
     return float(known.utility[np.arange(len(known.utility)), rule(known.features)].mean())
 
 
-def hidden_kind(known: Known, step: int) -> Known:
+def hidden_kind(known: TrainingOutcomes, step: int) -> TrainingOutcomes:
     """A plan of kind ``a`` or ``b`` gains, as the planted feature tells at ``step``."""
     sign = known.features[:, step, PLANTED] > 0.3
     for plan, kind in enumerate(KINDS):
@@ -46,7 +46,7 @@ def hidden_kind(known: Known, step: int) -> Known:
     return known
 
 
-def event(known: Known) -> Known:
+def event(known: TrainingOutcomes) -> TrainingOutcomes:
     """An event at a look, or none; a plan of kind ``b`` from that look on gains, others lose."""
     draws = np.random.default_rng(len(known.utility))
     when = draws.integers(len(LOOKS) + 1, size=len(known.utility))
@@ -61,7 +61,7 @@ def event(known: Known) -> Known:
     return known
 
 
-def priced(known: Known) -> Known:
+def priced(known: TrainingOutcomes) -> TrainingOutcomes:
     """Growing early pays if the price is low."""
     price = known.features[:, 0, STATIC_FEATURES[1]]
     known.utility[:, 4] += np.where(price < 0.0, 0.3, -0.3)
@@ -113,7 +113,7 @@ def test_the_trigger_finds_an_event_whenever_it_comes():
     assert worth(rule, fresh) > worth(RULES["one look"](event(population(0))), fresh) + 0.03
 
 
-def two_sided_event(known: Known) -> Known:
+def two_sided_event(known: TrainingOutcomes) -> TrainingOutcomes:
     """As ``event``, but the side of the planted feature tells which kind of plan gains."""
     draws = np.random.default_rng(len(known.utility))
     when = draws.integers(len(LOOKS) + 1, size=len(known.utility))
@@ -169,7 +169,7 @@ def test_a_rule_gains_nothing_where_there_is_nothing_to_see(name: str):
 
 def test_starts_of_random_plans_do_not_disturb_the_trigger():
     known = event(population(0))
-    more = Known(
+    more = TrainingOutcomes(
         np.concatenate([known.utility, known.utility[:, :1] - 1.0], 1),
         known.features,
         np.append(STARTS, 3),
@@ -182,20 +182,22 @@ def test_starts_of_random_plans_do_not_disturb_the_trigger():
     shape = (30, len(plans))
     draws = np.random.default_rng(0)
     outcome = Outcome(*[draws.normal(size=shape)] * 6, features=known.features[:30])
-    found = RULES["trigger"](known_plans(outcome, LENGTH, plans))(known.features[:30])
+    found = RULES["trigger"](training_outcomes(outcome, LENGTH, plans))(known.features[:30])
     assert found.max() < len(plans)
 
 
 def test_the_trigger_without_plans_to_delay_is_the_fixed_plan():
     known = population(0, 40)
     kept = [0, 1, 4]
-    few = Known(known.utility[:, kept], known.features, STARTS[kept], ("never", "a", "b"))
+    few = TrainingOutcomes(
+        known.utility[:, kept], known.features, STARTS[kept], ("never", "a", "b")
+    )
     assert len({*RULES["trigger"](few)(known.features).tolist()}) == 1
 
 
 def test_never_may_stand_anywhere():
     known, order = event(population(0)), [4, 1, 0, 6, 2, 5, 3]
-    moved = Known(
+    moved = TrainingOutcomes(
         known.utility[:, order], known.features, STARTS[order], tuple(KINDS[i] for i in order)
     )
     assert moved.never == 2

@@ -20,7 +20,6 @@ from esper.kasmina.grafts.seed_modules import (
     LAYOUTS,
     Seed,
     add_seed,
-    attach_seed,
 )
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
@@ -222,7 +221,6 @@ def _check_shapes(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 __all__ = [
     "attach",
-    "attach_seed",
     "detach",
     "grown_seeds",
     "learn_behind",

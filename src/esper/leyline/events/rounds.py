@@ -184,7 +184,7 @@ class AnalyticsSnapshot(RoundEvent, tag="ANALYTICS_SNAPSHOT"):
     amp_dtype: str | None
     """The type of mixed precision, if used."""
     learning_rate: float | None
-    """Learning rate of the policy's optimiser."""
+    """Learning rate of the policy's optimizer."""
     environment_steps_per_second: float
     """Steps per second of all environments together, including the time of the update."""
     rollout_seconds: float

@@ -20,7 +20,7 @@ from esper.simic.evaluation.baselines import (
 )
 from esper.simic.evaluation.kept_stages import OnBatch, Stages, digest, hosts_of
 from esper.simic.evaluation.play import Hosts, Outcome, Population, Rules, play, play_plans
-from esper.simic.evaluation.rules import RULES, Known
+from esper.simic.evaluation.rules import RULES, TrainingOutcomes
 from esper.simic.evaluation.trials import trial_actor, variants_of
 from esper.tamiyo.plans import Plan
 
@@ -81,7 +81,9 @@ def play_controls(hosts: Hosts, plans: tuple[Plan, ...], work: Path, on_batch: O
 def _of_plans(
     stages: Stages, name: str, population: Population, plans: tuple[Plan, ...]
 ) -> Outcome:
-    return stages.kept(name, population, plans, lambda done: play_plans(population, plans, done))
+    return stages.load_or_play(
+        name, population, plans, lambda done: play_plans(population, plans, done)
+    )
 
 
 def _of_trials(stages: Stages, name: str, population: Population) -> Outcome:
@@ -92,7 +94,7 @@ def _of_trials(stages: Stages, name: str, population: Population) -> Outcome:
         def make(done: Callable[[int], None]) -> Outcome:
             return play(population, trial_actor, len(variants), rules, done)
 
-        return stages.kept(stage, population, variants, make)
+        return stages.load_or_play(stage, population, variants, make)
 
     in_turn, at_once = Rules(one_at_a_time=True), Rules(one_at_a_time=False)
     return Outcome.join([played(name, in_turn), played(f"{name}-at-once", at_once)], axis=1)
@@ -108,7 +110,7 @@ def _of_baseline(stages: Stages, name: str, tuning: Population, fresh: Populatio
         def make(done: Callable[[int], None]) -> Outcome:
             return play_baseline(name, population, factors, done)
 
-        return stages.kept(f"{stage}-{name}", population, trained, make)
+        return stages.load_or_play(f"{stage}-{name}", population, trained, make)
 
     factors = factors_of(name)
     best = 0
@@ -120,7 +122,7 @@ def _of_baseline(stages: Stages, name: str, tuning: Population, fresh: Populatio
 def control_rungs(played: Played, hosts: Hosts, plans: tuple[Plan, ...]) -> list[Rung]:
     """The rungs of all controls, from the bottom up."""
     tasks = np.array([task.label for task in hosts.fresh.tasks])
-    known = known_plans(played.tuning, hosts.training.tasks[0].episode_length, plans)
+    known = training_outcomes(played.tuning, hosts.training.tasks[0].episode_length, plans)
 
     def of_plan(name: str, plan: int | NDArray[np.int_]) -> Rung:
         return rung_of(name, played.fresh, np.broadcast_to(plan, len(tasks)))
@@ -177,7 +179,7 @@ def rung_of(
     )
 
 
-def known_plans(outcome: Outcome, length: int, plans: tuple[Plan, ...]) -> Known:
+def training_outcomes(outcome: Outcome, length: int, plans: tuple[Plan, ...]) -> TrainingOutcomes:
     """What rules are tuned on: the outcome of the plans on training hosts.
 
     Args:
@@ -186,7 +188,9 @@ def known_plans(outcome: Outcome, length: int, plans: tuple[Plan, ...]) -> Known
         plans: the library.
     """
     starts = np.array([min(length, round(plan.start * length)) for plan in plans])
-    return Known(outcome.test_utility, outcome.features, starts, tuple(p.kind for p in plans))
+    return TrainingOutcomes(
+        outcome.test_utility, outcome.features, starts, tuple(p.kind for p in plans)
+    )
 
 
 def controls_identity(hosts: Hosts, plans: tuple[Plan, ...]) -> str:

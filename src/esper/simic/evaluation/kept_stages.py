@@ -17,7 +17,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.evaluation.play import Outcome, Population
 from esper.simic.run.disk import replace_synced
 
-ARITHMETIC = 3
+RESULTS_VERSION = 3
 """Raise it when training, measuring or a rule changes results: what was played before then no
 longer counts."""
 
@@ -37,7 +37,7 @@ class Stages:
     work: Path
     on_batch: OnBatch
 
-    def kept(
+    def load_or_play(
         self,
         name: str,
         population: Population,
@@ -63,10 +63,10 @@ class Stages:
         def done(episodes: int) -> None:
             self.on_batch(name, episodes, hosts * len(members))
 
-        return kept_outcome(path, lambda: make(done))
+        return load_or_make(path, lambda: make(done))
 
 
-def kept_outcome(path: Path, make: Callable[[], Outcome]) -> Outcome:
+def load_or_make(path: Path, make: Callable[[], Outcome]) -> Outcome:
     """The outcome stored at ``path``; made and stored there if there is none.
 
     Raises:
@@ -92,8 +92,8 @@ def hosts_of(population: Population) -> tuple[object, ...]:
 
 
 def digest(*parts: object) -> str:
-    """Digest of ``parts``, see ``description``, and of ``ARITHMETIC``."""
-    return hashlib.sha256(repr((ARITHMETIC, description(parts))).encode()).hexdigest()[:12]
+    """Digest of ``parts``, see ``description``, and of ``RESULTS_VERSION``."""
+    return hashlib.sha256(repr((RESULTS_VERSION, description(parts))).encode()).hexdigest()[:12]
 
 
 def description(value: Any) -> object:

@@ -183,24 +183,24 @@ def policy_rungs(
         def actor(env: GrowthEnv, greedy: bool = way == "greedy") -> Actor:
             return grower.actor(env, greedy)
 
-        def kept(stage: str, made: Sequence[Made], count: int = count) -> list[Outcome]:
+        def played(stage: str, made: Sequence[Made], count: int = count) -> list[Outcome]:
             players = [(grower.identity, rules, m) for m in range(len(made) * count)]
 
             def make(done: Callable[[int], None]) -> Outcome:
                 parts = [play(scored, one, count, rules, done) for one in made]
                 return Outcome.join(parts, axis=1)
 
-            outcome = stages.kept(stage, scored, players, make)
+            outcome = stages.load_or_play(stage, scored, players, make)
             return [outcome.members(i * count, (i + 1) * count) for i in range(len(made))]
 
         if not grower.learned:
-            (alone,) = kept(f"{way} policy", [actor])
+            (alone,) = played(f"{way} policy", [actor])
             rungs.append(rung_of(f"policy, {way}", alone, policy=True))
             continue
         recordings: list[Recording] = []
         pair = recorded(actor, recordings), yoked(recordings)
-        policy, copy = kept(f"{way} policy and yoked copy", pair)
-        (blind,) = kept(f"{way} blind twin", [blind_twin(actor)])
+        policy, copy = played(f"{way} policy and yoked copy", pair)
+        (blind,) = played(f"{way} blind twin", [blind_twin(actor)])
         rungs.append(rung_of(f"policy, {way}", policy, policy=True))
         rungs += [rung_of(f"blind twin, {way}", blind), rung_of(f"yoked copy, {way}", copy)]
     return rungs

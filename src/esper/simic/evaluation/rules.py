@@ -7,6 +7,7 @@ that begin at that step or later.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ TREES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class TrainingOutcomes:
     """What a rule is tuned on: H training hosts and P plans.
 
     Attributes:
@@ -55,37 +56,51 @@ class Known:
         length = self.features.shape[1]
         return sorted({int(start) for start in self.starts if start < length})
 
-    def rows(self, chosen: NDArray[np.bool_] | Choices) -> "Known":
+    def rows(self, chosen: NDArray[np.bool_] | Choices) -> "TrainingOutcomes":
         """The given hosts."""
-        return Known(self.utility[chosen], self.features[chosen], self.starts, self.kinds)
+        return TrainingOutcomes(
+            self.utility[chosen], self.features[chosen], self.starts, self.kinds
+        )
+
+
+class Regressor(Protocol):
+    """What predicts the utility of plans: a tree or a forest of scikit-learn."""
+
+    def fit(self, features: Floats, utility: Floats) -> object:
+        """Fit features ``[H, F']`` to utility ``[H, P]``."""
+        ...
+
+    def predict(self, features: Floats) -> Floats:
+        """The utility of every plan, ``[H, P]``."""
+        ...
 
 
 Rule = Callable[[Floats], Choices]
 """The plan of each host, int64 ``[H]``, from its observations ``[H, T, F]``."""
 
 
-def best_fixed(known: Known) -> Rule:
+def best_fixed(outcomes: TrainingOutcomes) -> Rule:
     """The plan that is best on average: no look."""
-    best = int(known.utility.mean(0).argmax())
+    best = int(outcomes.utility.mean(0).argmax())
     return lambda features: np.full(len(features), best)
 
 
-def lookup(known: Known) -> Rule:
+def lookup(outcomes: TrainingOutcomes) -> Rule:
     """A tree over the static features of a host: its size, its price and its time."""
     tree = DecisionTreeRegressor(max_leaf_nodes=8, min_samples_leaf=8, random_state=0)
-    tree.fit(known.features[:, 0, STATIC_FEATURES], known.utility)
+    tree.fit(outcomes.features[:, 0, STATIC_FEATURES], outcomes.utility)
     return lambda features: _best(tree.predict(features[:, 0, STATIC_FEATURES]))
 
 
-def one_look(known: Known) -> Rule:
+def one_look(outcomes: TrainingOutcomes) -> Rule:
     """A threshold on one feature at one step, tuned over all features, steps and pairs of plans."""
-    best, rule = -np.inf, best_fixed(known)
-    last = max(known.looks, default=-1)
+    best, rule = -np.inf, best_fixed(outcomes)
+    last = max(outcomes.looks, default=-1)
     for step in range(last + 1):
-        open_plans = np.flatnonzero(known.starts >= step)
-        utility = known.utility[:, open_plans]
-        for feature in range(known.features.shape[2]):
-            found = _cut(known.features[:, step, feature], utility)
+        open_plans = np.flatnonzero(outcomes.starts >= step)
+        utility = outcomes.utility[:, open_plans]
+        for feature in range(outcomes.features.shape[2]):
+            found = _cut(outcomes.features[:, step, feature], utility)
             if found is not None and found[0] > best:
                 best, threshold, below, above = found
                 rule = _threshold(
@@ -115,20 +130,20 @@ def _cut(values: Floats, utility: Floats) -> tuple[float, float, int, int] | Non
     return float(totals[cut]), threshold, int(below[cut].argmax()), int(above[cut].argmax())
 
 
-def trigger(known: Known) -> Rule:
+def trigger(outcomes: TrainingOutcomes) -> Rule:
     """Look again and again: the first time a feature passes a threshold, begin a plan.
 
     One feature, one threshold and one kind of plan for all looks; tuned over all of them. The plan
     of a look is the one that begins there; a host without a trigger never grows.
     """
-    looks, plans = _by_start(known)
-    best, rule = -np.inf, best_fixed(known)
+    looks, plans = _by_start(outcomes)
+    best, rule = -np.inf, best_fixed(outcomes)
     if len(plans) == 0:
         return rule
-    never = known.never
-    worths = known.utility[:, np.insert(plans, len(looks), never, axis=1)]
-    for feature in range(known.features.shape[2]):
-        values = known.features[:, looks, feature]
+    never = outcomes.never
+    worths = outcomes.utility[:, np.insert(plans, len(looks), never, axis=1)]
+    for feature in range(outcomes.features.shape[2]):
+        values = outcomes.features[:, looks, feature]
         for sign in (1.0, -1.0):
             for threshold in np.unique(np.quantile(sign * values, np.linspace(0.05, 0.95, 10))):
                 fired = sign * values > threshold
@@ -141,15 +156,15 @@ def trigger(known: Known) -> Rule:
     return rule
 
 
-def _by_start(known: Known) -> tuple[list[int], Choices]:
+def _by_start(outcomes: TrainingOutcomes) -> tuple[list[int], Choices]:
     """Looks, and plans that differ in their start alone, ``[kinds, looks]``.
 
     The looks are the starts of the kind with the most of them; the kinds that lack one are left
     out. Without a kind that has two starts there are no plans.
     """
     kinds: dict[str, dict[int, int]] = {}
-    for plan, (kind, start) in enumerate(zip(known.kinds, known.starts, strict=True)):
-        if plan != known.never:
+    for plan, (kind, start) in enumerate(zip(outcomes.kinds, outcomes.starts, strict=True)):
+        if plan != outcomes.never:
             kinds.setdefault(kind, {}).setdefault(int(start), plan)
     longest = max(map(len, kinds.values()), default=0)
     looks = next((sorted(at) for at in kinds.values() if len(at) == longest), [])
@@ -168,35 +183,36 @@ def _triggered(
     return rule
 
 
-def tree(known: Known) -> Rule:
+def tree(outcomes: TrainingOutcomes) -> Rule:
     """A small regression tree over the observations up to one look."""
     return _learned(
-        known, lambda: DecisionTreeRegressor(max_leaf_nodes=8, min_samples_leaf=5, random_state=0)
+        outcomes,
+        lambda: DecisionTreeRegressor(max_leaf_nodes=8, min_samples_leaf=5, random_state=0),
     )
 
 
-def forest(known: Known) -> Rule:
+def forest(outcomes: TrainingOutcomes) -> Rule:
     """A random forest (Breiman, 2001) over the observations up to one look."""
-    return _learned(known, _forest)
+    return _learned(outcomes, _forest)
 
 
-def _learned(known: Known, model: Callable[[], RandomForestRegressor]) -> Rule:
+def _learned(outcomes: TrainingOutcomes, model: Callable[[], Regressor]) -> Rule:
     """Predict the utility of every plan and choose the best, at the look of the best validation."""
-    folds = np.arange(len(known.utility)) % FOLDS
+    folds = np.arange(len(outcomes.utility)) % FOLDS
 
     def validated(step: int) -> float:
         worth = []
         for fold in range(FOLDS):
-            rule = _at(known.rows(folds != fold), step, model)
-            held_out = known.rows(folds == fold)
+            rule = _at(outcomes.rows(folds != fold), step, model)
+            held_out = outcomes.rows(folds == fold)
             chosen = rule(held_out.features)
             worth.append(held_out.utility[np.arange(len(chosen)), chosen])
         return float(np.concatenate(worth).mean())
 
-    return _at(known, max(known.looks, key=validated), model)
+    return _at(outcomes, max(outcomes.looks, key=validated), model)
 
 
-def stopping(known: Known) -> Rule:
+def stopping(outcomes: TrainingOutcomes) -> Rule:
     """Look at every step at which plans begin, and begin one once that beats waiting.
 
     Bagged trees predict the utility of the plans that begin at a look, and the value of waiting for
@@ -204,22 +220,22 @@ def stopping(known: Known) -> Rule:
     simulation: a simple least-squares approach", Review of Financial Studies, 2001). The value of
     waiting is computed from predictions out of bag, so that it is not one with hindsight.
     """
-    value = known.utility[:, known.never]
+    value = outcomes.utility[:, outcomes.never]
     hosts = np.arange(len(value))
     stages: list[tuple[int, Choices, RandomForestRegressor, RandomForestRegressor]] = []
-    for step in reversed(known.looks):
-        seen, plans = _history(known.features, step), np.flatnonzero(known.starts == step)
+    for step in reversed(outcomes.looks):
+        seen, plans = _history(outcomes.features, step), np.flatnonzero(outcomes.starts == step)
         begin, wait = _bagged_trees(), _bagged_trees()
-        gained = known.utility[:, plans]
+        gained = outcomes.utility[:, plans]
         begin.fit(seen, gained if len(plans) > 1 else gained[:, 0])
         wait.fit(seen, value)
         predicted = begin.oob_prediction_.reshape(len(value), -1)
-        chosen = known.utility[hosts, plans[_best(predicted)]]
+        chosen = outcomes.utility[hosts, plans[_best(predicted)]]
         value = np.where(predicted.max(1) > wait.oob_prediction_, chosen, value)
         stages.append((step, plans, begin, wait))
 
     def rule(features: Floats) -> Choices:
-        chosen = np.full(len(features), known.never)
+        chosen = np.full(len(features), outcomes.never)
         for step, plans, begin, wait in stages:
             seen = _history(features, step)
             predicted = begin.predict(seen).reshape(len(features), -1)
@@ -242,10 +258,10 @@ def _bagged_trees() -> RandomForestRegressor:
     )
 
 
-def _at(known: Known, step: int, model: Callable[[], RandomForestRegressor]) -> Rule:
-    open_plans = np.flatnonzero(known.starts >= step)
+def _at(outcomes: TrainingOutcomes, step: int, model: Callable[[], Regressor]) -> Rule:
+    open_plans = np.flatnonzero(outcomes.starts >= step)
     fitted = model()
-    fitted.fit(_history(known.features, step), known.utility[:, open_plans])
+    fitted.fit(_history(outcomes.features, step), outcomes.utility[:, open_plans])
     return lambda features: open_plans[_best(fitted.predict(_history(features, step)))]
 
 
@@ -258,7 +274,7 @@ def _best(predicted: Floats) -> Choices:
     return predicted.argmax(1)
 
 
-RULES: dict[str, Callable[[Known], Rule]] = {
+RULES: dict[str, Callable[[TrainingOutcomes], Rule]] = {
     "best fixed schedule": best_fixed,
     "lookup on static features": lookup,
     "one look": one_look,

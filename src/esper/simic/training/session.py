@@ -20,7 +20,7 @@ from esper.leyline.precision_text import precision_text
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
 from esper.simic.distributed.cluster import ActorsLost
-from esper.simic.optimiser import GROUPS
+from esper.simic.optimizer import GROUPS
 from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_writer import RecordWriter
 from esper.simic.rollout import Rollout

@@ -201,7 +201,15 @@ def host_features(
     seed_parameters: Tensor,
     max_seeds: int,
 ) -> Tensor:
-    """Host features, float32 ``[N, len(HOST_FEATURES)]``; unknown values are -1."""
+    """Host features, float32 ``[N, len(HOST_FEATURES)]``; unknown values are -1.
+
+    Args:
+        progress: measurements of the N hosts.
+        state: their seeds, ``[N, S]``.
+        host_parameters: parameters of a host without seeds.
+        seed_parameters: parameters of each living seed, int64 ``[N, S]``; 0 in other slots.
+        max_seeds: limit of living seeds per host.
+    """
     count, slots = state.stage.shape
     fraction = progress.step / progress.episode_length
 
@@ -272,6 +280,15 @@ def slot_features(
     """Slot features, float32 ``[N, S, len(SLOT_FEATURES)]``.
 
     Features of a seed are 0 in an empty slot, and ``EMPTY_SLOT_SIGNALS`` in an occupied one.
+
+    Args:
+        slots: the S slots of the hosts.
+        episode_length: steps per episode.
+        state: seeds of the N hosts, ``[N, S]``.
+        signals: measurements of the seeds, ``[N, S]``.
+        host_parameters: parameters of a host without seeds.
+        seed_parameters: parameters of each living seed, int64 ``[N, S]``; 0 in other slots.
+        slot_measures: see ``Progress``, ``[N, S, len(SLOT_MEASURES)]``.
     """
     living = state.living[..., None]
     alphas = torch.stack(

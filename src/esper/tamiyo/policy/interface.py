@@ -117,7 +117,15 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
 
     @abstractmethod
     def run_lstm(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        """Output of the memory ``[T, N, width]`` for whole sequences, and the state after them."""
+        """The memory's outputs for whole sequences.
+
+        Args:
+            features: what ``encode`` returned first, ``[T, N, width]``.
+            hidden: recurrent state before the first step.
+
+        Returns:
+            outputs ``[T, N, memory width]``, and the state after the last step.
+        """
 
     @abstractmethod
     def evaluate_heads(
@@ -127,7 +135,14 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
         observation: ObservationT,
         actions: Tensor,
     ) -> Evaluation:
-        """Log-probs, entropies and values, given the outputs of the memory and of ``encode``."""
+        """Log-probs, entropies and values of given actions.
+
+        Args:
+            memory: outputs of ``run_lstm``, ``[T, N, memory width]``.
+            encoded: what ``encode`` returned for the observation.
+            observation: leading axes ``[T, N]``.
+            actions: int64 ``[T, N, heads]``.
+        """
 
     @abstractmethod
     def act(

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.simic.gradients import GradientNorms
-from esper.simic.optimiser import PolicyOptimizer
+from esper.simic.optimizer import PolicyOptimizer
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from synthetic import CPU
 
