@@ -137,7 +137,7 @@ def test_a_killed_command_goes_on_to_the_same_bits(
     assert killed.returncode == -9, killed.stderr
     assert {path.name for path in cut.iterdir()} == {"settings.json", "progress.pt"}
     assert grow([*command, str(cut)]) == 0
-    assert "goes on after epoch 4" in capsys.readouterr().out
+    assert "resuming after epoch 4 from " in capsys.readouterr().out
     states = [torch.load(tmp_path / name / "state_dict.pt") for name in ("whole", "cut")]
     assert list(states[0]) == list(states[1])
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -119,16 +119,16 @@ def test_ray_starts_a_killed_actor_again_and_nothing_is_lost(
     on_ray: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     alone = run(tmp_path / "alone", **KINDS[kind])
-    give, killed = RemoteActors._give_work, []
+    give, killed = RemoteActors._dispatch, []
 
     def kill_during(self: RemoteActors, actor: Any, version: int, weights: Any) -> None:
         begun = actor.next
         give(self, actor, version, weights)
         if begun == 2 and actor.next == 3 and actor is self._actors[1]:
-            killed.append(actor.place.process)
-            os.kill(actor.place.process, signal.SIGKILL)
+            killed.append(actor.process.number)
+            os.kill(actor.process.number, signal.SIGKILL)
 
-    monkeypatch.setattr(RemoteActors, "_give_work", kill_during)
+    monkeypatch.setattr(RemoteActors, "_dispatch", kill_during)
     found = run(tmp_path / "killed", actors=2, lag=0, **KINDS[kind])
     assert len(killed) == 1
     assert_same_run(found.path, alone.path)

@@ -50,7 +50,7 @@ _GROUP_ENDS = (
 
 
 @dataclass
-class _Seen:
+class _ModuleTrace:
     """What forward passes show of a module: its calls, its output, the layers inside it."""
 
     name: str
@@ -60,7 +60,7 @@ class _Seen:
     shape: tuple[int, ...] | None = None
     reason: str = "is not called in a forward pass"
     batch_axis: int | None = None
-    layers: list["_Seen"] = field(default_factory=list)
+    layers: list["_ModuleTrace"] = field(default_factory=list)
     behind: nn.Module | None = None
     """The last layer with weights within the module, or before it if it has none."""
 
@@ -94,45 +94,45 @@ def find_slots(
     Raises:
         UsageError: a named module cannot have a seed, or no place was found.
     """
-    seen = _walk(model, run)
+    traces = _walk(model, run)
     if names is not None:
         if not names:
             raise UsageError("slots: got no names; leave slots away to have them found")
-        chosen = [_named(model, seen, name) for name in names]
+        chosen = [_named(model, traces, name) for name in names]
         double = Counter(s.name for s in chosen).most_common(1)[0]
         if double[1] > 1:
             raise UsageError(f"slots: {double[0]!r} is named twice; name it once")
     else:
-        markers = [s for s in seen.values() if isinstance(s.module, Slot)]
-        chosen = [_named(model, seen, s.name) for s in markers] or _found(model, seen)
+        markers = [s for s in traces.values() if isinstance(s.module, Slot)]
+        chosen = [_named(model, traces, s.name) for s in markers] or _found(model, traces)
     chosen.sort(key=lambda s: s.place)
     return tuple(_spec(s, (i + 1) / len(chosen)) for i, s in enumerate(chosen))
 
 
-def _walk(model: nn.Module, run: Run) -> dict[str, _Seen]:
+def _walk(model: nn.Module, run: Run) -> dict[str, _ModuleTrace]:
     """What two forward passes show of every module below ``model``, by name."""
-    seen = {name: _Seen(name, module) for name, module in model.named_modules() if name}
+    traces = {name: _ModuleTrace(name, module) for name, module in model.named_modules() if name}
     shapes: dict[str, tuple[int, ...] | None] = {}
     clock = count()
 
-    def note(each: _Seen) -> Callable[[nn.Module, Any, Any], None]:
+    def note(each: _ModuleTrace) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             each.calls, each.place = each.calls + 1, next(clock)
             each.shape, each.reason = _shape(output[0] if isinstance(output, tuple) else output)
 
         return hook
 
-    handles = [each.module.register_forward_hook(note(each)) for each in seen.values()]
+    handles = [each.module.register_forward_hook(note(each)) for each in traces.values()]
     try:
         run(True)
-        for each in seen.values():
+        for each in traces.values():
             shapes[each.name], each.calls = each.shape, 0
         run(False)
     finally:
         for handle in handles:
             handle.remove()
-    called = [s for s in seen.values() if s.calls and s.is_layer]
-    for each in seen.values():
+    called = [s for s in traces.values() if s.calls and s.is_layer]
+    for each in traces.values():
         if each.calls > 1:
             each.shape, each.reason = None, f"is called {each.calls} times in a forward pass"
         elif hasattr(each.module, SEED):
@@ -141,7 +141,7 @@ def _walk(model: nn.Module, run: Run) -> dict[str, _Seen]:
         each.layers = [s for s in called if _below(s.name, each.name)]
         before = each.layers or [s for s in called if s.place < each.place]
         each.behind = max(before, key=lambda s: s.place).module if before else None
-    return seen
+    return traces
 
 
 def _changed_axis(half: tuple[int, ...] | None, whole: tuple[int, ...] | None) -> int | None:
@@ -178,19 +178,19 @@ def _carrier(module: nn.Module, name: str) -> str:
     return name
 
 
-def _carried(each: _Seen, seen: dict[str, _Seen]) -> _Seen | None:
+def _carried(each: _ModuleTrace, traces: dict[str, _ModuleTrace]) -> _ModuleTrace | None:
     """The carrier of a seed behind a module, or None if there cannot be one."""
-    carrier = seen.get(_carrier(each.module, each.name))
+    carrier = traces.get(_carrier(each.module, each.name))
     if carrier is None or carrier.shape is None or isinstance(carrier.module, nn.Sequential):
         return None
     return None if _unsupported(carrier) else carrier
 
 
-def _named(model: nn.Module, seen: dict[str, _Seen], name: str) -> _Seen:
-    if name not in seen:
-        hint = suggestion(name, seen, "`print(model)` shows the names")
+def _named(model: nn.Module, traces: dict[str, _ModuleTrace], name: str) -> _ModuleTrace:
+    if name not in traces:
+        hint = suggestion(name, traces, "`print(model)` shows the names")
         raise UsageError(f"slots: {type(model).__name__} has no module {name!r}; {hint}")
-    carrier = seen[_carrier(seen[name].module, name)]
+    carrier = traces[_carrier(traces[name].module, name)]
     problem = carrier.reason if carrier.shape is None else _unsupported(carrier)
     if isinstance(carrier.module, nn.Sequential):
         problem = "is a Sequential with a forward pass of its own"
@@ -199,7 +199,7 @@ def _named(model: nn.Module, seen: dict[str, _Seen], name: str) -> _Seen:
     return carrier
 
 
-def _unsupported(each: _Seen) -> str:
+def _unsupported(each: _ModuleTrace) -> str:
     """Why no seed reads the activation of a module, or an empty string."""
     assert each.shape is not None
     if len(each.shape) == 3 and isinstance(each.behind, _CHANNELS_FIRST):
@@ -207,7 +207,7 @@ def _unsupported(each: _Seen) -> str:
     return "returns a single channel" if _channels(each) < 2 else ""
 
 
-def _layout(each: _Seen) -> str:
+def _layout(each: _ModuleTrace) -> str:
     """The layout of a module's activation, one of ``seed_modules.LAYOUTS``."""
     assert each.shape is not None
     if len(each.shape) == 3:
@@ -216,18 +216,18 @@ def _layout(each: _Seen) -> str:
     return "conv" if len(each.shape) == 4 and first else "mlp"
 
 
-def _channels(each: _Seen) -> int:
+def _channels(each: _ModuleTrace) -> int:
     assert each.shape is not None
     return each.shape[1] if _layout(each) == "conv" else each.shape[-1]
 
 
-def _found(model: nn.Module, seen: dict[str, _Seen]) -> list[_Seen]:
+def _found(model: nn.Module, traces: dict[str, _ModuleTrace]) -> list[_ModuleTrace]:
     """The slots of a module without names or markers: the coarsest kind that has two places."""
     # The last layer makes the prediction: a seed behind it would read the prediction.
-    last = max((s.place for s in seen.values() if s.calls and s.is_layer), default=0)
-    best: list[_Seen] = []
-    for places in (_repeated(seen), _stages(seen), _layers(seen)):
-        carriers = {s.name: s for each in places if (s := _carried(each, seen)) is not None}
+    last = max((s.place for s in traces.values() if s.calls and s.is_layer), default=0)
+    best: list[_ModuleTrace] = []
+    for places in (_repeated(traces), _stages(traces), _layers(traces)):
+        carriers = {s.name: s for each in places if (s := _carried(each, traces)) is not None}
         usable = sorted((s for s in carriers.values() if s.place < last), key=lambda s: s.place)
         best = max(best, usable, key=lambda found: min(len(found), 2))
     if not best:
@@ -238,23 +238,23 @@ def _found(model: nn.Module, seen: dict[str, _Seen]) -> list[_Seen]:
     return _spread(best)
 
 
-def _spread(usable: list[_Seen]) -> list[_Seen]:
+def _spread(usable: list[_ModuleTrace]) -> list[_ModuleTrace]:
     """At most ``MAX_SLOTS`` of the places, at equal distances, always with the last."""
     kept = min(len(usable), MAX_SLOTS)
     return [usable[round((i + 1) * len(usable) / kept) - 1] for i in range(kept)]
 
 
-def _repeated(seen: dict[str, _Seen]) -> list[_Seen]:
+def _repeated(traces: dict[str, _ModuleTrace]) -> list[_ModuleTrace]:
     """The outermost blocks of a class that occurs more than once."""
-    blocks = [s for s in seen.values() if _is_block(s)]
+    blocks = [s for s in traces.values() if _is_block(s)]
     blocks = [s for s in blocks if not isinstance(s.module, nn.Sequential)]
     counts = Counter(type(s.module) for s in blocks)
     return _outermost([s for s in blocks if counts[type(s.module)] > 1])
 
 
-def _stages(seen: dict[str, _Seen]) -> list[_Seen]:
+def _stages(traces: dict[str, _ModuleTrace]) -> list[_ModuleTrace]:
     """The outermost blocks; while there is only one, those inside it."""
-    blocks = [s for s in seen.values() if _is_block(s)]
+    blocks = [s for s in traces.values() if _is_block(s)]
     outermost = _outermost(blocks)
     while len(outermost) == 1 and len(blocks) > 1:
         blocks = [s for s in blocks if s not in outermost]
@@ -262,19 +262,19 @@ def _stages(seen: dict[str, _Seen]) -> list[_Seen]:
     return outermost
 
 
-def _outermost(blocks: list[_Seen]) -> list[_Seen]:
+def _outermost(blocks: list[_ModuleTrace]) -> list[_ModuleTrace]:
     """The blocks that lie in none of the others."""
     return [s for s in blocks if not any(_below(s.name, o.name) for o in blocks if o is not s)]
 
 
-def _is_block(each: _Seen) -> bool:
+def _is_block(each: _ModuleTrace) -> bool:
     return each.calls == 1 and each.shape is not None and len(each.layers) > 1
 
 
-def _layers(seen: dict[str, _Seen]) -> list[_Seen]:
+def _layers(traces: dict[str, _ModuleTrace]) -> list[_ModuleTrace]:
     """The last norm or activation function behind each layer, else the layer itself."""
-    found = [s for s in seen.values() if s.calls == 1 and s.shape]
-    groups: list[_Seen] = []
+    found = [s for s in traces.values() if s.calls == 1 and s.shape]
+    groups: list[_ModuleTrace] = []
     for each in sorted(found, key=lambda s: s.place):
         if isinstance(each.module, _GROUP_STARTS):
             groups.append(each)
@@ -283,7 +283,7 @@ def _layers(seen: dict[str, _Seen]) -> list[_Seen]:
     return groups
 
 
-def _spec(each: _Seen, depth: float) -> SlotSpec:
+def _spec(each: _ModuleTrace, depth: float) -> SlotSpec:
     assert each.shape is not None
     layout, shape = _layout(each), each.shape
     accepts = tuple(BRANCHES[layout])
@@ -293,7 +293,7 @@ def _spec(each: _Seen, depth: float) -> SlotSpec:
     return SlotSpec(each.name, _channels(each), size, depth, layout, accepts)
 
 
-def _time_first(each: _Seen) -> bool:
+def _time_first(each: _ModuleTrace) -> bool:
     """Whether the activation may be ``[T, B, C]``, in which attention would mix samples."""
     if each.batch_axis is not None:
         return each.batch_axis != 0

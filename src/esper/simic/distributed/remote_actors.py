@@ -62,11 +62,11 @@ class Shard(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The process of an actor."""
+class ActorProcess:
+    """The process of an actor: its machine and its number there."""
 
     host: str
-    process: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ class Delivery:
         version: number of updates after which the weights were those that acted.
         rollout: see ``Shard.collect``.
         after: state of the environments after it.
-        place: where it was collected.
+        process: where it was collected.
     """
 
     version: int
     rollout: Any
     after: Any
-    place: Place
+    process: ActorProcess
 
 
 class ShardProcess:
@@ -99,9 +99,9 @@ class ShardProcess:
         self._make, self._spec, self._shared = make, spec, shared
         self._shard: Shard | None = None
 
-    def place(self) -> Place:
+    def process(self) -> ActorProcess:
         """Answer from a thread of its own, so that a rollout does not delay it."""
-        return Place(socket.gethostname(), os.getpid())
+        return ActorProcess(socket.gethostname(), os.getpid())
 
     def describe(self) -> Any:
         """See ``Shard.describe``."""
@@ -109,7 +109,7 @@ class ShardProcess:
 
     def collect(self, number: int, version: int, weights: dict[str, Any], before: Any) -> Delivery:
         """See ``Shard.collect``."""
-        return Delivery(version, *self._built().collect(number, weights, before), self.place())
+        return Delivery(version, *self._built().collect(number, weights, before), self.process())
 
     def _built(self) -> Shard:
         # The setting belongs to the thread, and ray may call from several.
@@ -124,21 +124,21 @@ class _Remote:
 
     Attributes:
         handle: ray's handle.
-        place: its process, as far as is known.
+        process: its process, as far as is known.
         next: number of the rollout that it is given next.
         after: state of its environments after its last rollout.
         call: the rollout in progress.
         delivered: rollouts that no round has taken yet, oldest first.
-        question: the unanswered question for its place, and since when it is unanswered.
+        pending_ping: the unanswered ping, and since when it is unanswered.
     """
 
     handle: Any
-    place: Place
+    process: ActorProcess
     next: int = 1
     after: Any = None
     call: Any = None
     delivered: deque[Delivery] = field(default_factory=deque)
-    question: tuple[Any, float] | None = None
+    pending_ping: tuple[Any, float] | None = None
 
 
 class RemoteActors:
@@ -180,14 +180,14 @@ class RemoteActors:
             num_cpus=1,
             max_restarts=-1,
             max_task_retries=MAX_REPEATS,
-            concurrency_groups={"questions": 1},
+            concurrency_groups={"pings": 1},
         )(ShardProcess)
         # Kept: an actor that is started again is made from it again.
         self._shared = self.ray.put(shared)
         handles = [remote.remote(make, spec, self._shared) for spec in specs]
         try:
-            places = self._started(handles)
-            self._actors = [_Remote(*pair) for pair in zip(handles, places, strict=True)]
+            processes = self._started(handles)
+            self._actors = [_Remote(*pair) for pair in zip(handles, processes, strict=True)]
             self.descriptions = self._described()
         except BaseException as error:
             for handle in handles:
@@ -223,7 +223,7 @@ class RemoteActors:
         version, stored = number - 1, self.ray.put(weights)
         while True:
             for actor in self._actors:
-                self._give_work(actor, version, stored)
+                self._dispatch(actor, version, stored)
             if all(actor.delivered for actor in self._actors):
                 break
             calls = {actor.call: actor for actor in self._actors if actor.call is not None}
@@ -252,7 +252,7 @@ class RemoteActors:
 
     # --- rollouts -----------------------------------------------------------------------------
 
-    def _give_work(self, actor: _Remote, version: int, weights: Any) -> None:
+    def _dispatch(self, actor: _Remote, version: int, weights: Any) -> None:
         """Let an idle actor begin its next rollout, if the weights are new enough for it."""
         due = actor.next <= self.last and actor.next - 1 - version <= self.lag
         if actor.call is None and due:
@@ -282,20 +282,20 @@ class RemoteActors:
                 f"{self._name(actor)} was lost {MAX_REPEATS + 1} times in rollout {number} "
                 f"({first_line(error)[:LONGEST_REASON]})"
             ) from error
-        if delivery.place != actor.place:
-            old, new = actor.place, delivery.place
+        if delivery.process != actor.process:
+            old, new = actor.process, delivery.process
             notice(
-                f"ray: {self._name(actor)} was lost (process {old.process} on {old.host}) and "
-                f"started again (process {new.process} on {new.host}); rollout {number} was "
+                f"ray: {self._name(actor)} was lost (process {old.number} on {old.host}) and "
+                f"started again (process {new.number} on {new.host}); rollout {number} was "
                 "collected again"
             )
-        actor.place, actor.after, actor.call = delivery.place, delivery.after, None
-        actor.question = None
+        actor.process, actor.after, actor.call = delivery.process, delivery.after, None
+        actor.pending_ping = None
         actor.delivered.append(delivery)
 
     def _name(self, actor: _Remote) -> str:
-        place = next(i for i, other in enumerate(self._actors) if other is actor)
-        return f"actor {place + 1} of {len(self._actors)}"
+        index = next(i for i, other in enumerate(self._actors) if other is actor)
+        return f"actor {index + 1} of {len(self._actors)}"
 
     def _announce(self, found: list[Delivery], weights: int) -> None:
         """Print what a round transports."""
@@ -316,44 +316,44 @@ class RemoteActors:
         if not self.cluster.check():
             return
         for actor in waiting:
-            if actor.question is not None:
-                question, since = actor.question
-                if self.ray.wait([question], timeout=0)[0]:
-                    actor.question = None
+            if actor.pending_ping is not None:
+                ping, since = actor.pending_ping
+                if self.ray.wait([ping], timeout=0)[0]:
+                    actor.pending_ping = None
                 elif time.monotonic() - since > SILENT_SECONDS:
                     raise ActorsLost(
                         f"{self._name(actor)} has answered nothing for {SILENT_SECONDS:.0f} s"
                     )
-            if actor.question is None:
-                actor.question = self._asked(actor.handle), time.monotonic()
+            if actor.pending_ping is None:
+                actor.pending_ping = self._ping(actor.handle), time.monotonic()
 
-    def _asked(self, handle: Any) -> Any:
-        return handle.place.options(concurrency_group="questions").remote()
+    def _ping(self, handle: Any) -> Any:
+        return handle.process.options(concurrency_group="pings").remote()
 
     # --- the start ----------------------------------------------------------------------------
 
-    def _started(self, handles: list[Any]) -> list[Place]:
+    def _started(self, handles: list[Any]) -> list[ActorProcess]:
         """The processes of the actors, once all have started."""
-        questions = [self._asked(handle) for handle in handles]
+        pings = [self._ping(handle) for handle in handles]
         begin = time.monotonic()
         ready: list[Any] = []
-        while len(ready) < len(questions):
+        while len(ready) < len(pings):
             ready, _ = self.ray.wait(
-                questions, num_returns=len(questions), timeout=POLL_SECONDS, fetch_local=False
+                pings, num_returns=len(pings), timeout=POLL_SECONDS, fetch_local=False
             )
             waited = time.monotonic() - begin
             # In this order: without the head node, ray would wait to be told of the CPUs.
-            if waited < START_SECONDS or not self.cluster.check() or len(ready) == len(questions):
+            if waited < START_SECONDS or not self.cluster.check() or len(ready) == len(pings):
                 continue
             cpus = self.ray.cluster_resources().get("CPU", 0.0)
-            limit = START_SECONDS if cpus < len(questions) else PROCESS_SECONDS
+            limit = START_SECONDS if cpus < len(pings) else PROCESS_SECONDS
             if waited > limit:
                 raise UsageError(
-                    f"actors: {len(ready)} of {len(questions)} started within {limit:.0f} s; each "
+                    f"actors: {len(ready)} of {len(pings)} started within {limit:.0f} s; each "
                     f"takes a CPU, and the cluster has {cpus:.0f}; take fewer actors"
                 )
         try:
-            return self.ray.get(questions)
+            return self.ray.get(pings)
         except self.ray.exceptions.RayError as error:
             reason = first_line(error)[:LONGEST_REASON]
             raise UsageError(
@@ -367,7 +367,7 @@ class RemoteActors:
         for actor, call in zip(self._actors, waiting, strict=True):
             while not self.ray.wait([call], timeout=POLL_SECONDS)[0]:
                 self._check_alive([actor])
-            actor.question = None
+            actor.pending_ping = None
         try:
             return self.ray.get(waiting)
         except self.ray.exceptions.RayTaskError as error:

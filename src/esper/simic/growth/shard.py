@@ -35,7 +35,7 @@ TWIN_STREAM = 1 << 30
 
 
 @dataclass(slots=True)
-class _Lived:
+class _EpochOutcome:
     """Outcome of an epoch of all rows.
 
     Attributes:
@@ -201,17 +201,19 @@ class Shard:
         all_actions = torch.cat([actions, self.idle])
         acted = self.functions.act(before.state, all_actions, before.legal)
         self._germinate(acted, t)
-        lived = self._live(acted, t)
-        coalitions = self.engine.coalitions(lived.state, t, lived.host) if last else None
-        test = self.engine.committed_scores(lived.state, t, "test", lived.host) if last else None
-        self._advance_lifecycle(acted, lived)
+        outcome = self._run_epoch(acted, t)
+        coalitions = self.engine.coalitions(outcome.state, t, outcome.host) if last else None
+        test = (
+            self.engine.committed_scores(outcome.state, t, "test", outcome.host) if last else None
+        )
+        self._advance_lifecycle(acted, outcome)
         op = torch.where(acted.success, all_actions[:, HEADS.index("op")], Op.WAIT)
-        self._note(t + 1, lived, op, acted.success)
+        self._note(t + 1, outcome, op, acted.success)
 
         scores = self._scores(last=False)
         score, twin_score = self._scores(last) if last else scores
         added = self._added(last)
-        counted = lived.committed if last and lived.committed else lived.scores
+        counted = outcome.committed if last and outcome.committed else outcome.scores
         inputs = RewardInputs(
             step=t + 1,
             episode_length=self.config.episode_length,
@@ -220,7 +222,7 @@ class Shard:
             slot=all_actions[: self.count, HEADS.index("slot")],
             before=before.own,
             after=self.now.own,
-            contribution=self._own(lived.contribution).to(score.dtype),
+            contribution=self._own(outcome.contribution).to(score.dtype),
             accuracy=self._own(counted.accuracy),
             initial_accuracy=self._own(self.initial_accuracy),
             birth_accuracy=self._own(self.now.birth_accuracy).to(score.dtype),
@@ -232,7 +234,7 @@ class Shard:
             added=added,
             rent=self.rent,
         )
-        reward = self._reward(inputs, self._own(lived.rolled_back))
+        reward = self._reward(inputs, self._own(outcome.rolled_back))
         self.gain = utility(score, added, self.host_parameters, self.rent) - twin_score
         report = StepReport(
             before=inputs.before,
@@ -241,13 +243,13 @@ class Shard:
             signals=self.now.own_signals,
             seed_parameters=self._own(self.now.seed_parameters),
             success=self._own(acted.success),
-            rollback=self._own(lived.rollback),
-            train_loss=self._own(lived.epoch.loss),
-            train_accuracy=self._own(lived.epoch.accuracy),
-            scores=lived.scores.map(self._own),
-            twin_scores=lived.scores.map(self._twins),
-            committed=lived.committed and lived.committed.map(self._own),
-            twin_committed=lived.committed and lived.committed.map(self._twins),
+            rollback=self._own(outcome.rollback),
+            train_loss=self._own(outcome.epoch.loss),
+            train_accuracy=self._own(outcome.epoch.accuracy),
+            scores=outcome.scores.map(self._own),
+            twin_scores=outcome.scores.map(self._twins),
+            committed=outcome.committed and outcome.committed.map(self._own),
+            twin_committed=outcome.committed and outcome.committed.map(self._twins),
             test=test and test.map(self._own),
             twin_test=test and test.map(self._twins),
             score=score,
@@ -268,9 +270,9 @@ class Shard:
             born = (after == Stage.GERMINATED) & (before == Stage.DORMANT)
             self.engine.germinate(born, acted.state.blueprint, t)
 
-    def _live(self, outcome: ActionOutcome, t: int) -> "_Lived":
+    def _run_epoch(self, action: ActionOutcome, t: int) -> "_EpochOutcome":
         """Train an epoch, validate, and roll back the rows that the governor rejects."""
-        acted, host = outcome.state, outcome.host
+        acted, host = action.state, action.host
         near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
         move = self.engine.shift_channels(t)
         if move is not None:
@@ -290,19 +292,19 @@ class Shard:
             self._restore(rolled_back, known, state, host, t, epoch, measurement)
         if (t + 1) % self.governor.every == 0:
             self.governor.snapshot(self.governor.healthy)
-        return _Lived(epoch, measurement, rollback, rolled_back, state, host)
+        return _EpochOutcome(epoch, measurement, rollback, rolled_back, state, host)
 
-    def _advance_lifecycle(self, acted: ActionOutcome, lived: "_Lived") -> None:
+    def _advance_lifecycle(self, acted: ActionOutcome, outcome: "_EpochOutcome") -> None:
         """Tick the lifecycle and update the signals from the measurements."""
         self.now = self.functions.advance_lifecycle(
             acted.state,
-            None if lived.state is acted.state else lived.rolled_back,
+            None if outcome.state is acted.state else outcome.rolled_back,
             self.now,
             self.accuracy,
-            lived.epoch,
-            lived.measurement,
+            outcome.epoch,
+            outcome.measurement,
         )
-        self.accuracy = lived.scores.accuracy
+        self.accuracy = outcome.scores.accuracy
 
     def _own(self, rows: Tensor) -> Tensor:
         """The environments' rows of a tensor over all rows."""
@@ -342,16 +344,16 @@ class Shard:
         measurement.contribution[rows] = again.contribution
         epoch.forget(rolled_back)
 
-    def _note(self, step: int, lived: "_Lived", op: Tensor, success: Tensor) -> None:
+    def _note(self, step: int, outcome: "_EpochOutcome", op: Tensor, success: Tensor) -> None:
         """Update the progress with the results of a step."""
         progress = self.progress
         progress.step = step
-        progress.train_loss, progress.train_accuracy = lived.epoch.loss, lived.epoch.accuracy
-        progress.slot_measures = lived.epoch.slots
-        progress.last_op, progress.success, progress.rolled_back = op, success, lived.rolled_back
-        self._remember(lived.scores)
-        if lived.committed is not None:
-            self.committed.append(lived.committed.expected)
+        progress.train_loss, progress.train_accuracy = outcome.epoch.loss, outcome.epoch.accuracy
+        progress.slot_measures = outcome.epoch.slots
+        progress.last_op, progress.success, progress.rolled_back = op, success, outcome.rolled_back
+        self._remember(outcome.scores)
+        if outcome.committed is not None:
+            self.committed.append(outcome.committed.expected)
 
     def _remember(self, scores: Scores) -> None:
         progress = self.progress

@@ -83,7 +83,7 @@ class _Counted(Protocol):
     def parameter_count(self) -> int: ...
 
 
-class Grower(Protocol):
+class HostView(Protocol):
     """What the bookkeeping reads of the hosts: an engine, or a module of the user's own."""
 
     @property
@@ -118,7 +118,7 @@ class TorchStep:
         kinds: blueprints that can germinate in each slot, bool ``[S, blueprints]``.
     """
 
-    def __init__(self, engine: Grower, count: int, rules: Rules, kinds: Tensor):
+    def __init__(self, engine: HostView, count: int, rules: Rules, kinds: Tensor):
         self.engine, self.count, self.rules, self.kinds = engine, count, rules, kinds
 
     def begin(self, state: SeedState, signals: SeedSignals) -> RowsAfterStep:

@@ -1,6 +1,6 @@
 """Attempts at training a module from the same initial weights, of which the best is kept.
 
-An attempt that was interrupted goes on from its last whole epoch, bit for bit.
+An attempt that was interrupted resumes after its last whole epoch; results are bit-identical.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -66,14 +66,14 @@ class Recipe:
 
 
 class Attempts:
-    """Trains variants of a module, each ``tries`` times, and notes what a later process needs.
+    """Trains variants of a module, each ``tries`` times, with a checkpoint for a later process.
 
     Args:
         recipe: how to train.
         tries: attempts of each variant.
         initial: the module with its initial weights.
         settings: what a later call must have in common with this one, by name.
-        path: file for what is noted; None for none.
+        path: file of the checkpoint; None for none.
 
     Raises:
         UsageError: the file belongs to other settings, or cannot be read or written.
@@ -94,7 +94,7 @@ class Attempts:
             resume_file.check_folder(path)
             found = resume_file.read(path, settings)
         begun = resume_file.random_state(recipe.loaders)
-        self._book: dict[str, Any] = found or {
+        self._checkpoint: dict[str, Any] = found or {
             "settings": settings,
             "initial": copied_state(initial) if self._keeps else None,
             "begun": begun,
@@ -109,7 +109,9 @@ class Attempts:
     def best(
         self, name: str, model: nn.Module, policy: str | Actor, validate: Evaluator
     ) -> GrowthResult:
-        """The best attempt of a variant, by validation score minus price; ``model`` is left so.
+        """The best attempt of a variant, by validation score minus price.
+
+        Its weights are loaded into ``model``.
 
         Args:
             name: name of the variant. Each begins with the same weights and random numbers.
@@ -117,27 +119,30 @@ class Attempts:
             policy: see ``Growth``.
             validate: validates the module; its scale is shared by all variants.
         """
-        report, book = self.recipe.report or _silent, self._book
-        entry = book["variants"].setdefault(name, {"worths": [], "best": None, "state": None})
-        validate.scale.first = book["scale"]
+        report, checkpoint = self.recipe.report or _silent, self._checkpoint
+        entry = checkpoint["variants"].setdefault(name, {"worths": [], "best": None, "state": None})
+        validate.scale.first = checkpoint["scale"]
         for number in range(len(entry["worths"]), self.tries):
-            now = book["now"]
-            if now is None:
+            saved = checkpoint["now"]
+            if saved is None:
                 if self._keeps:
-                    strip(model).load_state_dict(book["initial"])
+                    strip(model).load_state_dict(checkpoint["initial"])
                 if number == 0:
-                    resume_file.set_random_state(book["begun"], self.recipe.loaders)
+                    resume_file.set_random_state(checkpoint["begun"], self.recipe.loaders)
             else:
-                report(f"goes on after epoch {len(now['growth']['history'])}, from {self.path}")
-            result = self._attempt(model, policy, validate, number, now)
-            worth = result.worth
-            if not entry["worths"] or worth > max(entry["worths"]):
+                epoch = len(saved["growth"]["history"])
+                report(f"resuming after epoch {epoch} from {self.path}")
+            result = self._attempt(model, policy, validate, number, saved)
+            net_score = result.worth
+            if not entry["worths"] or net_score > max(entry["worths"]):
                 entry["best"] = result.plain()
                 entry["state"] = copied_state(model) if self._keeps else None
-            entry["worths"].append(worth)
-            book["now"] = None
+            entry["worths"].append(net_score)
+            checkpoint["now"] = None
             if self.tries > 1:
-                report(f"try {number + 1}/{self.tries}: {worth:.4f} on validation after the price")
+                report(
+                    f"try {number + 1}/{self.tries}: {net_score:.4f} on validation after the price"
+                )
             self._write(validate)
         if self._keeps:
             load_grown(strip(model), entry["state"])
@@ -196,7 +201,7 @@ class Attempts:
             growth.load_state_dict(saved["growth"])
             model.load_state_dict(saved["model"])
             training.load_state_dict(saved["training"])
-            resume_file.set_random_state(self._book["random"], recipe.loaders)
+            resume_file.set_random_state(self._checkpoint["random"], recipe.loaders)
         begun = monotonic()
         for _ in range(len(growth.history), recipe.epochs):
             loss = training.epoch()
@@ -206,7 +211,7 @@ class Attempts:
             if any([callback(record) is True for callback in recipe.callbacks]):
                 break
             if self.path is not None and record.epoch < recipe.epochs:
-                self._book["now"] = {
+                self._checkpoint["now"] = {
                     "growth": growth.state_dict(),
                     "model": model.state_dict(),
                     "training": training.state_dict(),
@@ -226,11 +231,11 @@ class Attempts:
         )
 
     def _write(self, validate: Evaluator) -> None:
-        """Note where everything stands."""
-        self._book["scale"] = validate.scale.first
+        """Write the checkpoint."""
+        self._checkpoint["scale"] = validate.scale.first
         if self.path is not None:
-            self._book["random"] = resume_file.random_state(self.recipe.loaders)
-            resume_file.write(self.path, self._book)
+            self._checkpoint["random"] = resume_file.random_state(self.recipe.loaders)
+            resume_file.write(self.path, self._checkpoint)
 
 
 def _silent(_: str) -> None:

@@ -17,8 +17,8 @@ from esper.leyline.errors import UsageError
 from esper.simic.growth.collect import Actor
 from esper.simic.own_models.growth_arguments import as_arguments, check_arguments
 from esper.simic.own_models.history import EpochRecord
+from esper.simic.own_models.lifecycle_controller import LifecycleController, saved_slots
 from esper.simic.own_models.policies import actor
-from esper.simic.own_models.seed_lives import SeedLives, saved_slots
 from esper.tamiyo.policy.features import USUAL_RENT
 from esper.tolaria.own_model.grafted_model import GraftedModel, parameter_count
 from esper.tolaria.own_model.samples import evaluating, first_samples, sample_count, undisturbed
@@ -90,7 +90,7 @@ class Growth:
         self.history: list[EpochRecord] = []
         self.finished = False
         self._scale = Scale()
-        self._lives: SeedLives | None = None
+        self._lifecycle: LifecycleController | None = None
         self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._count = parameter_count(model)
         self._capture: RemovableHandle | None = None
@@ -102,7 +102,7 @@ class Growth:
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
         """The slots; none before they are found, and under the policy ``never``."""
-        return () if self._lives is None else self._lives.slots
+        return () if self._lifecycle is None else self._lifecycle.slots
 
     @property
     def seeds(self) -> dict[str, str]:
@@ -115,10 +115,10 @@ class Growth:
         ``clip_grad_norm_`` over all parameters would let a seed in TRAINING change how its module
         is updated.
         """
-        if self._lives is None:
+        if self._lifecycle is None:
             nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         else:
-            self._lives.body.clip(max_norm)
+            self._lifecycle.body.clip(max_norm)
 
     def begin(self, validation_score: "float | Validation | None" = None) -> None:
         """Note the score of the untrained module, which a policy may look at. Optional.
@@ -126,8 +126,8 @@ class Growth:
         Args:
             validation_score: see ``step``.
         """
-        if self._lives is not None:
-            self._lives.remember(self._validated(validation_score))
+        if self._lifecycle is not None:
+            self._lifecycle.remember(self._validated(validation_score))
 
     def step(
         self,
@@ -157,10 +157,10 @@ class Growth:
         if self.policy == "never":
             record = self._record(validation, train_loss, {}, [])
         else:
-            if self._lives is None:
+            if self._lifecycle is None:
                 self._begin(self._example)
-            assert self._lives is not None
-            done = self._lives.after_epoch(validation, train_loss, len(self.history) + 1)
+            assert self._lifecycle is not None
+            done = self._lifecycle.after_epoch(validation, train_loss, len(self.history) + 1)
             record = self._record(done.validation, train_loss, done.contributions, done.actions)
         self.history.append(record)
         if self.report is not None:
@@ -175,8 +175,8 @@ class Growth:
         Returns:
             the module.
         """
-        if self._lives is not None and not self.finished:
-            self._lives.end()
+        if self._lifecycle is not None and not self.finished:
+            self._lifecycle.end()
         self.finished = True
         return self.model
 
@@ -211,7 +211,7 @@ class Growth:
             "history": [record.plain() for record in self.history],
             "finished": self.finished,
             "scale": self._scale.first,
-            "lives": None if self._lives is None else self._lives.state_dict(),
+            "lives": None if self._lifecycle is None else self._lifecycle.state_dict(),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -235,12 +235,12 @@ class Growth:
         self.finished, self._scale.first = saved["finished"], saved["scale"]
         if saved["lives"] is not None:
             self._release()
-            if self._lives is None:
-                self._live(saved_slots(saved["lives"]))
-            assert self._lives is not None
-            self._lives.load_state_dict(saved["lives"])
+            if self._lifecycle is None:
+                self._create_lifecycle(saved_slots(saved["lives"]))
+            assert self._lifecycle is not None
+            self._lifecycle.load_state_dict(saved["lives"])
             if self.finished:
-                self._lives.body.close()
+                self._lifecycle.body.close()
 
     @property
     def _policy_name(self) -> str:
@@ -272,14 +272,14 @@ class Growth:
 
         with undisturbed(), evaluating(self.model), torch.no_grad():
             slots = find_slots(self.model, run, self.names)
-        self._live(slots)
+        self._create_lifecycle(slots)
         self._say("slots: " + ", ".join(f"{slot.name} ({slot.channels})" for slot in slots))
 
-    def _live(self, slots: tuple[SlotSpec, ...]) -> None:
+    def _create_lifecycle(self, slots: tuple[SlotSpec, ...]) -> None:
         """Prepare the lifecycle of seeds in the slots."""
         made = actor(self.policy, slots, self.epochs, self.seed, self._say)
         body = GraftedModel(self.model, slots, self.optimizer, self.epochs, self.seed)
-        self._lives = SeedLives(
+        self._lifecycle = LifecycleController(
             body,
             made,
             lambda: self._validated(None),
@@ -307,7 +307,7 @@ class Growth:
         contributions: dict[str, float],
         actions: list[str],
     ) -> EpochRecord:
-        seeds, added = (0, 0) if self._lives is None else self._lives.parameters
+        seeds, added = (0, 0) if self._lifecycle is None else self._lifecycle.parameters
         return EpochRecord(
             len(self.history) + 1,
             train_loss,
@@ -317,7 +317,7 @@ class Growth:
             validation.metric,
             self._count + seeds,
             added,
-            {} if self._lives is None else self._lives.stages,
+            {} if self._lifecycle is None else self._lifecycle.stages,
             contributions,
             actions,
         )

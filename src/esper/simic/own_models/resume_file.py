@@ -1,4 +1,4 @@
-"""The file from which ``grow`` goes on: written after every epoch, read when growth begins."""
+"""The file from which ``grow`` resumes: written after every epoch, read when growth begins."""
 
 import io
 import random
@@ -26,14 +26,14 @@ def check_folder(path: Path) -> None:
         raise UsageError(f"checkpoint: cannot write {path}; give a file in a folder that exists")
 
 
-def write(path: Path, book: dict[str, Any]) -> None:
+def write(path: Path, checkpoint: dict[str, Any]) -> None:
     """Replace the file atomically: a process that is killed leaves the old one or the new one.
 
     Raises:
         UsageError: the disk failed or is full; the old file stays.
     """
     content = io.BytesIO()
-    torch.save({"format": FORMAT, **book}, content)
+    torch.save({"format": FORMAT, **checkpoint}, content)
     try:
         replace_synced(path, content.getvalue())
     except OSError as error:
@@ -56,8 +56,8 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        book: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        known = book["format"]
+        checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        known = checkpoint["format"]
     except Exception as error:
         # What a damaged file raises is undocumented.
         raise UsageError(
@@ -69,7 +69,7 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
             "remove it to begin anew"
         )
     for name, given in settings.items():
-        began = book["settings"].get(name)
+        began = checkpoint["settings"].get(name)
         if began != given:
             if name == "model":
                 began, given = "other parameters", "these"
@@ -77,7 +77,7 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
                 f"{name}: growth in {path} began with {began}, got {given}; give that, or "
                 "another file"
             )
-    return book
+    return checkpoint
 
 
 def random_state(loaders: Iterable[object]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _data(task: Task) -> Data:
 
 
 def _with(task: Task, data: Data) -> Task:
-    own, later, before = (_Given(dataset) for dataset in data)
+    own, later, before = (_ConstantDataset(dataset) for dataset in data)
     return replace(
         task,
         data=own,
@@ -104,7 +104,7 @@ def _with(task: Task, data: Data) -> Task:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Given:
+class _ConstantDataset:
     """Makes a data set by returning it."""
 
     dataset: Dataset | None

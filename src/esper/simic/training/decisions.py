@@ -83,15 +83,15 @@ class Decision:
         ]
 
 
-class Decisive(Protocol):
-    """Knows a decision: the last of an actor, or one that an actor elsewhere made."""
+class DecisionSource(Protocol):
+    """Source of the last decision: an actor of this process, or one of another process."""
 
     last: Decision | None
 
 
 @dataclass(slots=True)
-class KnownDecision:
-    """A decision that an actor elsewhere made; see ``Decisive``."""
+class RemoteDecision:
+    """A decision that an actor in another process made; see ``DecisionSource``."""
 
     last: Decision | None = None
 

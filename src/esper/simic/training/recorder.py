@@ -27,7 +27,7 @@ from esper.leyline.stages import Stage
 from esper.nissa.hub import Hub
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import Step, StepReport, seeds_entering
-from esper.simic.training.decisions import Decision, DecisionRecord, Decisive
+from esper.simic.training.decisions import Decision, DecisionRecord, DecisionSource
 from esper.simic.training.step_events import StepRecord
 from esper.tolaria.governor import Reason
 
@@ -83,7 +83,7 @@ class Recorder:
         hub: Hub,
         environment: GrowthLayout,
         round_number: int,
-        actor: Decisive | None = None,
+        actor: DecisionSource | None = None,
     ):
         self.hub, self.environment, self.round = hub, environment, round_number
         self.actor = actor

@@ -31,7 +31,7 @@ from esper.simic.training.actor_specs import (
     data_from_files,
     with_data,
 )
-from esper.simic.training.decisions import Decision, KnownDecision
+from esper.simic.training.decisions import Decision, RemoteDecision
 from esper.simic.training.growth_trainee import GrowthRounds
 from esper.simic.training.joined_rollouts import joined, joined_rollout
 from esper.simic.training.recorder import Recorder
@@ -58,8 +58,8 @@ steps that do not fit are dropped."""
 
 
 @dataclass(slots=True)
-class Told:
-    """What the steps of an episode told besides its rollout, ``[N, T, ...]``.
+class StepTelemetry:
+    """Telemetry of an episode's steps, ``[N, T, ...]``.
 
     Attributes:
         reward: rewards as the environment gave them.
@@ -107,20 +107,20 @@ class GrowthShard:
         slots = {len(task.host.slots) for task in self.everyone.current_tasks}
         self.actor.least_options = max(slots)
         hidden: list[RecurrentState] = []
-        told: list[Step] = []
+        taken: list[Step] = []
 
         def note_step(t: int, actions: Tensor, step: Step) -> None:
             hidden.append(self.actor.hidden)
-            told.append(step)
+            taken.append(step)
 
         with self.actor.policy.frozen_weights():
             rollout = collect(self.environment, self.actor, number, note_step)
         ops = self._op_probabilities(hidden, rollout.observation.masks)
-        steps = [Told(step.reward, step.report, ops[t]) for t, step in enumerate(told)]
+        telemetry = [StepTelemetry(s.reward, s.report, ops[t]) for t, s in enumerate(taken)]
         result = {
             "rollout": rollout.state(),
-            "told": stacked(steps),
-            "after": told[-1].observation.tensors(),
+            "telemetry": stacked(telemetry),
+            "after": taken[-1].observation.tensors(),
         }
         return as_arrays(result), None
 
@@ -198,7 +198,7 @@ class RemoteGrowthTrainee(GrowthRounds):
     def collect(
         self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
     ) -> Rollout[Observation]:
-        """See ``Trainee.collect``. The steps are told when all actors have delivered the round."""
+        """See ``Trainee.collect``. Steps are reported when all actors have delivered the round."""
         weights = as_arrays(snapshot(self.agent))
         deliveries = self.actors.collect(number, weights, self._check)
         found = [as_tensors(delivery.rollout) for delivery in deliveries]
@@ -206,13 +206,13 @@ class RemoteGrowthTrainee(GrowthRounds):
         states = [one["rollout"] for one in found]
         rollout = joined_rollout(Observation, states, CPU)
         rows = torch.arange(self.count)
-        told: Told = merged([one["told"] for one in found], rows)
+        telemetry: StepTelemetry = merged([one["telemetry"] for one in found], rows)
         last = {n: joined([one["after"][n] for one in found], 0) for n in found[0]["after"]}
-        decision = KnownDecision()
+        decision = RemoteDecision()
         self.recorder = Recorder(hub, self.layout, number, decision)
         for t in range(self.steps):
-            decision.last = _decision(rollout, told.ops[:, t], t)
-            now: Told = unstacked(told, t, self.steps)
+            decision.last = _decision(rollout, telemetry.ops[:, t], t)
+            now: StepTelemetry = unstacked(telemetry, t, self.steps)
             done = t + 1 == self.steps
             seen = last if done else {n: x[t + 1] for n, x in rollout.observation.tensors().items()}
             step = Step(Observation.from_tensors(seen), now.reward, done, now.report)

@@ -1,4 +1,4 @@
-"""The lives of the seeds of one module: what happens to them after every epoch of training.
+"""The lifecycle of the seeds of one module, which advances after every epoch of training.
 
 The lifecycle is that of the engine at N = 1. The validation of the module comes from outside.
 """
@@ -47,7 +47,7 @@ class EpochOutcome:
     actions: list[str]
 
 
-class SeedLives:
+class LifecycleController:
     """Measures the seeds of a module, checks it, ticks its lifecycle, and lets a policy act.
 
     Args:
@@ -83,8 +83,8 @@ class SeedLives:
         )
         self.state, self._accuracy = self._now.state, torch.full((1,), float("nan"))
         self._detector = DivergenceDetector(1, _CPU, classes)
-        self._kept: dict[str, Tensor] | None = None
-        self._seen: list[dict[str, Tensor]] = []
+        self._snapshot: dict[str, Tensor] | None = None
+        self._observations: list[dict[str, Tensor]] = []
         self._first_step = 0
         unknown = torch.full((1, HISTORY + 1), float("nan"))
         self._progress = Progress(
@@ -135,13 +135,13 @@ class SeedLives:
         epoch = body.result(validation.loss if train_loss is None else train_loss)
         measurement, actions = self._measured(validation), []
         rolled_back = torch.zeros(1, dtype=torch.bool)
-        if self._kept is not None and bool(acted.computing.any()):
+        if self._snapshot is not None and bool(acted.computing.any()):
             scores = measurement.scores
             found = Reason(int(self._steps.check(self._detector, epoch, scores, acted)))
             if found is not Reason.NONE:
                 rolled_back = ~rolled_back
                 actions.append(f"rolled back: {found.name.lower()}")
-                body.restore(self._kept)
+                body.restore(self._snapshot)
                 self._show(roll_back(acted, rolled_back))
                 epoch.forget(rolled_back)
                 validation = self.validate()
@@ -160,11 +160,11 @@ class SeedLives:
         progress.step, progress.rolled_back = number, rolled_back
         progress.train_loss = torch.tensor([float("nan") if train_loss is None else train_loss])
         if (
-            self._kept is not None
+            self._snapshot is not None
             and number % self._detector.every == 0
             and bool(self._detector.healthy)
         ):
-            self._kept = body.snapshot()
+            self._snapshot = body.snapshot()
         self._show(self._now.state)
         if number < body.episode_length:
             actions += self._act(number)
@@ -192,9 +192,9 @@ class SeedLives:
             },
             "accuracy": self._accuracy,
             "detector": {name: getattr(detector, name) for name in _OF_DETECTOR},
-            "kept": self._kept,
+            "kept": self._snapshot,
             "progress": {f.name: getattr(self._progress, f.name) for f in fields(Progress)},
-            "seen": [dict(seen) for seen in self._seen],
+            "seen": [dict(observed) for observed in self._observations],
             "first_step": self._first_step,
         }
 
@@ -212,7 +212,7 @@ class SeedLives:
         states = {name: SeedState(**now[name]) for name in ("state", "own")}
         signals = {name: SeedSignals(**now[name]) for name in ("signals", "own_signals")}
         self._now = RowsAfterStep(**(now | states | signals))
-        self._accuracy, self._kept = saved["accuracy"], saved["kept"]
+        self._accuracy, self._snapshot = saved["accuracy"], saved["kept"]
         for name in _OF_DETECTOR:
             setattr(self._detector, name, saved["detector"][name])
         self._progress = Progress(**saved["progress"])
@@ -220,9 +220,9 @@ class SeedLives:
             self.body.germinate(self.state, slot, 0)
         self.body.first_norms = dict(saved["first_norms"])
         self.body.show(self.state)
-        self._first_step, self._seen = saved["first_step"], saved["seen"]
-        for step, seen in enumerate(self._seen, self._first_step):
-            found = dict(seen)
+        self._first_step, self._observations = saved["first_step"], saved["seen"]
+        for step, observed in enumerate(self._observations, self._first_step):
+            found = dict(observed)
             taken = found.pop("actions")
             if not torch.equal(self._chosen(Observation.from_tensors(found), step), taken):
                 raise UsageError(
@@ -247,11 +247,11 @@ class SeedLives:
             torch.zeros_like(features.critic),
             masks,
         )
-        # Masks are changed below; what the policy saw is kept.
-        seen = {name: x.clone() for name, x in observation.tensors().items()}
+        # Masks are changed below; what the policy observed is kept.
+        observed = {name: x.clone() for name, x in observation.tensors().items()}
         actions = self._chosen(observation, number)
         self._first_step = self._first_step or number
-        self._seen.append(seen | {"actions": actions})
+        self._observations.append(observed | {"actions": actions})
         choice = dict(zip(HEADS, actions[0].tolist(), strict=True))
         op, slot = Op(choice["op"]), choice["slot"]
         size = int(body.parameter_table[slot, choice["blueprint"], choice["style"]])
@@ -266,12 +266,12 @@ class SeedLives:
         if not success or op is Op.WAIT:
             return []
         if done.germinates:
-            self._kept = self._kept or body.snapshot()
+            self._snapshot = self._snapshot or body.snapshot()
             body.germinate(done.state, slot, number)
         why = reason_for(op, slot, choice, before.state, before.signals, self._progress)
         self._show(done.state)
         if done.fossilises:
-            self._kept = body.snapshot()
+            self._snapshot = body.snapshot()
         return [f"{self.slots[slot].name}: {why}"]
 
     def _chosen(self, observation: Observation, step: int) -> Tensor:
@@ -305,7 +305,7 @@ _OF_DETECTOR = ("losses", "strikes", "healthy")
 
 
 def saved_slots(saved: dict[str, Any]) -> tuple[SlotSpec, ...]:
-    """The slots of what ``SeedLives.state_dict`` returned."""
+    """The slots of what ``LifecycleController.state_dict`` returned."""
     return tuple(SlotSpec(**slot) for slot in saved["slots"])
 
 
