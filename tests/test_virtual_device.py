@@ -310,7 +310,7 @@ def test_launches_are_operations_that_compute() -> None:
         assert sum(machine.launches.values()) == 2
 
 
-def test_threads_that_are_started_within_are_seen_and_later_ones_are_not() -> None:
+def test_threads_started_within_are_observed_and_later_ones_are_not() -> None:
     with virtual_device() as machine:
         thread = threading.Thread(target=lambda: ones(1).item(), name="other")
         thread.start()

@@ -105,7 +105,7 @@ def test_a_control_has_no_twin_and_the_controls_alone_have_no_differences():
     assert "twin" not in text
 
 
-def test_budgets_are_told_where_they_are_known():
+def test_budgets_are_shown_where_they_are_known():
     text = budget_text(FOUND)
     assert text == "Rules were searched over 7,936 episodes, the policy was trained on 896."
     changed = msgspec.structs.replace

@@ -96,7 +96,7 @@ def test_seeds_that_are_never_kept_are_a_cause() -> None:
     assert "no seed was kept" not in verdict(NOISE, fossilised=[0.0] * 11 + [0.25]).text
 
 
-def test_a_policy_without_heads_is_judged_by_its_whole_entropy() -> None:
+def test_a_policy_without_heads_is_diagnosed_by_its_total_entropy() -> None:
     metrics = {"entropy": 0.001, "head_entropy/op": None, "head_choice/op": None}
     assert "same action" in verdict(NOISE, **metrics).text
 

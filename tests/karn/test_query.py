@@ -268,7 +268,7 @@ def test_a_name_that_is_not_valid_text_is_escaped(tmp_path: Path) -> None:
     assert rows(place, "SELECT run FROM updates") == [("run-\\udcff",)]
 
 
-def test_runs_with_the_same_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_are_distinguished(tmp_path: Path) -> None:
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
         run_of(tmp_path / place, update(1))

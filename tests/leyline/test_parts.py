@@ -153,7 +153,7 @@ class Dies(BaseException):
 def test_a_writer_that_dies_while_it_moves_lines_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """Three parts are written; it dies at one of the steps, and the next process goes on."""
+    """Three parts are written; it dies at one of the steps, and the next process continues."""
     run = written(tmp_path, part=1 << 30)
     size, left = sum(map(len, LINES)) // 3, [step]
 

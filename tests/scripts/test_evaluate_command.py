@@ -136,7 +136,7 @@ def test_the_split_seed_of_the_command_replaces_the_default_splits(monkeypatch) 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--policy", "nowhere"], "policy: nowhere is not a run directory or one of"),
+        (["--policy", "nowhere"], "policy: 'nowhere' is neither one of"),
         (
             ["--policy", "rule", "--suite", "tin"],
             "task: there is no task 'tin'; did you mean 'tiny'",

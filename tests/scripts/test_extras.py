@@ -1,4 +1,4 @@
-"""Without an extra of the distribution, one line names it, and training goes on."""
+"""Without an extra of the distribution, one line names it, and training continues."""
 
 import json
 import os

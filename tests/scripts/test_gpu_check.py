@@ -167,7 +167,7 @@ def test_a_section_that_takes_too_long_is_cut_and_keeps_its_rows(
     assert after.status == "done"
 
 
-def test_a_crash_is_recorded_the_next_section_goes_on_and_the_exit_status_is_1(
+def test_a_crash_is_recorded_the_next_section_runs_and_the_exit_status_is_1(
     tmp_path: Path, check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ends = "print('last words', flush=True)\nif name == 'one': os.kill(os.getpid(), 9)"

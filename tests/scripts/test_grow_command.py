@@ -218,7 +218,7 @@ def test_a_usage_error_is_one_line_and_leaves_no_file(
     (broken / "config.json").write_text((run / "config.json").read_text())
     cases = [
         ({"--out": None}, "out: esper grow --task needs --out"),
-        ({"--policy": "nowhere"}, "policy: nowhere is not a run directory or one of heuristic, ru"),
+        ({"--policy": "nowhere"}, "policy: 'nowhere' is neither one of heuristic, ru"),
         ({"--policy": str(broken)}, "policy: .* has no checkpoint; give another run"),
         ({"--task": "digit"}, "did you mean 'digits'"),
         ({"--out": "m.onnx"}, "out: m.onnx must end in .pt2"),

@@ -117,7 +117,7 @@ def test_a_models_files_load_and_train_on_without_esper(mine: str, tmp_path: Pat
         assert program(images(count)[0]).shape == (count, 4)
 
 
-def test_a_killed_command_goes_on_to_the_same_bits(
+def test_a_killed_command_resumes_bit_identically(
     mine: str, tmp_path: Path, capsys, without_onnx: None
 ) -> None:
     """It is killed in the fifth epoch of the second try; Esper reads the loader once before."""

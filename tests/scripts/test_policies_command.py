@@ -86,7 +86,7 @@ def test_the_trained_policy_acts_with_the_weights_that_were_scored() -> None:
     assert content["fingerprint"]["command"] == []
     assert content["settings"]["telemetry_dir"] == "./runs"
     policy = GrowingPolicy.named("keep-or-move")
-    assert policy.decided
+    assert policy.greedy_by_default
     assert policy.settings.world.task == ("one_seed",)
     agent = policy.agent(seed=3)
     assert not agent.greedy

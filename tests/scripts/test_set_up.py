@@ -74,7 +74,7 @@ def test_without_a_driver_torch_alone_comes_from_the_index_for_cpus(machine: Pat
     assert " was set up in " in last
 
 
-def test_where_only_the_package_index_is_reached_it_says_so_and_goes_on(machine: Path) -> None:
+def test_where_only_the_package_index_is_reached_it_warns_and_continues(machine: Path) -> None:
     printed, calls = set_up(machine, unreachable=INDEX)
     assert f"PyTorch for CPUs cannot be fetched from {INDEX}" in printed
     assert calls[-1].endswith("-e .[report,tui]")

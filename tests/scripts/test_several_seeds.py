@@ -13,7 +13,7 @@ from scipy import stats
 from esper.karn.runs import inspect
 from esper.scripts import after_training
 from esper.scripts.console import LiveProgress
-from esper.scripts.several_seeds import seeds_table
+from esper.scripts.several_seeds import training_seeds_table
 from esper.scripts.train import train
 from esper.simic.run.checkpoint import load_latest
 from processes import called
@@ -93,7 +93,7 @@ def test_the_table_shows_the_last_round_of_each_seed(group) -> None:
 
 def test_the_interval_is_students() -> None:
     gains = [1.0, 2.5, 0.5, 4.0]
-    text = shown(seeds_table({i: {"gain": gain} for i, gain in enumerate(gains)}))
+    text = shown(training_seeds_table({i: {"gain": gain} for i, gain in enumerate(gains)}))
     low, high = stats.t.interval(0.95, 3, np.mean(gains), stats.sem(gains))
     assert f"[{low:+.1f}, {high:+.1f}]" in text
     assert "+2.0" in text
@@ -122,7 +122,7 @@ def test_the_same_command_repeats_nothing_and_more_seeds_are_added(group) -> Non
 
 
 @pytest.mark.parametrize("policy", ["ppo", "rule"])
-def test_a_signal_ends_all_seeds_and_the_same_command_goes_on(
+def test_a_signal_ends_all_seeds_and_the_same_command_resumes(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("--rounds=3", "--name=cut", "--seeds=3", "--checkpoint-every=1")

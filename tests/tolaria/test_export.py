@@ -18,8 +18,8 @@ from esper.tolaria.export import (
     committed,
     export_program,
     grown_network,
-    packed,
-    packed_onnx,
+    onnx_bytes,
+    pt2_bytes,
 )
 from esper.tolaria.precision import Precision
 from residual_hosts import gardens, random_numbers, residual_host
@@ -150,7 +150,7 @@ def test_exported_files_give_equal_logits_without_esper(tmp_path: Path) -> None:
     counts = (1, 2, 33)
     for name in HOSTS:
         host, network, _ = case(name)
-        content = packed(export_program(network, host.image))
+        content = pt2_bytes(export_program(network, host.image))
         assert str(Path(__file__).parents[2]).encode() not in content
         (tmp_path / f"{name}.pt2").write_bytes(content)
         batches = [plain(images_of(host, count, torch.float32)) for count in counts]
@@ -171,7 +171,7 @@ def test_exported_files_give_equal_logits_without_esper(tmp_path: Path) -> None:
 def test_onnx_runtime_gives_equal_logits(name: str) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     host, network, engine = case(name)
-    session = onnxruntime.InferenceSession(packed_onnx(export_program(network, host.image)))
+    session = onnxruntime.InferenceSession(onnx_bytes(export_program(network, host.image)))
     for count in (1, 5):
         images = images_of(host, count, torch.float32)
         (found,) = session.run(["logits"], {"images": plain(images).numpy()})

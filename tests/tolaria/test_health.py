@@ -37,7 +37,7 @@ def test_health_weights_vanishing_and_exploding_fractions(
     assert explodes.item() is exploding
 
 
-def test_rows_are_judged_independently():
+def test_rows_are_checked_independently():
     norms = torch.tensor([[1.0, 1.0], [NAN, 1.0], [0.0, 1.0], [20.0, NAN]])
     health, exploding = gradient_health(norms, torch.tensor([2, 2, 2, 1]))
     assert health.tolist() == pytest.approx([1.0, 0.0, 0.75, 0.2])

@@ -24,7 +24,7 @@ class GrowArguments:
     `model` and a function `loaders` that returns the loaders (train, validation) or
     (train, validation, test). A function `recipe(epochs)` may return further arguments of
     esper.grow. A twin that never grows is trained beside it, and the better one on validation is
-    written. Stopped in any way, the same command goes on.
+    written. Stopped in any way, the same command resumes.
 
     With --task, grow one fresh host of a task.
     """
@@ -117,7 +117,7 @@ def check_kind(given: GrowArguments) -> None:
         if of_task != (given.task is not None):
             flag = "--" + name.replace("_", "-")
             with_, without = ("--task", "--model") if of_task else ("--model", "--task")
-            raise UsageError(f"{name}: {flag} belongs to {with_}; leave it away with {without}")
+            raise UsageError(f"{name}: {flag} belongs to {with_}; omit it with {without}")
 
 
 def check_writable(name: str, path: Path, suffix: str) -> None:

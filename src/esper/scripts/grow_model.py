@@ -17,7 +17,7 @@ from esper.leyline.extras import require
 from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
 from esper.scripts.grow_arguments import GrowArguments, check_writable
 from esper.scripts.grown_files import FINISHED, write_files
-from esper.scripts.seeds_table import seeds_table
+from esper.scripts.seeds_table import growth_seeds_table
 from esper.simic.own_models.attempts import LEARNING_RATE
 from esper.simic.own_models.growing import grow
 from esper.simic.own_models.growth_result import GrowthResult
@@ -64,7 +64,7 @@ def grow_model(given: GrowArguments) -> int:
         status = max(status, _one(given, own, arguments, folder / f"seed-{seed}", seed))
         finished = folder / f"seed-{seed}" / FINISHED
         found[seed] = json.loads(finished.read_text()) if finished.exists() else None
-    print(seeds_table(found))
+    print(growth_seeds_table(found))
     return status
 
 
@@ -84,7 +84,7 @@ def _one(
     except BaseException as error:
         if (folder / PROGRESS).exists():
             if isinstance(error, KeyboardInterrupt):
-                print(f"\nstopped; the same command goes on from {folder / PROGRESS}")
+                print("\nstopped; rerun the same command to resume")
         else:
             (folder / ASKED).unlink()
             for each in made:
@@ -157,7 +157,7 @@ def _check_files(given: GrowArguments) -> None:
         )
     if given.onnx is not None:
         if given.seeds > 1:
-            raise UsageError("onnx: several seeds would write one file; leave it away")
+            raise UsageError("onnx: several seeds would write one file; omit it")
         check_writable("onnx", given.onnx, ".onnx")
         require("onnx", "onnx")
     if given.device is not None:

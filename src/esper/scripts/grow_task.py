@@ -13,7 +13,7 @@ from esper.scripts.grow_arguments import GrowArguments, check_writable
 from esper.simic.run.disk import replace_synced
 from esper.simic.tools.grow import SPLITS, TOLERANCE, GrowingPolicy, Grown, check_file
 from esper.simic.tools.grow import grow as grow_host
-from esper.tolaria.export import export_program, packed, packed_onnx
+from esper.tolaria.export import export_program, onnx_bytes, pt2_bytes
 
 
 def grow_task(given: GrowArguments) -> int:
@@ -36,11 +36,11 @@ def grow_task(given: GrowArguments) -> int:
         policy = GrowingPolicy.named(given.policy)
     split = policy.settings.world.split_seed if given.split_seed is None else given.split_seed
     task = task.with_split(split)
-    if policy.foreign_to(task):
+    if policy.trained_on_other_tasks(task):
         trained = ", ".join(policy.settings.world.task)
         print(f"warning: {policy.name} was trained on {trained}; on {task.name} it is untested")
     print(f"{task.name}: {task.host.summary}, {task.host.parameter_count} parameters")
-    greedy = policy.decided if given.greedy is None else given.greedy
+    greedy = policy.greedy_by_default if given.greedy is None else given.greedy
     grown = grow_host(policy, task, given.seed, greedy)
     _show(grown)
     return _write(given, grown)
@@ -85,8 +85,8 @@ def _write(given: GrowArguments, grown: Grown) -> int:
     """Export, compare the export with the host, then write the files; 1 if they differ."""
     try:
         program = export_program(grown.network, grown.task.host.image)
-        content = packed(program)
-        others = {} if given.onnx is None else {given.onnx: packed_onnx(program)}
+        content = pt2_bytes(program)
+        others = {} if given.onnx is None else {given.onnx: onnx_bytes(program)}
     except Exception as error:
         reason = first_line(error)
         raise UsageError(f"out: torch.export cannot export this network ({reason})") from error

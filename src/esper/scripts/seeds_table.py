@@ -8,7 +8,7 @@ from esper.simic.own_models.table_text import aligned
 from esper.tolaria.own_model.validation import Validation
 
 
-def seeds_table(found: Mapping[int, Mapping[str, Any] | None]) -> str:
+def growth_seeds_table(found: Mapping[int, Mapping[str, Any] | None]) -> str:
     """A line for each seed, and the means with standard deviations over seeds.
 
     Figures are those of the test split, or of validation without one.

@@ -85,7 +85,7 @@ def train_seeds(
         console.out(f"to go on: {_again(policy, words, place.name)}", highlight=False)
         return status
     runs = {seed: place / f"seed-{seed}" for seed in seeds}
-    console.print(seeds_table({seed: final_figures(run) for seed, run in runs.items()}))
+    console.print(training_seeds_table({seed: final_figures(run) for seed, run in runs.items()}))
     console.out(f"directory of the runs: {place}", highlight=False)
     # A Gymnasium task has no report.
     if config.gymnasium.gym is None:
@@ -93,7 +93,7 @@ def train_seeds(
     return status
 
 
-def seeds_table(found: dict[int, dict[str, float]]) -> Table:
+def training_seeds_table(found: dict[int, dict[str, float]]) -> Table:
     """A row of figures for each seed, and their means with 95 % intervals over seeds."""
     gym = any("length" in figures for figures in found.values())
     names = GYM if gym else GROWTH

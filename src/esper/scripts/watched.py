@@ -10,9 +10,9 @@ from esper.leyline.config import TrainConfig, shown
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import require
 from esper.scripts.after_training import report_ended
-from esper.scripts.beside import Beside
 from esper.scripts.console import LiveProgress, print_summary
 from esper.scripts.output import outlive_output
+from esper.scripts.sanctum_observer import SanctumObserver
 from esper.simic.run.run_directory import stored_config
 from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
@@ -52,13 +52,13 @@ def _check_code(run: Path, given: dict[str, Any]) -> None:
         )
 
 
-def _watched(run: Callable[[Beside], RunSummary], sanctum: bool) -> int:
+def _watched(run: Callable[[SanctumObserver], RunSummary], sanctum: bool) -> int:
     """Show progress during the run, then print the table and write the report."""
     outlive_output()
     if sanctum:
         require("tui", "sanctum")
     console = Console()
-    with LiveProgress(console) as progress, Beside(progress, sanctum) as observer:
+    with LiveProgress(console) as progress, SanctumObserver(progress, sanctum) as observer:
         summary = run(observer)
         observer.training_ended(summary.exit_code)
     print_summary(console, summary)

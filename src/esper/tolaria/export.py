@@ -197,14 +197,14 @@ def without_traces(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def packed(program: ExportedProgram) -> bytes:
+def pt2_bytes(program: ExportedProgram) -> bytes:
     """``program`` as the content of a ``.pt2`` file, to be read by ``torch.export.load``."""
     content = io.BytesIO()
     torch.export.save(program, content)
     return content.getvalue()
 
 
-def packed_onnx(program: ExportedProgram, named: bool = True) -> bytes:
+def onnx_bytes(program: ExportedProgram, named: bool = True) -> bytes:
     """``program`` as the content of an ``.onnx`` file; needs the packages onnx and onnxscript.
 
     Args:

@@ -138,7 +138,7 @@ class Twice(nn.Module):
         (["shared"], r"'shared' is called 2 times in a forward pass; name another module"),
         (["unused"], r"'unused' is not called in a forward pass"),
         (["conv"], r"'conv' returns \[B, C, L\], for which there are no seeds yet"),
-        ([], r"got no names"),
+        ([], r"the list is empty; omit slots"),
         (["head", "head"], r"'head' is named twice"),
     ],
 )

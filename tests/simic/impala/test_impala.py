@@ -324,7 +324,7 @@ def test_a_captured_agent_learns_the_same_bits_as_a_plain_one(lag: int) -> None:
         assert max(update["lag_kl"] for update in results[0]) > 1e-6
 
 
-def test_a_rollout_that_is_not_finite_is_refused_and_the_lag_goes_on() -> None:
+def test_non_finite_rollout_is_refused_and_lagged_actor_advances() -> None:
     agent = growth(ImpalaConfig(lag=1))
     agent.update(rollout_of(agent, 0))
     before = {name: x.clone() for name, x in agent.policy.state_dict().items()}

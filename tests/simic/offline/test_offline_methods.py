@@ -140,8 +140,8 @@ def test_the_step_of_vtrace_is_that_of_impala(lag: int, trace_decay: float) -> N
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_vtrace_clips_as_it_is_told() -> None:
-    """Ratios far above both bounds: targets of rho 0.5 by hand in an episode of one step."""
+def test_vtrace_applies_rho_clip() -> None:
+    """Ratios far above the bound: targets of rho 0.5, computed apart, for episodes of one step."""
     batch = whole_batch(synthetic_episodes([1, 1]))
     returns = moments_of(0.0, 1.0)
     evaluation, log_prob, value = evaluation_of(batch)

@@ -281,14 +281,14 @@ def test_a_run_that_diverges_stops_and_keeps_its_best_epoch(
     monkeypatch.setattr(Trainer, "step", step)
     run = learned(recorded, tmp_path)
     assert (run.status, run.exit_code) == ("failed", 1)
-    assert "met numbers that are not finite, so learning stops" in capsys.readouterr().err
+    assert "produced non-finite values, so learning stops" in capsys.readouterr().err
     assert load_latest(run.path).round == run.best < len(run.epochs) < 4
     assert next(read_events(run.path, TrainingFinished)).status == "failed"
     weights = load_latest(run.path).parts["policy"]
     assert all(bool(x.isfinite().all()) for x in weights.values())
 
 
-def test_a_checkpoint_that_cannot_be_written_is_said_and_the_run_fails(
+def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_run_fails(
     recorded, tmp_path, monkeypatch, capsys
 ) -> None:
     def save(*arguments: Any) -> None:

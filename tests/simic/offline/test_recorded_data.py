@@ -234,7 +234,7 @@ def test_vtrace_refuses_policies_that_were_certain(make: Make, random: str) -> N
     said = refusal(records=(random, heuristic), method="vtrace")
     assert said == (
         f"method: vtrace needs policies that draw their actions, and {heuristic} has heuristic, "
-        "which was certain of every one; take awr or bc"
+        "whose actions are deterministic; use --method awr or bc"
     )
     for method in ("awr", "bc"):
         assert read_data(OfflineConfig(records=(random, heuristic), method=method)).held_out.numel()
@@ -313,7 +313,8 @@ SPOILT: dict[str, tuple[Callable[[Episodes], None], str]] = {
 def test_episodes_that_cannot_be_learned_from_are_refused(what, random, monkeypatch) -> None:
     change, message = SPOILT[what]
     spoiled(change, monkeypatch)
-    assert refusal(records=(random,)).startswith(f"records: round 2 of {random} {message}")
+    expected = f"records: round 2 of {random} {message}; remove {random} from --records"
+    assert refusal(records=(random,)) == expected
 
 
 def test_a_damaged_record_is_left_out_only_if_asked(random: str, tmp_path: Path, capsys) -> None:

@@ -68,7 +68,7 @@ def consistent_log_prob(paths: list[str], groups: list[int]) -> Tensor:
     return found
 
 
-def test_branches_are_those_of_a_tree_walked_by_hand() -> None:
+def test_branches_are_those_of_a_tree_walked_step_by_step() -> None:
     batch = whole_batch(grouped(GROUPS, PATHS))
     log_prob = consistent_log_prob(PATHS, GROUPS)
     stay, chosen = branches(log_prob, batch)

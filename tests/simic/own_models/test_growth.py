@@ -352,7 +352,7 @@ REFUSED = {
     "policy": (
         perceptron,
         {"policy": "heuristc", "validate": lambda: 0.5, "example": torch.randn(2, 5)},
-        r"policy: heuristc is not heuristic, never, rule, keep-or-move or a run directory",
+        r"policy: 'heuristc' is neither one of heuristic, never, rule, keep-or-move nor a run",
     ),
     "no call": (
         perceptron,

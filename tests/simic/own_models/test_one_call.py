@@ -125,7 +125,7 @@ def test_dicts_go_in_and_come_out() -> None:
     )
 
 
-def test_any_batches_can_be_unpacked_by_hand() -> None:
+def test_any_batches_can_be_unpacked_by_a_function() -> None:
     rows = [f"{a:.3f},{b:.3f}" for a, b in zip(*(part[:, 0] for part in table(16)), strict=True)]
 
     def parse(batch: list[str]) -> tuple[Tensor, Tensor]:

@@ -72,8 +72,12 @@ def test_a_policy_of_a_run_grows_a_module_and_says_where_it_was_trained(
             esper.grow(Gpt(), [tokens(16)], [tokens(16, 1)], policy="shipped", epochs=4)
             assert "policy shipped was trained on digits_shift" in capsys.readouterr().out
     named = GrowingPolicy.named(str(run.path))
-    foreign = [name for name in ("digits_shift", "digits") if named.foreign_to(find(name))]
+    foreign = [
+        name for name in ("digits_shift", "digits") if named.trained_on_other_tasks(find(name))
+    ]
     assert foreign == ["digits"]
     monkeypatch.undo()
-    with pytest.raises(UsageError, match="is not heuristic, never, rule, keep-or-move or a run"):
+    with pytest.raises(
+        UsageError, match="is neither one of heuristic, never, rule, keep-or-move nor a run"
+    ):
         esper.grow(model, train, held_back, policy=str(tmp_path / "none"), epochs=4)

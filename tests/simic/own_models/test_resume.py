@@ -1,4 +1,4 @@
-"""``esper.grow`` that is interrupted goes on in the same bits, beside a twin that never grew."""
+"""``esper.grow`` that is interrupted resumes bit-identically, as does its never-grown twin."""
 
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def same(one: esper.GrowthResult | None, two: esper.GrowthResult | None) -> None
 @pytest.mark.parametrize(
     ("tries", "scheduler"), [(1, "cosine"), (2, "one cycle")], ids=["once", "best of two"]
 )
-def test_an_interrupted_call_goes_on_bit_for_bit(
+def test_an_interrupted_call_resumes_bit_identically(
     tries: int, scheduler: str, tmp_path: Path
 ) -> None:
     more: dict[str, Any] = {"tries": tries, "scheduler": scheduler}

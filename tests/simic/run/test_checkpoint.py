@@ -254,7 +254,7 @@ def test_a_forged_manifest_is_refused(
 
 
 @pytest.mark.parametrize("size", [2**63, 10**30])
-def test_a_file_may_be_said_to_be_of_any_size(run: Path, size: int) -> None:
+def test_a_file_may_claim_any_size(run: Path, size: int) -> None:
     """No more than the file has is read, so the size does no harm."""
     forge(run, lambda fields: fields["bytes"].update({"policy.pt": size}))
     assert load_latest(run).round == 2

@@ -168,7 +168,7 @@ def test_the_digest_of_data_depends_on_each_number_and_on_nothing_else(tmp_path:
     assert len(set(found)) == 3
 
 
-def test_switches_of_the_environment_are_recorded_said_and_compared(
+def test_switches_of_the_environment_are_recorded_announced_and_compared(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setenv("ESPER_DISABLE_LR_SCHEDULE", "1")

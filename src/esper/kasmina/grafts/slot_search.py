@@ -97,7 +97,7 @@ def find_slots(
     traces = _walk(model, run)
     if names is not None:
         if not names:
-            raise UsageError("slots: got no names; leave slots away to have them found")
+            raise UsageError("slots: the list is empty; omit slots to find them automatically")
         chosen = [_named(model, traces, name) for name in names]
         double = Counter(s.name for s in chosen).most_common(1)[0]
         if double[1] > 1:

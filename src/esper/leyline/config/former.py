@@ -64,7 +64,7 @@ _SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """By field name: the settings that replace the value false, and those that replace true."""
 
 
-def modern(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def translate(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The items of ``settings``, with fields of the prior system replaced or left out.
 
     Raises:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from esper.leyline.config.former import modern
+from esper.leyline.config import former
 from esper.leyline.config.groups import TrainConfig
 from esper.leyline.config.setting import Run, about, settings_of, spellings
 from esper.leyline.config.values import shown, typed
@@ -70,7 +70,7 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     """
     given: dict[str, Any] = {}
     fields, names = settings_of(TrainConfig), spellings(TrainConfig)
-    for key, value in modern(settings):
+    for key, value in former.translate(settings):
         word = key.replace("-", "_")
         if word not in names:
             hint = suggestion(word, names, "esper train ppo --help lists all settings")

@@ -75,18 +75,18 @@ class BehaviourCloning:
     def __call__(self, evaluation: Evaluation, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """See ``Loss``."""
         returns = self.return_moments.scale(batch.returns)
-        counts = self._counts(evaluation.value.detach(), returns)
-        weight = batch.weight if counts is None else counts * batch.weight
+        weights = self._action_weights(evaluation.value.detach(), returns)
+        weight = batch.weight if weights is None else weights * batch.weight
         policy_loss = weighted_mean(-evaluation.log_prob, weight)
         value_loss = 0.5 * weighted_mean((evaluation.value - returns).square(), batch.weight)
         loss = policy_loss + self.value_weight * value_loss
         return loss, method_metrics(evaluation, batch, loss, policy_loss, value_loss)
 
-    def _counts(self, values: Tensor, returns: Tensor) -> Tensor | None:
-        """By how much each action counts, ``[T, B]``; None if all count alike.
+    def _action_weights(self, values: Tensor, returns: Tensor) -> Tensor | None:
+        """Weight of each action, ``[T, B]``; None if all are 1.
 
         Args:
-            values, returns: normalised.
+            values, returns: normalised, ``[T, B]``.
         """
         return None
 
@@ -109,7 +109,7 @@ class AdvantageWeightedRegression(BehaviourCloning):
     temperature: float
     weight_cap: float
 
-    def _counts(self, values: Tensor, returns: Tensor) -> Tensor | None:
+    def _action_weights(self, values: Tensor, returns: Tensor) -> Tensor | None:
         exponent = (returns - values) / self.temperature
         # Bounded before the exponential: it could overflow, or be 0 for a whole batch.
         return exponent.clamp(MIN_EXPONENT, math.log(self.weight_cap)).exp()

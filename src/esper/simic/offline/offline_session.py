@@ -132,7 +132,7 @@ class OfflineSession:
                 self._finish_epoch(hub, summary)
                 if summary.metrics[Metric.REFUSED]:
                     notice(
-                        f"esper: epoch {epoch} met numbers that are not finite, so learning stops; "
+                        f"esper: epoch {epoch} produced non-finite values, so learning stops; "
                         f"the best epoch, {self.best[0]}, is kept"
                     )
                     status, code = "failed", 1

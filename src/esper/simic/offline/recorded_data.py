@@ -94,7 +94,7 @@ def read_data(config: ImitationConfig) -> RecordedData:
     episodes = read_episodes(runs, config.skip_bad)
     _check_numbers(episodes)
     if method_of(config) == "vtrace":
-        _check_chances(episodes)
+        _check_stochastic_actions(episodes)
     if method_of(config) == "vine":
         _check_branches(episodes)
         if not all(world.common_seeds for world in worlds.values()):
@@ -173,25 +173,25 @@ def _check_numbers(episodes: Episodes) -> None:
     name = first_not_finite(columns)
     if name is not None:
         bad = ~columns[name].isfinite()
-        where = _place(episodes, bad.flatten(2).any(2) if bad.ndim > 2 else bad)
-        raise UsageError(
-            f"records: {where} has a number in {name} that is not finite; leave it out"
-        )
+        bad = bad.flatten(2).any(2) if bad.ndim > 2 else bad
+        raise _unusable(episodes, bad, f"a number in {name} that is not finite")
     forbidden = ~_legal(episodes) & episodes.valid
     if bool(forbidden.any()):
-        where = _place(episodes, forbidden)
-        raise UsageError(f"records: {where} has an action that was not legal; leave it out")
+        raise _unusable(episodes, forbidden, "an action that was not legal")
     last = episodes.lengths - 1
     ended = episodes.terminated.gather(0, last[None])[0]
     if not bool(ended.all()):
-        where = _place(episodes, ~ended[None])
-        raise UsageError(f"records: {where} has an episode that was cut off; leave it out")
+        raise _unusable(episodes, ~ended[None], "an episode that was cut off")
 
 
-def _place(episodes: Episodes, where: Tensor) -> str:
-    """Run and round of the first episode in which ``where``, bool ``[T, M]``, is true."""
+def _unusable(episodes: Episodes, where: Tensor, what: str) -> UsageError:
+    """The error that names the first episode in which ``where``, bool ``[T, M]``, is true."""
     column = int(where.any(0).nonzero()[0])
-    return f"round {int(episodes.rounds[column])} of {episodes.runs[column]}"
+    run = episodes.runs[column]
+    return UsageError(
+        f"records: round {int(episodes.rounds[column])} of {run} has {what}; "
+        f"remove {run} from --records"
+    )
 
 
 def _legal(episodes: Episodes) -> Tensor:
@@ -208,8 +208,8 @@ def _legal(episodes: Episodes) -> Tensor:
     return (torch.cat([both, others], -1) | ~matters).all(-1)
 
 
-def _check_chances(episodes: Episodes) -> None:
-    """Refuse policies whose actions were certain: their importance ratios say nothing.
+def _check_stochastic_actions(episodes: Episodes) -> None:
+    """Refuse policies whose actions were deterministic: their importance ratios say nothing.
 
     Such a policy never took another action, so no ratio tells what another one is worth.
 
@@ -221,7 +221,8 @@ def _check_chances(episodes: Episodes) -> None:
         if not bool((episodes.log_prob[:, own] != 0.0).any()):
             raise UsageError(
                 f"method: vtrace needs policies that draw their actions, and {run} has "
-                f"{episodes.policies[own[0]]}, which was certain of every one; take awr or bc"
+                f"{episodes.policies[own[0]]}, whose actions are deterministic; use --method awr "
+                "or bc"
             )
 
 

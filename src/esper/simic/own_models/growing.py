@@ -79,7 +79,7 @@ def grow(
         twin: whether to train a copy as well that never grows, with the same initial weights,
             minibatches and tries: ``result.twin``, see ``GrowthResult.comparison``.
         checkpoint: file to which everything is written after each epoch. If it exists, training
-            goes on from there, in the same bits, for the same arguments and a module built alike;
+            resumes there, with bit-identical results, for the same arguments and module;
             a loader with a state of its own (not a generator) begins anew.
         device: where to train; that of the module if None.
         amp_dtype: dtype of autocast, such as ``torch.bfloat16``; None for none.

@@ -84,7 +84,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing stands against growing."""
+        """Whether no problem was found."""
         return not self.problems
 
     def __str__(self) -> str:

@@ -82,12 +82,12 @@ def _learned(policy: str, seed: int, warn: Callable[[str], None]) -> Actor:
 
     if learned_path(policy) is None and not is_run_directory(policy):
         raise UsageError(
-            f"policy: {policy} is not {', '.join(cards())} or a run directory; `esper policies` "
-            "describes them"
+            f"policy: {policy!r} is neither one of {', '.join(cards())} nor a run directory; "
+            "`esper policies` describes them"
         )
     learned = GrowingPolicy.named(policy)
     named = ", ".join(learned.settings.world.task)
     warn(f"policy {policy} was trained on {named}; on a module of your own it is untested")
     agent = learned.agent(seed)
-    agent.greedy = learned.decided
+    agent.greedy = learned.greedy_by_default
     return agent

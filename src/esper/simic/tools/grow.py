@@ -82,7 +82,7 @@ class GrowingPolicy:
         return self.name if self.checkpoint is None else self.checkpoint.sha256
 
     @property
-    def decided(self) -> bool:
+    def greedy_by_default(self) -> bool:
         """Whether the policy learned from records, and so takes its most probable action.
 
         What it copies or compares are decisions; one that learned by acting has learned with its
@@ -90,7 +90,7 @@ class GrowingPolicy:
         """
         return self.learned and self.settings.method.algorithm in FROM_RECORDS
 
-    def foreign_to(self, task: Task) -> bool:
+    def trained_on_other_tasks(self, task: Task) -> bool:
         """Whether a run trained the policy, and on other tasks than this."""
         names = self.settings.world.task
         trained = {*names, *(member for name in names for member in SUITES.get(name, ()))}
@@ -121,7 +121,7 @@ class GrowingPolicy:
         run = learned_path(name) or Path(name)
         if not is_run_directory(str(run)):
             raise UsageError(
-                f"policy: {name} is not a run directory or one of {', '.join(CONTROLS)}; "
+                f"policy: {name!r} is neither one of {', '.join(CONTROLS)} nor a run directory; "
                 "`esper runs` lists the runs"
             )
         try:
@@ -143,7 +143,9 @@ class GrowingPolicy:
     def trained_on(cls, task: Task) -> "GrowingPolicy":
         """The policy in the box that learned on tasks like ``task``, or ``DEFAULT``."""
         trained = (cls.named(name) for name, card in cards().items() if card.learned)
-        return next((one for one in trained if not one.foreign_to(task)), cls.named(DEFAULT))
+        return next(
+            (one for one in trained if not one.trained_on_other_tasks(task)), cls.named(DEFAULT)
+        )
 
     def actor(self, environment: GrowthEnv, greedy: bool) -> Actor:
         """The actor: an agent restored from the checkpoint, or the control.

@@ -43,7 +43,7 @@ class _Refused(Exception):
 
     def __str__(self) -> str:
         return (
-            f"{MAX_REFUSALS} updates in a row met numbers that are not finite, so the run stops; "
+            f"{MAX_REFUSALS} updates in a row produced non-finite values, so the run stops; "
             "its checkpoint and the files under refused/ are kept"
         )
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from esper.leyline.errors import first_line
-from esper.tolaria.export import packed, packed_onnx, without_traces
+from esper.tolaria.export import onnx_bytes, pt2_bytes, without_traces
 from esper.tolaria.own_model.samples import (
     call,
     evaluating,
@@ -41,11 +41,11 @@ class Exported:
 
     def pt2(self) -> bytes:
         """The content of a ``.pt2`` file."""
-        return packed(self.program)
+        return pt2_bytes(self.program)
 
     def onnx(self) -> bytes:
         """The content of an ``.onnx`` file; needs the packages onnx and onnxscript."""
-        return packed_onnx(self.program, named=False)
+        return onnx_bytes(self.program, named=False)
 
 
 def exported(model: nn.Module, inputs: Any) -> Exported:

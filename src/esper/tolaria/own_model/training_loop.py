@@ -43,7 +43,7 @@ class Training:
     clip: Callable[[], None] | None = None
     unpack: Unpack = unpack
     amp_dtype: torch.dtype | None = None
-    _asleep: list[nn.Module] = field(default_factory=list)
+    _eval_modules: list[nn.Module] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         scaled = self.amp_dtype == torch.float16 and self.device.type == "cuda"
@@ -51,7 +51,7 @@ class Training:
         if self.model.training:
             # Parts that the user put in evaluation mode, such as a pretrained BatchNorm, stay
             # there.
-            self._asleep = [module for module in self.model.modules() if not module.training]
+            self._eval_modules = [module for module in self.model.modules() if not module.training]
 
     def epoch(self) -> float:
         """Train one epoch.
@@ -63,7 +63,7 @@ class Training:
             UsageError: the loader yields nothing.
         """
         self.model.train()
-        for module in self._asleep:
+        for module in self._eval_modules:
             module.training = False
         total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
         for batch in self.loader:

@@ -93,7 +93,7 @@ class Terminal:
             notice(f"output while Sanctum was open: {self.log}")
 
 
-class Beside:
+class SanctumObserver:
     """Observes a run (``simic.training.observer.Observer``), with or without Sanctum.
 
     Args:
