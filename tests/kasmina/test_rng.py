@@ -154,7 +154,7 @@ def test_high_out_of_range_is_refused(high: int):
 def test_step_bits_equal_the_words_of_each_step(monkeypatch):
     """For any block size and any order of steps."""
     streams = torch.tensor([3, 1 << 40, 7])
-    monkeypatch.setattr(rng, "_MOST_WORDS", 4 * len(streams) * 10)
+    monkeypatch.setattr(rng, "_MAX_WORDS", 4 * len(streams) * 10)
     bits = rng.StepBits(5, streams, Purpose.MINIBATCH, 2, 10)
     assert bits.block == 4
     for step in (0, 1, 5, 4, 11, 2):

@@ -246,7 +246,10 @@ def test_usage_errors_are_one_line_and_leave_nothing(
         (["--model", str(plain)], "model: .*:model returns a int; return an nn.Module"),
         (["--model", f"{plain}:Net"], "data: .*:loaders must return the loaders"),
         (["--model", f"{plain}:Net", "--data", mine], "model: training fails .RuntimeError: "),
-        (["--model", mine, "--policy", "nowhere"], "policy: nowhere is not heuristic, never, rule"),
+        (
+            ["--model", mine, "--policy", "nowhere"],
+            "policy: 'nowhere' is neither one of heuristic, ",
+        ),
         (["--model", mine, "--out", "m.pt2"], "out: with --model several files are written"),
         (["--model", mine, "--out", str(full)], "out: .* is not empty"),
         (["--model", mine, "--onnx", "m.pt2"], "onnx: m.pt2 must end in .onnx"),

@@ -15,7 +15,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
-_MOST_WORDS = 1 << 16
+_MAX_WORDS = 1 << 16
 """Words that ``StepBits`` draws at a time, few enough to stay in the cache."""
 
 
@@ -140,7 +140,7 @@ class StepBits:
     def __init__(self, seed: int, streams: Tensor, purpose: int, episode: int, count: int):
         self.key = seed, streams, purpose, episode
         self.count = count
-        self.block = max(1, _MOST_WORDS // max(1, len(streams) * count))
+        self.block = max(1, _MAX_WORDS // max(1, len(streams) * count))
         self.begin, self.bits = 0, streams.new_empty(0, len(streams), count)
 
     def at(self, step: int) -> Tensor:
