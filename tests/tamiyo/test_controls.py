@@ -10,7 +10,7 @@ import torch
 from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, RELEVANT_HEADS, Op
 from esper.leyline.config import TrainConfig, unflatten
 from esper.simic.training.vectorized import run_training
-from esper.tamiyo.baselines import NeverActor, RandomActor
+from esper.tamiyo.baselines import NeverActor, RandomActor, first_applicable
 from esper.tamiyo.policy.action_masks import ActionMasks
 from synthetic import CPU, random_observation
 
@@ -71,3 +71,19 @@ def test_the_never_policy_always_waits() -> None:
     observation = random_observation((5,), slots=2, seed=1)
     actions, _, _ = NeverActor().act(observation, 0)
     assert (actions == 0).all()
+
+
+def test_the_first_operation_that_is_wanted_in_some_slot_is_taken() -> None:
+    """Of several slots the first, or where slots are scored the best of those that want it."""
+    none, second, both = [False, False], [False, True], [True, True]
+    wanted = {
+        Op.PRUNE: torch.tensor([none, both, second, none]),
+        Op.ADVANCE: torch.tensor([both, both, both, none]),
+    }
+    op, slot = first_applicable(wanted)
+    assert op.tolist() == [Op.ADVANCE, Op.PRUNE, Op.PRUNE, Op.WAIT]
+    assert slot.tolist() == [0, 0, 1, 0]
+    scores = {Op.PRUNE: torch.tensor([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])}
+    same, slot = first_applicable(wanted, scores)
+    assert same.tolist() == op.tolist()
+    assert slot.tolist() == [0, 1, 1, 0]

@@ -42,6 +42,32 @@ def with_canonical(heads: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(columns, -1)
 
 
+def first_applicable(
+    wanted: dict[Op, Tensor], scores: dict[Op, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """The first operation that is wanted in some slot, and that slot; WAIT and 0 if none is.
+
+    Args:
+        wanted: operations in order of precedence, and the slots in which each is wanted, bool
+            ``[N, S]``.
+        scores: a score above 0 for each slot of some operations, float ``[N, S]``: of the slots
+            that want the operation the one of the highest score is taken, otherwise the first.
+
+    Returns:
+        operation and slot, int64 ``[N]``.
+    """
+    first = next(iter(wanted.values()))
+    op = torch.full_like(first[:, 0], int(Op.WAIT), dtype=torch.long)
+    slot = torch.zeros_like(op)
+    for choice, slots in reversed(wanted.items()):
+        where, score = slots.any(1), slots.float()
+        if scores is not None and choice in scores:
+            score = torch.where(slots, scores[choice], 0.0)
+        op = torch.where(where, int(choice), op)
+        slot = torch.where(where, score.argmax(1), slot)
+    return op, slot
+
+
 def on_device(rows: RowsT, device: torch.device) -> RowsT:
     """A dataclass of tensors alone, with each of them on ``device``."""
     return type(rows)(*(getattr(rows, field.name).to(device) for field in fields(rows)))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import CANONICAL_CHOICE, Op, Style
-from esper.tamiyo.baselines import on_device, with_canonical, without_learning
+from esper.tamiyo.baselines import first_applicable, on_device, with_canonical, without_learning
 from esper.tamiyo.policy.features import Observation
 
 NEVER = 1 << 30
@@ -97,12 +97,7 @@ class ScheduleActor:
             Op.ADVANCE: legal[:, Op.ADVANCE],
             Op.GERMINATE: legal[:, Op.GERMINATE] & due,
         }
-        op = torch.full_like(self._plan.start[:, 0], int(Op.WAIT))
-        slot = torch.zeros_like(op)
-        for choice in reversed(wanted):
-            where = wanted[choice].any(1)
-            op = torch.where(where, int(choice), op)
-            slot = torch.where(where, wanted[choice].int().argmax(1), slot)
+        op, slot = first_applicable(wanted)
         germinates = op == Op.GERMINATE
         self._grown |= germinates[:, None] & (
             torch.arange(due.shape[1], device=op.device) == slot[:, None]

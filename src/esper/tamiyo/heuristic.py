@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import ALPHA_TARGETS, BLUEPRINTS, HEADS, TEMPO_STEPS, Op, Style
+from esper.leyline.actions import ALPHA_TARGETS, BLUEPRINTS, TEMPO_STEPS, Op, Style
 from esper.leyline.stages import Stage
-from esper.tamiyo.baselines import without_learning
+from esper.tamiyo.baselines import first_applicable, with_canonical, without_learning
 from esper.tamiyo.policy.features import (
     HOST_FEATURES,
     SCORE_FEATURE_SCALE,
@@ -92,12 +92,7 @@ class HeuristicActor:
         ready = plateau & available & (self._since_prune >= self.window)
         wanted[Op.GERMINATE] = legal[:, Op.GERMINATE] & ready[:, None]
 
-        op = torch.zeros_like(self._tried)
-        slot = torch.zeros_like(op)
-        for choice in reversed(wanted):
-            where = wanted[choice].any(1)
-            op = torch.where(where, int(choice), op)
-            slot = torch.where(where, wanted[choice].int().argmax(1), slot)
+        op, slot = first_applicable(wanted)
         self._update_penalties(observation, op, slot)
         germinates = op == Op.GERMINATE
         self._tried += germinates
@@ -109,8 +104,7 @@ class HeuristicActor:
             "tempo": torch.full_like(op, TEMPO_STEPS.index(3)),
             "alpha_target": torch.full_like(op, ALPHA_TARGETS.index(1.0)),
         }
-        actions = torch.stack([heads.get(head, torch.zeros_like(op)) for head in HEADS], -1)
-        return without_learning(actions)
+        return without_learning(with_canonical(heads))
 
     def _plateau(self, observation: Observation) -> Tensor:
         """Whether the smoothed validation loss has stopped falling, bool ``[N]``."""

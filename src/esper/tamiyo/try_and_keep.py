@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.leyline.actions import ALPHA_SPEED_STEPS, CANONICAL_CHOICE, Op, Style
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Task
-from esper.tamiyo.baselines import on_device, with_canonical, without_learning
+from esper.tamiyo.baselines import first_applicable, on_device, with_canonical, without_learning
 from esper.tamiyo.plans import blueprint_of
 from esper.tamiyo.policy.features import (
     HOST_FEATURES,
@@ -83,14 +83,7 @@ class TryAndKeepActor:
             Op.ADVANCE: legal[:, Op.ADVANCE],
             Op.GERMINATE: legal[:, Op.GERMINATE] & due[:, None] & ~self._planted,
         }
-        op = torch.zeros_like(trial.start)
-        slot = torch.zeros_like(op)
-        for choice in reversed(wanted):
-            where, score = wanted[choice].any(1), wanted[choice].float()
-            if choice is Op.PRUNE:
-                score = torch.where(wanted[choice], order.float() + 1.0, 0.0)
-            op = torch.where(where, int(choice), op)
-            slot = torch.where(where, score.argmax(1), slot)
+        op, slot = first_applicable(wanted, {Op.PRUNE: order.float() + 1.0})
         places = torch.arange(self._planted.shape[1], device=op.device)
         self._planted |= (op == Op.GERMINATE)[:, None] & (places == slot[:, None])
         return growth_actions(op, slot, trial.blueprint)
