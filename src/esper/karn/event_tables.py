@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow
 
+from esper.karn.sql_text import sql_literal
 from esper.leyline.events import (
     EVENTS,
     PPOUpdateCompleted,
@@ -146,7 +147,7 @@ class EventTables:
         files = [
             file for found in (self._parts, self._moved) for own in found.values() for file in own
         ]
-        listed = ", ".join(_text(str(file)) for file in files)
+        listed = ", ".join(sql_literal(str(file)) for file in files)
         database.execute(f"SET allowed_paths = [{listed}]")
         earlier = [_selection(name, files) for name, files in self._parts.items()]
         later = [_selection(name, files) for name, files in self._moved.items()]
@@ -185,16 +186,11 @@ def _first_start(parts: Iterable[Part]) -> TrainingStarted | None:
 
 def _selection(name: str, files: list[Path]) -> str:
     """SQL that selects the lines of a run in files."""
-    listed = ", ".join(_text(str(file)) for file in files)
-    return f"SELECT {_text(name)} AS run, data AS line FROM read_parquet([{listed}])"
+    listed = ", ".join(sql_literal(str(file)) for file in files)
+    return f"SELECT {sql_literal(name)} AS run, data AS line FROM read_parquet([{listed}])"
 
 
 def _batch(name: str, lines: list[bytes]) -> pyarrow.RecordBatch:
     names = pyarrow.array([name] * len(lines), pyarrow.string())
     texts = pyarrow.array(lines, pyarrow.binary()).cast(pyarrow.large_string())
     return pyarrow.record_batch([names, texts], schema=_LINES)
-
-
-def _text(value: str) -> str:
-    """A string literal of SQL."""
-    return "'" + value.replace("'", "''") + "'"

@@ -14,6 +14,7 @@ import pyarrow
 from esper.karn.event_tables import EventTables, LinesOfRun
 from esper.karn.record_views import RECORD_VIEWS, create_record_views
 from esper.karn.runs import find_runs, inspect, stored
+from esper.karn.sql_text import sql_literal
 from esper.karn.views import TASKS, VIEWS, WORDS, event_table, view_definitions
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS
@@ -151,8 +152,7 @@ class Store:
         database = duckdb.connect(":memory:")
         database.execute(f"SET memory_limit = '{MEMORY_MEGABYTES}MB'")
         database.execute("SET threads = 1")
-        folder = self._folder.name.replace("'", "''")
-        database.execute(f"SET temp_directory = '{folder}'")
+        database.execute(f"SET temp_directory = {sql_literal(self._folder.name)}")
         self._events.register(database)
         for name in EVENTS:
             database.execute(f"CREATE VIEW {name.lower()} AS {event_table(name)}")

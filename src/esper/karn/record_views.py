@@ -9,6 +9,7 @@ import pyarrow
 import pyarrow.dataset
 import pyarrow.fs
 
+from esper.karn.sql_text import sql_literal
 from esper.leyline.records import Layout, RecordHeader, VerifiedRecords, record_schema
 
 RECORD_VIEWS: Final = ("records", "record_files")
@@ -120,13 +121,8 @@ def _dataset(paths: Iterable[Path], layout: Layout) -> pyarrow.dataset.Dataset:
 
 def _selection(table: str, run: str, layout: Layout) -> str:
     casts = ", ".join(f"{name}::{kind} AS {name}" for name, kind in _LISTS.items())
-    ops = ", ".join(_text(op) for op in layout.options["op"])
+    ops = ", ".join(sql_literal(op) for op in layout.options["op"])
     return (
-        f"SELECT {_text(run)} AS run, * REPLACE ({casts}), "
+        f"SELECT {sql_literal(run)} AS run, * REPLACE ({casts}), "
         f"[{ops}][actions[1] + 1] AS op FROM {table}"
     )
-
-
-def _text(value: str) -> str:
-    """A string literal of SQL."""
-    return "'" + value.replace("'", "''") + "'"

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from esper.karn.sql_text import sql_literal
 from esper.leyline.actions import BLUEPRINTS, CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import EVENTS, POINTS, EpisodeOutcome, EpochCompleted, Event
 from esper.leyline.metrics import METRICS
@@ -91,7 +92,7 @@ _KEYS = ("run", "round", "update", "time")
 
 
 def _quoted(metric: str) -> str:
-    return "metrics['" + metric.replace("'", "''") + "']"
+    return f"metrics[{sql_literal(metric)}]"
 
 
 def _texts(names: Iterable[str]) -> str:
