@@ -34,6 +34,16 @@ class SlotSpec:
     family: str = "conv"
     accepts: tuple[str, ...] = ()
 
+    @property
+    def summary(self) -> str:
+        """One line about the slot: its activation, and the parameters of each blueprint there."""
+        sizes = ", ".join(f"{BLUEPRINTS[kind]} {self.layouts[kind].size:,}" for kind in self.kinds)
+        height, width = self.size
+        shape = f"{self.channels} channels"
+        if self.family == "conv":
+            shape += f" of {height}x{width}"
+        return f"{self.name}: {shape}; parameters of {sizes}"
+
     @cached_property
     def kinds(self) -> tuple[int, ...]:
         """Indices of the blueprints that can live here."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from esper.kasmina.slots import SlotSpec
-from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import WorldConfig
 from esper.leyline.config.setting import SEEDS, setting, up_to
 from esper.leyline.errors import UsageError
@@ -15,6 +13,7 @@ from esper.runtime.plugins import load, module
 from esper.runtime.tasks import TASKS, Task, find_all
 from esper.scripts.flags import parse
 from esper.simic.own_models.model_check import check as check_model
+from esper.simic.own_models.policy_price import duration
 from esper.simic.tools.task_check import TaskTrial, try_task
 
 
@@ -106,7 +105,7 @@ def _lines(task: Task, found: TaskTrial) -> str:
         memory = f"{mebibytes:.1f} MiB per environment, {total}"
     lines = [
         ("host", f"{task.host.summary}, {task.host.parameter_count:,} parameters"),
-        *(("slot", _slot(slot)) for slot in task.host.slots),
+        *(("slot", slot.summary) for slot in task.host.slots),
         ("data", f"{sizes} images {tuple(data.train_images.shape[1:])}, {data.classes} classes"),
         (
             "horizon",
@@ -117,18 +116,8 @@ def _lines(task: Task, found: TaskTrial) -> str:
         (
             "time",
             f"{1000 * found.seconds:.2f} ms per environment step on one thread, "
-            f"{_duration(steps * found.seconds)} for {world.rounds} rounds of {world.envs} "
+            f"{duration(steps * found.seconds)} for {world.rounds} rounds of {world.envs} "
             "environments (without the policy)",
         ),
     ]
     return "\n".join([f"{task.name} fits", *(f"  {name:<9}{value}" for name, value in lines)])
-
-
-def _slot(slot: SlotSpec) -> str:
-    height, width = slot.size
-    fitting = ", ".join(f"{BLUEPRINTS[kind]} {slot.layouts[kind].size:,}" for kind in slot.kinds)
-    return f"{slot.name}: {slot.channels} channels of {height}x{width}; parameters of {fitting}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

@@ -21,7 +21,7 @@ from esper.simic.own_models.lifecycle_controller import LifecycleController, sav
 from esper.simic.own_models.policies import actor
 from esper.tamiyo.policy.features import USUAL_RENT
 from esper.tolaria.own_model.grafted_model import GraftedModel, parameter_count
-from esper.tolaria.own_model.samples import evaluating, first_samples, sample_count, undisturbed
+from esper.tolaria.own_model.samples import evaluating, half_or_all, undisturbed
 from esper.tolaria.own_model.validation import Scale, Validation, as_score
 
 
@@ -263,15 +263,8 @@ class Growth:
                 "step: the module has not been called yet; train an epoch first, or give example="
             )
 
-        def run(half: bool) -> Any:
-            args, kwargs = example
-            if half and (count := sample_count((*args, *kwargs.values()))) > 1:
-                args = first_samples(args, count // 2)
-                kwargs = first_samples(kwargs, count // 2)
-            return self.model(*args, **kwargs)
-
         with undisturbed(), evaluating(self.model), torch.no_grad():
-            slots = find_slots(self.model, run, self.names)
+            slots = find_slots(self.model, half_or_all(self.model, *example), self.names)
         self._create_lifecycle(slots)
         self._say("slots: " + ", ".join(f"{slot.name} ({slot.channels})" for slot in slots))
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from esper.kasmina.grafts.attachment import attach, learn_behind, new_seed, set_hook, strip
 from esper.kasmina.grafts.slot_search import find_slots
 from esper.kasmina.slots import SlotSpec
-from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import first_line
+from esper.simic.own_models.growth_arguments import as_arguments
 from esper.simic.own_models.policies import planted_blueprint
 from esper.simic.own_models.policy_price import PolicyPrice, duration, policy_price
 from esper.tolaria.own_model import samples
@@ -25,6 +25,7 @@ from esper.tolaria.own_model.samples import (
     evaluating,
     first_batch,
     first_samples,
+    half_or_all,
     sample_count,
     undisturbed,
 )
@@ -92,7 +93,7 @@ class CheckReport:
             f"{self.name} {'fits' if self.ok else 'does not fit'}",
             f"  model    {self.parameters:,} parameters",
             f"  data     {self.batches:,} minibatches of {self.batch}",
-            *(f"  slot     {_described(slot)}" for slot in self.slots),
+            *(f"  slot     {slot.summary}" for slot in self.slots),
         ]
         if self.step.seconds > 0.0:
             lines += self._costs()
@@ -211,12 +212,8 @@ def _check_forward(
 
 
 def _find(model: nn.Module, inputs: Any, names: Sequence[str] | None, report: CheckReport) -> None:
-    def run(half: bool) -> Any:
-        count = max(1, sample_count(inputs) // 2)
-        return call(model, first_samples(inputs, count) if half else inputs)
-
     with undisturbed(), evaluating(model), torch.no_grad():
-        report.slots = find_slots(model, run, names)
+        report.slots = find_slots(model, half_or_all(model, *as_arguments(inputs)), names)
 
 
 def _measure(
@@ -339,12 +336,3 @@ def _floats(value: Any) -> list[Tensor]:
     if not isinstance(value, dict | tuple | list):
         return []
     return [x for part in parts for x in _floats(part)]
-
-
-def _described(slot: SlotSpec) -> str:
-    sizes = ", ".join(f"{BLUEPRINTS[kind]} {slot.layouts[kind].size:,}" for kind in slot.kinds)
-    height, width = slot.size
-    shape = f"{slot.channels} channels"
-    if slot.family == "conv":
-        shape += f" of {height}x{width}"
-    return f"{slot.name}: {shape}; parameters of {sizes}"

@@ -11,6 +11,7 @@ import torch
 
 from esper.leyline.errors import UsageError
 from esper.simic.run.disk import replace_synced
+from esper.tolaria.own_model.samples import loader_generators
 
 FORMAT = 1
 """Version of what the file holds."""
@@ -89,7 +90,7 @@ def random_state(loaders: Iterable[object]) -> dict[str, Any]:
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
         "python": random.getstate(),
-        "loaders": [generator.get_state() for generator in _generators(loaders)],
+        "loaders": [generator.get_state() for generator in loader_generators(loaders)],
     }
 
 
@@ -101,11 +102,5 @@ def set_random_state(state: dict[str, Any], loaders: Iterable[object]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])
-    for generator, own in zip(_generators(loaders), state["loaders"], strict=True):
+    for generator, own in zip(loader_generators(loaders), state["loaders"], strict=True):
         generator.set_state(own)
-
-
-def _generators(loaders: Iterable[object]) -> list[torch.Generator]:
-    parts = [part for loader in loaders for part in (loader, getattr(loader, "sampler", None))]
-    found = (getattr(part, "generator", None) for part in parts)
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())

@@ -136,6 +136,23 @@ def sample_count(inputs: Any) -> int:
     return 1
 
 
+def half_or_all(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[bool], Any]:
+    """Forward passes of ``model`` with arguments: of half the samples if true, else of all.
+
+    One sample is not halved.
+    """
+
+    def run(half: bool) -> Any:
+        count = sample_count((*args, *kwargs.values()))
+        if not half or count <= 1:
+            return model(*args, **kwargs)
+        return model(*first_samples(args, count // 2), **first_samples(kwargs, count // 2))
+
+    return run
+
+
 def first_batch(loader: Iterable[Any], name: str) -> Any:
     """The first batch of a loader, with the state of all random numbers as before.
 
@@ -152,16 +169,20 @@ def first_batch(loader: Iterable[Any], name: str) -> Any:
     raise UsageError(f"{name}: it yields no batch; give one that does")
 
 
+def loader_generators(loaders: Iterable[object]) -> list[torch.Generator]:
+    """The generators of loaders and of their samplers, each once."""
+    parts = [part for loader in loaders for part in (loader, getattr(loader, "sampler", None))]
+    found = (getattr(part, "generator", None) for part in parts)
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
 @contextmanager
 def undisturbed(loader: object = None) -> Iterator[None]:
     """Restore the random numbers of torch, numpy and python, and those of ``loader``, afterwards.
 
     What is measured besides training must not shift the order of its data, nor its dropout.
     """
-    sampler = getattr(loader, "sampler", None)
-    found = (getattr(part, "generator", None) for part in (loader, sampler))
-    generators = {id(g): g for g in found if isinstance(g, torch.Generator)}.values()
-    states = [(generator, generator.get_state()) for generator in generators]
+    states = [(generator, generator.get_state()) for generator in loader_generators([loader])]
     python, arrays = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
