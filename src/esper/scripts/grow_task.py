@@ -11,9 +11,9 @@ from esper.runtime.plugins import load
 from esper.runtime.tasks import find
 from esper.scripts.grow_arguments import GrowArguments, check_writable
 from esper.simic.run.disk import replace_synced
-from esper.simic.tools.grow import SPLITS, TOLERANCE, GrowingPolicy, Grown, check_file
+from esper.simic.tools.grow import SPLITS, GrowingPolicy, Grown, check_file
 from esper.simic.tools.grow import grow as grow_host
-from esper.tolaria.export import export_program, onnx_bytes, pt2_bytes
+from esper.tolaria.export import TOLERANCE, export_program, onnx_bytes, pt2_bytes
 
 
 def grow_task(given: GrowArguments) -> int:

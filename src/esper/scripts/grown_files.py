@@ -13,8 +13,8 @@ from esper.leyline.notices import notice
 from esper.runtime.own_files import OwnFile
 from esper.simic.own_models.growth_result import GrowthResult
 from esper.simic.run.disk import replace_synced
+from esper.tolaria.export import TOLERANCE, difference
 from esper.tolaria.own_model.exported import (
-    difference,
     exported,
     outputs,
     outputs_of_file,
@@ -23,8 +23,6 @@ from esper.tolaria.own_model.exported import (
 from esper.tolaria.own_model.samples import first_samples
 
 FINISHED, PROGRAM, ONNX, PICTURE = "result.json", "model.pt2", "model.onnx", "growth.svg"
-TOLERANCE = 1e-5
-"""Largest permitted difference of an output, relative to the largest if that is above 1."""
 
 
 def write_files(

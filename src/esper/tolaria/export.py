@@ -27,6 +27,9 @@ from esper.tolaria.plan import Form, Seeds
 INPUT, OUTPUT = "images", "logits"
 """Names of the exported program's input and output."""
 
+TOLERANCE = 1e-5
+"""Largest permitted ``difference`` between the outputs of an exported file and of its network."""
+
 _EXAMPLES = 3
 """Images in the traced batch; torch.export treats a batch size of 0 or 1 as a constant."""
 
@@ -188,6 +191,11 @@ def export_program(network: nn.Module, image: tuple[int, int, int]) -> ExportedP
     with torch.no_grad():
         program = torch.export.export(network, (images,), dynamic_shapes=({0: batch},))
     return without_traces(program)
+
+
+def difference(one: Tensor, two: Tensor) -> float:
+    """The largest difference, relative to the largest number of ``one`` if that is above 1."""
+    return float((one - two).abs().max()) / max(1.0, float(one.abs().max()))
 
 
 def without_traces(program: ExportedProgram) -> ExportedProgram:

@@ -34,7 +34,7 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy_box import cards, learned_path
 from esper.tolaria.backends import Scores
 from esper.tolaria.backends.choice import torch_backend
-from esper.tolaria.export import committed, grown_network
+from esper.tolaria.export import committed, difference, grown_network
 from esper.tolaria.governor import Reason
 from esper.tolaria.precision import Precision
 
@@ -45,9 +45,6 @@ DEFAULT = "rule"
 FROM_RECORDS = ("imitation", "offline")
 """Algorithms that do not act."""
 SPLITS = ("test", "validation")
-TOLERANCE = 1e-5
-"""Largest permitted difference of a logit between an exported file and its host, relative to the
-largest logit if that is above 1."""
 
 
 def is_run_directory(name: str) -> bool:
@@ -214,11 +211,6 @@ class Grown:
     images: Tensor
     logits: Tensor
 
-    def difference(self, logits: Tensor) -> float:
-        """The largest difference between ``logits`` and the engine's, see ``TOLERANCE``."""
-        scale = max(1.0, float(self.logits.abs().max()))
-        return float((logits - self.logits).abs().max()) / scale
-
 
 def grow(policy: GrowingPolicy, task: Task, seed: int = 42, greedy: bool = False) -> Grown:
     """Grow one newly initialised host of ``task`` through one episode.
@@ -329,8 +321,8 @@ def check_file(content: bytes, grown: Grown) -> float:
     """Load the content of a ``.pt2`` file and run it.
 
     Returns:
-        the largest difference between its logits and the engine's, see ``TOLERANCE``.
+        how far its logits differ from the engine's, see ``export.difference``.
     """
     module = torch.export.load(io.BytesIO(content)).module()
     with torch.no_grad():
-        return grown.difference(module(grown.images))
+        return difference(grown.logits, module(grown.images))

@@ -94,11 +94,6 @@ def outputs_of_onnx(content: bytes, inputs: Any) -> Tensor:
     return torch.from_numpy(found[0]).float()
 
 
-def difference(one: Tensor, two: Tensor) -> float:
-    """The largest difference, relative to the largest number if that is above 1."""
-    return float((one - two).abs().max()) / max(1.0, float(one.abs().max()))
-
-
 def _program(model: nn.Module, inputs: Any, batch: Dim | None) -> ExportedProgram:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
