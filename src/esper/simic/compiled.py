@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.leyline.errors import first_line
 from esper.simic.loss import ppo_loss
 from esper.simic.sequences import Sequences
 from esper.tamiyo.policy.interface import Policy
@@ -86,6 +87,4 @@ class Compiled:
 
 def log_uncompiled(error: Exception) -> None:
     """Log in one line that ``error`` ends compilation."""
-    first = str(error).strip().splitlines()
-    reason = first[0] if first else type(error).__name__
-    log.warning("compile: %s; continuing without compilation", reason)
+    log.warning("compile: %s; continuing without compilation", first_line(error))
