@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
+
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
     """Copy ``x`` from the CPU to ``device``.

@@ -1,7 +1,6 @@
 """Data sets that reside in memory, split into train, validation and test."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import UsageError
+from esper.runtime.paths import absolute_path
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class FromDirectory:
 
     def __call__(self) -> Dataset:
         try:
-            place = os.path.realpath(os.path.expanduser(self.directory))
+            place = absolute_path(self.directory)
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"data_dir: {str(self.directory)!r} is not a path ({error})"

@@ -17,6 +17,7 @@ from torch import nn
 
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.runtime import plugins
+from esper.runtime.paths import absolute_path
 
 MODEL, LOADERS, RECIPE = "model", "loaders", "recipe"
 """What Esper looks for in a file if no name is given."""
@@ -82,7 +83,7 @@ class OwnFile:
 
     def described(self, error: BaseException) -> str:
         """An error on one line, with the line of the user's file at which it arose, if it did."""
-        files = {_path(each.rpartition(":")[0]) for each in (self.model, self.data)}
+        files = {absolute_path(each.rpartition(":")[0]) for each in (self.model, self.data)}
         places = [
             f"{os.path.basename(frame.filename)}, line {frame.lineno}: "
             for frame in traceback.extract_tb(error.__traceback__)
@@ -149,10 +150,6 @@ def set_seed(seed: int) -> None:
     random.seed(seed)
 
 
-def _path(file: str) -> str:
-    return os.path.realpath(os.path.expanduser(file))
-
-
 def _split(given: str, default: str) -> tuple[str, str]:
     file, colon, name = given.rpartition(":")
     return (file, name) if colon and name.isidentifier() else (given, default)
@@ -160,7 +157,7 @@ def _split(given: str, default: str) -> tuple[str, str]:
 
 def _module(setting: str, file: str) -> ModuleType:
     """The module of a file, which may import its neighbours as under ``python FILE``."""
-    folder = os.path.dirname(_path(file))
+    folder = os.path.dirname(absolute_path(file))
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:

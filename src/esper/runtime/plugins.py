@@ -11,6 +11,7 @@ from typing import Any
 from esper.kasmina.blueprints import BUILDERS
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS
 from esper.leyline.errors import UsageError
+from esper.runtime.paths import absolute_path
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 
 _loaded: dict[Path, ModuleType] = {}
@@ -24,7 +25,7 @@ def load(path: str) -> None:
         UsageError: there is no such Python file, or it failed; names the failing line.
     """
     try:
-        file = Path(os.path.realpath(os.path.expanduser(path)))
+        file = Path(absolute_path(path))
         if file in _loaded:
             return
         if file.suffix != ".py":
@@ -58,7 +59,7 @@ def module(path: str) -> ModuleType:
         UsageError: see ``load``.
     """
     load(path)
-    return _loaded[Path(os.path.realpath(os.path.expanduser(path)))]
+    return _loaded[Path(absolute_path(path))]
 
 
 def digest(path: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.kasmina.transfer import CPU
 from esper.runtime.tasks import Task
 from esper.simic.growth.collect import Actor, collect
 from esper.simic.growth.environment import GrowthEnv
@@ -17,7 +18,6 @@ from esper.tamiyo.plans import NEVER, PLACES, Plan, schedule, slot_at
 from esper.tolaria.precision import Precision
 
 Floats = NDArray[np.float64]
-CPU = torch.device("cpu")
 ROWS = 512
 """Environments per batch of hosts; more would not fit into the cache."""
 

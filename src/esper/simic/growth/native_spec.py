@@ -9,6 +9,7 @@ from torch import Tensor
 from esper.kasmina import gates, lifecycle
 from esper.kasmina.lifecycle import ALPHA_TOLERANCE, Rules
 from esper.kasmina.seeds import AlphaMode
+from esper.kasmina.transfer import CPU
 from esper.leyline.actions import BLUEPRINTS, HEADS, Curve, Op, Style
 from esper.leyline.stages import COMPUTING, DEVELOPING, LIVING, PRUNABLE, STAGE_COUNT, Stage
 from esper.native.structures import Struct
@@ -20,8 +21,6 @@ from esper.tolaria import health
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import DivergenceDetector
 from esper.tolaria.slot_measures import SLOT_MEASURES
-
-_CPU = torch.device("cpu")
 
 
 def governor_limits(
@@ -118,13 +117,13 @@ def _tables(engine: Engine, kinds: Tensor) -> dict[str, Tensor]:
     """The lookup tables, by the names of ``StepSpec``."""
     slots = engine.slots
     looked_up = {
-        "last_option": lifecycle.last_options(len(slots), _CPU),
-        "moved": lifecycle.MOVED.on(_CPU),
-        "first_curve": lifecycle.FIRST_CURVE.on(_CPU),
-        "targets": lifecycle.TARGETS.on(_CPU),
-        "speeds": lifecycle.SPEEDS.on(_CPU),
-        "tempos": lifecycle.TEMPOS.on(_CPU),
-        "sigmoids": lifecycle.sigmoids(_CPU),
+        "last_option": lifecycle.last_options(len(slots), CPU),
+        "moved": lifecycle.MOVED.on(CPU),
+        "first_curve": lifecycle.FIRST_CURVE.on(CPU),
+        "targets": lifecycle.TARGETS.on(CPU),
+        "speeds": lifecycle.SPEEDS.on(CPU),
+        "tempos": lifecycle.TEMPOS.on(CPU),
+        "sigmoids": lifecycle.sigmoids(CPU),
         "living": _members(LIVING),
         "computing": _members(COMPUTING),
         "developing": _members(DEVELOPING),
@@ -134,11 +133,11 @@ def _tables(engine: Engine, kinds: Tensor) -> dict[str, Tensor]:
         "parameters": engine.parameter_table,
         "tensor_counts": torch.tensor([slot.tensor_counts for slot in slots]),
         "tensors": torch.tensor([slot.segment_count for slot in slots]),
-        "stage_table": features.STAGES.on(_CPU),
-        "share_table": features.SHARES.on(_CPU),
-        "ramp_table": features.RAMPS.on(_CPU),
-        "style_table": features.STYLES.on(_CPU),
-        "op_table": features.OPS.on(_CPU),
+        "stage_table": features.STAGES.on(CPU),
+        "share_table": features.SHARES.on(CPU),
+        "ramp_table": features.RAMPS.on(CPU),
+        "style_table": features.STYLES.on(CPU),
+        "op_table": features.OPS.on(CPU),
         "place": torch.tensor(features.places(slots), dtype=torch.float32),
     }
     return {name: table.contiguous() for name, table in looked_up.items()}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
+from esper.kasmina.transfer import CPU
 from esper.leyline.config import Algorithm, TrainConfig
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.config.setting import about, check_name, check_ranges, settings_of
@@ -19,6 +19,7 @@ from esper.leyline.config.values import typed
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
+from esper.runtime.paths import absolute_path
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline.methods import loss_of
@@ -105,7 +106,7 @@ def learn_offline(
     device = resolve_device(config.device)
     threads = config.threads or torch.get_num_threads()
     data = read_data(config)
-    settings = policy_config(config, algorithm_of(config), data.world, threads)
+    settings = policy_config(config, algorithm_of(type(config)), data.world, threads)
     check_sinks(settings.output)
     with arithmetic(device, threads, config.tf32):
         trainer = build_trainer(config, data, device, threads)
@@ -138,9 +139,9 @@ def learn_offline(
     return OfflineSummary(directory.path, status, code, epochs, session.best[0], seconds)
 
 
-def algorithm_of(config: ImitationConfig) -> Algorithm:
+def algorithm_of(kind: type[ImitationConfig]) -> Algorithm:
     """The algorithm that settings of this class describe: ``imitation`` or ``offline``."""
-    return "offline" if isinstance(config, OfflineConfig) else "imitation"
+    return "offline" if issubclass(kind, OfflineConfig) else "imitation"
 
 
 def resumed_config(
@@ -159,7 +160,7 @@ def resumed_config(
     """
     stored, _ = stored_config(run)
     trained = stored.method.algorithm
-    wanted = "offline" if kind is OfflineConfig else "imitation"
+    wanted = algorithm_of(kind)
     if trained != wanted:
         raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
     fields = settings_of(kind)
@@ -196,8 +197,7 @@ def build_trainer(
     policy.to(device)
     policy.amp_dtype, policy.threads = amp_dtype, threads
     # Fitted where the records are; then moved, because it takes a few small tensors.
-    cpu = torch.device("cpu")
-    fitted, fitted_returns = GrowthMoments(cpu), RunningMoments((), cpu)
+    fitted, fitted_returns = GrowthMoments(CPU), RunningMoments((), CPU)
     fit_moments(data, fitted, fitted_returns)
     moments, return_moments = GrowthMoments(device), RunningMoments((), device)
     for name, part in moments.parts().items():
@@ -208,7 +208,7 @@ def build_trainer(
         moments,
         return_moments,
         loss_of(config, return_moments),
-        policy_config(config, algorithm_of(config), data.world, threads).learner,
+        policy_config(config, algorithm_of(type(config)), data.world, threads).learner,
         device,
         compile_mode(config.compile, device),
     )
@@ -284,7 +284,7 @@ def _identity(run: Path, config: ImitationConfig) -> Identity:
 
 def _absolute(records: Sequence[str]) -> tuple[str, ...]:
     """Absolute paths, so that the run can be resumed from any directory."""
-    return tuple(os.path.realpath(os.path.expanduser(run)) for run in records)
+    return tuple(absolute_path(run) for run in records)
 
 
 def _check_same_data(run: Path, known: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from esper.kasmina.lifecycle import Rules, roll_back
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
+from esper.kasmina.transfer import CPU
 from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
@@ -28,8 +29,6 @@ from esper.tolaria.governor import DivergenceDetector, Reason
 from esper.tolaria.own_model.grafted_model import GraftedModel
 from esper.tolaria.own_model.validation import Validation
 from esper.tolaria.slot_measures import SLOT_MEASURES
-
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +78,10 @@ class LifecycleController:
         self._steps = TorchStep(body, 1, rules, self._kinds.clone())
         shape = (1, len(slots))
         self._now = self._steps.begin(
-            SeedState.dormant(shape, _CPU), SeedSignals.unknown(shape, _CPU)
+            SeedState.dormant(shape, CPU), SeedSignals.unknown(shape, CPU)
         )
         self.state, self._accuracy = self._now.state, torch.full((1,), float("nan"))
-        self._detector = DivergenceDetector(1, _CPU, classes)
+        self._detector = DivergenceDetector(1, CPU, classes)
         self._snapshot: dict[str, Tensor] | None = None
         self._observations: list[dict[str, Tensor]] = []
         self._first_step = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from esper.kasmina.transfer import CPU
 from esper.leyline.actions import Op
 from esper.leyline.config import LearnerConfig
 from esper.leyline.stages import Stage
@@ -26,7 +27,6 @@ from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends import Scores
 from esper.tolaria.precision import Precision
 
-CPU = torch.device("cpu")
 STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.transfer import CPU
 from esper.leyline.actions import (
     ALPHA_SPEED_STEPS,
     ALPHA_TARGETS,
@@ -38,7 +39,6 @@ from esper.tolaria.export import committed, difference, grown_network
 from esper.tolaria.governor import Reason
 from esper.tolaria.precision import Precision
 
-CPU = torch.device("cpu")
 CONTROLS = ("heuristic", "rule", "never")
 DEFAULT = "rule"
 """The policy where no trained one fits."""

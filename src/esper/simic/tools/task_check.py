@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from esper.kasmina.transfer import CPU
 from esper.leyline.errors import UsageError, first_line
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
@@ -15,7 +16,6 @@ from esper.tolaria.backends.trial import try_host
 from esper.tolaria.memory import forget_peak, peak_resident
 from esper.tolaria.precision import Precision
 
-CPU = torch.device("cpu")
 FEW, MANY = 8, 16
 """Environments of the two trials: one group and two groups, each with its twin."""
 _SETTLED = 14

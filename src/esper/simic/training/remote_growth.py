@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.kasmina.transfer import CPU
 from esper.leyline.config import TrainConfig, lag_of
 from esper.leyline.notices import notice
 from esper.nissa.hub import Hub
@@ -49,8 +50,6 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.interface import RecurrentState
-
-CPU = torch.device("cpu")
 
 STEPS_AT_ONCE = 64
 """Steps of a delivered episode after which the sinks are waited for: their queue is bounded, and

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.kasmina.transfer import CPU
 from esper.leyline.config import TrainConfig, lag_of
 from esper.leyline.errors import UsageError
 from esper.nissa.hub import Hub
@@ -32,7 +33,6 @@ from esper.simic.training.joined_rollouts import joined, joined_rollout
 from esper.simic.training.trainee import AnyStep
 from esper.tamiyo.policy.recurrent import FlatObservation
 
-CPU = torch.device("cpu")
 State = dict[str, dict[str, Tensor]]
 """State of environments and of the policy's memory of them, as in a checkpoint."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from esper.kasmina.transfer import CPU
 from esper.leyline.config import TrainConfig, impala_of, unflatten
 from esper.leyline.errors import UsageError, first_line
 from esper.simic.growth.agent import growth_agent
@@ -101,14 +102,13 @@ def _learner(
     config: TrainConfig, shape: dict[str, Any], amp_dtype: torch.dtype | None
 ) -> tuple[PPOAgent[Any], type]:
     """A new learner with the settings of its run, and the class of its observations."""
-    cpu = torch.device("cpu")
     if config.gymnasium.gym is not None:
-        return gym_agent(config, Shape(**shape), cpu, amp_dtype), FlatObservation
+        return gym_agent(config, Shape(**shape), CPU, amp_dtype), FlatObservation
     impala = impala_of(config)
     agent = growth_agent(
         config.learner,
         config.world.seed,
-        cpu,
+        CPU,
         amp_dtype,
         impala=impala,
         group_size=config.world.group_size,

@@ -1,6 +1,5 @@
 """Construction of devices, tasks, environments, learner and control policies from settings."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.memory_need import check_environments
 from esper.leyline.notices import notice
 from esper.runtime import plugins
+from esper.runtime.paths import absolute_path
 from esper.runtime.tasks import Task, agree, find_all
 from esper.runtime.text import reading
 from esper.simic.compiled import resolve_mode
@@ -233,11 +233,7 @@ def half_precision(name: str, device: torch.device, setting: str) -> torch.dtype
 
 def plugin_paths(config: TrainConfig) -> list[str]:
     """Absolute paths of the plug-ins, so that the run can be resumed from any directory."""
-    return [_absolute(path) for path in config.world.plugin]
-
-
-def _absolute(path: str) -> str:
-    return os.path.realpath(os.path.expanduser(path))
+    return [absolute_path(path) for path in config.world.plugin]
 
 
 def resolved(config: TrainConfig, environment: GrowthLayout, backend: str) -> TrainConfig:
@@ -251,7 +247,7 @@ def resolved(config: TrainConfig, environment: GrowthLayout, backend: str) -> Tr
     settings = {
         "task": [task.name for task in environment.tasks],
         "plugin": plugin_paths(config),
-        "text_file": config.world.text_file and _absolute(config.world.text_file),
+        "text_file": config.world.text_file and absolute_path(config.world.text_file),
         "initial_policy": config.learner.initial_policy
         and initial_run(config.learner.initial_policy),
         "slots": config.world.slots if slots_differ else slots[0],

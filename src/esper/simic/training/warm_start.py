@@ -6,6 +6,7 @@ from typing import Any
 
 from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
+from esper.runtime.paths import absolute_path
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.run.run_directory import stored_config
 from esper.tamiyo.policy_box import learned_path
@@ -21,7 +22,7 @@ def initial_run(name: str) -> str:
     if boxed is not None:
         return os.path.realpath(boxed)
     try:
-        return os.path.realpath(os.path.expanduser(name))
+        return absolute_path(name)
     except ValueError:  # a null byte: no path, which initial_parts refuses
         return name
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.transfer import CPU
 from esper.leyline.errors import UsageError
 from esper.tolaria.own_model.objectives import Objective
 from esper.tolaria.own_model.samples import (
@@ -124,7 +125,7 @@ class Evaluator:
                     found = self.objective.sums(output, target)
                     sums = found if sums is None else sums + found
                 if gathers:
-                    gathered.append((moved(prediction(output), _CPU), moved(target, _CPU)))
+                    gathered.append((moved(prediction(output), CPU), moved(target, CPU)))
                 elif self.metric is not None:
                     self.metric.update(prediction(output), target)
         if count == 0:
@@ -171,6 +172,3 @@ def as_score(value: float, higher_is_better: bool, scale: Scale) -> float:
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
     """Mixed precision in ``dtype``; none if it is None."""
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-
-_CPU = torch.device("cpu")
