@@ -22,15 +22,16 @@ import time
 import timeit
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.leyline.config.groups import MachineConfig
 from esper.runtime.registry import find_all
-from esper.simic.compiled import MODES, resolve_mode
+from esper.simic.compiled import resolve_mode
 from esper.simic.training.arithmetic import arithmetic
 from esper.tolaria.precision import resolve_precision
 
@@ -42,6 +43,7 @@ from reporting import table
 from oracles.naive import naive_host
 
 CHECKED_STEPS, CHECKED_RATE = 12, 5e-3
+COMPILE_MODES = get_args(get_type_hints(MachineConfig)["compile"])
 
 
 def check_same_numbers(workload: Workload, backend: str) -> None:
@@ -281,7 +283,10 @@ def main() -> int:
         help="whether the naive loop takes part",
     )
     parser.add_argument(
-        "--compile", default="auto", choices=MODES, help="compilation of the policy's update"
+        "--compile",
+        default="auto",
+        choices=COMPILE_MODES,
+        help="compilation of the policy's update",
     )
     parser.add_argument("--backend", nargs="+", default=["native", "torch"])
     parser.add_argument("--telemetry", default="normal")

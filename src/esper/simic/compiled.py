@@ -13,8 +13,6 @@ from esper.tamiyo.policy.interface import Policy
 
 log = logging.getLogger(__name__)
 
-MODES = ("auto", "off", "default", "reduce-overhead", "max-autotune")
-
 
 def resolve_mode(mode: str, device: torch.device) -> str:
     """The mode for ``device``: ``auto`` compiles on CUDA only, because it is slower on a CPU."""
