@@ -14,20 +14,21 @@ LADDERS = "ladders"
 """Folder of a run with the evaluations of its policy, one file a suite."""
 
 NEVER_GROW = "never grow"
-BLIND = "best fixed schedule", "lookup on static features"
+EVERYTHING = "everything at step 0"
+BEST_FIXED, LOOKUP = "best fixed schedule", "lookup on static features"
+ONE_LOOK, TRIGGER, TREE, FOREST = "one look", "trigger", "tree", "forest"
+STOPPING, TRY_AND_KEEP = "optimal stopping", "try and keep"
+TUNED_TWIN = "never grow, tuned"
+STATIC_NETWORK = "static network of three times the size"
+FULL_TUNING, LAST_LAYER_TUNING, AUTO_RGN = "full tuning", "last-layer tuning", "Auto-RGN"
+BLIND = BEST_FIXED, LOOKUP
 """Rungs that choose a plan without a look at the host."""
-LOOKING = "one look", "trigger", "tree", "forest", "optimal stopping", "try and keep"
+LOOKING = ONE_LOOK, TRIGGER, TREE, FOREST, STOPPING, TRY_AND_KEEP
 """Rungs that look at the host."""
-RULES = NEVER_GROW, "everything at step 0", *BLIND, *LOOKING
+RULES = NEVER_GROW, EVERYTHING, *BLIND, *LOOKING
 """Rungs that a user could follow instead of a policy; others know the outcomes of their hosts."""
 CLAIRVOYANT = "clairvoyant per host"
-WITHOUT_GROWING = (
-    "never grow, tuned",
-    "static network of three times the size",
-    "full tuning",
-    "last-layer tuning",
-    "Auto-RGN",
-)
+WITHOUT_GROWING = TUNED_TWIN, STATIC_NETWORK, FULL_TUNING, LAST_LAYER_TUNING, AUTO_RGN
 """Rungs that spend the budget of a host on another network or another training instead."""
 
 

@@ -9,6 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from esper.leyline.evaluation import (
+    AUTO_RGN,
+    FULL_TUNING,
+    LAST_LAYER_TUNING,
+    STATIC_NETWORK,
+    TUNED_TWIN,
+)
 from esper.runtime.tasks import Task
 from esper.simic.evaluation.play import Floats, Outcome, Population, play
 from esper.simic.evaluation.tuned import static_network, tuned_twin
@@ -30,17 +37,16 @@ def _tuned(tuning: str) -> Baseline:
     return baseline
 
 
-FULL_TUNING = "full tuning"
 FINE_TUNING: dict[str, Baseline] = {
     FULL_TUNING: _tuned("all"),
-    "last-layer tuning": _tuned("last"),
-    "Auto-RGN": _tuned("auto_rgn"),
+    LAST_LAYER_TUNING: _tuned("last"),
+    AUTO_RGN: _tuned("auto_rgn"),
 }
 """The controls of surgical fine-tuning (Lee et al., "Surgical fine-tuning improves adaptation to
 distribution shifts", ICLR 2023), for frozen hosts."""
 FROM_SCRATCH: dict[str, Baseline] = {
-    "never grow, tuned": tuned_twin,
-    "static network of three times the size": static_network,
+    TUNED_TWIN: tuned_twin,
+    STATIC_NETWORK: static_network,
 }
 """Networks that do not grow, for hosts that start from initial weights."""
 BASELINES = FROM_SCRATCH | FINE_TUNING

@@ -8,11 +8,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.evaluation import CLAIRVOYANT, LOOKING, NEVER_GROW, Rung, best_rung
+from esper.leyline.evaluation import (
+    CLAIRVOYANT,
+    EVERYTHING,
+    FULL_TUNING,
+    LOOKING,
+    NEVER_GROW,
+    TRY_AND_KEEP,
+    Rung,
+    best_rung,
+)
 from esper.simic.evaluation import rules
 from esper.simic.evaluation.baselines import (
     BASELINES,
-    FULL_TUNING,
     factors_of,
     play_baseline,
     population_of,
@@ -131,7 +139,7 @@ def control_rungs(played: Played, hosts: Hosts, plans: tuple[Plan, ...]) -> list
     everything = at_once[int(played.tuning.test_utility.mean(0)[at_once].argmax())]
     tuned = [of_plan(name, tune(known)(played.fresh.features)) for name, tune in RULES.items()]
     tuned.append(_try_and_keep(played))
-    rungs = [of_plan(NEVER_GROW, 0), of_plan("everything at step 0", everything)]
+    rungs = [of_plan(NEVER_GROW, 0), of_plan(EVERYTHING, everything)]
     if all(task.host_learning_rate == 0.0 for task in hosts.fresh.tasks):
         looking = best_rung(tuned, LOOKING)
         assert looking is not None
@@ -154,7 +162,7 @@ def _try_and_keep(played: Played) -> Rung:
     variant = int(played.tuning_trials.test_utility.mean(0).argmax())
     chosen = np.full(len(played.fresh_trials.added), variant)
     # Its choice is not a plan of the library.
-    rung = rung_of("try and keep", played.fresh_trials, chosen)
+    rung = rung_of(TRY_AND_KEEP, played.fresh_trials, chosen)
     return msgspec.structs.replace(rung, chosen=None)
 
 

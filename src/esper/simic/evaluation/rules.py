@@ -14,6 +14,15 @@ from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.tree import DecisionTreeRegressor
 
+from esper.leyline.evaluation import (
+    BEST_FIXED,
+    FOREST,
+    LOOKUP,
+    ONE_LOOK,
+    STOPPING,
+    TREE,
+    TRIGGER,
+)
 from esper.tamiyo.policy.features import HOST_FEATURES
 
 Floats = NDArray[np.float64]
@@ -275,12 +284,12 @@ def _best(predicted: Floats) -> Choices:
 
 
 RULES: dict[str, Callable[[TrainingOutcomes], Rule]] = {
-    "best fixed schedule": best_fixed,
-    "lookup on static features": lookup,
-    "one look": one_look,
-    "trigger": trigger,
-    "tree": tree,
-    "forest": forest,
-    "optimal stopping": stopping,
+    BEST_FIXED: best_fixed,
+    LOOKUP: lookup,
+    ONE_LOOK: one_look,
+    TRIGGER: trigger,
+    TREE: tree,
+    FOREST: forest,
+    STOPPING: stopping,
 }
 """The rules of the ladder, from those that do not look to those that look at every step."""
