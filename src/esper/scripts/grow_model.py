@@ -12,13 +12,14 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from esper.leyline.errors import UsageError, first_line, suggestion
+from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
 from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
 from esper.scripts.grow_arguments import GrowArguments, check_writable
 from esper.scripts.grown_files import FINISHED, write_files
 from esper.scripts.seeds_table import growth_seeds_table
 from esper.simic.own_models.attempts import LEARNING_RATE
+from esper.simic.own_models.call_arguments import usable_device
 from esper.simic.own_models.growing import grow
 from esper.simic.own_models.growth_result import GrowthResult
 from esper.simic.run.disk import replace_synced
@@ -161,12 +162,7 @@ def _check_files(given: GrowArguments) -> None:
         check_writable("onnx", given.onnx, ".onnx")
         require("onnx", "onnx")
     if given.device is not None:
-        try:
-            torch.empty(0, device=given.device)
-        except (RuntimeError, AssertionError) as error:
-            raise UsageError(
-                f"device: {given.device} is not usable ({first_line(error)})"
-            ) from error
+        usable_device(given.device)
 
 
 def _arguments(given: GrowArguments, recipe: dict[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,55 @@ def test_the_same_seeds_give_the_same_result_and_the_module_of_a_cut_short_run_i
     assert not any(".seed." in name for name in short.model.state_dict())
 
 
+def test_a_diverged_try_is_kept_only_if_all_did() -> None:
+    rates = iter([float("nan"), 1e-3, 1e-2])
+    result = grown(optimizer=lambda p: SGD(p, lr=next(rates)), tries=3, epochs=2, policy="never")
+    assert torch.tensor(result.tries[0]).isnan()
+    assert result.worth == max(result.tries[1:])
+    lost = grown(optimizer=lambda p: SGD(p, lr=float("nan")), tries=2, epochs=1, policy="never")
+    assert torch.tensor(lost.worth).isnan()
+
+
+def test_a_diverged_twin_is_not_the_better_result() -> None:
+    rates = iter([1e-3, float("nan")])
+    result = grown(optimizer=lambda p: SGD(p, lr=next(rates)), twin=True, price=0.0)
+    assert result.twin is not None
+    assert torch.tensor(result.twin.worth).isnan()
+    assert result.paid
+    assert result.better is result
+
+
+def test_the_twin_is_trained_by_an_optimizer_with_groups_of_the_module_that_was_passed() -> None:
+    model = ResidualNet()
+    initial = copy.deepcopy(model)
+
+    def grouped(_: list[nn.Parameter]) -> AdamW:
+        head = list(model.head.parameters())
+        body = [p for n, p in model.named_parameters() if not n.startswith("head")]
+        return AdamW([{"params": head, "lr": 2e-3}, {"params": body, "lr": 1e-3}])
+
+    result = grown(model, optimizer=grouped, twin=True, price=0.0)
+    assert result.model is model
+    assert result.seeds
+    assert result.twin is not None
+    assert not result.twin.seeds
+    assert result.twin.model is not model
+
+    torch.manual_seed(0)
+    model = initial
+    plain = esper.grow(
+        initial,
+        loader(*images(32)),
+        loader(*images(32, 1)),
+        optimizer=grouped,
+        policy="never",
+        epochs=16,
+        progress=False,
+    )
+    state = plain.model.state_dict()
+    assert all(torch.equal(v, state[n]) for n, v in result.twin.model.state_dict().items())
+
+
 def test_the_best_try_is_kept() -> None:
     results = []
 
@@ -153,7 +202,7 @@ def test_any_batches_can_be_unpacked_by_a_function() -> None:
         ({"slots": ["layer9"]}, "slots: ResidualNet has no module 'layer9'"),
         (
             {"policy": "runs/none"},
-            "policy: runs/none is not heuristic, never, rule, keep-or-move or",
+            "policy: 'runs/none' is neither one of heuristic, never, rule, keep-or-move nor",
         ),
         ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS keeps one state"),
     ],

@@ -20,7 +20,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.growth.collect import Actor
 from esper.simic.own_models import resume_file
 from esper.simic.own_models.controller import Growth
-from esper.simic.own_models.growth_result import GrowthResult
+from esper.simic.own_models.growth_result import GrowthResult, comparable
 from esper.simic.own_models.history import EpochRecord
 from esper.tolaria.own_model.grafted_model import copied_state, parameter_count
 from esper.tolaria.own_model.objectives import Objective
@@ -74,6 +74,8 @@ class Attempts:
         initial: the module with its initial weights.
         settings: what a later call must have in common with this one, by name.
         path: file of the checkpoint; None for none.
+        keep: whether to keep the initial weights and the best ones even of a single try, so that
+            variants can follow one another in the same module.
 
     Raises:
         UsageError: the file belongs to other settings, or cannot be read or written.
@@ -86,9 +88,10 @@ class Attempts:
         initial: nn.Module,
         settings: dict[str, Any],
         path: Path | None,
+        keep: bool = False,
     ):
         self.recipe, self.tries, self.path = recipe, tries, path
-        self._keeps = tries > 1 or path is not None
+        self._keeps = keep or tries > 1 or path is not None
         found = None
         if path is not None:
             resume_file.check_folder(path)
@@ -124,9 +127,11 @@ class Attempts:
         validate.scale.first = checkpoint["scale"]
         for number in range(len(entry["worths"]), self.tries):
             saved = checkpoint["now"]
+            if self._keeps:
+                strip(model)
             if saved is None:
                 if self._keeps:
-                    strip(model).load_state_dict(checkpoint["initial"])
+                    model.load_state_dict(checkpoint["initial"])
                 if number == 0:
                     resume_file.set_random_state(checkpoint["begun"], self.recipe.loaders)
             else:
@@ -134,7 +139,7 @@ class Attempts:
                 report(f"resuming after epoch {epoch} from {self.path}")
             result = self._attempt(model, policy, validate, number, saved)
             net_score = result.worth
-            if not entry["worths"] or net_score > max(entry["worths"]):
+            if all(comparable(net_score) > comparable(each) for each in entry["worths"]):
                 entry["best"] = result.plain()
                 entry["state"] = copied_state(model) if self._keeps else None
             entry["worths"].append(net_score)
@@ -149,7 +154,7 @@ class Attempts:
         kept = GrowthResult.from_plain(model, entry["best"])
         kept.tries = list(entry["worths"])
         if self.tries > 1:
-            chosen = kept.tries.index(max(kept.tries)) + 1
+            chosen = kept.tries.index(max(kept.tries, key=comparable)) + 1
             report(f"kept try {chosen} of {self.tries}, the best on validation")
         return kept
 

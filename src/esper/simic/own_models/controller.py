@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.grafts.attachment import grown_seeds
 from esper.kasmina.grafts.slot_search import find_slots
@@ -15,9 +14,15 @@ from esper.kasmina.grafts.written_code import save_grown
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
 from esper.simic.growth.collect import Actor
-from esper.simic.own_models.growth_arguments import as_arguments, check_arguments
+from esper.simic.own_models.first_call import FirstCall
+from esper.simic.own_models.growth_arguments import (
+    as_arguments,
+    check_arguments,
+    check_optimizer,
+)
 from esper.simic.own_models.history import EpochRecord
 from esper.simic.own_models.lifecycle_controller import LifecycleController, saved_slots
+from esper.simic.own_models.optimizer_watch import OptimizerWatch
 from esper.simic.own_models.policies import actor
 from esper.tamiyo.policy.features import USUAL_RENT
 from esper.tolaria.own_model.grafted_model import GraftedModel, parameter_count
@@ -35,7 +40,7 @@ class Growth:
 
     Args:
         model: the module, not compiled and without seeds; it is grown in place.
-        optimizer: the optimizer that trains it.
+        optimizer: the optimizer that trains it; None to take the first one that updates the module.
         policy: one of ``policies.POLICIES``, the directory of a run, or an ``Actor``.
         epochs: epochs of training; the ages of the lifecycle scale with them.
         validate: returns the validation score (or a ``Validation``) of the module as it is. It is
@@ -62,7 +67,7 @@ class Growth:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | None = None,
         *,
         policy: str | Actor = "rule",
         epochs: int = 40,
@@ -91,13 +96,17 @@ class Growth:
         self.finished = False
         self._scale = Scale()
         self._lifecycle: LifecycleController | None = None
-        self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._count = parameter_count(model)
-        self._capture: RemovableHandle | None = None
-        if policy != "never" and example is not None:
-            self._begin(as_arguments(example))
-        elif policy != "never":
-            self._capture = model.register_forward_pre_hook(self._captured, with_kwargs=True)
+        self._watch: OptimizerWatch | None = None
+        self._first_call: FirstCall | None = None
+        if policy == "never":
+            return
+        if optimizer is None:
+            self._watch = OptimizerWatch(model)
+        if example is not None:
+            self._begin(*as_arguments(example))
+        else:
+            self._first_call = FirstCall(model)
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
@@ -158,7 +167,7 @@ class Growth:
             record = self._record(validation, train_loss, {}, [])
         else:
             if self._lifecycle is None:
-                self._begin(self._example)
+                self._begin(*self._called_with())
             assert self._lifecycle is not None
             done = self._lifecycle.after_epoch(validation, train_loss, len(self.history) + 1)
             record = self._record(done.validation, train_loss, done.contributions, done.actions)
@@ -177,6 +186,7 @@ class Growth:
         """
         if self._lifecycle is not None and not self.finished:
             self._lifecycle.end()
+        self._stop_waiting()
         self.finished = True
         return self.model
 
@@ -234,9 +244,10 @@ class Growth:
         self.history = [EpochRecord.from_plain(record) for record in saved["history"]]
         self.finished, self._scale.first = saved["finished"], saved["scale"]
         if saved["lives"] is not None:
-            self._release()
+            self._stop_waiting()
             if self._lifecycle is None:
-                self._create_lifecycle(saved_slots(saved["lives"]))
+                optimizer = self._known_optimizer()
+                self._create_lifecycle(saved_slots(saved["lives"]), optimizer)
             assert self._lifecycle is not None
             self._lifecycle.load_state_dict(saved["lives"])
             if self.finished:
@@ -246,32 +257,44 @@ class Growth:
     def _policy_name(self) -> str:
         return self.policy if isinstance(self.policy, str) else type(self.policy).__name__
 
-    def _captured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._example = args, kwargs
-        self._release()
-
-    def _release(self) -> None:
-        """Wait no longer for the first forward pass."""
-        if self._capture is not None:
-            self._capture.remove()
-            self._capture = None
-
-    def _begin(self, example: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
-        """Find the slots, and prepare the lifecycle."""
-        if example is None:
+    def _called_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the first forward pass."""
+        found = None if self._first_call is None else self._first_call.arguments
+        if found is None:
             raise UsageError(
                 "step: the module has not been called yet; train an epoch first, or give example="
             )
+        return found
 
+    def _known_optimizer(self) -> Optimizer:
+        """The optimizer that was given, or that has updated the module."""
+        if self.optimizer is None:
+            if self._watch is None or self._watch.found is None:
+                raise UsageError("optimizer: none has updated the module yet; give it to Growth")
+            check_optimizer(self.model, self._watch.found)
+            self.optimizer = self._watch.found
+        return self.optimizer
+
+    def _stop_waiting(self) -> None:
+        """Take off the hooks that wait for a first call and a first update."""
+        for waiting in (self._first_call, self._watch):
+            if waiting is not None:
+                waiting.close()
+        self._first_call = None
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find the slots, and prepare the lifecycle."""
+        optimizer = self._known_optimizer()
+        self._stop_waiting()
         with undisturbed(), evaluating(self.model), torch.no_grad():
-            slots = find_slots(self.model, half_or_all(self.model, *example), self.names)
-        self._create_lifecycle(slots)
+            slots = find_slots(self.model, half_or_all(self.model, args, kwargs), self.names)
+        self._create_lifecycle(slots, optimizer)
         self._say("slots: " + ", ".join(f"{slot.name} ({slot.channels})" for slot in slots))
 
-    def _create_lifecycle(self, slots: tuple[SlotSpec, ...]) -> None:
+    def _create_lifecycle(self, slots: tuple[SlotSpec, ...], optimizer: Optimizer) -> None:
         """Prepare the lifecycle of seeds in the slots."""
         made = actor(self.policy, slots, self.epochs, self.seed, self._say)
-        body = GraftedModel(self.model, slots, self.optimizer, self.epochs, self.seed)
+        body = GraftedModel(self.model, slots, optimizer, self.epochs, self.seed)
         self._lifecycle = LifecycleController(
             body,
             made,

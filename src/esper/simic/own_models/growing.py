@@ -11,12 +11,21 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from esper.kasmina.grafts.attachment import load_grown
 from esper.leyline.errors import UsageError
 from esper.simic.growth.collect import Actor
 from esper.simic.own_models.attempts import Attempts, Callback, Recipe
+from esper.simic.own_models.call_arguments import (
+    check_batch,
+    check_functions,
+    check_loaders,
+    check_precision,
+    usable_device,
+)
 from esper.simic.own_models.growth_result import GrowthResult
 from esper.tamiyo.policy.features import USUAL_RENT
 from esper.tolaria.own_model import samples
+from esper.tolaria.own_model.grafted_model import copied_state
 from esper.tolaria.own_model.objectives import Loss, objective
 from esper.tolaria.own_model.samples import Unpack, first_batch, moved
 from esper.tolaria.own_model.validation import Evaluator, Scale
@@ -97,11 +106,19 @@ def grow(
         raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
     if not isinstance(tries, int) or tries < 1:
         raise UsageError(f"tries: got {tries!r}; give a whole number from 1")
+    loaders = {"train_loader": train_loader, "validation_loader": validation_loader}
+    if test_loader is not None:
+        loaders["test_loader"] = test_loader
+    check_loaders(loaders)
+    check_functions(loss, optimizer, scheduler, metric, callbacks, policy)
+    check_precision(amp_dtype)
     unpack = samples.unpack_for(loss, unpack)
-    where = _device(model, device)
     goal, report = objective(loss), _printed if progress else None
-    example = moved(unpack(first_batch(train_loader, "train_loader"))[0], where)
-    first_batch(validation_loader, "validation_loader")
+    where = _device(model, device)
+    first = {name: first_batch(loader, name) for name, loader in loaders.items()}
+    for name, batch in first.items():
+        check_batch(name, model, batch, goal, unpack, where, amp_dtype)
+    example = moved(unpack(first["train_loader"])[0], where)
     evaluator = partial(
         Evaluator,
         objective=goal,
@@ -114,7 +131,7 @@ def grow(
     )
     recipe = Recipe(
         train_loader=train_loader,
-        loaders=(train_loader, validation_loader, test_loader),
+        loaders=tuple(loaders.values()),
         objective=goal,
         device=where,
         example=example,
@@ -149,12 +166,19 @@ def grow(
     }
     path = None if checkpoint is None else Path(checkpoint)
     other = copy.deepcopy(model) if twin else None
-    attempts = Attempts(recipe, tries, model, settings, path)
-    result = attempts.best("grown", model, policy, evaluator(model, validation_loader))
+    attempts = Attempts(recipe, tries, model, settings, path, keep=twin)
+    validate = evaluator(model, validation_loader)
+    result = attempts.best("grown", model, policy, validate)
     if other is not None:
         if report is not None:
             report("the twin that never grows:")
-        result.twin = attempts.best("twin", other, "never", evaluator(other, validation_loader))
+        grown = copied_state(model)
+        result.twin = attempts.best("twin", model, "never", validate)
+        # An optimizer may be made from parameters of the module that was passed, so that module is
+        # trained twice, and the copy takes over what the twin learned.
+        other.load_state_dict(model.state_dict())
+        result.twin.model = other
+        load_grown(model, grown)
     if test_loader is not None:
         for each in (result, result.twin):
             if each is not None:
@@ -170,7 +194,7 @@ def _printed(line: str) -> None:
 def _device(model: nn.Module, device: torch.device | str | None) -> torch.device:
     """The device to train on; moves the module there."""
     if device is not None:
-        found = torch.device(device)
+        found = usable_device(device)
         model.to(found)
         return found
     example = next(model.parameters(), None)

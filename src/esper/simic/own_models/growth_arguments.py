@@ -5,15 +5,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from esper.kasmina.grafts.attachment import grown_seeds
 from esper.leyline.errors import UsageError
+from esper.simic.own_models.optimizer_watch import updates
 from esper.tolaria.own_model.grafted_model import parameter_count
 
 
 def check_arguments(
-    model: nn.Module, optimizer: Optimizer, epochs: int, price: float, most: int | None
+    model: nn.Module, optimizer: Optimizer | None, epochs: int, price: float, most: int | None
 ) -> None:
     """Refuse what cannot grow; see ``Growth`` for the arguments.
 
@@ -42,13 +43,8 @@ def check_arguments(
         raise UsageError("model: it has lazy layers; call it once with a batch before growing it")
     if grown_seeds(model):
         raise UsageError("model: it has seeds already; grow a copy without them (esper.strip)")
-    if isinstance(optimizer, LBFGS):
-        raise UsageError(
-            "optimizer: LBFGS keeps one state for all parameters, so no seed can join; use another"
-        )
-    own = {id(p) for p in model.parameters()}
-    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-        raise UsageError("optimizer: it has no parameter of the model; build it from this model's")
+    if optimizer is not None:
+        check_optimizer(model, optimizer)
     if not isinstance(epochs, int) or epochs < 1:
         raise UsageError(f"epochs: got {epochs!r}; give a whole number from 1")
     if not (price >= 0.0 and isfinite(price)):
@@ -56,6 +52,24 @@ def check_arguments(
     count = parameter_count(model)
     if most is not None and most < count:
         raise UsageError(f"max_parameters: the module has {count:,} already; give more than that")
+
+
+def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse an optimizer that cannot train the seeds of ``model``.
+
+    Raises:
+        UsageError: it cannot; the text says why and what to do.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(
+            "optimizer: LBFGS keeps one state for all parameters, so no seed can join; use another"
+        )
+    if isinstance(optimizer, getattr(torch.optim, "Muon", ())):
+        raise UsageError(
+            "optimizer: Muon updates matrices alone, and seeds have vectors too; use another"
+        )
+    if not updates(optimizer, model):
+        raise UsageError("optimizer: it has no parameter of the model; build it from this model's")
 
 
 def as_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +18,11 @@ from esper.tolaria.own_model.validation import Validation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def comparable(net_score: float) -> float:
+    """A net score, and below all others one that is not a number: its training diverged."""
+    return float("-inf") if isnan(net_score) else net_score
 
 
 @dataclass
@@ -63,7 +69,7 @@ class GrowthResult:
     @property
     def paid(self) -> bool:
         """Whether the module is worth more than its twin. False if nothing grew, or without one."""
-        return self.twin is not None and self.worth > self.twin.worth
+        return self.twin is not None and comparable(self.worth) > comparable(self.twin.worth)
 
     @property
     def better(self) -> "GrowthResult":

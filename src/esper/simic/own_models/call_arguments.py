@@ -1,0 +1,137 @@
+"""What ``grow`` accepts: every refusal is one line that says what to do."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, IterableDataset
+
+from esper.leyline.errors import UsageError, first_line
+from esper.tolaria.own_model.objectives import Objective
+from esper.tolaria.own_model.samples import Unpack, call, evaluating, moved, undisturbed
+from esper.tolaria.own_model.validation import autocast
+
+
+def check_loaders(loaders: Mapping[str, object]) -> None:
+    """Refuse what yields no minibatches.
+
+    Args:
+        loaders: loaders by the name of their argument.
+
+    Raises:
+        UsageError: one is a dataset, or cannot be iterated over.
+    """
+    for name, loader in loaders.items():
+        kind = type(loader).__name__
+        if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+            raise UsageError(f"{name}: got a {kind}, which yields samples; give a DataLoader of it")
+        if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+            raise UsageError(f"{name}: got a {kind}; give a DataLoader or a list of batches")
+
+
+def check_functions(
+    loss: object,
+    optimizer: object,
+    scheduler: object,
+    metric: object,
+    callbacks: object,
+    policy: object,
+) -> None:
+    """Refuse what ``grow`` could not call; see there for the arguments.
+
+    Raises:
+        UsageError: the text says which and what to do.
+    """
+    if isinstance(loss, type):
+        raise UsageError(f"loss: got the class {loss.__name__}; give an instance of it")
+    for name, given, kind, source in (
+        ("optimizer", optimizer, Optimizer, "parameters"),
+        ("scheduler", scheduler, LRScheduler, "optimizer"),
+    ):
+        if isinstance(given, kind) or (given is not None and not callable(given)):
+            raise UsageError(
+                f"{name}: got a {type(given).__name__}; give a function that makes one, "
+                f"as in {name}=lambda {source}: ..."
+            )
+    updated = all(hasattr(metric, name) for name in ("update", "compute", "reset"))
+    if metric is not None and not callable(metric) and not updated:
+        raise UsageError(
+            f"metric: got {metric!r}; give a function of predictions and targets, or an object "
+            "with update, compute and reset"
+        )
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise UsageError(f"callbacks: got a {type(callbacks).__name__}; give a list of functions")
+    if not isinstance(policy, str) and not hasattr(policy, "act"):
+        raise UsageError(
+            f"policy: got {policy!r}; give a name of `esper policies`, a run directory, or an "
+            "object with begin and act"
+        )
+
+
+def check_precision(amp_dtype: object) -> None:
+    """Refuse what is not a dtype.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if amp_dtype is not None and not isinstance(amp_dtype, torch.dtype):
+        raise UsageError(f"amp_dtype: got {amp_dtype!r}; give a dtype, such as torch.bfloat16")
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device: {device} is not usable ({first_line(error)})") from error
+    return found
+
+
+def check_batch(
+    name: str,
+    model: nn.Module,
+    batch: Any,
+    goal: Objective,
+    unpack: Unpack,
+    device: torch.device,
+    amp_dtype: torch.dtype | None,
+) -> None:
+    """Compute the loss of a batch, before epochs are spent on it.
+
+    Args:
+        name: name of the loader's argument.
+        model: the module, on ``device``; it stays as it is.
+        batch: the batch.
+        goal: the loss.
+        unpack: splits the batch.
+        device: where to compute.
+        amp_dtype: dtype of autocast; None for none.
+
+    Raises:
+        UsageError: module or loss fails, or the loss is no scalar.
+    """
+    with undisturbed(), evaluating(model), torch.no_grad(), autocast(device, amp_dtype):
+        inputs, target = moved(unpack(batch), device)
+        try:
+            loss = goal.loss(call(model, inputs), target)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{name}: model or loss fails on its first batch ({first_line(error)})"
+            ) from error
+    if not isinstance(loss, Tensor):
+        raise UsageError(
+            f"loss: it returns a {type(loss).__name__}; give a function of output and target that "
+            "returns their mean loss"
+        )
+    if loss.numel() != 1:
+        raise UsageError(f"loss: it has the shape {tuple(loss.shape)}; return its mean")

@@ -1,0 +1,83 @@
+"""What ``esper.grow`` refuses, and what it checks before epochs are spent."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ConstantLR
+from torch.utils.data import TensorDataset
+
+import esper
+from esper.leyline.errors import UsageError
+from own_modules import ResidualNet, images, loader, perceptron, table
+
+IMAGES = loader(*images(32))
+
+
+def refused(model: nn.Module, **arguments: Any) -> str:
+    """The line with which ``grow`` refuses; the module is as before."""
+    before = copy.deepcopy(model.state_dict())
+    loaders = {name: arguments.pop(name, IMAGES) for name in ("train_loader", "validation_loader")}
+    with pytest.raises(UsageError) as caught:
+        esper.grow(model, **loaders, epochs=2, progress=False, **arguments)
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"validation_loader": None}, "validation_loader: got a NoneType; give a DataLoader"),
+        ({"test_loader": 3}, "test_loader: got a int; give a DataLoader"),
+        ({"test_loader": []}, "test_loader: it yields no batch"),
+        ({"train_loader": TensorDataset(*images(8))}, "train_loader: got a TensorDataset, which"),
+        ({"scheduler": 0.1}, "scheduler: got a float; give a function that makes one"),
+        ({"metric": "accuracy"}, "metric: got 'accuracy'; give a function of predictions"),
+        ({"callbacks": print}, "callbacks: got a builtin_function_or_method; give a list"),
+        ({"policy": None}, "policy: got None; give a name"),
+        ({"amp_dtype": "bfloat16"}, "amp_dtype: got 'bfloat16'; give a dtype"),
+        ({"device": "nowhere"}, "device: nowhere is not usable"),
+        ({"loss": nn.CrossEntropyLoss}, "loss: got the class CrossEntropyLoss; give an instance"),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"loss: it has the shape \(16,\)"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused_in_one_line(
+    change: dict[str, Any], message: str
+) -> None:
+    assert re.match(message, refused(ResidualNet(), **change))
+
+
+def test_an_optimizer_and_a_scheduler_are_made_by_functions_not_given() -> None:
+    model = ResidualNet()
+    made = SGD(model.parameters(), lr=0.1)
+    assert refused(model, optimizer=made).startswith("optimizer: got a SGD; give a function")
+    text = refused(model, scheduler=ConstantLR(made))
+    assert text.startswith("scheduler: got a ConstantLR; give a function")
+
+
+def test_a_loss_that_fails_is_refused_before_an_epoch_is_trained() -> None:
+    x, y = images(32)
+    beyond = loader(x, y + 7)
+    assert refused(ResidualNet(), test_loader=beyond).startswith(
+        "test_loader: model or loss fails on its first batch (Target"
+    )
+    inputs, target = table(16)
+    text = refused(perceptron(3), train_loader=loader(inputs, target), loss="mse")
+    assert text.startswith("train_loader: model or loss fails on its first batch (mat1 and mat2")
+
+
+def test_checking_the_first_batches_draws_no_random_number() -> None:
+    torch.manual_seed(3)
+    model = ResidualNet()
+    other = copy.deepcopy(model)
+    torch.manual_seed(4)
+    esper.grow(model, IMAGES, IMAGES, epochs=1, policy="never", progress=False)
+    torch.manual_seed(4)
+    esper.grow(other, IMAGES, IMAGES, test_loader=IMAGES, epochs=1, policy="never", progress=False)
+    assert all(torch.equal(v, other.state_dict()[n]) for n, v in model.state_dict().items())
