@@ -4,6 +4,18 @@ from mutants import Table
 
 LEARNING = (
     Table(
+        "checked gradients",
+        "src/esper/simic/checked_gradients.py",
+        ("tests/simic/test_ppo.py", "tests/simic/test_trainer.py"),
+        (
+            (
+                "gradients are not clipped",
+                "    norms.clip(norm, max_norm)\n",
+                "",
+            ),
+        ),
+    ),
+    Table(
         "ppo",
         "src/esper/simic/ppo.py",
         ("tests/simic/test_ppo.py",),
@@ -30,11 +42,6 @@ LEARNING = (
                 "0.5 * self.config.target_kl).float()",
             ),
             (
-                "gradients are not clipped",
-                "        self.norms.clip(norm, self.config.max_gradient_norm)\n",
-                "",
-            ),
-            (
                 "a refused step is taken",
                 "stopped = torch.maximum(stopped, torch.maximum(refused, beyond_kl))",
                 "stopped = torch.maximum(stopped, beyond_kl)",
@@ -46,7 +53,7 @@ LEARNING = (
             ),
             (
                 "an overflow is taken",
-                "self.optimizer.step_unless(torch.maximum(stopped, overflowed.float()))",
+                "self.optimizer.step_unless(torch.maximum(stopped, overflowed))",
                 "self.optimizer.step_unless(stopped)",
             ),
             (

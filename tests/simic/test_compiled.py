@@ -6,14 +6,19 @@ import shutil
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.exc import CppCompileError, InductorError
 
 from esper.leyline.config import LearnerConfig
-from esper.simic.compiled import resolve_mode
+from esper.simic.compiled import is_compiler_error, resolve_mode
 from esper.simic.growth.agent import growth_agent
 from esper.simic.ppo import PPOAgent
 from synthetic import CPU, synthetic_rollout
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+NO_COMPILER = InductorError(RuntimeError("no such compiler\nand a long trace"), None)
+"""What the compiler raises where there is no C++ compiler, in the forward or backward pass."""
 
 
 def agent_with(mode: str) -> PPOAgent:
@@ -66,14 +71,17 @@ def test_further_updates_do_not_recompile(traced) -> None:
     assert counters["stats"]["unique_graphs"] == 2
 
 
-def failing_at(monkeypatch, when: str) -> None:
+def failing_at(monkeypatch, when: str, error: Exception = NO_COMPILER) -> None:
+    def fail() -> None:
+        raise error
+
     def compile_function(function, mode):
         def broken(*arguments):
             if when == "first call":
-                raise RuntimeError("no such compiler\nand a long trace")
+                fail()
             result = function(*arguments)
             if isinstance(result[0], torch.Tensor) and result[0].ndim == 0:
-                result[0].register_hook(lambda gradient: 1 / 0)
+                result[0].register_hook(lambda gradient: fail())
             return result
 
         return broken
@@ -106,6 +114,39 @@ def test_too_little_memory_is_not_taken_for_a_failed_compilation(monkeypatch) ->
     with pytest.raises(torch.OutOfMemoryError):
         learned(agent)
     assert agent.compiled.active
+
+
+@pytest.mark.parametrize("when", ["first call", "backward"])
+def test_another_error_of_a_compiled_step_is_raised(when, monkeypatch, caplog) -> None:
+    failing_at(monkeypatch, when, RuntimeError("a fault"))
+    agent = agent_with("default")
+    with pytest.raises(RuntimeError, match="a fault"):
+        learned(agent)
+    assert agent.compiled.active
+    assert not caplog.records
+
+
+def test_errors_of_the_compiler_are_told_from_others() -> None:
+    compiler = NO_COMPILER, CppCompileError(["g++"], ""), torch._dynamo.exc.TorchRuntimeError("")
+    assert all(is_compiler_error(error) for error in compiler)
+    others = (
+        RuntimeError(""),
+        torch.OutOfMemoryError(""),
+        KeyError(""),
+        torch.linalg.LinAlgError(""),
+    )
+    assert not any(is_compiler_error(error) for error in others)
+
+
+@needs_compiler
+def test_a_missing_compiler_is_an_error_of_the_compiler(monkeypatch) -> None:
+    """Torch itself raises it, so an exception that moves to another package is noticed."""
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/nowhere/g++"))
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="C\\+\\+ compiler") as caught:
+        torch.compile(lambda x: x.sin() * 2.0)(torch.ones(3))
+    assert is_compiler_error(caught.value)
 
 
 def test_an_error_outside_the_compiler_is_raised() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.exc import InductorError
 from torch.distributions import Categorical
 
 from esper.leyline.actions import (
@@ -305,19 +306,32 @@ def test_off_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.step(whole_batch(synthetic_episodes(LENGTHS)))
 
 
-def broken_at(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+NO_COMPILER = InductorError(RuntimeError("no such compiler\nand a long trace"), None)
+
+
+def broken_at(monkeypatch: pytest.MonkeyPatch, when: str, error: Exception = NO_COMPILER) -> None:
     def compile_function(function: Callable, **options: Any) -> Callable:
         if when == "construction":
-            raise RuntimeError("no such compiler\nand a long trace")
+            raise error
 
         def broken(batch: Batch) -> None:
             if when == "backward":
                 function.__self__.network(batch).log_prob.sum().backward()
-            raise RuntimeError("no such compiler\nand a long trace")
+            raise error
 
         return broken
 
     monkeypatch.setattr(torch, "compile", compile_function)
+
+
+@pytest.mark.parametrize("when", ["first call", "backward"])
+def test_another_error_of_a_compiled_step_is_raised(when, monkeypatch, caplog) -> None:
+    broken_at(monkeypatch, when, RuntimeError("a fault"))
+    trainer = trainer_of("default")
+    with pytest.raises(RuntimeError, match="a fault"):
+        trainer.step(whole_batch(synthetic_episodes(LENGTHS)))
+    assert trainer.compiled
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("when", ["construction", "first call", "backward"])
@@ -330,7 +344,7 @@ def test_a_failed_compilation_is_one_line_and_steps_run_eagerly(when, monkeypatc
         trainer = trainer_of("default")
         found = [trainer.step(batch), trainer.step(batch)]
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["compile: no such compiler; continuing without compilation"]
+    assert lines == ["compile: RuntimeError: no such compiler; continuing without compilation"]
     assert not trainer.compiled
     for one, other in zip(found, expected, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in ("loss", "grad_norm"))

@@ -13,6 +13,9 @@ from esper.tamiyo.policy.interface import Policy
 
 log = logging.getLogger(__name__)
 
+_COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.", "triton.")
+"""Packages whose exceptions are the compiler's: they have no common base class."""
+
 
 def resolve_mode(mode: str, device: torch.device) -> str:
     """The mode for ``device``: ``auto`` compiles on CUDA only, because it is slower on a CPU."""
@@ -81,6 +84,14 @@ class Compiled:
         log_uncompiled(error)
         self.active = False
         return True
+
+
+def is_compiler_error(error: Exception) -> bool:
+    """Whether ``error`` is of the compiler, and not of what it compiled.
+
+    What fails for another reason would fail again without compilation, or hide a fault if not.
+    """
+    return any(kind.__module__.startswith(_COMPILERS) for kind in type(error).__mro__)
 
 
 def log_uncompiled(error: Exception) -> None:

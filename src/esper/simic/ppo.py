@@ -16,7 +16,8 @@ from esper.leyline.config import LearnerConfig
 from esper.leyline.metrics import Metric, part_metric
 from esper.simic.actor import OlderActor, PolicyActor
 from esper.simic.advantage import explained_variance
-from esper.simic.compiled import Compiled
+from esper.simic.checked_gradients import backward, check_gradients
+from esper.simic.compiled import Compiled, is_compiler_error
 from esper.simic.estimates import Estimates, Estimator, GeneralisedEstimator
 from esper.simic.gradients import GradientNorms
 from esper.simic.loss import weighted_mean
@@ -200,30 +201,23 @@ class PPOAgent(PolicyActor[ObservationT]):
     ) -> tuple[Metrics, Tensor]:
         """Take an optimizer step; the device skips it if it is refused, stopped or overflowed."""
         loss, metrics = self._gradients(minibatch)
-        norm, heads = self.norms.measure()
-        self.norms.clip(norm, self.config.max_gradient_norm)
-        finite = loss.isfinite() & norm.isfinite()
-        overflowed = self._check_overflow(loss, norm)
-        refused = (~(finite | overflowed)).float()
+        norm, heads, refused, overflowed = check_gradients(
+            loss, self.norms, self.scaler, self.config.max_gradient_norm
+        )
         beyond_kl = (metrics[Metric.APPROX_KL] > 1.5 * self.config.target_kl).float()
         stopped = torch.maximum(stopped, torch.maximum(refused, beyond_kl))
-        self.optimizer.step_unless(torch.maximum(stopped, overflowed.float()))
+        self.optimizer.step_unless(torch.maximum(stopped, overflowed))
         flags = {Metric.GRAD_NORM: norm, Metric.REFUSED: refused, Metric.STOPPED: stopped}
-        head_norms = {
-            part_metric(Metric.HEAD_GRAD_NORMS, head): value for head, value in heads.items()
-        }
-        return metrics | flags | head_norms, stopped
+        return metrics | flags | heads, stopped
 
     def _gradients(self, minibatch: Sequences[ObservationT]) -> tuple[Tensor, Metrics]:
         """Loss, metrics and gradients of a minibatch; backward runs outside autocast."""
         with full_precision(self.device):
             try:
                 return self._backward(minibatch)
-            except torch.OutOfMemoryError:
-                raise  # without compilation it would take more memory, not less
             except Exception as error:
                 # The passes are compiled in their first call: either may raise a compiler error.
-                if not self.compiled.disable(error):
+                if not is_compiler_error(error) or not self.compiled.disable(error):
                     raise
                 return self._backward(minibatch)
 
@@ -233,20 +227,8 @@ class PPOAgent(PolicyActor[ObservationT]):
         loss, metrics = self.compiled.loss(
             minibatch, clip, entropy_weight, self.config.value_weight
         )
-        if self.scaler is None:
-            loss.backward()
-        else:
-            self.scaler.scaled(loss).backward()
-            self.scaler.unscale([p.grad for p in self.policy.parameters() if p.grad is not None])
+        backward(loss, self.policy.parameters(), self.scaler)
         return loss.detach(), metrics
-
-    def _check_overflow(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Whether float16 overflowed, bool scalar. No error: the scaler lowers its factor."""
-        if self.scaler is None:
-            return torch.zeros_like(loss, dtype=torch.bool)
-        overflowed = loss.isfinite() & ~norm.isfinite() & self.scaler.may_overflow()
-        self.scaler.adapt(overflowed)
-        return overflowed
 
     def _adapt_learning_rate(self, metrics: list[Metrics]) -> None:
         if self.adaptive is not None:

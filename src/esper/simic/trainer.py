@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline.config import LearnerConfig
-from esper.leyline.metrics import Metric, part_metric
-from esper.simic.compiled import log_uncompiled
+from esper.leyline.metrics import Metric
+from esper.simic.checked_gradients import backward, check_gradients
+from esper.simic.compiled import is_compiler_error, log_uncompiled
 from esper.simic.gradients import GradientNorms
 from esper.simic.loss_scaler import LossScaler
 from esper.simic.normalise import RunningMoments
@@ -195,11 +196,9 @@ class Trainer:
         self.steps += 1
         try:
             return self._compiled_step(batch)
-        except torch.OutOfMemoryError:
-            raise  # without compilation it would take more memory, not less
         except Exception as error:
             # The compiler runs in the first call, also for what it leaves to the backward pass.
-            if not self.compiled:
+            if not self.compiled or not is_compiler_error(error):
                 raise
             log_uncompiled(error)
             self._compiled_step = self._train_step
@@ -209,23 +208,13 @@ class Trainer:
     def _train_step(self, batch: Batch) -> Metrics:
         """Forward, loss, backward, step of scaler and optimizer, and ``zero_grad``."""
         loss, metrics = self.loss(self.network(batch), batch)
-        if self.scaler is None:
-            loss.backward()
-        else:
-            self.scaler.scaled(loss).backward()
-            self.scaler.unscale([p.grad for p in self.policy.parameters() if p.grad is not None])
-        norm, heads = self.norms.measure()
-        self.norms.clip(norm, self.config.max_gradient_norm)
-        finite = loss.detach().isfinite() & norm.isfinite()
-        overflowed = torch.zeros_like(finite)
-        if self.scaler is not None:
-            overflowed = loss.isfinite() & ~norm.isfinite() & self.scaler.may_overflow()
-            self.scaler.adapt(overflowed)
-        self._step_unless((~finite).float())
+        backward(loss, self.policy.parameters(), self.scaler)
+        norm, heads, refused, overflowed = check_gradients(
+            loss.detach(), self.norms, self.scaler, self.config.max_gradient_norm
+        )
+        self._step_unless(torch.maximum(refused, overflowed))
         self.optimizer.zero_grad()
-        head_norms = {part_metric(Metric.HEAD_GRAD_NORMS, h): value for h, value in heads.items()}
-        refused = (~(finite | overflowed)).float()
-        return metrics | head_norms | {Metric.GRAD_NORM: norm, Metric.REFUSED: refused}
+        return metrics | heads | {Metric.GRAD_NORM: norm, Metric.REFUSED: refused}
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> dict[str, Tensor]:
