@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import random
 import shutil
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.run import checkpoint
 from esper.simic.run.checkpoint import load_latest, save
 from esper.simic.run.identity import Identity
+from esper.simic.run.unusable_run import UnusableRun
 from small_runs import assert_same
 
 IDENTITY = Identity(run="this one", settings={"envs": 2, "slots": ["early"]}, data={"a": "b"})
@@ -547,3 +549,11 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monke
     saved(tmp_path / "run", 1)
     draft = ".draft-000001"
     assert done == ["run", *FILES, draft, f"{draft} -> 000001", "checkpoints"]
+
+
+def test_another_setting_names_an_unusable_run_without_its_field(tmp_path: Path) -> None:
+    with pytest.raises(UnusableRun, match=r"^resume: .* has no checkpoint; start a new run") as e:
+        load_latest(tmp_path)
+    assert e.value.reason == f"{tmp_path} has no checkpoint"
+    again = pickle.loads(pickle.dumps(e.value))
+    assert (str(again), again.reason) == (str(e.value), e.value.reason)

@@ -23,12 +23,13 @@ import torch
 
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import shown
-from esper.leyline.errors import UsageError, first_line
+from esper.leyline.errors import first_line
 from esper.leyline.notices import notice
 from esper.leyline.run_files import is_round
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.disk import read_regular, sync, write_synced
 from esper.simic.run.identity import Identity
+from esper.simic.run.unusable_run import UnusableRun
 
 SCHEMA_VERSION = 4
 _MANIFEST = "manifest.json"
@@ -100,13 +101,13 @@ def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> Non
     """Restore the state of an agent from what ``agent_parts`` returned.
 
     Raises:
-        UsageError: the checkpoint belongs to another network.
+        UnusableRun: the checkpoint belongs to another network.
     """
     try:
         agent.load_state(parts)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = first_line(error)
-        raise UsageError(f"resume: the checkpoint belongs to another network ({reason})") from error
+        raise UnusableRun(f"the checkpoint belongs to another network ({reason})") from error
 
 
 def save(
@@ -146,7 +147,7 @@ def load_latest(run: Path) -> Checkpoint:
     """Load the latest intact checkpoint; corrupt ones are skipped and named on stderr.
 
     Raises:
-        UsageError: the run has no intact checkpoint, another version of Esper wrote it, or its
+        UnusableRun: the run has no intact checkpoint, another version of Esper wrote it, or its
             policy was trained with other blueprints.
     """
     damaged: list[str] = []
@@ -161,14 +162,14 @@ def load_latest(run: Path) -> Checkpoint:
             _check_blueprints(checkpoint.blueprints)
             return checkpoint
     what = f"no intact checkpoint: {damaged[0]}" if damaged else "no checkpoint"
-    raise UsageError(f"resume: {run} has {what}; start a new run without --resume")
+    raise UnusableRun(f"{run} has {what}", "start a new run without --resume")
 
 
 def latest_identity(run: Path) -> Identity | None:
     """The identity in the latest checkpoint whose manifest is intact; None without one.
 
     Raises:
-        UsageError: another version of Esper wrote it.
+        UnusableRun: another version of Esper wrote it.
     """
     for path in reversed(_checkpoints(run)):
         with suppress(CorruptCheckpoint, OSError):
@@ -240,7 +241,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CorruptCheckpoint: it differs from what was written.
         OSError: a file is missing or cannot be read.
-        UsageError: another version of Esper wrote it.
+        UnusableRun: another version of Esper wrote it.
     """
     manifest, files = _verified(path)
     if manifest.round != int(path.name):
@@ -263,7 +264,7 @@ def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
     Raises:
         CorruptCheckpoint: something differs from what was written.
         OSError: a file is missing or cannot be read.
-        UsageError: another version of Esper wrote it.
+        UnusableRun: another version of Esper wrote it.
     """
     manifest = _read_manifest(path / _MANIFEST)
     files = {}
@@ -290,9 +291,10 @@ def _read_manifest(path: Path) -> _Manifest:
     if not whole:
         raise CorruptCheckpoint(f"checksum of {_MANIFEST} does not match")
     if fields.get("schema") != SCHEMA_VERSION:
-        raise UsageError(
-            f"resume: {path.parent} has schema {shown(fields.get('schema'))}; this version reads "
-            f"{SCHEMA_VERSION}; resume with the version that wrote it"
+        raise UnusableRun(
+            f"{path.parent} has schema {shown(fields.get('schema'))}; this version reads "
+            f"{SCHEMA_VERSION}",
+            "resume with the version that wrote it",
         )
     try:
         return msgspec.convert(fields, _Manifest)
@@ -342,8 +344,8 @@ def _check_blueprints(stored: list[str]) -> None:
     differences = [f"{missing} not registered here"] if missing else []
     differences += [f"{additional} not in the checkpoint"] if additional else []
     what = ", ".join(differences) or f"in the order {', '.join(stored)}"
-    raise UsageError(
-        f"resume: the checkpoint's policy has other blueprints ({what}); "
+    raise UnusableRun(
+        f"the checkpoint's policy has other blueprints ({what}); "
         "register the same ones in the same order"
     )
 

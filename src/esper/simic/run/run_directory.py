@@ -25,6 +25,7 @@ from esper.runtime.tasks import SUITES
 from esper.simic.run.disk import replace_synced, sync
 from esper.simic.run.event_lines import cut_events, events_length
 from esper.simic.run.identity import switches_on
+from esper.simic.run.unusable_run import UnusableRun
 
 _COMPARED = (
     "esper",
@@ -206,16 +207,16 @@ def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
     """Settings and fingerprint of a run.
 
     Raises:
-        UsageError: ``run`` is not a run directory, or its settings cannot be read.
+        UnusableRun: ``run`` is not a run directory, or its settings cannot be read.
     """
     path = run / "config.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return unflatten(dict(content["settings"])), dict(content["fingerprint"])
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"resume: {run} is not a run directory (it has no config.json)") from error
+        raise UnusableRun(f"{run} is not a run directory (it has no config.json)") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"resume: {path} cannot be read ({error}); give another run") from error
+        raise UnusableRun(f"{path} cannot be read ({error})", "give another run") from error
 
 
 def stored_id(run: Path) -> str:

@@ -30,6 +30,7 @@ from esper.simic.growth.step import GrowthConfig, Step, StepReport
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.checkpoint import Checkpoint, load_latest, restore_agent
 from esper.simic.run.run_directory import recorded_episodes, stored_config
+from esper.simic.run.unusable_run import UnusableRun
 from esper.simic.training.setup import build_agent, control
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy_box import cards, learned_path
@@ -176,8 +177,7 @@ class GrowingPolicy:
 
 
 def _about_policy(error: UsageError) -> UsageError:
-    """The error reworded for ``policy``, without its references to ``--resume``."""
-    text = str(error).removeprefix("resume: ").removesuffix("; start a new run without --resume")
+    text = error.reason if isinstance(error, UnusableRun) else str(error)
     return UsageError(f"policy: {text}; give another run")
 
 

@@ -9,6 +9,7 @@ from esper.leyline.errors import UsageError
 from esper.runtime.paths import absolute_path
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.run.run_directory import stored_config
+from esper.simic.run.unusable_run import UnusableRun
 from esper.tamiyo.policy_box import learned_path
 
 
@@ -48,15 +49,15 @@ def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
     try:
         stored, _ = stored_config(run)
         if stored.gymnasium.gym is not None:
-            raise UsageError(f"{run} was trained on {stored.gymnasium.gym}; give a growth run")
+            raise UsageError(
+                f"initial_policy: {run} was trained on {stored.gymnasium.gym}; give a growth run"
+            )
         width, own = stored.learner.lstm_hidden, config.learner.lstm_hidden
         if width != own:
             raise UsageError(
-                f"the LSTM of {run} has width {width}, not {own}; give --lstm-hidden {width}"
+                f"initial_policy: the LSTM of {run} has width {width}, not {own}; give "
+                f"--lstm-hidden {width}"
             )
         return load_latest(run).parts
-    except UsageError as error:
-        text = (
-            str(error).removeprefix("resume: ").removesuffix("; start a new run without --resume")
-        )
-        raise UsageError(f"initial_policy: {text}") from error
+    except UnusableRun as error:
+        raise UsageError(f"initial_policy: {error.reason}") from error
