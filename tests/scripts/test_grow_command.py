@@ -253,7 +253,7 @@ def test_check_reports_fit_and_costs(tmp_path: Path, capsys) -> None:
     assert "backend functional" in text
     assert re.search(r"memory   [\d.]+ MiB per environment, \d+ MiB for 32", text)
     assert re.search(
-        r"time     [\d.]+ ms per environment step on one thread, \d+ (s|minutes)", text
+        r"time     [\d.]+ ms per environment step on one thread, [\d.]+ (s|minutes)", text
     )
 
 
