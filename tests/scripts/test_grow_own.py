@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import pytest
 import torch
 
 from esper.leyline import extras
-from esper.scripts import grow_model
+from esper.runtime.own_files import find_own
+from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import guarded
 from esper.scripts.grow import grow
+from esper.scripts.grown_files import write_files
 from esper.scripts.tasks import tasks
+from esper.simic.own_models.growing import grow as grow_module
 from esper.simic.own_models.growth_result import GrowthResult
+from esper.tolaria.own_model.exported import Exported
 from own_modules import ResidualNet, images
 
 TESTS = Path(__file__).parents[1]
@@ -169,6 +174,60 @@ def test_growth_that_did_not_pay_hands_back_the_twin(
     state = torch.load(out / "state_dict.pt")
     assert not any(".seed." in name for name in state)
     assert state.keys() == ResidualNet().state_dict().keys()
+
+
+@pytest.fixture
+def written(mine: str, tmp_path: Path) -> Callable[..., int]:
+    """Writes the files of a trained network as the command does; the exit status."""
+    own, out = find_own(mine), tmp_path / "out"
+    out.mkdir()
+
+    def write(onnx: Path | None = None) -> int:
+        read = own.loaders()
+        trained = own.build()
+        result = grow_module(
+            trained, read.train, read.validation, policy="never", epochs=1, progress=False
+        )
+        return write_files(out, result, result, own, images(4)[0], onnx, "")
+
+    return write
+
+
+def failing(*arguments: Any) -> Any:
+    raise RuntimeError("no such operator\nand more")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_onnx_file_that_cannot_be_made_fails_the_command_that_asked_for_it(
+    asked: bool, written, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(Exported, "onnx", failing)
+    onnx = tmp_path / "mine.onnx"
+    assert written(onnx if asked else None) == asked
+    said = capsys.readouterr()
+    assert "no model.onnx: torch.onnx cannot write the model (no such operator)\n" in said.out
+    expected = f"esper: onnx: {onnx} was not written, for the reason above\n" if asked else ""
+    assert said.err == expected
+    assert not onnx.exists()
+    assert (tmp_path / "out" / "result.json").exists()
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_a_file_that_cannot_be_read_back_is_not_said_to_be_untraceable(
+    name: str, written, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    read = {"model.pt2": "outputs_of_file", "model.onnx": "outputs_of_onnx"}[name]
+    monkeypatch.setattr(Exported, "onnx", lambda program: b"")
+    monkeypatch.setattr(grown_files, "outputs_of_onnx", lambda content, inputs: torch.zeros(4, 4))
+    monkeypatch.setattr(grown_files, "difference", lambda one, two: 0.0)
+    monkeypatch.setattr(grown_files, read, failing)
+    assert written() == 0
+    text = capsys.readouterr().out
+    line = f"no {name}: the exported file cannot be read back and run (no such operator)\n"
+    assert line in text
+    assert "cannot trace" not in text
+    found = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"model.pt2", "model.onnx"} - found == {name}
 
 
 def test_several_seeds_end_in_one_table(

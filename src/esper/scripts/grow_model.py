@@ -160,7 +160,7 @@ def _check_files(given: GrowArguments) -> None:
         if given.seeds > 1:
             raise UsageError("onnx: several seeds would write one file; omit it")
         check_writable("onnx", given.onnx, ".onnx")
-        require("onnx", "onnx")
+        require("onnx", "onnx", "onnxruntime")
     if given.device is not None:
         usable_device(given.device)
 

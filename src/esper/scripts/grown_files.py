@@ -1,6 +1,7 @@
 """The files of a network that ``esper grow --model`` trained, each read back and compared."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def write_files(
         text: what was printed about the result.
 
     Returns:
-        exit status: 1 if a file does not compute what the module does.
+        exit status: 1 if a file does not compute what the module does, or if ``onnx`` is given and
+        that file could not be made.
     """
     chosen.model.cpu()
     expected = outputs(chosen.model, inputs)
@@ -71,6 +73,9 @@ def write_files(
     content["twin"] = None if result.twin is None else result.twin.plain()
     content["worth"] = [result.worth, None if result.twin is None else result.twin.worth]
     replace_synced(folder / FINISHED, (json.dumps(content) + "\n").encode())
+    if onnx is not None and ONNX not in differs:
+        notice(f"esper: onnx: {onnx} was not written, for the reason above")
+        return 1
     return 0
 
 
@@ -99,15 +104,17 @@ def _write_programs(
     try:
         program = exported(chosen.model, inputs)
         content = program.pt2()
-        some = inputs if program.fixed is None else first_samples(inputs, program.fixed)
-        found = outputs_of_file(content, some)
     except Exception as error:
         print(f"no {PROGRAM}: torch.export cannot trace the model ({first_line(error)})")
         return {}
-    if program.fixed is not None:
-        print(f"{PROGRAM} takes batches of {program.fixed} alone ({program.reason})")
-    replace_synced(folder / PROGRAM, content)
-    differs = {PROGRAM: difference(expected[: len(found)], found)}
+    some = inputs if program.fixed is None else first_samples(inputs, program.fixed)
+    differs = {}
+    found = _outputs_again(PROGRAM, outputs_of_file, content, some)
+    if found is not None:
+        if program.fixed is not None:
+            print(f"{PROGRAM} takes batches of {program.fixed} alone ({program.reason})")
+        replace_synced(folder / PROGRAM, content)
+        differs[PROGRAM] = difference(expected[: len(found)], found)
     try:
         require("onnx", f"no {ONNX}", "onnxruntime")
     except UsageError as missing:
@@ -115,10 +122,22 @@ def _write_programs(
         return differs
     try:
         text = program.onnx()
-        found = outputs_of_onnx(text, some)
-        differs[ONNX] = difference(expected[: len(found)], found)
     except Exception as error:
         print(f"no {ONNX}: torch.onnx cannot write the model ({first_line(error)})")
         return differs
-    replace_synced(onnx or folder / ONNX, text)
+    found = _outputs_again(ONNX, outputs_of_onnx, text, some)
+    if found is not None:
+        replace_synced(onnx or folder / ONNX, text)
+        differs[ONNX] = difference(expected[: len(found)], found)
     return differs
+
+
+def _outputs_again(
+    name: str, read: Callable[[bytes, Any], torch.Tensor], content: bytes, inputs: Any
+) -> torch.Tensor | None:
+    """The outputs of an exported file, read back; a line instead if it cannot be read or run."""
+    try:
+        return read(content, inputs)
+    except Exception as error:
+        print(f"no {name}: the exported file cannot be read back and run ({first_line(error)})")
+        return None
