@@ -1,5 +1,6 @@
 """Masks of the legal options, and categorical distributions over them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -123,3 +124,17 @@ class MaskedCategorical:
         """Entropy in nats, ``[...]``; illegal options contribute 0."""
         probabilities = self.log_probs.exp()
         return -(probabilities * self.log_probs.masked_fill(self.illegal, 0.0)).sum(-1)
+
+
+def padded_columns(widths: Sequence[int], padding: int) -> list[list[int]]:
+    """Columns of each head's options in the concatenated logits, ``[heads][widest]``.
+
+    Args:
+        widths: options of each head.
+        padding: column that stands for the options that a head lacks.
+    """
+    begins = [sum(widths[:i]) for i in range(len(widths))]
+    return [
+        [begin + i if i < width else padding for i in range(max(widths))]
+        for begin, width in zip(begins, widths, strict=True)
+    ]

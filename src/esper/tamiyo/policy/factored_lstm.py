@@ -23,7 +23,12 @@ from esper.leyline.actions import (
     Op,
 )
 from esper.tamiyo.policy import native_network as native
-from esper.tamiyo.policy.action_masks import ActionMasks, MaskedCategorical, relevance
+from esper.tamiyo.policy.action_masks import (
+    ActionMasks,
+    MaskedCategorical,
+    padded_columns,
+    relevance,
+)
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
     HOST_FEATURES,
@@ -113,7 +118,9 @@ class FactoredLSTM(Policy[Observation]):
             {head: nn.Linear(width, HEAD_WIDTHS[head]) for head in CHOICE_HEADS}
         )
         self.value_head = Head(lstm_hidden + len(CRITIC_FEATURES), width, 1)
-        places = torch.tensor(_places([layer.out_features for layer in self._choice_layers()]))
+        widths = [layer.out_features for layer in self._choice_layers()]
+        # Padding reads the column of zeros that is one past the end.
+        places = torch.tensor(padded_columns(widths, padding=sum(widths)))
         self.register_buffer("choice_places", places, persistent=False)
         self._initialise()
         self._for_native = self._native_sizes(), self._native_parameters()
@@ -370,15 +377,6 @@ def _op_probabilities(op_head: Head, hidden: RecurrentState, masks: ActionMasks)
     with full_precision(hidden[0].device):
         logits = op_head(hidden[0][-1])
         return MaskedCategorical(logits, masks.ops, validate=False).log_probs.exp()
-
-
-def _places(widths: list[int]) -> list[list[int]]:
-    """Columns of each head's options in the concatenated logits; padding is one past the end."""
-    begins = [sum(widths[:i]) for i in range(len(widths))]
-    return [
-        [begin + i if i < width else sum(widths) for i in range(max(widths))]
-        for begin, width in zip(begins, widths, strict=True)
-    ]
 
 
 def _widened(x: Tensor, width: int) -> Tensor:

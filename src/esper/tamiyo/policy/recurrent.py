@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from esper.tamiyo.policy.action_masks import MaskedCategorical
+from esper.tamiyo.policy.action_masks import MaskedCategorical, padded_columns
 from esper.tamiyo.policy.interface import Evaluation, Policy, RecurrentState, full_precision, upcast
 
 
@@ -137,7 +137,9 @@ class RecurrentPolicy(Policy[FlatObservation]):
         self.actor = nn.Sequential(nn.Linear(width, head), nn.Tanh())
         self.action_heads = nn.ModuleList(nn.Linear(head, count) for count in options)
         self.value_head = nn.Sequential(nn.Linear(width, head), nn.Tanh(), nn.Linear(head, 1))
-        self.register_buffer("places", torch.tensor(places(options)), persistent=False)
+        # Padding reads the first column and is masked.
+        columns = torch.tensor(padded_columns(options, padding=0))
+        self.register_buffer("places", columns, persistent=False)
         self._options: tuple[Tensor, Tensor] | None = None
         self._initialise()
 
@@ -279,13 +281,3 @@ class RecurrentPolicy(Policy[FlatObservation]):
 
     def _value(self, memory: Tensor) -> Tensor:
         return self.value_head(memory.chunk(len(self.trunks), -1)[-1])[..., 0].float()
-
-
-def places(options: tuple[int, ...]) -> list[list[int]]:
-    """Columns of each head's options in the concatenated logits; padding is 0 and is masked."""
-    begins = [sum(options[:i]) for i in range(len(options))]
-    widest = range(max(options))
-    return [
-        [begin + i if i < count else 0 for i in widest]
-        for begin, count in zip(begins, options, strict=True)
-    ]
