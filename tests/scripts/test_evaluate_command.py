@@ -146,6 +146,15 @@ def test_the_split_seed_of_the_command_replaces_the_default_splits(monkeypatch) 
         (["--policy", "rule", "--out", "file"], "out: .*file is not a directory; name another"),
         (["--policy", "rule", "--out", "file/x"], "out: .*file is not a directory; name another"),
         (["--policy", "rule", "--work", "file"], "work: .*file is not a directory; name another"),
+        (
+            ["--policy", "rule", "--work", "/proc/x"],
+            "work: /proc cannot be written .*; name another",
+        ),
+        (["--policy", "rule", "--out", "/proc/x"], "out: /proc cannot be written .*; name another"),
+        (
+            ["--policy", "keep-or-moove"],
+            "policy: 'keep-or-moove' is .*; did you mean 'keep-or-move'",
+        ),
         (["--policy", "rule", "--plugin", "nowhere.py"], "plugin: cannot read 'nowhere.py'"),
         ([], "policy"),
     ],

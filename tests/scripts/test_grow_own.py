@@ -213,7 +213,7 @@ def test_an_onnx_file_that_cannot_be_made_fails_the_command_that_asked_for_it(
 
 
 @pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
-def test_a_file_that_cannot_be_read_back_is_not_said_to_be_untraceable(
+def test_a_file_that_cannot_be_read_back_is_not_reported_as_untraceable(
     name: str, written, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     read = {"model.pt2": "outputs_of_file", "model.onnx": "outputs_of_onnx"}[name]
@@ -239,6 +239,7 @@ def test_several_seeds_end_in_one_table(
     lines = text.splitlines()
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("seed  grown")) :]
     assert [line.split()[0] for line in table[1:4]] == ["7", "8", "mean"]
+    assert "gains are in points of accuracy; ± is the standard deviation over seeds" in table
     assert "growth paid on validation after its price in 0 of 2 seeds" in table[-1]
     folder = tmp_path / "grown" / "both"
     for seed in (7, 8):
@@ -248,8 +249,45 @@ def test_several_seeds_end_in_one_table(
         json.loads((folder / f"seed-{s}" / "result.json").read_text())["grown"]["test"]["accuracy"]
         for s in (7, 8)
     ]
-    mean = torch.tensor(accuracies, dtype=torch.float64)
-    assert f"{mean.mean():.4f} ± {mean.std():.4f}" in table[3]
+    mean = 100.0 * torch.tensor(accuracies, dtype=torch.float64)
+    assert f"{mean.mean():.1f} ± {mean.std():.1f} %" in table[3]
+
+
+def test_a_network_that_lost_its_seeds_is_not_taken_for_one_that_never_grew(
+    mine: str, tmp_path: Path, capsys, without_onnx: None
+) -> None:
+    costly = ["--model", mine, *SHORT, "--price", "100"]
+    assert grow([*costly, "--out", str(tmp_path / "grown")]) == 0
+    text = capsys.readouterr().out
+    assert "warning: no seed was kept: " in text
+    assert "the never-grown twin is written; --keep writes the network that lost its" in text
+    never = ["--policy", "never", *SHORT[2:], "--out", str(tmp_path / "no")]
+    assert grow(["--model", mine, *never]) == 0
+    states = [torch.load(tmp_path / name / "state_dict.pt") for name in ("grown", "no")]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    result = json.loads((tmp_path / "grown" / "result.json").read_text())
+    assert not result["chosen_is_grown"]
+    assert not result["paid"]
+    capsys.readouterr()
+    assert grow([*costly, "--keep", "--out", str(tmp_path / "kept")]) == 0
+    assert "the network that lost its seeds is written because of --keep" in capsys.readouterr().out
+    kept = torch.load(tmp_path / "kept" / "state_dict.pt")
+    assert any(not torch.equal(value, states[1][name]) for name, value in kept.items())
+
+
+def test_a_damaged_result_and_another_onnx_file_are_one_line(
+    mine: str, tmp_path: Path, capsys, without_onnx: None
+) -> None:
+    command = ["--model", mine, "--policy", "never", "--epochs", "1", "--out", str(tmp_path / "o")]
+    assert grow(command) == 0
+    capsys.readouterr()
+    assert grow(command) == 0
+    assert "was finished before; remove it to grow anew" in capsys.readouterr().out
+    (tmp_path / "o" / "result.json").write_text("{")
+    assert guarded(grow, command) == 2
+    error = capsys.readouterr().err
+    assert re.match(r"esper: out: .*result.json is damaged \(.*\); remove .* to grow", error), error
+    assert error.count("\n") == 1
 
 
 def test_a_recipe_of_the_file_is_used_and_flags_come_first(
@@ -304,7 +342,7 @@ def test_usage_errors_are_one_line_and_leave_nothing(
         (["--model", str(other)], "recipe: it has no entry 'optimiser'; did you mean 'optimizer'"),
         (["--model", str(plain)], "model: .*:model returns a int; return an nn.Module"),
         (["--model", f"{plain}:Net"], "data: .*:loaders must return the loaders"),
-        (["--model", f"{plain}:Net", "--data", mine], "model: training fails .RuntimeError: "),
+        (["--model", f"{plain}:Net", "--data", mine], "train_loader: model or loss fails on its "),
         (
             ["--model", mine, "--policy", "nowhere"],
             "policy: 'nowhere' is neither one of heuristic, ",
@@ -316,6 +354,10 @@ def test_usage_errors_are_one_line_and_leave_nothing(
         (["--model", mine, "--device", "gpu"], "device: gpu is not usable"),
         (["--model", mine, "--max-parameters", "5"], "max_parameters: the module has"),
         (["--model", mine, "--epochs", "0"], "epochs: must lie between 1"),
+        (["--model", mine, "--name", "../beside"], "name: must be 1 to 60 letters"),
+        (["--model", mine, "--seed", "4294967295", "--seeds", "2"], "seeds: the last seed is"),
+        (["--model", mine, "--policy", "rulee"], "did you mean 'rule'"),
+        (["--model", mine, "--optimizer", "sgd", "--lr", "1e30"], "lr: the validation loss is "),
         (["--model", mine, "--slots", "stm"], "slots: ResidualNet has no module 'stm'"),
     ]
     for flags, says in cases:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from esper.karn.queries import Store
 from esper.karn.views import VIEWS
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
@@ -106,6 +107,18 @@ def test_a_usage_error_is_one_line_and_exit_status_2(
     assert output.err.startswith("esper: ")
     assert output.err.count("\n") == 1
     assert says in output.err
+
+
+def test_an_interrupted_query_ends_as_any_interrupted_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def to_arrow_reader(self, rows: int) -> None:
+            raise RuntimeError("Query interrupted")
+
+    monkeypatch.setattr(Store, "_sql", lambda self, statement: Interrupted())
+    assert run(RUN, SQL) == 130
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_help_lists_views_and_columns(capsys: pytest.CaptureFixture[str]) -> None:

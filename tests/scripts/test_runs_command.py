@@ -55,6 +55,24 @@ def test_the_list_shows_each_run_with_its_status(
     assert f"esper train ppo --resume {cut} --rounds 9" in out
 
 
+def test_a_narrow_terminal_shows_the_names_of_runs_and_tasks(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    write_run(place / "cut-in-the-middle", [started(9), *whole_round(1)], rounds=9)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for columns in (60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        code, coloured, _ = run_command(capsys, "runs", ".")
+        assert code == 0
+        out = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+        assert max(map(len, out.partition("validation, ")[0].splitlines())) <= columns
+        assert re.search(r"cut-in-the-middle +‖ interrupted +1/9 +\+1.0 +a<b", out)
+        assert "validation, policy, started, disk: in a terminal of 110" in out
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "disk: in a terminal" not in run_command(capsys, "runs", ".")[1]
+
+
 def test_json_lists_the_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run_command(capsys, "runs", "--json", place)
     assert code == 0

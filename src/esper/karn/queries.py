@@ -115,9 +115,17 @@ class Store:
             statements = self._database.extract_statements(sql)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise UsageError("SQL: must be one SELECT; runs are read, never written")
-            yield self._database.sql(statements[0]).to_arrow_reader(ROWS)
+            yield self._sql(statements[0]).to_arrow_reader(ROWS)
         except (duckdb.Error, pyarrow.ArrowException) as error:
             raise UsageError(f"SQL: {_message(error)}") from error
+        except RuntimeError as error:
+            # What duckdb makes of Ctrl-C within a query.
+            if "interrupted" in str(error):
+                raise KeyboardInterrupt from error
+            raise
+
+    def _sql(self, statement: duckdb.Statement) -> duckdb.DuckDBPyRelation:
+        return self._database.sql(statement)
 
     def columns(self) -> dict[str, list[tuple[str, str]]]:
         """Return the names and types of the columns of each view."""

@@ -21,7 +21,7 @@ def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]
     """
     listing = ", ".join(commands)
     if not arguments:
-        raise UsageError(f"{program}: needs a command; choose from {listing}, or --help")
+        raise UsageError(f"command: {program} needs one; choose from {listing}, or --help")
     if arguments[0] in ("-h", "--help"):
         print(f"usage: {program} COMMAND [--help] ...\n\ncommands:")
         for name, command in commands.items():
@@ -30,7 +30,7 @@ def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]
     name, *rest = arguments
     if name not in commands:
         hint = suggestion(name, commands, f"choose from {listing}")
-        raise UsageError(f"{program}: there is no command {name!r}; {hint}")
+        raise UsageError(f"command: {program} has no {name!r}; {hint}")
     return commands[name](rest)
 
 

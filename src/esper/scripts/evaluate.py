@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
@@ -42,8 +43,8 @@ class EvaluateArguments:
     """
 
     policy: str
-    """The policy: a run directory (its latest checkpoint), heuristic, never, or rule for the
-    controls alone."""
+    """The policy: a run directory (its latest checkpoint), a trained one of `esper policies`,
+    heuristic, never, or rule for the controls alone."""
     suite: str = "adaptation"
     """Suite, family or task that the hosts are drawn from; a family's fresh hosts are held-out
     draws, and rules for held-out tasks are tuned on the training suite."""
@@ -165,8 +166,13 @@ def _check_directory(field: str, path: Path) -> None:
     present = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not present.is_dir():
         raise UsageError(f"{field}: {present} is not a directory; name another")
-    if not os.access(present, os.W_OK):
-        raise UsageError(f"{field}: {present} cannot be written; name another")
+    try:
+        # Only writing shows it: permissions say nothing of /proc or of a full disk.
+        TemporaryDirectory(dir=present).cleanup()
+    except OSError as error:
+        raise UsageError(
+            f"{field}: {present} cannot be written ({error.strerror}); name another"
+        ) from error
 
 
 def show(console: Console, found: Evaluation) -> None:

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from esper.leyline.config.setting import check_name
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
 from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
 from esper.scripts.grow_arguments import GrowArguments, check_writable
-from esper.scripts.grown_files import FINISHED, write_files
+from esper.scripts.grown_files import FINISHED, read_finished, write_files
 from esper.scripts.seeds_table import growth_seeds_table
 from esper.simic.own_models.attempts import LEARNING_RATE
 from esper.simic.own_models.call_arguments import usable_device
@@ -50,6 +52,10 @@ def grow_model(given: GrowArguments) -> int:
     """
     given = replace(given, policy=given.policy or DEFAULT)
     assert given.model is not None
+    check_name(given.name)
+    last = given.seed + given.seeds - 1
+    if last >= 2**32:
+        raise UsageError(f"seeds: the last seed is {last}, at least 2^32; give a smaller --seed")
     _check_files(given)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
@@ -63,8 +69,8 @@ def grow_model(given: GrowArguments) -> int:
     for seed in range(given.seed, given.seed + given.seeds):
         print(f"seed {seed}:")
         status = max(status, _one(given, own, arguments, folder / f"seed-{seed}", seed))
-        finished = folder / f"seed-{seed}" / FINISHED
-        found[seed] = json.loads(finished.read_text()) if finished.exists() else None
+        place = folder / f"seed-{seed}"
+        found[seed] = read_finished(place) if (place / FINISHED).exists() else None
     print(growth_seeds_table(found))
     return status
 
@@ -75,14 +81,15 @@ def _one(
     """Grow with one seed; the exit status."""
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     if _begun(folder, _asked(given, own, seed)):
-        print(
-            f"{json.loads((folder / FINISHED).read_text())['text']}\n"
-            f"{folder} was finished before; remove it to grow anew"
-        )
-        return 0
+        before = read_finished(folder)
+        print(f"{before['text']}\n{folder} was finished before; remove it to grow anew")
+        return int(before["status"])
     try:
         result, inputs = _grown(given, own, arguments, folder, seed)
+        _check_finite(result if given.keep else result.better)
     except BaseException as error:
+        if isinstance(error, Diverged):
+            (folder / PROGRESS).unlink(missing_ok=True)
         if (folder / PROGRESS).exists():
             if isinstance(error, KeyboardInterrupt):
                 print("\nstopped; rerun the same command to resume")
@@ -132,22 +139,44 @@ def _grown(
     return result, inputs
 
 
+class Diverged(UsageError):
+    """Training ended in a network whose loss is not finite."""
+
+
+def _check_finite(chosen: GrowthResult) -> None:
+    """Refuse to write a network that computes nothing.
+
+    Raises:
+        Diverged: its validation loss is not finite.
+    """
+    if isfinite(chosen.validation.loss):
+        return
+    lost = [record.epoch for record in chosen.history if not isfinite(record.loss)]
+    when = f"from epoch {lost[0]} on" if lost else "after the last epoch"
+    raise Diverged(
+        f"lr: the validation loss is {chosen.validation.loss} {when}, so nothing was written; "
+        "lower --lr, give --clip, or look for NaN in the data with `esper tasks check`"
+    )
+
+
 def _verdict(result: GrowthResult, keep: bool) -> str:
     """Whether growth paid, and which network is handed back."""
     if result.twin is None:
         return "trained without growing: policy never"
     gain = result.worth - result.twin.worth
     after = f"{gain:+.4f} on validation after the price"
-    if not result.seeds:
+    if not any(record.actions for record in result.history):
         return "nothing grew: the network is that of the plain loop"
     if result.paid:
         return f"growth paid: {after}, against its never-grown twin; one pair of runs"
+    own = "the grown network" if result.seeds else "the network that lost its seeds"
     handed = (
-        "the grown network is written because of --keep"
+        f"{own} is written because of --keep"
         if keep
-        else "the never-grown twin is written; --keep writes the grown network"
+        else f"the never-grown twin is written; --keep writes {own}"
     )
-    return f"warning: growth did not pay: {after}; {handed}"
+    reason = "growth did not pay" if result.seeds else "no seed was kept"
+    return f"warning: {reason}: {after}; {handed}"
 
 
 def _check_files(given: GrowArguments) -> None:
@@ -206,7 +235,8 @@ def _asked(given: GrowArguments, own: OwnFile, seed: int) -> dict[str, Any]:
         *("policy", "epochs", "tries", "price", "max_parameters", "slots", "loss"),
         *("optimizer", "lr", "weight_decay", "schedule", "clip", "device", "keep"),
     )
-    asked = {"model": own.model, "data": own.data, "seed": seed, "sha256": own.sha256}
+    onnx = None if given.onnx is None else str(given.onnx)
+    asked = {"onnx": onnx, "model": own.model, "data": own.data, "seed": seed, "sha256": own.sha256}
     asked |= {name: getattr(given, name) for name in names}
     found: dict[str, Any] = json.loads(json.dumps(asked))
     return found

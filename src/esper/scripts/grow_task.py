@@ -43,6 +43,11 @@ def grow_task(given: GrowArguments) -> int:
     greedy = policy.greedy_by_default if given.greedy is None else given.greedy
     grown = grow_host(policy, task, given.seed, greedy)
     _show(grown)
+    if not grown.gain > 0.0:
+        print(
+            "warning: growth did not pay on test: the grown host is written, not its never-grow "
+            "twin; --policy never grows nothing"
+        )
     return _write(given, grown)
 
 

@@ -72,11 +72,31 @@ def write_files(
     content["seeds"] = result.seeds
     content["twin"] = None if result.twin is None else result.twin.plain()
     content["worth"] = [result.worth, None if result.twin is None else result.twin.worth]
+    content["paid"] = result.paid
+    missing = onnx is not None and ONNX not in differs
+    content["status"] = int(missing)
     replace_synced(folder / FINISHED, (json.dumps(content) + "\n").encode())
-    if onnx is not None and ONNX not in differs:
+    if missing:
         notice(f"esper: onnx: {onnx} was not written, for the reason above")
-        return 1
-    return 0
+    return int(missing)
+
+
+def read_finished(folder: Path) -> dict[str, Any]:
+    """What ``write_files`` wrote at last.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    path = folder / FINISHED
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        if not {"text", "grown", "twin", "paid", "status"} <= found.keys():
+            raise ValueError("entries are missing")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"out: {path} is damaged ({first_line(error)}); remove {folder} to grow anew"
+        ) from error
+    return found
 
 
 def _draw(result: GrowthResult, folder: Path) -> None:

@@ -81,7 +81,7 @@ def _views() -> str:
     lines = ["views and their columns:"]
     for view, own in columns.items():
         lines += ["", f"  {view}"]
-        lines += [f"    {name:<32}{kind}" for name, kind in own]
+        lines += [f"    {name:<31} {kind}" for name, kind in own]
     lines += ["", "and one table per kind of event, with the columns in docs/events.md:", ""]
     return "\n".join([*lines, *(f"  {name.lower()}" for name in EVENTS)])
 

@@ -33,6 +33,10 @@ LOOKS = {
 NOTHING = "-"
 UNBOUNDED = 1000
 """Columns of the table if the output is not a terminal, so that no line is cut."""
+ROOMY = 110
+"""Minimum columns of a terminal for all columns of the table."""
+SECONDARY = "validation", "policy", "started", "disk"
+"""Columns that a narrower terminal lacks."""
 
 DEFAULT_PLACE = Path(OutputConfig().telemetry_dir)
 
@@ -148,30 +152,37 @@ def _removed(info: RunInfo) -> int:
 
 
 def _show(found: list[RunInfo]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else UNBOUNDED)
+    lacking = SECONDARY if console.width < ROOMY else ()
+    rows = [_cells(info) for info in found]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", overflow="fold")
-    table.add_column("status", no_wrap=True)
-    table.add_column("rounds", justify="right", no_wrap=True)
-    table.add_column("gain", justify="right", no_wrap=True)
-    table.add_column("validation", justify="right", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
-    table.add_column("task", overflow="fold")
-    table.add_column("started", no_wrap=True)
-    table.add_column("disk", justify="right", no_wrap=True)
-    for info in found:
-        glyph, colour = LOOKS[info.status]
-        table.add_row(
-            Text(escaped(str(info.path))),
-            Text(f"{glyph} {info.status}", style=colour),
-            f"{info.rounds_done}/{info.rounds_total or '?'}",
-            _points(info.gain),
-            _points(info.validation_gain),
-            Text(escaped(info.policy or NOTHING)),
-            Text(escaped(_tasks(info))),
-            NOTHING if info.started is None else _moment(info.started),
-            _size(info.bytes),
-        )
-    Console(width=None if sys.stdout.isatty() else UNBOUNDED).print(table)
+    for name in rows[0]:
+        if name in ("run", "task"):
+            table.add_column(name, overflow="fold")
+        elif name not in lacking:
+            right = name in ("rounds", "gain", "validation", "disk")
+            table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell for name, cell in row.items() if name not in lacking))
+    console.print(table)
+    if lacking:
+        print(f"{', '.join(lacking)}: in a terminal of {ROOMY} columns, or with --json")
+
+
+def _cells(info: RunInfo) -> dict[str, str | Text]:
+    """What the table shows of a run, by column."""
+    glyph, colour = LOOKS[info.status]
+    return {
+        "run": Text(escaped(str(info.path))),
+        "status": Text(f"{glyph} {info.status}", style=colour),
+        "rounds": f"{info.rounds_done}/{info.rounds_total or '?'}",
+        "gain": _points(info.gain),
+        "validation": _points(info.validation_gain),
+        "policy": Text(escaped(info.policy or NOTHING)),
+        "task": Text(escaped(_tasks(info))),
+        "started": NOTHING if info.started is None else _moment(info.started),
+        "disk": _size(info.bytes),
+    }
 
 
 def _show_resume(found: list[RunInfo]) -> None:

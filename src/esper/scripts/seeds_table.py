@@ -11,6 +11,8 @@ from esper.tolaria.own_model.validation import Validation
 def growth_seeds_table(found: Mapping[int, Mapping[str, Any] | None]) -> str:
     """A line for each seed, and the means with standard deviations over seeds.
 
+    Accuracies are in percent and their gains in points; other figures are as they are.
+
     Figures are those of the test split, or of validation without one.
 
     Args:
@@ -21,6 +23,8 @@ def growth_seeds_table(found: Mapping[int, Mapping[str, Any] | None]) -> str:
         ("seed", f"grown ({split})", f"never grown ({split})", "parameters", "gain")
     ]
     grown, never, gains, paid = [], [], [], 0
+    percent = all(r is None or Validation(**r["grown"][split]).in_percent for r in found.values())
+    scale, unit = (100.0, " %") if percent else (1.0, "")
     for seed, result in found.items():
         if result is None:
             lines.append((str(seed), "failed", "", "", ""))
@@ -31,11 +35,16 @@ def growth_seeds_table(found: Mapping[int, Mapping[str, Any] | None]) -> str:
         if twin is not None:
             never.append(_figure(twin[split]))
             gains.append(grown[-1] - never[-1])
-            paid += result["worth"][0] > result["worth"][1]
-            cells[2], cells[4] = Validation(**twin[split]).shown(), f"{gains[-1]:+.4f}"
+            paid += result["paid"]
+            cells[2] = Validation(**twin[split]).shown()
+            cells[4] = _number(gains[-1], scale, "+")
         lines.append(tuple(cells))
-    lines.append(("mean", _mean(grown), _mean(never), "", _mean(gains, "+")))
+    means = (_mean(values, scale, unit) for values in (grown, never))
+    lines.append(("mean", *means, "", _mean(gains, scale, "", "+")))
     text = aligned(lines, left=len(lines[0]))
+    if len(grown) > 1:
+        kind = "gains are in points of accuracy; " if percent else ""
+        text.append(f"{kind}± is the standard deviation over seeds")
     if gains:
         text.append(f"growth paid on validation after its price in {paid} of {len(gains)} seeds")
     return "\n".join(text)
@@ -47,8 +56,12 @@ def _figure(validation: Mapping[str, Any]) -> float:
     return float(next(value for value in found if value is not None))
 
 
-def _mean(values: list[float], sign: str = "") -> str:
+def _number(value: float, scale: float, sign: str = "") -> str:
+    return f"{scale * value:{sign}.1f}" if scale > 1.0 else f"{value:{sign}.4f}"
+
+
+def _mean(values: list[float], scale: float, unit: str, sign: str = "") -> str:
     if not values:
         return ""
-    spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{fmean(values):{sign}.4f}{spread}"
+    spread = f" ± {_number(stdev(values), scale)}" if len(values) > 1 else ""
+    return f"{_number(fmean(values), scale, sign)}{spread}{unit}"

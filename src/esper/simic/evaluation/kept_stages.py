@@ -70,15 +70,18 @@ def load_or_make(path: Path, make: Callable[[], Outcome]) -> Outcome:
     """The outcome stored at ``path``; made and stored there if there is none.
 
     Raises:
-        UsageError: the file cannot be read.
+        UsageError: the file cannot be read or written.
     """
     if not path.exists():
         outcome = make()
         buffer = io.BytesIO()
         arrays = {name: getattr(outcome, name).astype(np.float32) for name in Outcome.__slots__}
         np.savez_compressed(buffer, **arrays)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_synced(path, buffer.getvalue())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_synced(path, buffer.getvalue())
+        except OSError as error:
+            raise UsageError(f"work: cannot write {path} ({error.strerror})") from error
     try:
         with np.load(path) as stored:
             return Outcome(**{name: stored[name].astype(float) for name in Outcome.__slots__})

@@ -176,7 +176,8 @@ def resumed_config(
     for name, value in given.items():
         if value != before.get(name) and not about(fields[name]).on_resume:
             raise UsageError(
-                f"{name}: the run has {before.get(name)}, and resuming cannot change it"
+                f"{name}: the run has {before.get(name)}, and resuming cannot change it; omit it, "
+                "or start a new run"
             )
     return kind(**{**before, **given})
 

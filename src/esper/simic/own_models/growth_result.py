@@ -69,7 +69,9 @@ class GrowthResult:
     @property
     def paid(self) -> bool:
         """Whether the module is worth more than its twin. False if nothing grew, or without one."""
-        return self.twin is not None and comparable(self.worth) > comparable(self.twin.worth)
+        if self.twin is None or not self.seeds:
+            return False
+        return comparable(self.worth) > comparable(self.twin.worth)
 
     @property
     def better(self) -> "GrowthResult":

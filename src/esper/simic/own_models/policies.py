@@ -7,7 +7,7 @@ from torch import Tensor
 
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, suggestion
 from esper.simic.growth.collect import Actor
 from esper.tamiyo.baselines import NeverActor
 from esper.tamiyo.heuristic import HeuristicActor
@@ -83,7 +83,7 @@ def _learned(policy: str, seed: int, warn: Callable[[str], None]) -> Actor:
     if learned_path(policy) is None and not is_run_directory(policy):
         raise UsageError(
             f"policy: {policy!r} is neither one of {', '.join(cards())} nor a run directory; "
-            "`esper policies` describes them"
+            + suggestion(policy, cards(), "`esper policies` describes them")
         )
     learned = GrowingPolicy.named(policy)
     named = ", ".join(learned.settings.world.task)

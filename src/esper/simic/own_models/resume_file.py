@@ -38,9 +38,9 @@ def write(path: Path, checkpoint: dict[str, Any]) -> None:
     try:
         replace_synced(path, content.getvalue())
     except OSError as error:
+        kept = "; the file of the epoch before stays" if path.exists() else ""
         raise UsageError(
-            f"checkpoint: cannot write {path} ({error.strerror}); the file of the epoch before "
-            "stays, make room and start again"
+            f"checkpoint: cannot write {path} ({error.strerror}){kept}; make room and start again"
         ) from error
 
 

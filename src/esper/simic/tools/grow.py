@@ -18,7 +18,7 @@ from esper.leyline.actions import (
     Style,
 )
 from esper.leyline.config import TrainConfig, unflatten
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.events import POINTS
 from esper.leyline.stages import Stage
 from esper.runtime import plugins
@@ -118,9 +118,11 @@ class GrowingPolicy:
             return cls(name, TrainConfig(), None)
         run = learned_path(name) or Path(name)
         if not is_run_directory(str(run)):
+            known = (*CONTROLS, *(card for card in cards() if card not in CONTROLS))
+            advice = "`esper policies` and `esper runs` list what there is"
             raise UsageError(
-                f"policy: {name!r} is neither one of {', '.join(CONTROLS)} nor a run directory; "
-                "`esper runs` lists the runs"
+                f"policy: {name!r} is neither one of {', '.join(known)} nor a run directory; "
+                f"{suggestion(name, known, advice)}"
             )
         try:
             settings, _ = stored_config(run)
@@ -178,7 +180,8 @@ class GrowingPolicy:
 
 def _about_policy(error: UsageError) -> UsageError:
     text = error.reason if isinstance(error, UnusableRun) else str(error)
-    return UsageError(f"policy: {text}; give another run")
+    advice = "give another run"
+    return UsageError(f"policy: {text}" if advice in text else f"policy: {text}; {advice}")
 
 
 @dataclass(slots=True)

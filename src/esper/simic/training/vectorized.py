@@ -138,7 +138,10 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
     fields = settings_of(TrainConfig)
     for name, value in flatten(config).items():
         if value != before[name] and not about(fields[name]).on_resume:
-            raise UsageError(f"{name}: the run has {before[name]}, and resuming cannot change it")
+            raise UsageError(
+                f"{name}: the run has {before[name]}, and resuming cannot change it; omit it, or "
+                "start a new run"
+            )
     if stored.impala.lag and (stored.impala.actors == 0) != (config.impala.actors == 0):
         raise UsageError(
             f"actors: the run has {stored.impala.actors} and a lag of {stored.impala.lag}, so its "

@@ -38,6 +38,11 @@ class Validation:
     accuracy: float | None = None
     metric: float | None = None
 
+    @property
+    def in_percent(self) -> bool:
+        """Whether ``shown`` is an accuracy in percent."""
+        return self.metric is None and self.accuracy is not None
+
     def shown(self) -> str:
         """The figure that a user wants: the metric, else the accuracy, else the score."""
         if self.metric is not None:
