@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina import Slot
 from esper.kasmina.grafts.attachment import (
     attach,
     grown_seeds,
@@ -51,7 +52,7 @@ def grown(host: str) -> tuple[nn.Module, Tensor]:
             for parameter in seed.parameters():
                 parameter.add_(0.2 * torch.randn(parameter.shape))
             seed.alpha.fill_(0.5)
-        attach(model.get_submodule(slot.name), seed)
+        attach(model, slot.name, seed)
         set_hook(model.get_submodule(slot.name), add_seed)
     return model, x
 
@@ -146,10 +147,51 @@ def test_compiled_code_notices_a_seed_that_comes_later() -> None:
     before = output(compiled, x)
     donor, _ = grown("residual")
     name, seed = next(iter(grown_seeds(donor).items()))
-    attach(model.get_submodule(name), copy.deepcopy(seed))
+    attach(model, name, copy.deepcopy(seed))
     set_hook(model.get_submodule(name), add_seed)
     assert not torch.equal(output(compiled, x), before)
     assert torch.equal(output(compiled, x), output(model, x))
+
+
+def rectified() -> nn.Sequential:
+    """A module with ReLU and a marker, which have no parameters."""
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(5, 8), nn.ReLU()), nn.Linear(8, 8), Slot(8), nn.Linear(8, 2)
+    )
+
+
+@pytest.mark.parametrize("name", ["0.1", "2"])
+def test_a_seed_behind_a_module_without_parameters_has_the_dtype_and_device_of_the_model(
+    name: str,
+) -> None:
+    x = torch.randn(4, 5, dtype=torch.float64)
+    model = rectified().double()
+    attach(model, name, Seed("mlp", 8, "mlp", "gate"))
+    set_hook(model.get_submodule(name), add_seed)
+    expected = model(x)
+    assert expected.dtype == torch.float64
+    again = load_grown(rectified().double(), model.state_dict())
+    assert torch.equal(again(x), expected)
+
+    elsewhere = rectified().to("meta")
+    attach(elsewhere, name, Seed("mlp", 8, "mlp", "gate"))
+    assert {value.device.type for value in elsewhere.state_dict().values()} == {"meta"}
+
+
+def test_a_seed_has_the_dtype_of_the_nearest_module_with_numbers() -> None:
+    model = rectified()
+    model[0].double()
+    codes = nn.Parameter(torch.ones(2).int(), requires_grad=False)
+    model[0][0]._parameters = {"codes": codes, **model[0][0]._parameters}
+    attach(model, "0.1", Seed("mlp", 8, "mlp"))
+    assert {p.dtype for p in model[0][1].parameters()} == {torch.float64}
+    attach(model, "2", Seed("mlp", 8, "mlp"))
+    assert {p.dtype for p in model[2].parameters()} == {torch.float64}
+    attach(model, "1", Seed("mlp", 8, "mlp"))
+    assert {p.dtype for p in model[1].parameters()} == {torch.float32}
+    numberless = nn.Sequential(nn.ReLU())
+    attach(numberless, "0", Seed("mlp", 8, "mlp"))
+    assert {p.dtype for p in numberless.parameters()} == {torch.float32}
 
 
 CHECK = """

@@ -138,7 +138,7 @@ def test_a_seed_in_training_leaves_values_and_gradients_of_its_host_as_they_are(
     )
     with torch.no_grad():
         seed.conv_light.conv.weight.normal_()
-    attach(module, seed)
+    attach(grown, "layer1.1", seed)
     set_hook(module, learn_behind)
     expected, found = gradients_of(plain, x), gradients_of(grown, x)
     for name, gradient in expected.items():
@@ -171,6 +171,18 @@ def test_a_seed_in_training_leaves_values_and_gradients_of_its_host_as_they_are(
     torch.testing.assert_close(
         separate.conv_light.conv.weight.grad, found["layer1.1.seed.conv_light.conv.weight"]
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_branch_in_training_learns_in_the_dtype_of_its_activation(dtype: torch.dtype) -> None:
+    host = nn.Sequential(nn.Linear(5, CHANNELS), nn.BatchNorm1d(CHANNELS)).to(dtype)
+    attach(host, "1", Seed("mlp", CHANNELS, "mlp"))
+    set_hook(host[1], learn_behind)
+    host(torch.randn(6, 5, dtype=dtype)).square().sum().backward()
+    for name, parameter in host[1].seed.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.dtype == dtype
+        assert bool(parameter.grad.isfinite().all())
 
 
 class Free(nn.Module):
@@ -215,7 +227,7 @@ def test_an_input_without_gradient_in_channels_last_is_no_trouble(name: str) -> 
 
 def test_the_dtype_of_the_activation_is_kept_under_autocast() -> None:
     host = nn.Sequential(nn.Conv2d(1, CHANNELS, 3), nn.ReLU())
-    attach(host[1], seed_of("conv", "conv_light", "gate").float())
+    attach(host, "1", seed_of("conv", "conv_light", "gate").float())
     set_hook(host[1], add_seed)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = host(torch.randn(2, 1, 6, 6))

@@ -106,6 +106,18 @@ def test_the_twin_is_trained_by_an_optimizer_with_groups_of_the_module_that_was_
     assert all(torch.equal(v, state[n]) for n, v in result.twin.model.state_dict().items())
 
 
+def test_a_module_of_float64_grows_behind_batch_norm_and_activation_functions() -> None:
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6, 4)),
+    ).double()
+    data = [(x.double(), y) for x, y in loader(*images(32))]
+    result = esper.grow(model, data, data, policy="rule", epochs=12, price=0.0, progress=False)
+    assert result.seeds
+    dtypes = {n: x.dtype for n, x in result.model.state_dict().items() if ".seed." in n}
+    assert {d for n, d in dtypes.items() if not n.endswith("recipe")} == {torch.float64}
+
+
 def test_the_best_try_is_kept() -> None:
     results = []
 

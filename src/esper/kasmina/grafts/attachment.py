@@ -45,16 +45,21 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, f: Tensor) -> Tensor:
         ctx.save_for_backward(f)
-        ctx.reach = REACH * torch.linalg.vector_norm(x, dtype=torch.float32)
+        ctx.reach = REACH * _norm(x)
         # A layer behind may work in place, which a view from here would refuse.
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         (f,) = ctx.saved_tensors
-        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-        weight = norm / ctx.reach.clamp(min=torch.finfo(torch.float32).tiny)
+        weight = _norm(gradient) / ctx.reach.clamp(min=torch.finfo(ctx.reach.dtype).tiny)
         return gradient, (gradient + weight * f).to(f.dtype)
+
+
+def _norm(x: Tensor) -> Tensor:
+    """The norm of ``x`` in float32, or in its own dtype if that is wider."""
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))
+    return norm
 
 
 def learn_behind(module: nn.Module, inputs: object, output: object) -> object:
@@ -105,12 +110,36 @@ def new_seed(slot: SlotSpec, kind: int, form: int, random_seed: int) -> Seed:
     return seed
 
 
-def attach(module: nn.Module, seed: Seed) -> None:
-    """Hang ``seed`` behind ``module`` in its device and dtype; it computes nothing yet."""
-    example = next(module.parameters(), None)
-    if example is not None and example.is_floating_point():
+def attach(model: nn.Module, name: str, seed: Seed) -> None:
+    """Hang ``seed`` behind a module of ``model``; it computes nothing yet.
+
+    The seed gets device and dtype of the module's first floating-point parameter, or of its
+    nearest ancestor's that has one.
+
+    Args:
+        model: the whole module.
+        name: name of the module behind which the seed hangs.
+        seed: a new seed.
+
+    Raises:
+        AttributeError: ``model`` has no module of that name.
+    """
+    module = model.get_submodule(name)
+    example = _example(model, name)
+    if example is not None:
         seed.to(example.device, example.dtype)
     module.add_module(SEED, seed)
+
+
+def _example(model: nn.Module, name: str) -> Tensor | None:
+    """The first floating-point parameter of a module, else of its nearest ancestor with one."""
+    while True:
+        for parameter in model.get_submodule(name).parameters():
+            if parameter.is_floating_point():
+                return parameter
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
 
 
 def set_hook(module: nn.Module, hook: Any) -> None:
@@ -193,14 +222,13 @@ def _rebuild(model: nn.Module, point: str, state: Mapping[str, Any]) -> None:
     with torch.random.fork_rng(devices=[]):
         seed = Seed(names.pop(), channels, LAYOUTS[layout], FORMS[form])
     try:
-        module = model.get_submodule(point)
+        attach(model, point, seed)
     except AttributeError:
         raise UsageError(
             f"load_grown: {type(model).__name__} has no module {point!r}; "
             "build the model as it was built before it grew"
         ) from None
-    attach(module, seed)
-    set_hook(module, add_seed)
+    set_hook(model.get_submodule(point), add_seed)
 
 
 def _check_shapes(model: nn.Module, state: Mapping[str, Any]) -> None:

@@ -224,9 +224,8 @@ def _measure(
     report.memory = parameter_bytes(model) + report.step.activations
     try:
         for slot in report.slots:
-            module = model.get_submodule(slot.name)
-            attach(module, new_seed(slot, planted_blueprint(slot), 0, 0))
-            set_hook(module, learn_behind)
+            attach(model, slot.name, new_seed(slot, planted_blueprint(slot), 0, 0))
+            set_hook(model.get_submodule(slot.name), learn_behind)
         grown = predicted_cost(model, inputs, target, goal, report.batch)
         # Seeds take time; a smaller figure is noise.
         seconds = max(grown.seconds, report.step.seconds)

@@ -104,7 +104,7 @@ class GraftedModel:
         seed = new_seed(
             self.slots[slot], int(state.blueprint[0, slot]), int(FORM_OF_STYLE[style]), key
         )
-        attach(self.modules[slot], seed)
+        attach(self.model, self.slots[slot].name, seed)
         self.seeds[slot] = seed
         self.order.append(slot)
         self.first_norms.pop(slot, None)
