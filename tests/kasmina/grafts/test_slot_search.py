@@ -13,7 +13,9 @@ from esper.leyline.errors import UsageError
 from own_modules import Gpt, Recurrent, ResidualBlock, ResidualNet, images, perceptron, tokens
 
 
-def slots(model: nn.Module, x: Tensor, names: list[str] | None = None) -> tuple[SlotSpec, ...]:
+def slots(
+    model: nn.Module, x: Tensor, names: list[str] | str | None = None
+) -> tuple[SlotSpec, ...]:
     model.eval()
     with torch.no_grad():
         return find_slots(model, lambda half: model(x[: len(x) // 2] if half else x), names)
@@ -140,13 +142,53 @@ class Twice(nn.Module):
         (["conv"], r"'conv' returns \[B, C, L\], for which there are no seeds yet"),
         ([], r"the list is empty; omit slots"),
         (["head", "head"], r"'head' is named twice"),
+        ("22", r"^slots: got the string '22'; give a list of names$"),
     ],
 )
 def test_a_name_that_cannot_be_a_slot_is_refused_with_the_reason(
-    names: list[str], message: str
+    names: list[str] | str, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         slots(Twice(), torch.randn(4, 5), names)
+
+
+class Aliases(nn.Module):
+    """Layers under their own names and in Sequentials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.act = nn.Conv2d(1, 6, 3), nn.ReLU()
+        self.backbone = nn.Sequential(self.conv1, self.act)
+        self.trunk = self.backbone
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", ["backbone", "backbone.1", "trunk", "trunk.1", "act"])
+def test_a_module_with_several_names_is_found_by_each(name: str) -> None:
+    assert seen(Aliases(), images(4)[0], [name]) == [("act", "conv", 6)]
+
+
+class Padded(nn.Module):
+    """A transformer whose evaluation mode leaves padding out of the computation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(12, 8), nn.Linear(8, 12)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embedding(x), src_key_padding_mask=x == 0))
+
+
+def test_a_nested_tensor_is_called_what_it_is() -> None:
+    x = tokens(4).clamp(min=1)
+    x[0, 6:] = 0
+    with pytest.raises(UsageError, match=r"'encoder.layers.0' returns a nested tensor"):
+        slots(Padded(), x, ["encoder.layers.0"])
 
 
 def test_a_module_without_a_place_is_refused() -> None:
