@@ -102,6 +102,56 @@ def test_attention_is_not_offered_where_time_comes_first() -> None:
     assert set(alone[0].accepts) == set(POINTWISE)
 
 
+class TimeFirst(nn.Module):
+    """A recurrent layer for batches [T, B, F], between linear layers that look at one position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.lstm, self.head = nn.Linear(5, 8), nn.LSTM(8, 6), nn.Linear(6, 2)
+        self.turned = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.turned(self.lstm(self.stem(x))[0].transpose(0, 1)))
+
+
+def test_attention_is_not_offered_across_the_samples_of_batches_that_begin_with_time() -> None:
+    found = slots(TimeFirst(), torch.randn(6, 4, 5), ["stem", "lstm", "turned"])
+    offered = {slot.name: "attention" in slot.accepts for slot in found}
+    assert offered == {"stem": False, "lstm": False, "turned": True}
+
+
+class FastPath(nn.Module):
+    """A layer that reads the weights of its attention without calling it."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(5, 1, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.attention.out_proj.weight
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_layer_that_skips_its_attention_says_where_time_is(batch_first: bool) -> None:
+    model = nn.Sequential(FastPath(batch_first), nn.Linear(5, 8), nn.Linear(8, 2))
+    (found,) = slots(model, torch.randn(6, 4, 5), ["1"])
+    assert ("attention" in found.accepts) is batch_first
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.unused = nn.Linear(5, 8), nn.LSTM(5, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def test_an_unused_layer_says_nothing_about_time() -> None:
+    (found,) = slots(nn.Sequential(Unused(), nn.Linear(8, 2)), torch.randn(4, 6, 5), ["0.linear"])
+    assert "attention" in found.accepts
+
+
 class Marked(nn.Module):
     def __init__(self) -> None:
         super().__init__()

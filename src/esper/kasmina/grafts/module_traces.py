@@ -24,11 +24,13 @@ class ModuleTrace:
         calls: number of its calls in a forward pass.
         place: position of its last call among those of all modules.
         shape: shape of its output, or of a tuple's first element; None if no seed can read it.
+        axes: number of axes of its output; 0 if that is no tensor.
         reason: why there cannot be a seed behind it, or an empty string.
         batch_axis: first axis that grows with the number of samples; None if none does.
         time_first: whether its activation of three axes may be ``[T, B, C]``.
         layers: the called layers within it, or itself.
         behind: the last layer with weights within the module, or before it if it has none.
+        ahead: the next layer with weights that is called after the module.
     """
 
     name: str
@@ -36,11 +38,13 @@ class ModuleTrace:
     calls: int = 0
     place: int = 0
     shape: tuple[int, ...] | None = None
+    axes: int = 0
     reason: str = ""
     batch_axis: int | None = None
     time_first: bool = False
     layers: list["ModuleTrace"] = field(default_factory=list)
     behind: "ModuleTrace | None" = None
+    ahead: "ModuleTrace | None" = None
 
     @property
     def is_layer(self) -> bool:
@@ -58,7 +62,9 @@ def walk(model: nn.Module, run: Run) -> dict[str, ModuleTrace]:
     def note(each: ModuleTrace) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             each.calls, each.place = each.calls + 1, next(clock)
-            each.shape, each.reason = _shape(output[0] if isinstance(output, tuple) else output)
+            first = output[0] if isinstance(output, tuple) else output
+            each.axes = first.dim() if isinstance(first, Tensor) else 0
+            each.shape, each.reason = _shape(first)
 
         return hook
 
@@ -83,8 +89,11 @@ def walk(model: nn.Module, run: Run) -> dict[str, ModuleTrace]:
         each.layers = [t for t in called if below(t.name, each.name)]
         before = each.layers or [t for t in called if t.place < each.place]
         each.behind = max(before, key=lambda t: t.place, default=None)
+        after = (t for t in called if t.place > each.place)
+        each.ahead = min(after, key=lambda t: t.place, default=None)
+    data_time_first = _data_time_first(traces)
     for each in traces.values():
-        each.time_first = _time_first(each)
+        each.time_first = _time_first(each, data_time_first)
     return traces
 
 
@@ -113,7 +122,34 @@ def _shape(output: object) -> tuple[tuple[int, ...] | None, str]:
     return tuple(output.shape), ""
 
 
-def _time_first(each: ModuleTrace) -> bool:
+def _data_time_first(traces: dict[str, ModuleTrace]) -> bool:
+    """Whether the batches themselves are ``[T, B, ...]``, so that half of one has half the steps.
+
+    A recurrent or attention layer whose first axis is time says so if that axis was halved.
+    """
+    for each in traces.values():
+        if getattr(each.module, "batch_first", True) is not False:
+            continue
+        layer = each if each.calls else _skipping(each, traces)
+        if layer is not None and layer.axes == 3 and layer.batch_axis == 0:
+            return True
+    return False
+
+
+def _skipping(each: ModuleTrace, traces: dict[str, ModuleTrace]) -> ModuleTrace | None:
+    """The nearest called ancestor, if it computes by a fast path without calling what it holds."""
+    called = [t for t in traces.values() if t.calls and below(each.name, t.name)]
+    nearest = max(called, key=lambda t: len(t.name), default=None)
+    if nearest is None:
+        return None
+    inside = (t for t in traces.values() if t is not nearest and below(t.name, nearest.name))
+    return None if any(t.calls for t in inside) else nearest
+
+
+def _time_first(each: ModuleTrace, data_time_first: bool) -> bool:
+    """Whether an activation of three axes may be ``[T, B, C]``, of which one axis was halved."""
+    if data_time_first and each.batch_axis is not None:
+        return each.batch_axis != 1
     if each.batch_axis is not None:
         return each.batch_axis != 0
     return any(getattr(module, "batch_first", True) is False for module in each.module.modules())

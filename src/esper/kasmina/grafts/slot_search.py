@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from esper.kasmina.grafts.activation_layouts import channels, layout, unsupported
 from esper.kasmina.grafts.module_traces import ModuleTrace, Run, below, walk
 from esper.kasmina.grafts.seed_modules import BRANCHES
 from esper.kasmina.hosts.module import Slot
@@ -21,12 +22,6 @@ MAX_SLOTS = 8
 POINTWISE = ("mlp_small", "mlp", "lora", "lora_large", "norm")
 """Blueprints for sequences that look at one position alone."""
 
-_CHANNELS_FIRST = (
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
-)
-"""Layers whose output has its channels on axis 1."""
 _GROUP_STARTS = (nn.modules.conv._ConvNd, nn.Linear, nn.Embedding, nn.RNNBase)
 _GROUP_ENDS = (
     nn.modules.batchnorm._NormBase,
@@ -98,7 +93,7 @@ def _problem(carrier: ModuleTrace) -> str:
     """Why there cannot be a seed behind a module that would carry it, or an empty string."""
     if isinstance(carrier.module, nn.Sequential):
         return "is a Sequential with a forward pass of its own"
-    return carrier.reason or _unsupported(carrier)
+    return carrier.reason or unsupported(carrier)
 
 
 def _named(model: nn.Module, traces: dict[str, ModuleTrace], name: str) -> ModuleTrace:
@@ -109,31 +104,13 @@ def _named(model: nn.Module, traces: dict[str, ModuleTrace], name: str) -> Modul
     carrier = _carrier(known[name], traces)
     if problem := _problem(carrier):
         raise UsageError(f"slots: {carrier.name!r} {problem}; name another module")
+    marked = carrier.module
+    if isinstance(marked, Slot) and marked.channels != (found := channels(carrier)):
+        raise UsageError(
+            f"slots: {carrier.name!r} is esper.Slot({marked.channels}), but its activation has "
+            f"{found} channels; write esper.Slot({found})"
+        )
     return carrier
-
-
-def _unsupported(each: ModuleTrace) -> str:
-    """Why no seed reads the activation of a module, or an empty string."""
-    assert each.shape is not None
-    behind = each.behind and each.behind.module
-    if len(each.shape) == 3 and isinstance(behind, _CHANNELS_FIRST):
-        return "returns [B, C, L], for which there are no seeds yet (use Conv2d of height 1)"
-    return "returns a single channel" if _channels(each) < 2 else ""
-
-
-def _layout(each: ModuleTrace) -> str:
-    """The layout of a module's activation, one of ``seed_modules.LAYOUTS``."""
-    assert each.shape is not None
-    if len(each.shape) == 3:
-        return "sequence"
-    behind = each.behind and each.behind.module
-    first = behind is None or isinstance(behind, _CHANNELS_FIRST)
-    return "conv" if len(each.shape) == 4 and first else "mlp"
-
-
-def _channels(each: ModuleTrace) -> int:
-    assert each.shape is not None
-    return each.shape[1] if _layout(each) == "conv" else each.shape[-1]
 
 
 def _found(model: nn.Module, traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
@@ -201,9 +178,9 @@ def _layers(traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
 
 def _spec(each: ModuleTrace, depth: float) -> SlotSpec:
     assert each.shape is not None
-    layout, shape = _layout(each), each.shape
-    accepts = tuple(BRANCHES[layout])
-    if layout == "sequence" and each.time_first:
+    family, shape = layout(each), each.shape
+    accepts = tuple(BRANCHES[family])
+    if family == "sequence" and each.time_first:
         accepts = tuple(name for name in accepts if name in POINTWISE)
-    size = (shape[2], shape[3]) if layout == "conv" else (1, shape[1] if len(shape) == 3 else 1)
-    return SlotSpec(each.name, _channels(each), size, depth, layout, accepts)
+    size = (shape[2], shape[3]) if family == "conv" else (1, shape[1] if len(shape) == 3 else 1)
+    return SlotSpec(each.name, channels(each), size, depth, family, accepts)
