@@ -31,6 +31,7 @@ class ModuleTrace:
         layers: the called layers within it, or itself.
         behind: the last layer with weights within the module, or before it if it has none.
         ahead: the next layer with weights that is called after the module.
+        predicts: whether its output is one of the model's and is used by no other of these.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModuleTrace:
     layers: list["ModuleTrace"] = field(default_factory=list)
     behind: "ModuleTrace | None" = None
     ahead: "ModuleTrace | None" = None
+    predicts: bool = False
 
     @property
     def is_layer(self) -> bool:

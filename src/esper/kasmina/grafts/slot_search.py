@@ -1,6 +1,7 @@
 """Finding the places of a module behind which seeds may grow.
 
-One forward pass shows which modules are called once and return an activation that a seed can read.
+A few forward passes show which modules are called once and return an activation that a seed can
+read, leave a seed among their submodules alone, and get a gradient.
 Of these, repeated blocks (of a ResNet or a transformer) are preferred to stages, and stages to
 single layers.
 """
@@ -12,6 +13,7 @@ from torch import nn
 
 from esper.kasmina.grafts.activation_layouts import channels, layout, unsupported
 from esper.kasmina.grafts.module_traces import ModuleTrace, Run, below, walk
+from esper.kasmina.grafts.probes import probe
 from esper.kasmina.grafts.seed_modules import BRANCHES
 from esper.kasmina.hosts.module import Slot
 from esper.kasmina.slots import SlotSpec
@@ -64,6 +66,7 @@ def find_slots(
     if names is not None and not names:
         raise UsageError("slots: got no names; leave slots away to have them found")
     traces = walk(model, run)
+    probe(traces.values(), run)
     if names is not None:
         chosen = [_named(model, traces, name) for name in names]
         double = Counter(t.name for t in chosen).most_common(1)[0]
@@ -115,13 +118,13 @@ def _named(model: nn.Module, traces: dict[str, ModuleTrace], name: str) -> Modul
 
 def _found(model: nn.Module, traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
     """The slots of a module without names or markers: the coarsest kind that has two places."""
-    # The last layer makes the prediction: a seed behind it would read the prediction.
+    # The last layer makes a prediction, as others may: a seed behind it would read the prediction.
     last = max((t.place for t in traces.values() if t.calls and t.is_layer), default=0)
     best: list[ModuleTrace] = []
     for places in (_repeated(traces), _stages(traces), _layers(traces)):
         carriers = {t.name: t for t in (_carrier(each.module, traces) for each in places)}
-        fitting = (t for t in carriers.values() if t.place < last and not _problem(t))
-        usable = sorted(fitting, key=lambda t: t.place)
+        before = (t for t in carriers.values() if t.place < last and not t.predicts)
+        usable = sorted((t for t in before if not _problem(t)), key=lambda t: t.place)
         best = max(best, usable, key=lambda found: min(len(found), 2))
     if not best:
         raise UsageError(
