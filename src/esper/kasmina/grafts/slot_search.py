@@ -20,7 +20,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError, suggestion
 
 MAX_SLOTS = 8
-"""Most slots that are found without being named."""
+"""Largest number of slots that are found without being named."""
 POINTWISE = ("mlp_small", "mlp", "lora", "lora_large", "norm")
 """Blueprints for sequences that look at one position alone."""
 
@@ -64,7 +64,7 @@ def find_slots(
     if isinstance(names, str):
         raise UsageError(f"slots: got the string {names!r}; give a list of names")
     if names is not None and not names:
-        raise UsageError("slots: got no names; leave slots away to have them found")
+        raise UsageError("slots: the list is empty; omit slots to find them automatically")
     traces = walk(model, run)
     probe(traces.values(), run)
     if names is not None:

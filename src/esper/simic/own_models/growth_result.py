@@ -75,8 +75,10 @@ class GrowthResult:
 
     @property
     def better(self) -> "GrowthResult":
-        """The result to use: the twin if there is one and growth did not pay, else this one."""
-        return self if self.twin is None or self.paid else self.twin
+        """The result to use: the twin if growth did not pay, unless the twin alone diverged."""
+        if self.twin is None or self.paid or (isnan(self.twin.worth) and not isnan(self.worth)):
+            return self
+        return self.twin
 
     def comparison(self) -> str:
         """The module beside its twin: validation, test, parameters and time, a line each."""
