@@ -403,10 +403,17 @@ def test_tasks_check_reports_a_model(mine: str, capsys) -> None:
 
 
 def test_a_model_that_does_not_fit_is_one_line(mine: str, capsys) -> None:
-    Path(mine).write_text(SOURCE.replace("return ResidualNet()", "return torch.nn.Flatten(0)"))
+    Path(mine).write_text(SOURCE.replace("return ResidualNet()", "return torch.nn.Linear(3, 4)"))
     assert guarded(tasks, ["check", mine]) == 2
     error = capsys.readouterr().err
     assert re.fullmatch(r"esper: \S+mine.py:model: model or loss fails on a batch: .*\n", error)
+    # A process runs each file once.
+    other = Path(mine).with_name("other.py")
+    other.write_text(SOURCE.replace("return ResidualNet()", "return torch.nn.Flatten(0)"))
+    assert guarded(tasks, ["check", str(other)]) == 2
+    assert capsys.readouterr().err == (
+        "esper: model: no parameter requires a gradient; unfreeze some\n"
+    )
     Path(mine).with_name("none.py").write_text("x = 1\n")
     assert guarded(tasks, ["check", "none.py"]) == 2
     assert "has no task; write one with @task, or the functions model and loaders" in (

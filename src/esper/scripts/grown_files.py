@@ -21,7 +21,7 @@ from esper.tolaria.own_model.exported import (
     outputs_of_file,
     outputs_of_onnx,
 )
-from esper.tolaria.own_model.samples import first_samples
+from esper.tolaria.own_model.samples import first_samples, sample_count
 
 FINISHED, PROGRAM, ONNX, PICTURE = "result.json", "model.pt2", "model.onnx", "growth.svg"
 
@@ -127,7 +127,9 @@ def _write_programs(
     except Exception as error:
         print(f"no {PROGRAM}: torch.export cannot trace the model ({first_line(error)})")
         return {}
-    some = inputs if program.fixed is None else first_samples(inputs, program.fixed)
+    some = inputs
+    if program.fixed is not None:
+        some = first_samples(inputs, program.fixed, sample_count(inputs))
     differs = {}
     found = _outputs_again(PROGRAM, outputs_of_file, content, some)
     if found is not None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
@@ -118,6 +119,20 @@ def test_a_module_of_float64_grows_behind_batch_norm_and_activation_functions() 
     assert {d for n, d in dtypes.items() if not n.endswith("recipe")} == {torch.float64}
 
 
+def test_a_scheduler_that_waits_for_a_plateau_gets_the_metric_that_falls() -> None:
+    made: list[ReduceLROnPlateau] = []
+
+    def scheduler(optimizer: Optimizer) -> ReduceLROnPlateau:
+        made.append(ReduceLROnPlateau(optimizer))
+        return made[0]
+
+    def error(prediction: Tensor, target: Tensor) -> float:
+        return float((prediction.argmax(1) != target).float().mean()) + 7.0
+
+    grown(epochs=2, policy="never", scheduler=scheduler, metric=error, higher_is_better=False)
+    assert made[0].best >= 7.0
+
+
 def test_the_best_try_is_kept() -> None:
     results = []
 
@@ -186,6 +201,27 @@ def test_dicts_go_in_and_come_out() -> None:
     )
 
 
+@pytest.mark.parametrize("policy", ["never", "heuristic", "rule"])
+def test_losses_may_lie_below_0(policy: str) -> None:
+    torch.manual_seed(0)
+    x, y = table(64)
+
+    def likelihood(output: Tensor, target: Tensor) -> Tensor:
+        variance = torch.full_like(output, 1e-3)
+        return nn.functional.gaussian_nll_loss(0.01 * output, 0.01 * target, variance)
+
+    data = loader(x, y)
+    result = esper.grow(
+        perceptron(), data, data, loss=likelihood, policy=policy, epochs=16, progress=False
+    )
+    first, last = result.history[0], result.history[-1]
+    assert first.loss < 0.0
+    assert last.loss < first.loss
+    assert 0.0 <= first.score < last.score < 1.0
+    if policy == "rule":
+        assert any("germinates" in text for r in result.history for text in r.actions)
+
+
 def test_any_batches_can_be_unpacked_by_a_function() -> None:
     rows = [f"{a:.3f},{b:.3f}" for a, b in zip(*(part[:, 0] for part in table(16)), strict=True)]
 
@@ -235,6 +271,12 @@ def test_a_line_per_epoch_is_printed(capsys: pytest.CaptureFixture[str]) -> None
     assert lines[0] == "slots: layer1.0 (4), layer1.1 (4), layer2.0 (8), layer2.1 (8)"
     assert sum(line.startswith("epoch ") for line in lines) == 10
     assert any(line.startswith("    layer1.0: conv_light germinates") for line in lines)
+
+
+def test_a_metric_that_is_not_a_number_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    grown(progress=True, epochs=2, metric=lambda prediction, target: float("nan"))
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("warning: the validation score is nan" in line for line in lines) == 1
 
 
 def test_a_check_counts_memory_finds_slots_and_leaves_the_module_alone() -> None:

@@ -1,5 +1,8 @@
 """Losses by name and their scores, against scikit-learn and by hand."""
 
+import math
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -59,6 +62,22 @@ def test_labels_that_are_ignored_do_not_count() -> None:
     assert torch.equal(goal.sums(logits, labels), goal.sums(logits[kept], labels[kept]))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int16, torch.bool])
+def test_labels_may_be_integers_of_any_kind(dtype: torch.dtype) -> None:
+    logits, labels = torch.randn(6, 2), torch.tensor([0, 1, 1, 0, 0, 1])
+    goal = objective("cross_entropy")
+    assert torch.equal(goal.loss(logits, labels.to(dtype)), goal.loss(logits, labels))
+    assert torch.equal(goal.sums(logits, labels.to(dtype)), goal.sums(logits, labels))
+
+
+def test_labels_that_are_no_integers_are_refused() -> None:
+    goal = objective("cross_entropy")
+    for target in (torch.tensor([0.0, 1.0]), torch.tensor([[0.0], [1.0]])):
+        for use in (goal.loss, goal.sums):
+            with pytest.raises(UsageError, match=r"of float32 for logits \(2, 3\); give integers"):
+                use(torch.zeros(2, 3), target)
+
+
 def test_probabilities_of_classes_are_a_target_too() -> None:
     logits, target = torch.randn(5, 3), torch.randn(5, 3).softmax(1)
     goal = objective("cross_entropy")
@@ -96,6 +115,22 @@ def test_regression_is_scored_by_explained_variance(loss: str) -> None:
     assert flat == found
 
 
+@pytest.mark.parametrize("loss", ["mse", "l1", "huber", "binary_cross_entropy"])
+def test_only_axes_of_one_element_may_be_missing_from_a_target(loss: str) -> None:
+    goal, output = OBJECTIVES[loss], torch.randn(4, 3, 1)
+    target = torch.rand(4, 3, 1)
+    expected = goal.loss(output, target)
+    for same in (target[..., 0], target[:, None]):
+        assert torch.equal(goal.loss(output, same), expected)
+        assert torch.equal(goal.sums(output, same), goal.sums(output, target))
+    for wrong in (target.movedim(0, 1), torch.rand(12), torch.rand(2, 6)):
+        found = re.escape(f"{loss} got outputs (4, 3, 1) and a target {tuple(wrong.shape)}")
+        with pytest.raises(UsageError, match=found):
+            goal.loss(output, wrong)
+        with pytest.raises(UsageError, match=r"got outputs \(4, 3, 1\)"):
+            goal.sums(output, wrong)
+
+
 def test_any_other_loss_is_scored_by_the_share_that_is_gone() -> None:
     model, (x, y) = perceptron(), table(20)
 
@@ -107,6 +142,26 @@ def test_any_other_loss_is_scored_by_the_share_that_is_gone() -> None:
     assert evaluate().score == 0.0
     factor = 1.0
     assert evaluate().score == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("first", [-1.5, 0.0])
+def test_from_a_first_loss_that_is_not_above_0_each_nat_leaves_a_part(first: float) -> None:
+    scale = Scale()
+    assert scale.score(first) == 0.0
+    assert scale.score(first - 1.0) == pytest.approx(1.0 - math.exp(-1.0))
+    assert scale.score(first - 1000.0) == 1.0
+    assert scale.score(first + 1.0) == pytest.approx(1.0 - math.e)
+    assert -math.inf < scale.score(first + 1e6) < scale.score(first + 49.0)
+    assert math.isnan(scale.score(math.nan))
+
+
+@pytest.mark.parametrize("first", [math.nan, math.inf, -math.inf])
+def test_a_first_loss_that_is_not_finite_is_no_scale(first: float) -> None:
+    scale = Scale()
+    assert math.isnan(scale.score(first))
+    assert scale.first is None
+    assert scale.score(4.0) == 0.0
+    assert scale.score(1.0) == 0.75
 
 
 def test_a_metric_of_the_users_own_gives_the_score() -> None:
@@ -158,7 +213,5 @@ def test_what_is_not_valid_is_one_line() -> None:
         objective("model").loss(torch.zeros(2), None)
     with pytest.raises(UsageError, match="fraction instead of percent"):
         as_score(93.0, True, Scale())
-    with pytest.raises(UsageError, match="the first value is -1"):
-        as_score(-1.0, False, Scale())
     with pytest.raises(UsageError, match="validation_loader: it yields no batch"):
         evaluated(perceptron(), [], "mse")

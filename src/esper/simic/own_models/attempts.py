@@ -16,7 +16,6 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.kasmina.grafts.attachment import load_grown, strip
-from esper.leyline.errors import UsageError
 from esper.simic.growth.collect import Actor
 from esper.simic.own_models import resume_file
 from esper.simic.own_models.controller import Growth
@@ -169,8 +168,6 @@ class Attempts:
         """Train and grow to the end, from the start or from what was saved."""
         recipe, host = self.recipe, parameter_count(model)
         trained = [p for p in model.parameters() if p.requires_grad]
-        if not trained:
-            raise UsageError("model: no parameter requires a gradient; unfreeze some")
         make = recipe.optimizer or partial(AdamW, lr=LEARNING_RATE)
         made = make(trained)
         growth = Growth(
@@ -197,6 +194,7 @@ class Attempts:
             None if recipe.clip is None else partial(growth.clip, recipe.clip),
             recipe.unpack,
             recipe.amp_dtype,
+            recipe.higher_is_better,
         )
         before = 0.0
         if saved is None:
@@ -211,7 +209,7 @@ class Attempts:
         for _ in range(len(growth.history), recipe.epochs):
             loss = training.epoch()
             validation = validate()
-            training.end_epoch(validation.loss)
+            training.end_epoch(validation)
             record = growth.step(validation, train_loss=loss)
             if any([callback(record) is True for callback in recipe.callbacks]):
                 break

@@ -1,6 +1,7 @@
 """Growth: the controller that grows a module within a training loop of the user's own."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,14 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
 from esper.simic.growth.collect import Actor
 from esper.simic.own_models.first_call import FirstCall
-from esper.simic.own_models.growth_arguments import (
-    as_arguments,
-    check_arguments,
-    check_optimizer,
-)
+from esper.simic.own_models.growth_arguments import check_arguments, check_optimizer
 from esper.simic.own_models.history import EpochRecord
 from esper.simic.own_models.lifecycle_controller import LifecycleController, saved_slots
 from esper.simic.own_models.optimizer_watch import OptimizerWatch
 from esper.simic.own_models.policies import actor
 from esper.tamiyo.policy.features import USUAL_RENT
 from esper.tolaria.own_model.grafted_model import GraftedModel, parameter_count
-from esper.tolaria.own_model.samples import evaluating, half_or_all, undisturbed
+from esper.tolaria.own_model.samples import as_arguments, evaluating, half_or_all, undisturbed
 from esper.tolaria.own_model.validation import Scale, Validation, as_score
 
 
@@ -171,6 +168,11 @@ class Growth:
             assert self._lifecycle is not None
             done = self._lifecycle.after_epoch(validation, train_loss, len(self.history) + 1)
             record = self._record(done.validation, train_loss, done.contributions, done.actions)
+        if not isfinite(record.score) and all(isfinite(r.score) for r in self.history):
+            self._say(
+                f"warning: the validation score is {record.score}; no seed can be measured until "
+                "it is finite"
+            )
         self.history.append(record)
         if self.report is not None:
             self.report(record.line(self.epochs))

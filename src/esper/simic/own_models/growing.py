@@ -22,6 +22,7 @@ from esper.simic.own_models.call_arguments import (
     check_precision,
     usable_device,
 )
+from esper.simic.own_models.growth_arguments import check_model
 from esper.simic.own_models.growth_result import GrowthResult
 from esper.tamiyo.policy.features import USUAL_RENT
 from esper.tolaria.own_model import samples
@@ -102,8 +103,7 @@ def grow(
     Raises:
         UsageError: an argument is not valid; the text says which and what to do.
     """
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
+    check_model(model)
     if not isinstance(tries, int) or tries < 1:
         raise UsageError(f"tries: got {tries!r}; give a whole number from 1")
     loaders = {"train_loader": train_loader, "validation_loader": validation_loader}

@@ -1,7 +1,6 @@
 """What ``Growth`` accepts: every refusal is one line that says what to do."""
 
 from math import isfinite
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +19,25 @@ def check_arguments(
 
     Raises:
         UsageError: an argument is not valid; the text says which and what to do.
+    """
+    check_model(model)
+    if optimizer is not None:
+        check_optimizer(model, optimizer)
+    if not isinstance(epochs, int) or epochs < 1:
+        raise UsageError(f"epochs: got {epochs!r}; give a whole number from 1")
+    if not (price >= 0.0 and isfinite(price)):
+        raise UsageError(f"price: got {price!r}; give a number from 0")
+    count = parameter_count(model)
+    if most is not None and most < count:
+        raise UsageError(f"max_parameters: the module has {count:,} already; give more than that")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a module that cannot grow, before anything touches it.
+
+    Raises:
+        UsageError: it has seeds or lazy layers, is compiled, scripted or wrapped, or has nothing
+            to train; the text says what to do.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
@@ -43,15 +61,8 @@ def check_arguments(
         raise UsageError("model: it has lazy layers; call it once with a batch before growing it")
     if grown_seeds(model):
         raise UsageError("model: it has seeds already; grow a copy without them (esper.strip)")
-    if optimizer is not None:
-        check_optimizer(model, optimizer)
-    if not isinstance(epochs, int) or epochs < 1:
-        raise UsageError(f"epochs: got {epochs!r}; give a whole number from 1")
-    if not (price >= 0.0 and isfinite(price)):
-        raise UsageError(f"price: got {price!r}; give a number from 0")
-    count = parameter_count(model)
-    if most is not None and most < count:
-        raise UsageError(f"max_parameters: the module has {count:,} already; give more than that")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError("model: no parameter requires a gradient; unfreeze some")
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
@@ -70,10 +81,3 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         )
     if not updates(optimizer, model):
         raise UsageError("optimizer: it has no parameter of the model; build it from this model's")
-
-
-def as_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the keyword arguments that an example stands for."""
-    if isinstance(example, dict):
-        return (), example
-    return (example if isinstance(example, tuple) else (example,)), {}

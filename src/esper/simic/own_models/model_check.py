@@ -1,9 +1,7 @@
 """``esper.check``: will a module and its data grow, and what will that cost?"""
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from time import monotonic
 from typing import Any
 
 import torch
@@ -13,7 +11,8 @@ from esper.kasmina.grafts.attachment import attach, learn_behind, new_seed, set_
 from esper.kasmina.grafts.slot_search import find_slots
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import first_line
-from esper.simic.own_models.growth_arguments import as_arguments
+from esper.simic.own_models.data_check import kind, read_data, size
+from esper.simic.own_models.growth_arguments import check_model
 from esper.simic.own_models.policies import planted_blueprint
 from esper.simic.own_models.policy_price import PolicyPrice, duration, policy_price
 from esper.tolaria.own_model import samples
@@ -21,11 +20,13 @@ from esper.tolaria.own_model.grafted_model import parameter_count
 from esper.tolaria.own_model.objectives import Loss, Objective, class_logits, objective
 from esper.tolaria.own_model.samples import (
     Unpack,
+    as_arguments,
     call,
     evaluating,
     first_batch,
     first_samples,
     half_or_all,
+    modes_kept,
     sample_count,
     undisturbed,
 )
@@ -37,10 +38,6 @@ from esper.tolaria.own_model.step_cost import (
     unchanged,
 )
 
-DATA_SECONDS = 5.0
-"""Time spent on reading the loader; what was not read by then is not in the figures."""
-RARE = 0.1
-"""A class with less than this part of the mean count is reported as rare."""
 MEBIBYTE = 2**20
 
 
@@ -152,8 +149,10 @@ def check(
         progress: whether to print the report.
 
     Raises:
-        UsageError: the loader or an argument is not valid; the text says which and what to do.
+        UsageError: the module is one that ``grow`` refuses, or the loader or an argument is not
+            valid; the text says which and what to do.
     """
+    check_model(model)
     goal = objective(loss)
     unpack = samples.unpack_for(loss, unpack)
     example = next(model.parameters(), torch.zeros(()))
@@ -163,22 +162,24 @@ def check(
         type(model).__name__, parameters=parameter_count(model), batch=count, epochs=epochs
     )
     report.splits = {
-        name: _size(each) for name, each in {"train": loader, **(held_back or {})}.items()
+        name: size(each) for name, each in {"train": loader, **(held_back or {})}.items()
     }
-    report.target = _kind(target)
-    few, some = first_samples(inputs, MORE), first_samples(target, MORE)
-    mode = model.training
-    try:
+    report.target = kind(target)
+    few, some = first_samples(inputs, MORE, count), first_samples(target, MORE, count)
+    with modes_kept(model):
         _check_forward(model, few, some, goal, report)
         if report.ok:
-            _find(model, few, slots, report)
+            _find(model, inputs, slots, report)
         if report.ok:
-            model.train()
-            _measure(model, few, some, goal, report)
+            if not model.training:
+                # Else parts that the user put in evaluation mode stay there, as in ``grow``.
+                model.train()
+            _measure(model, inputs, target, goal, report)
         classes = _class_count(model, few, some) if goal.classes else None
-        _check_data(loader, unpack, goal, classes, report)
-    finally:
-        model.train(mode)
+        found = read_data(loader, unpack, goal.classes, classes)
+    report.batches, report.class_counts = found.batches, found.class_counts
+    report.problems += found.problems
+    report.remarks += found.remarks
     if report.ok:
         report.policy = policy_price(
             report.step_with_seeds.seconds, report.memory_with_seeds, report.batches
@@ -212,14 +213,15 @@ def _check_forward(
 
 
 def _find(model: nn.Module, inputs: Any, names: Sequence[str] | None, report: CheckReport) -> None:
+    some = first_samples(inputs, min(MORE, report.batch), report.batch)
     with undisturbed(), evaluating(model), torch.no_grad():
-        report.slots = find_slots(model, half_or_all(model, *as_arguments(inputs)), names)
+        report.slots = find_slots(model, half_or_all(model, *as_arguments(some)), names)
 
 
 def _measure(
     model: nn.Module, inputs: Any, target: Any, goal: Objective, report: CheckReport
 ) -> None:
-    """Cost of a step, without seeds and with one in every slot."""
+    """Cost of a step, without seeds and with one in every slot; of a whole batch."""
     report.step = predicted_cost(model, inputs, target, goal, report.batch)
     report.memory = parameter_bytes(model) + report.step.activations
     try:
@@ -234,13 +236,14 @@ def _measure(
     finally:
         strip(model)
     found: list[bool] = []
+    few, some = (first_samples(x, MORE, report.batch) for x in (inputs, target))
 
     def twice() -> None:
         states = []
         for _ in range(2):
             with undisturbed():
                 learned = [p for p in model.parameters() if p.requires_grad]
-                value = goal.loss(call(model, inputs), target)
+                value = goal.loss(call(model, few), some)
                 states.append(torch.autograd.grad(value, learned, allow_unused=True))
         pairs = zip(*states, strict=True)
         found.append(all(a is None or torch.equal(a, b) for a, b in pairs))
@@ -261,77 +264,3 @@ def _class_count(model: nn.Module, inputs: Any, target: Any) -> int | None:
             return class_logits(call(model, inputs), target)[0].shape[1]
         except Exception:
             return None
-
-
-def _check_data(
-    loader: Iterable[Any],
-    unpack: Unpack,
-    goal: Objective,
-    classes: int | None,
-    report: CheckReport,
-) -> None:
-    """Read the loader for ``DATA_SECONDS``: numbers that are not finite, labels, balance."""
-    begun, read, bad, sizes = monotonic(), 0, 0, set()
-    counts: dict[int, int] = {}
-    with undisturbed(loader):
-        for batch in loader:
-            inputs, target = unpack(batch)
-            read += 1
-            sizes.add(sample_count(inputs))
-            bad += any(not bool(x.isfinite().all()) for x in _floats((inputs, target)))
-            if goal.classes and isinstance(target, Tensor) and not target.is_floating_point():
-                labels, found = target.unique(return_counts=True)
-                for label, number in zip(labels.tolist(), found.tolist(), strict=True):
-                    counts[label] = counts.get(label, 0) + number
-            if monotonic() - begun > DATA_SECONDS:
-                break
-    report.batches = len(loader) if isinstance(loader, Sized) else read
-    if read < report.batches:
-        report.remarks.append(f"only {read:,} of {report.batches:,} minibatches were read")
-    if bad:
-        report.problems.append(f"loader: {bad} of {read} minibatches hold NaN or infinite numbers")
-    if 1 in sizes:
-        report.remarks.append("a minibatch has one sample, which BatchNorm refuses: drop_last=True")
-    if not goal.classes:
-        return
-    report.class_counts = {label: n for label, n in sorted(counts.items()) if label >= 0}
-    _check_labels(report, classes)
-
-
-def _check_labels(report: CheckReport, classes: int | None) -> None:
-    counts = report.class_counts
-    if not counts:
-        report.remarks.append("the target holds no integer labels: class balance is unknown")
-        return
-    mean = sum(counts.values()) / len(counts)
-    rare = [label for label, number in counts.items() if number < RARE * mean]
-    if rare:
-        shown = ", ".join(str(label) for label in islice(rare, 5))
-        report.remarks.append(f"{len(rare)} of {len(counts)} classes are rare, such as {shown}")
-    largest = max(counts)
-    if classes is not None and largest >= classes:
-        report.problems.append(
-            f"loader: a label is {largest}, but the model has {classes} outputs; count from 0"
-        )
-
-
-def _size(loader: Any) -> str:
-    dataset = getattr(loader, "dataset", None)
-    if isinstance(dataset, Sized):
-        return f"{len(dataset):,}"
-    return f"{len(loader):,} minibatches" if isinstance(loader, Sized) else "of unknown size"
-
-
-def _kind(target: Any) -> str:
-    if isinstance(target, Tensor):
-        return f"{str(target.dtype).removeprefix('torch.')} {list(target.shape)}"
-    return type(target).__name__
-
-
-def _floats(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() else []
-    parts = value.values() if isinstance(value, dict) else value
-    if not isinstance(value, dict | tuple | list):
-        return []
-    return [x for part in parts for x in _floats(part)]

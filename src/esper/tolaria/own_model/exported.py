@@ -13,11 +13,13 @@ from torch.export import Dim, ExportedProgram
 from esper.leyline.errors import first_line
 from esper.tolaria.export import onnx_bytes, pt2_bytes, without_traces
 from esper.tolaria.own_model.samples import (
+    as_arguments,
     call,
     evaluating,
     first_samples,
     mapped,
     prediction,
+    sample_count,
     undisturbed,
 )
 
@@ -59,13 +61,18 @@ def exported(model: nn.Module, inputs: Any) -> Exported:
         Exception: torch.export cannot trace the module; which error it raises is undocumented.
     """
     traced = copy.deepcopy(model).cpu().requires_grad_(False).eval()
-    some = first_samples(inputs, EXAMPLES)
+    total = sample_count(inputs)
+    some = first_samples(inputs, EXAMPLES, total)
     batch = Dim("batch", min=1)
+
+    def varies(x: Tensor) -> dict[int, Dim] | None:
+        return {0: batch} if x.ndim and len(x) == total else None
+
+    args, kwargs = as_arguments(inputs)
     try:
-        return Exported(_program(traced, some, batch))
+        return Exported(_program(traced, some, mapped(kwargs or args, varies, lambda x: None)))
     except Exception as error:
-        count = len(_tensors(some)[0])
-        found = Exported(_program(traced, some, None), count, first_line(error))
+        found = Exported(_program(traced, some, None), sample_count(some), first_line(error))
     return found
 
 
@@ -94,17 +101,9 @@ def outputs_of_onnx(content: bytes, inputs: Any) -> Tensor:
     return torch.from_numpy(found[0]).float()
 
 
-def _program(model: nn.Module, inputs: Any, batch: Dim | None) -> ExportedProgram:
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(inputs, Mapping):
-        kwargs = dict(inputs)
-    else:
-        args = inputs if isinstance(inputs, tuple) else (inputs,)
-    shapes = None
-    if batch is not None:
-        # The first axis of every tensor varies.
-        shapes = mapped(kwargs or args, lambda x: {0: batch}, lambda x: None)
+def _program(model: nn.Module, inputs: Any, shapes: Any) -> ExportedProgram:
+    """The graph for ``inputs``; ``shapes`` says which of their axes vary, None that none does."""
+    args, kwargs = as_arguments(inputs)
     with torch.no_grad():
         program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
     return without_traces(program)

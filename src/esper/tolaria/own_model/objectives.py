@@ -2,7 +2,8 @@
 
 A score is at most 1, and 1 is perfect. For classes it is the expected accuracy, as in the engine;
 for regression it is the explained variance R²; for any other loss it is the share of the first
-validation loss that is gone.
+validation loss that is gone. Where that first loss is not above 0, as the negative log-likelihood
+of a density may be, each nat below it leaves 1/e of the rest; see ``validation.Scale``.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,12 +58,18 @@ def objective(loss: str | Loss) -> Objective:
 
 
 def class_logits(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits ``[n, K]`` and labels ``[n]``; the classes may also be on axis 1, as in images.
+    """Logits ``[n, K]`` and int64 labels ``[n]``; the classes may also be on axis 1, as in images.
 
     Raises:
-        UsageError: the shapes do not fit.
+        UsageError: the shapes do not fit, or the labels are no integers.
     """
     logits = prediction(output)
+    if target.is_floating_point() or target.is_complex():
+        raise UsageError(
+            f"loss: cross_entropy got a target {tuple(target.shape)} of {_dtype(target)} for "
+            f"logits {tuple(logits.shape)}; give integers (target.long()), or probabilities in the "
+            "shape of the logits"
+        )
     if logits.ndim == target.ndim + 1 and logits.shape[:-1] != target.shape:
         logits = logits.movedim(1, -1)
     if logits.shape[:-1] != target.shape:
@@ -70,7 +77,11 @@ def class_logits(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
             f"loss: cross_entropy got logits {tuple(logits.shape)} and target "
             f"{tuple(target.shape)}; labels have the shape of the logits without the classes"
         )
-    return logits.flatten(0, -2), target.flatten()
+    return logits.flatten(0, -2), target.flatten().long()
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
 
 
 def _cross_entropy(output: Any, target: Tensor) -> Tensor:
@@ -98,23 +109,39 @@ def _share(sums: Tensor) -> tuple[float | None, float]:
     return hits / max(count, 1.0), expected / max(count, 1.0)
 
 
+def _shaped(target: Tensor, values: Tensor, name: str) -> Tensor:
+    """The target in the shape of ``values``, which may differ in axes of length 1 alone.
+
+    Raises:
+        UsageError: they differ in others; numbers would be compared that do not belong together.
+    """
+    one, two = ([n for n in x.shape if n != 1] for x in (values, target))
+    if one != two:
+        raise UsageError(
+            f"loss: {name} got outputs {tuple(values.shape)} and a target {tuple(target.shape)}; "
+            "give both the same axes in the same order"
+        )
+    return target.view_as(values)
+
+
 def _binary(output: Any, target: Tensor) -> Tensor:
     logits = prediction(output)
-    return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype).view_as(logits))
+    truth = _shaped(target.to(logits.dtype), logits, "binary_cross_entropy")
+    return F.binary_cross_entropy_with_logits(logits, truth)
 
 
 def _binary_sums(output: Any, target: Tensor) -> Tensor:
     logits = prediction(output).float()
-    truth = target.view_as(logits) > 0.5
+    truth = _shaped(target, logits, "binary_cross_entropy") > 0.5
     right = torch.where(truth, logits, -logits)
     count = torch.tensor(float(right.numel()), dtype=torch.float64, device=logits.device)
     return torch.stack([(right > 0).double().sum(), right.sigmoid().double().sum(), count])
 
 
-def _regression(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+def _regression(function: Callable[[Tensor, Tensor], Tensor], name: str) -> Loss:
     def loss(output: Any, target: Tensor) -> Tensor:
         values = prediction(output)
-        return function(values, target.to(values.dtype).view_as(values))
+        return function(values, _shaped(target.to(values.dtype), values, name))
 
     return loss
 
@@ -122,7 +149,7 @@ def _regression(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
 def _square_sums(output: Any, target: Tensor) -> Tensor:
     """Squared errors, squares and sums of the targets, and their number, per output: ``[4, D]``."""
     values = prediction(output).double()
-    truth = target.double().view_as(values)
+    truth = _shaped(target.double(), values, "the score")
     values, truth = (x.reshape(len(x), -1) for x in (values, truth))
     ones = torch.ones_like(truth)
     parts = (values - truth).square(), truth.square(), truth, ones
@@ -145,9 +172,9 @@ def _own_loss(output: Any, target: Any) -> Tensor:
 OBJECTIVES = {
     "cross_entropy": Objective("cross_entropy", _cross_entropy, _class_sums, _share, True),
     "binary_cross_entropy": Objective("binary_cross_entropy", _binary, _binary_sums, _share),
-    "mse": Objective("mse", _regression(F.mse_loss), _square_sums, _explained),
-    "l1": Objective("l1", _regression(F.l1_loss), _square_sums, _explained),
-    "huber": Objective("huber", _regression(F.huber_loss), _square_sums, _explained),
+    "mse": Objective("mse", _regression(F.mse_loss, "mse"), _square_sums, _explained),
+    "l1": Objective("l1", _regression(F.l1_loss, "l1"), _square_sums, _explained),
+    "huber": Objective("huber", _regression(F.huber_loss, "huber"), _square_sums, _explained),
     "model": Objective("model", _own_loss),
 }
 """Losses by name. ``model`` is the loss that a dict output contains."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from esper.leyline.errors import UsageError
 
@@ -40,7 +41,8 @@ def unpack(batch: Any) -> tuple[Any, Any]:
                 f"loader: a batch has the keys {found}; call the target 'labels', or give unpack="
             )
         return {k: v for k, v in batch.items() if k != key}, batch[key]
-    if isinstance(batch, tuple | list) and len(batch) >= 2:
+    several = isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence)
+    if several and len(batch) >= 2:
         *inputs, target = batch
         return (inputs[0] if len(inputs) == 1 else tuple(inputs)), target
     if isinstance(batch, Tensor):
@@ -73,10 +75,21 @@ def unpack_for(loss: object, given: Unpack) -> Unpack:
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """The output of ``model``: a dict of inputs becomes keyword arguments, a tuple arguments."""
+    """The output of ``model`` for ``inputs``; see ``as_arguments``."""
+    args, kwargs = as_arguments(inputs)
+    return model(*args, **kwargs)
+
+
+def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword arguments of a module that ``inputs`` stand for.
+
+    A dict becomes keyword arguments, a tuple positional ones, and anything else the only one.
+    """
     if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        return (), dict(inputs)
+    if isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence):
+        return tuple(inputs), {}
+    return (inputs,), {}
 
 
 def prediction(output: Any) -> Any:
@@ -98,13 +111,40 @@ def prediction(output: Any) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Tensors in nested tuples, lists and dicts on ``device``; other values as they are."""
-    return mapped(value, lambda x: x.to(device, non_blocking=True))
+    """``value`` with what it holds on ``device``.
+
+    Tensors in nested tuples, lists and dicts are moved, and so is every other value with a method
+    ``to``, such as a ``PackedSequence``; the rest stays as it is.
+    """
+
+    def other(x: Any) -> Any:
+        return x.to(device) if callable(getattr(x, "to", None)) else x
+
+    return mapped(value, lambda x: x.to(device, non_blocking=True), other)
 
 
-def first_samples(inputs: Any, count: int) -> Any:
-    """The first samples of every tensor of ``inputs``."""
-    return mapped(inputs, lambda x: x[:count])
+def first_samples(value: Any, count: int, total: int) -> Any:
+    """The first ``count`` samples of what holds ``total`` samples.
+
+    Args:
+        value: inputs or targets. Tensors of another length, such as an attention mask, and those
+            without an axis belong to all samples and stay whole.
+        count: samples to take.
+        total: number of samples of the whole inputs; see ``sample_count``.
+    """
+
+    def cut(x: Any) -> Any:
+        return x[:count] if x.ndim and len(x) == total else x
+
+    def other(x: Any) -> Any:
+        if not isinstance(x, PackedSequence) or sample_count(x) != total:
+            return x
+        padded, lengths = pad_packed_sequence(x, batch_first=True)
+        # Without indices the sequences were given from long to short, and so are the first ones.
+        ordered = x.sorted_indices is None
+        return pack_padded_sequence(padded[:count], lengths[:count], True, ordered)
+
+    return mapped(value, cut, other)
 
 
 def mapped(
@@ -113,7 +153,8 @@ def mapped(
     """``value`` with its leaves replaced, those of nested tuples, lists and dicts.
 
     Args:
-        value: a tensor, another value, or tuples, lists and dicts of such.
+        value: a tensor, another value, or tuples (also with names), lists and dicts of such. A
+            ``PackedSequence`` is a leaf.
         change: what takes the place of a tensor.
         other: what takes the place of another value.
     """
@@ -121,19 +162,35 @@ def mapped(
         return change(value)
     if isinstance(value, Mapping):
         return {key: mapped(x, change, other) for key, x in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(mapped(x, change, other) for x in value)
+    if isinstance(value, tuple | list) and not isinstance(value, PackedSequence):
+        return rebuilt(value, [mapped(x, change, other) for x in value])
     return other(value)
 
 
+def rebuilt(like: Any, parts: list[Any]) -> Any:
+    """A tuple, named tuple or list of the type of ``like`` with other elements."""
+    return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
+
+
 def sample_count(inputs: Any) -> int:
-    """Number of samples: the length of the first tensor, 1 if there is none."""
-    if isinstance(inputs, Tensor):
-        return len(inputs) if inputs.ndim else 1
-    parts = inputs.values() if isinstance(inputs, Mapping) else inputs
-    if isinstance(inputs, Mapping | tuple | list):
-        return next((sample_count(x) for x in parts if isinstance(x, Tensor)), 1)
-    return 1
+    """Number of samples: the length of the first tensor with an axis, 1 if there is none.
+
+    Of a ``PackedSequence`` it is the number of sequences. What is nested deeper counts only where
+    no tensor lies beside it.
+    """
+    return _count(inputs) or 1
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, PackedSequence):
+        return int(value.batch_sizes[0])
+    if isinstance(value, Tensor):
+        return len(value) if value.ndim else None
+    if not isinstance(value, Mapping | tuple | list):
+        return None
+    parts = list(value.values() if isinstance(value, Mapping) else value)
+    parts.sort(key=lambda x: not isinstance(x, Tensor | PackedSequence))
+    return next((n for n in map(_count, parts) if n is not None), None)
 
 
 def half_or_all(
@@ -148,7 +205,8 @@ def half_or_all(
         count = sample_count((*args, *kwargs.values()))
         if not half or count <= 1:
             return model(*args, **kwargs)
-        return model(*first_samples(args, count // 2), **first_samples(kwargs, count // 2))
+        half_args, half_kwargs = first_samples((args, kwargs), count // 2, count)
+        return model(*half_args, **half_kwargs)
 
     return run
 
@@ -195,12 +253,19 @@ def undisturbed(loader: object = None) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules in evaluation mode, and afterwards each in its own mode again."""
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Put each module in its own mode, training or evaluation, again afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
         yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all modules in evaluation mode, and afterwards each in its own mode again."""
+    with modes_kept(model):
+        model.eval()
+        yield

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.tolaria.own_model.objectives import Objective
-from esper.tolaria.own_model.samples import call, first_samples, undisturbed
+from esper.tolaria.own_model.samples import call, first_samples, sample_count, undisturbed
 
 FEW, MORE = 2, 4
 """Samples of the two batches; BatchNorm needs two."""
@@ -53,17 +53,17 @@ def predicted_cost(
 
     Args:
         model: the module, in training mode.
-        inputs: a batch of its inputs, of at least one sample; at most ``MORE`` are used.
+        inputs: a whole batch of its inputs; at most ``MORE`` of its samples are used.
         target: the targets.
         objective: the loss.
         samples: number of samples to predict.
     """
     few, more = min(FEW, samples), min(MORE, samples)
+    total = sample_count(inputs)
 
     def step(count: int) -> Cost:
-        return step_cost(
-            model, first_samples(inputs, count), first_samples(target, count), objective
-        )
+        some = first_samples(inputs, count, total), first_samples(target, count, total)
+        return step_cost(model, *some, objective)
 
     # The first step allocates and chooses algorithms.
     step(few)

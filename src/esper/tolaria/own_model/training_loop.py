@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLR
 from esper.leyline.errors import UsageError
 from esper.tolaria.own_model.objectives import Objective
 from esper.tolaria.own_model.samples import Unpack, call, moved, sample_count, unpack
-from esper.tolaria.own_model.validation import autocast
+from esper.tolaria.own_model.validation import Validation, autocast
 
 PER_BATCH = (OneCycleLR, CyclicLR)
 """Schedulers that step after every minibatch; others step after every epoch."""
@@ -28,10 +28,11 @@ class Training:
         objective: the loss.
         optimizer: updates the parameters.
         device: device of the module.
-        scheduler: see ``PER_BATCH``; ``ReduceLROnPlateau`` gets the validation loss.
+        scheduler: see ``PER_BATCH``; for ``ReduceLROnPlateau`` see ``end_epoch``.
         clip: clips the gradients before an update; None for none.
         unpack: splits a batch.
         amp_dtype: dtype of autocast; float16 on CUDA also scales the loss.
+        higher_is_better: whether a higher metric is better.
     """
 
     model: nn.Module
@@ -43,6 +44,7 @@ class Training:
     clip: Callable[[], None] | None = None
     unpack: Unpack = unpack
     amp_dtype: torch.dtype | None = None
+    higher_is_better: bool = True
     _eval_modules: list[nn.Module] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -85,10 +87,19 @@ class Training:
             raise UsageError("train_loader: it yields no batch; give one that does")
         return float(total) / count
 
-    def end_epoch(self, validation_loss: float) -> None:
-        """Step a scheduler of epochs."""
+    def end_epoch(self, validation: Validation) -> None:
+        """Step a scheduler of epochs.
+
+        ``ReduceLROnPlateau`` gets the metric if its mode is that of the metric: ``max`` where
+        higher is better, else ``min``. Otherwise it gets the score in mode ``max``, and the loss
+        in mode ``min``.
+        """
         if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(validation_loss)
+            rises = self.scheduler.mode == "max"
+            value = validation.score if rises else validation.loss
+            if validation.metric is not None and rises == self.higher_is_better:
+                value = validation.metric
+            self.scheduler.step(value)
         elif self.scheduler is not None and not isinstance(self.scheduler, PER_BATCH):
             self.scheduler.step()
 

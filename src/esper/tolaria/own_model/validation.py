@@ -1,25 +1,32 @@
 """Validation of a module on a loader: loss, score and a metric of the user's own."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import exp, isfinite, nan
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from esper.kasmina.transfer import CPU
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.tolaria.own_model.objectives import Objective
 from esper.tolaria.own_model.samples import (
+    OUTPUTS,
     Unpack,
     call,
     evaluating,
     moved,
     prediction,
+    rebuilt,
     sample_count,
     undisturbed,
     unpack,
 )
+
+MOST_NATS = 50.0
+"""Nats above the first value beyond which a score falls no further, lest it overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +62,38 @@ class Validation:
 class Scale:
     """Turns a number where lower is better into a score: what share of its first value is gone.
 
+    A first value that is not above 0 has no share that could be gone. The number then counts as a
+    logarithm, such as a negative log-likelihood of a density: each nat below the first value leaves
+    1/e of the rest.
+
     Attributes:
-        first: the first value; None before it.
+        first: the first finite value; None before it.
     """
 
     def __init__(self) -> None:
         self.first: float | None = None
 
     def score(self, value: float) -> float:
-        """``1 - value / first``.
+        """``1 - value / first``; ``1 - exp(value - first)`` where first is not above 0.
 
-        Raises:
-            UsageError: the first value is not above 0.
+        It is NaN until a value is finite.
         """
         if self.first is None:
-            if not value > 0.0:
-                raise UsageError(
-                    f"score: the first value is {value:.3g}; give a metric above 0 where lower is "
-                    "better, or one of at most 1 where higher is better"
-                )
+            if not isfinite(value):
+                return nan
             self.first = value
-        return 1.0 - value / self.first
+        if self.first > 0.0:
+            return 1.0 - value / self.first
+        return 1.0 - exp(min(value - self.first, MOST_NATS))
 
 
 Metric = Callable[[Any, Any], float]
 """Maps all predictions and targets of a split, joined along the samples, to a number. One with
-``update``, ``compute`` and ``reset``, as in torchmetrics, is updated batch by batch instead."""
+``update``, ``compute`` and ``reset``, as in torchmetrics, is updated batch by batch instead.
+
+Where the loss is the user's own or the module's, a dict output without a key of
+``samples.OUTPUTS`` is the prediction as it is. Dicts, tuples and lists are joined element by
+element, None stays None, and of tensors without an axis there is one per batch."""
 
 
 @dataclass
@@ -113,7 +126,8 @@ class Evaluator:
         """Validate once.
 
         Raises:
-            UsageError: the loader yields nothing, or the metric is above 1 and higher is better.
+            UsageError: the loader yields nothing, the metric is above 1 and higher is better, or
+                what it needs of several batches cannot be joined.
         """
         total, count, sums = 0.0, 0, None
         gathered: list[tuple[Any, Any]] = []
@@ -130,12 +144,18 @@ class Evaluator:
                     found = self.objective.sums(output, target)
                     sums = found if sums is None else sums + found
                 if gathers:
-                    gathered.append((moved(prediction(output), CPU), moved(target, CPU)))
+                    gathered.append((moved(self._predicted(output), CPU), moved(target, CPU)))
                 elif self.metric is not None:
-                    self.metric.update(prediction(output), target)
+                    self.metric.update(self._predicted(output), target)
         if count == 0:
             raise UsageError("validation_loader: it yields no batch; give one that does")
         return self._result(total / count, sums, self._metric_value(gathered))
+
+    def _predicted(self, output: Any) -> Any:
+        """What the metric gets of an output: the prediction, or a whole dict that names none."""
+        named_loss = self.objective.sums is not None
+        whole = isinstance(output, Mapping) and not any(key in output for key in OUTPUTS)
+        return output if whole and not named_loss else prediction(output)
 
     def _metric_value(self, gathered: list[tuple[Any, Any]]) -> float | None:
         if self.metric is None:
@@ -145,7 +165,7 @@ class Evaluator:
             self.metric.reset()
             return value
         predictions, targets = zip(*gathered, strict=True)
-        return float(self.metric(torch.cat(predictions), torch.cat(targets)))
+        return float(self.metric(_joined(predictions), _joined(targets)))
 
     def _result(self, loss: float, sums: Tensor | None, metric: float | None) -> Validation:
         accuracy = None
@@ -156,6 +176,38 @@ class Evaluator:
         elif sums is None:
             score = self.scale.score(loss)
         return Validation(loss, score, accuracy, metric)
+
+
+def _joined(parts: list[Any] | tuple[Any, ...]) -> Any:
+    """Predictions or targets of all batches as one, see ``Metric``.
+
+    Raises:
+        UsageError: they cannot be joined.
+    """
+    first = parts[0]
+    try:
+        if isinstance(first, Tensor):
+            return torch.cat(parts) if first.ndim else torch.stack(parts)
+        if isinstance(first, Mapping):
+            if any(part.keys() != first.keys() for part in parts):
+                raise _not_joined("their keys differ")
+            return {key: _joined([part[key] for part in parts]) for key in first}
+        if isinstance(first, tuple | list) and not isinstance(first, PackedSequence):
+            return rebuilt(first, [_joined(each) for each in zip(*parts, strict=True)])
+    except UsageError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise _not_joined(first_line(error)) from error
+    if any(part is not None for part in parts):
+        raise _not_joined(f"one is a {type(first).__name__}")
+    return None
+
+
+def _not_joined(reason: str) -> UsageError:
+    return UsageError(
+        f"metric: predictions or targets of the batches cannot be joined ({reason}); give an "
+        "object with update and compute"
+    )
 
 
 def as_score(value: float, higher_is_better: bool, scale: Scale) -> float:
