@@ -36,7 +36,7 @@ SEEDS, TUNING_SEEDS = (0, 1, 2, 3, 4), (100, 101)
 PLAIN, SAME_SIZE, SAME_TIME = "plain", "wider, equal parameters", "longer, equal time"
 STATIC = (PLAIN, SAME_SIZE, SAME_TIME)
 """Arms that do not grow."""
-GROWING = ("heuristic", "rule")
+GROWING = ("heuristic", "rule", "keep-or-move")
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
     python scripts/write_figures.py
 
 A page holds a text from the results between ``<!-- figures: NAME -->`` and ``<!-- end -->``; a
-block of code or a table is copied as it is. A test compares the pages with this script. A result
-that is not there is said to be not measured.
+block of code or a table is copied as it is. A test compares the pages with this script. Where a
+result is missing, the text is that it is not measured yet.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from own_model_figures import own_models
 from policy_figures import acting, looking, looking_in_short, policy, read, what_shifts
 
 from esper.karn.ladder import points_text, verdict
@@ -26,6 +27,7 @@ PAGES = (
     "README.md",
     "docs/evaluation.md",
     "docs/learning.md",
+    "docs/own-models.md",
     "docs/performance.md",
     "docs/tasks.md",
 )
@@ -245,6 +247,7 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "shifts": what_shifts,
     "acting": acting,
     "growing": growing,
+    "own_models": own_models,
     "world": world,
     "backends": backends,
     "gate": gate,

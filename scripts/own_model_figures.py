@@ -1,0 +1,47 @@
+"""The table of own models from the committed results, for ``write_figures.py``."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from policy_figures import read
+
+from esper.karn.intervals import interval
+from esper.karn.ladder import points_text
+
+PLAIN = "plain"
+STATIC = PLAIN, "wider, equal parameters", "longer, equal time"
+POLICIES = "rule", "heuristic", "keep-or-move"
+MODELS = {
+    "residual CNN": "residual CNN of {} parameters, shifted digits",
+    "pretrained CNN": "pretrained CNN of {} parameters, shifted digits",
+    "ResNet-18": "ResNet-18 of {} parameters, digits",
+    "MLP": "MLP of {} parameters, diabetes",
+    "GPT": "small GPT of {} parameters, text",
+}
+
+
+def own_models(results: Path) -> str:
+    """What growing is worth on own models, beside the best that does not grow: a table."""
+    found = read("own_model_results", results)
+    if found is None:
+        return "This is not measured yet in this version (`make bench-own`)."
+    heads = ["model", *(f"`{name}`, above plain" for name in POLICIES)]
+    heads.append("best network that does not grow, above plain")
+    rows = []
+    for name, text in MODELS.items():
+        arms = found[name]
+        best = max(STATIC, key=lambda arm: np.mean([run["test"] for run in arms[arm]["runs"]]))
+        size = f"{arms[PLAIN]['runs'][0]['parameters']:,}"
+        shown = [_above_plain(arms, arm, name) for arm in (*POLICIES, best)]
+        rows.append([text.format(size), *shown])
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
+
+
+def _above_plain(arms: dict[str, Any], arm: str, model: str) -> str:
+    """The mean difference from plain training with its 95 % interval, paired by seed."""
+    pairs = zip(arms[arm]["runs"], arms[PLAIN]["runs"], strict=True)
+    known = interval(np.array([[run["test"] - plain["test"] for run, plain in pairs]]))
+    values = known.mean[0], known.low[0], known.high[0]
+    return points_text(values, "+.3f" if model == "GPT" else "+.1f")
