@@ -15,7 +15,8 @@ import pytest
 import esper
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = SETTINGS["project"]
 CITATION = (ROOT / "CITATION.cff").read_text()
 RELEASES = re.findall(r"^## ([\d.]+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
@@ -28,6 +29,12 @@ def cited(field: str) -> str:
 
 def test_the_version_is_the_same_everywhere() -> None:
     assert esper.__version__ == PROJECT["version"] == cited("version") == RELEASES[0][0]
+
+
+def test_uv_and_pip_install_the_same_versions() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = [line for line in lines if line and not line.startswith("#")]
+    assert SETTINGS["tool"]["uv"]["constraint-dependencies"] == pinned
 
 
 def test_the_citation_has_the_date_licence_and_authors_of_the_release() -> None:

@@ -164,7 +164,7 @@ def test_targets_and_advantages_equal_those_of_rllib() -> None:
     """RLlib has no truncation and no lambda, and clips c at 1; its discount is 0 after an end."""
     reference = pytest.importorskip(
         "ray.rllib.algorithms.impala.torch.vtrace_torch_v2",
-        reason="RLlib is not installed: pip install 'esper-growth[rllib]'",
+        reason="RLlib is not installed: `make test-all` sets up an environment with it",
     )
     for seed, rho_bar in product(range(5), [1.0, 1.7]):
         data = drawn(seed, 40, 8)
