@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from esper.scripts.grow_arguments import GrowArguments, check_writable
 from esper.scripts.grown_files import FINISHED, read_finished, write_files
 from esper.scripts.seeds_table import growth_seeds_table
 from esper.simic.own_models.attempts import LEARNING_RATE
-from esper.simic.own_models.call_arguments import usable_device
+from esper.simic.own_models.call_arguments import FailingBatch, usable_device
 from esper.simic.own_models.growing import grow
 from esper.simic.own_models.growth_result import GrowthResult
 from esper.simic.run.disk import replace_synced
@@ -97,6 +97,10 @@ def _one(
             (folder / ASKED).unlink()
             for each in made:
                 each.rmdir()
+        if isinstance(error, FailingBatch):
+            where = own.described(error.cause)
+            line = f"{error.name}: model or loss fails on its first batch ({where})"
+            raise UsageError(line) from error
         if isinstance(error, Exception) and not isinstance(error, UsageError):
             raise UsageError(f"model: training fails ({own.described(error)})") from error
         raise
@@ -163,6 +167,9 @@ def _verdict(result: GrowthResult, keep: bool) -> str:
     """Whether growth paid, and which network is handed back."""
     if result.twin is None:
         return "trained without growing: policy never"
+    if isnan(result.twin.worth) and not isnan(result.worth):
+        own = "grown network" if result.seeds else "network that lost its seeds"
+        return f"warning: the never-grown twin diverged; the {own} is written"
     gain = result.worth - result.twin.worth
     after = f"{gain:+.4f} on validation after the price"
     if not any(record.actions for record in result.history):

@@ -43,7 +43,7 @@ def growth_seeds_table(found: Mapping[int, Mapping[str, Any] | None]) -> str:
     lines.append(("mean", *means, "", _mean(gains, scale, "", "+")))
     text = aligned(lines, left=len(lines[0]))
     if len(grown) > 1:
-        kind = "gains are in points of accuracy; " if percent else ""
+        kind = "gains are in points of accuracy; " if percent and gains else ""
         text.append(f"{kind}± is the standard deviation over seeds")
     if gains:
         text.append(f"growth paid on validation after its price in {paid} of {len(gains)} seeds")

@@ -36,7 +36,7 @@ def refused(model: nn.Module, **arguments: Any) -> str:
         ({"validation_loader": None}, "validation_loader: got a NoneType; give a DataLoader"),
         ({"test_loader": 3}, "test_loader: got a int; give a DataLoader"),
         ({"test_loader": []}, "test_loader: it yields no batch"),
-        ({"train_loader": TensorDataset(*images(8))}, "train_loader: got a TensorDataset, which"),
+        ({"train_loader": TensorDataset(*images(8))}, "train_loader: got a TensorDataset; give"),
         ({"scheduler": 0.1}, "scheduler: got a float; give a function that makes one"),
         ({"metric": "accuracy"}, "metric: got 'accuracy'; give a function of predictions"),
         ({"callbacks": print}, "callbacks: got a builtin_function_or_method; give a list"),

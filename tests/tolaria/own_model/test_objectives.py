@@ -209,7 +209,7 @@ def test_what_is_not_valid_is_one_line() -> None:
         objective("cross_entropy").loss(torch.zeros(2, 3), torch.zeros(4, dtype=torch.long))
     with pytest.raises(UsageError, match="output has the keys out; return the prediction"):
         objective("mse").loss({"out": torch.zeros(2)}, torch.zeros(2))
-    with pytest.raises(UsageError, match="needs a dict output with a 'loss'"):
+    with pytest.raises(UsageError, match="needs an output with a 'loss'"):
         objective("model").loss(torch.zeros(2), None)
     with pytest.raises(UsageError, match="fraction instead of percent"):
         as_score(93.0, True, Scale())

@@ -50,14 +50,18 @@ class ModuleTrace:
 
     @property
     def is_layer(self) -> bool:
-        """Whether it has weights of its own and no children."""
+        """Whether it has weights of its own and no children but their parametrizations."""
         own = next(self.module.parameters(), None) is not None
-        return own and not len(self.module._modules)
+        return own and not self.module._modules.keys() - {"parametrizations"}
 
 
 def walk(model: nn.Module, run: Run) -> dict[str, ModuleTrace]:
     """What two forward passes show of every module below ``model``, by name."""
-    traces = {name: ModuleTrace(name, module) for name, module in model.named_modules() if name}
+    traces = {
+        name: ModuleTrace(name, module)
+        for name, module in model.named_modules()
+        if name and "parametrizations" not in name.split(".")
+    }
     shapes: dict[str, tuple[int, ...] | None] = {}
     clock = count()
 

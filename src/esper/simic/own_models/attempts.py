@@ -21,6 +21,7 @@ from esper.simic.own_models import resume_file
 from esper.simic.own_models.controller import Growth
 from esper.simic.own_models.growth_result import GrowthResult, comparable
 from esper.simic.own_models.history import EpochRecord
+from esper.simic.own_models.optimizer_watch import optimizer_of, updates
 from esper.tolaria.own_model.grafted_model import copied_state, parameter_count
 from esper.tolaria.own_model.objectives import Objective
 from esper.tolaria.own_model.samples import Unpack
@@ -73,8 +74,6 @@ class Attempts:
         initial: the module with its initial weights.
         settings: what a later call must have in common with this one, by name.
         path: file of the checkpoint; None for none.
-        keep: whether to keep the initial weights and the best ones even of a single try, so that
-            variants can follow one another in the same module.
 
     Raises:
         UsageError: the file belongs to other settings, or cannot be read or written.
@@ -87,10 +86,10 @@ class Attempts:
         initial: nn.Module,
         settings: dict[str, Any],
         path: Path | None,
-        keep: bool = False,
     ):
         self.recipe, self.tries, self.path = recipe, tries, path
-        self._keeps = keep or tries > 1 or path is not None
+        self._passed = initial
+        self._keeps = tries > 1 or path is not None
         found = None
         if path is not None:
             resume_file.check_folder(path)
@@ -126,11 +125,9 @@ class Attempts:
         validate.scale.first = checkpoint["scale"]
         for number in range(len(entry["worths"]), self.tries):
             saved = checkpoint["now"]
-            if self._keeps:
-                strip(model)
             if saved is None:
                 if self._keeps:
-                    model.load_state_dict(checkpoint["initial"])
+                    strip(model).load_state_dict(checkpoint["initial"])
                 if number == 0:
                     resume_file.set_random_state(checkpoint["begun"], self.recipe.loaders)
             else:
@@ -170,6 +167,9 @@ class Attempts:
         trained = [p for p in model.parameters() if p.requires_grad]
         make = recipe.optimizer or partial(AdamW, lr=LEARNING_RATE)
         made = make(trained)
+        if model is not self._passed and not updates(made, model):
+            # It was made from the parameters of the module that was passed, not from its arguments.
+            made = optimizer_of(made, self._passed, model)
         growth = Growth(
             model,
             made,

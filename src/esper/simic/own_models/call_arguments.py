@@ -11,8 +11,29 @@ from torch.utils.data import Dataset, IterableDataset
 
 from esper.leyline.errors import UsageError, first_line
 from esper.tolaria.own_model.objectives import Objective
-from esper.tolaria.own_model.samples import Unpack, call, evaluating, moved, undisturbed
+from esper.tolaria.own_model.samples import (
+    Unpack,
+    buffers_kept,
+    call,
+    evaluating,
+    modes_kept,
+    moved,
+    undisturbed,
+)
 from esper.tolaria.own_model.validation import autocast
+
+
+class FailingBatch(UsageError):
+    """Module or loss fails on the first batch of a loader.
+
+    Args:
+        name: name of the loader's argument.
+        cause: what was raised.
+    """
+
+    def __init__(self, name: str, cause: Exception):
+        self.name, self.cause = name, cause
+        super().__init__(f"{name}: model or loss fails on its first batch ({first_line(cause)})")
 
 
 def check_loaders(loaders: Mapping[str, object]) -> None:
@@ -27,9 +48,19 @@ def check_loaders(loaders: Mapping[str, object]) -> None:
     for name, loader in loaders.items():
         kind = type(loader).__name__
         if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
-            raise UsageError(f"{name}: got a {kind}, which yields samples; give a DataLoader of it")
+            raise UsageError(f"{name}: got a {kind}; give a DataLoader of it or a list of batches")
         if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
             raise UsageError(f"{name}: got a {kind}; give a DataLoader or a list of batches")
+
+
+def check_loss(loss: object) -> None:
+    """Refuse a class of losses.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if isinstance(loss, type):
+        raise UsageError(f"loss: got the class {loss.__name__}; give an instance of it")
 
 
 def check_functions(
@@ -45,8 +76,7 @@ def check_functions(
     Raises:
         UsageError: the text says which and what to do.
     """
-    if isinstance(loss, type):
-        raise UsageError(f"loss: got the class {loss.__name__}; give an instance of it")
+    check_loss(loss)
     for name, given, kind, source in (
         ("optimizer", optimizer, Optimizer, "parameters"),
         ("scheduler", scheduler, LRScheduler, "optimizer"),
@@ -57,13 +87,17 @@ def check_functions(
                 f"as in {name}=lambda {source}: ..."
             )
     updated = all(hasattr(metric, name) for name in ("update", "compute", "reset"))
+    if isinstance(metric, type):
+        raise UsageError(f"metric: got the class {metric.__name__}; give an instance of it")
     if metric is not None and not callable(metric) and not updated:
         raise UsageError(
             f"metric: got {metric!r}; give a function of predictions and targets, or an object "
             "with update, compute and reset"
         )
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+    if not isinstance(callbacks, Sequence):
         raise UsageError(f"callbacks: got a {type(callbacks).__name__}; give a list of functions")
+    if (wrong := next((each for each in callbacks if not callable(each)), None)) is not None:
+        raise UsageError(f"callbacks: {wrong!r} is no function; give a list of functions")
     if not isinstance(policy, str) and not hasattr(policy, "act"):
         raise UsageError(
             f"policy: got {policy!r}; give a name of `esper policies`, a run directory, or an "
@@ -118,20 +152,34 @@ def check_batch(
     Raises:
         UsageError: module or loss fails, or the loss is no scalar.
     """
-    with undisturbed(), evaluating(model), torch.no_grad(), autocast(device, amp_dtype):
+    mode = modes_kept if name == "train_loader" else evaluating
+    with (
+        undisturbed(),
+        buffers_kept(model),
+        mode(model),
+        torch.no_grad(),
+        autocast(device, amp_dtype),
+    ):
+        if name == "train_loader" and not model.training:
+            model.train()  # else parts in evaluation mode stay there, as in training
         inputs, target = moved(unpack(batch), device)
         try:
             loss = goal.loss(call(model, inputs), target)
         except UsageError:
             raise
         except Exception as error:
-            raise UsageError(
-                f"{name}: model or loss fails on its first batch ({first_line(error)})"
-            ) from error
+            raise FailingBatch(name, error) from error
+    if problem := loss_problem(loss):
+        raise UsageError(problem)
+
+
+def loss_problem(loss: object) -> str | None:
+    """Why a value is no loss of a batch, and what to do; None if it is one."""
     if not isinstance(loss, Tensor):
-        raise UsageError(
+        return (
             f"loss: it returns a {type(loss).__name__}; give a function of output and target that "
             "returns their mean loss"
         )
     if loss.numel() != 1:
-        raise UsageError(f"loss: it has the shape {tuple(loss.shape)}; return its mean")
+        return f"loss: it has the shape {tuple(loss.shape)}; return its mean"
+    return None

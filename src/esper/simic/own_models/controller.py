@@ -23,7 +23,13 @@ from esper.simic.own_models.optimizer_watch import OptimizerWatch
 from esper.simic.own_models.policies import actor
 from esper.tamiyo.policy.features import USUAL_RENT
 from esper.tolaria.own_model.grafted_model import GraftedModel, parameter_count
-from esper.tolaria.own_model.samples import as_arguments, evaluating, half_or_all, undisturbed
+from esper.tolaria.own_model.samples import (
+    as_arguments,
+    buffers_kept,
+    evaluating,
+    half_or_all,
+    undisturbed,
+)
 from esper.tolaria.own_model.validation import Scale, Validation, as_score
 
 
@@ -96,14 +102,16 @@ class Growth:
         self._count = parameter_count(model)
         self._watch: OptimizerWatch | None = None
         self._first_call: FirstCall | None = None
+        self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         if policy == "never":
             return
         if optimizer is None:
             self._watch = OptimizerWatch(model)
-        if example is not None:
-            self._begin(*as_arguments(example))
-        else:
+        self._example = None if example is None else as_arguments(example)
+        if self._example is None:
             self._first_call = FirstCall(model)
+        elif optimizer is not None:
+            self._begin(*self._example)
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
@@ -243,6 +251,8 @@ class Growth:
         for name, own in (("epochs", self.epochs), ("policy", self._policy_name)):
             if saved[name] != own:
                 raise UsageError(f"{name}: growth began with {saved[name]}, got {own}; give that")
+        if saved["lives"] is not None and self.optimizer is None:
+            raise UsageError("optimizer: give it to Growth, so that the saved seeds can join it")
         self.history = [EpochRecord.from_plain(record) for record in saved["history"]]
         self.finished, self._scale.first = saved["finished"], saved["scale"]
         if saved["lives"] is not None:
@@ -261,7 +271,7 @@ class Growth:
 
     def _called_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the first forward pass."""
-        found = None if self._first_call is None else self._first_call.arguments
+        found = self._example if self._first_call is None else self._first_call.arguments
         if found is None:
             raise UsageError(
                 "step: the module has not been called yet; train an epoch first, or give example="
@@ -288,7 +298,8 @@ class Growth:
         """Find the slots, and prepare the lifecycle."""
         optimizer = self._known_optimizer()
         self._stop_waiting()
-        with undisturbed(), evaluating(self.model), torch.no_grad():
+        kept = buffers_kept(self.model)
+        with undisturbed(), evaluating(self.model), kept, torch.no_grad():
             slots = find_slots(self.model, half_or_all(self.model, args, kwargs), self.names)
         self._create_lifecycle(slots, optimizer)
         self._say("slots: " + ", ".join(f"{slot.name} ({slot.channels})" for slot in slots))

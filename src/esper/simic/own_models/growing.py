@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.kasmina.grafts.attachment import load_grown
 from esper.leyline.errors import UsageError
 from esper.simic.growth.collect import Actor
 from esper.simic.own_models.attempts import Attempts, Callback, Recipe
@@ -26,7 +25,6 @@ from esper.simic.own_models.growth_arguments import check_model
 from esper.simic.own_models.growth_result import GrowthResult
 from esper.tamiyo.policy.features import USUAL_RENT
 from esper.tolaria.own_model import samples
-from esper.tolaria.own_model.grafted_model import copied_state
 from esper.tolaria.own_model.objectives import Loss, objective
 from esper.tolaria.own_model.samples import Unpack, first_batch, moved
 from esper.tolaria.own_model.validation import Evaluator, Scale
@@ -110,6 +108,7 @@ def grow(
     if test_loader is not None:
         loaders["test_loader"] = test_loader
     check_loaders(loaders)
+    policy = str(policy) if isinstance(policy, Path) else policy
     check_functions(loss, optimizer, scheduler, metric, callbacks, policy)
     check_precision(amp_dtype)
     unpack = samples.unpack_for(loss, unpack)
@@ -166,19 +165,12 @@ def grow(
     }
     path = None if checkpoint is None else Path(checkpoint)
     other = copy.deepcopy(model) if twin else None
-    attempts = Attempts(recipe, tries, model, settings, path, keep=twin)
-    validate = evaluator(model, validation_loader)
-    result = attempts.best("grown", model, policy, validate)
+    attempts = Attempts(recipe, tries, model, settings, path)
+    result = attempts.best("grown", model, policy, evaluator(model, validation_loader))
     if other is not None:
         if report is not None:
             report("the twin that never grows:")
-        grown = copied_state(model)
-        result.twin = attempts.best("twin", model, "never", validate)
-        # An optimizer may be made from parameters of the module that was passed, so that module is
-        # trained twice, and the copy takes over what the twin learned.
-        other.load_state_dict(model.state_dict())
-        result.twin.model = other
-        load_grown(model, grown)
+        result.twin = attempts.best("twin", other, "never", evaluator(other, validation_loader))
     if test_loader is not None:
         for each in (result, result.twin):
             if each is not None:

@@ -11,6 +11,7 @@ from esper.kasmina.grafts.attachment import attach, learn_behind, new_seed, set_
 from esper.kasmina.grafts.slot_search import find_slots
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import first_line
+from esper.simic.own_models.call_arguments import check_loaders, check_loss, loss_problem
 from esper.simic.own_models.data_check import kind, read_data, size
 from esper.simic.own_models.growth_arguments import check_model
 from esper.simic.own_models.policies import planted_blueprint
@@ -21,6 +22,7 @@ from esper.tolaria.own_model.objectives import Loss, Objective, class_logits, ob
 from esper.tolaria.own_model.samples import (
     Unpack,
     as_arguments,
+    buffers_kept,
     call,
     evaluating,
     first_batch,
@@ -153,6 +155,8 @@ def check(
             valid; the text says which and what to do.
     """
     check_model(model)
+    check_loaders({"loader": loader})
+    check_loss(loss)
     goal = objective(loss)
     unpack = samples.unpack_for(loss, unpack)
     example = next(model.parameters(), torch.zeros(()))
@@ -166,7 +170,7 @@ def check(
     }
     report.target = kind(target)
     few, some = first_samples(inputs, MORE, count), first_samples(target, MORE, count)
-    with modes_kept(model):
+    with modes_kept(model), buffers_kept(model):
         _check_forward(model, few, some, goal, report)
         if report.ok:
             _find(model, inputs, slots, report)
@@ -174,13 +178,17 @@ def check(
             if not model.training:
                 # Else parts that the user put in evaluation mode stay there, as in ``grow``.
                 model.train()
-            _measure(model, inputs, target, goal, report)
+            try:
+                _measure(model, inputs, target, goal, report)
+            except RuntimeError as error:
+                # As of a reentrant checkpoint, which takes no gradients but those of `backward`.
+                report.remarks.append(f"memory and time are not known: {first_line(error)}")
         classes = _class_count(model, few, some) if goal.classes else None
         found = read_data(loader, unpack, goal.classes, classes)
     report.batches, report.class_counts = found.batches, found.class_counts
     report.problems += found.problems
     report.remarks += found.remarks
-    if report.ok:
+    if report.ok and report.step_with_seeds.seconds > 0.0:
         report.policy = policy_price(
             report.step_with_seeds.seconds, report.memory_with_seeds, report.batches
         )
@@ -202,8 +210,8 @@ def _check_forward(
                 line = first_line(error)
                 report.problems.append(f"model or loss fails on a batch: {line}")
                 return
-    if losses[0].ndim:
-        report.problems.append(f"loss: it has the shape {tuple(losses[0].shape)}; return its mean")
+    if problem := loss_problem(losses[0]):
+        report.problems.append(problem)
     elif not bool(losses[0].isfinite()):
         report.problems.append("loss: it is not finite before training")
     elif not torch.equal(*losses):

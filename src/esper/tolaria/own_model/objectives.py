@@ -58,7 +58,10 @@ def objective(loss: str | Loss) -> Objective:
 
 
 def class_logits(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits ``[n, K]`` and int64 labels ``[n]``; the classes may also be on axis 1, as in images.
+    """Logits ``[n, K]`` and int64 labels ``[n]``.
+
+    The classes are on the last axis or on axis 1. Where both fit, they are on axis 1 of images
+    ``[B, K, H, W]``, and on the last axis of sequences ``[B, T, K]``.
 
     Raises:
         UsageError: the shapes do not fit, or the labels are no integers.
@@ -70,8 +73,10 @@ def class_logits(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
             f"logits {tuple(logits.shape)}; give integers (target.long()), or probabilities in the "
             "shape of the logits"
         )
-    if logits.ndim == target.ndim + 1 and logits.shape[:-1] != target.shape:
-        logits = logits.movedim(1, -1)
+    if logits.ndim == target.ndim + 1:
+        first = (logits.shape[0], *logits.shape[2:]) == tuple(target.shape)
+        if logits.shape[:-1] != target.shape or (first and logits.ndim == 4):
+            logits = logits.movedim(1, -1)
     if logits.shape[:-1] != target.shape:
         raise UsageError(
             f"loss: cross_entropy got logits {tuple(logits.shape)} and target "
@@ -163,9 +168,11 @@ def _explained(sums: Tensor) -> tuple[float | None, float]:
 
 
 def _own_loss(output: Any, target: Any) -> Tensor:
-    if not isinstance(output, Mapping) or "loss" not in output:
-        raise UsageError("loss: 'model' needs a dict output with a 'loss'; give another loss")
-    found: Tensor = output["loss"]
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(found, Tensor):
+        raise UsageError(
+            "loss: 'model' needs an output with a 'loss', as a key or an attribute; give another"
+        )
     return found
 
 

@@ -95,6 +95,8 @@ def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def prediction(output: Any) -> Any:
     """The tensor of an output that named losses compare with the target.
 
+    A dict holds it under one of ``OUTPUTS``, another object as an attribute of such a name.
+
     Raises:
         UsageError: a dict output has none of the keys ``OUTPUTS``.
     """
@@ -107,7 +109,12 @@ def prediction(output: Any) -> Any:
                 "give a loss of your own"
             )
         return output[key]
-    return output[0] if isinstance(output, tuple) else output
+    if isinstance(output, tuple):
+        return output[0]
+    if not isinstance(output, Tensor):
+        named = next((key for key in OUTPUTS if hasattr(output, key)), None)
+        return output if named is None else getattr(output, named)
+    return output
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -198,15 +205,21 @@ def half_or_all(
 ) -> Callable[[bool], Any]:
     """Forward passes of ``model`` with arguments: of half the samples if true, else of all.
 
-    One sample is not halved.
+    One sample is not halved, and neither are inputs of which the module refuses a half: a tensor
+    may be as long as the batch without belonging to its samples, as a state or a mask may be.
     """
+    count = sample_count((*args, *kwargs.values()))
+    halves = count > 1
 
     def run(half: bool) -> Any:
-        count = sample_count((*args, *kwargs.values()))
-        if not half or count <= 1:
-            return model(*args, **kwargs)
-        half_args, half_kwargs = first_samples((args, kwargs), count // 2, count)
-        return model(*half_args, **half_kwargs)
+        nonlocal halves
+        if half and halves:
+            half_args, half_kwargs = first_samples((args, kwargs), count // 2, count)
+            try:
+                return model(*half_args, **half_kwargs)
+            except Exception:
+                halves = False  # what is wrong with all samples, the next line raises
+        return model(*args, **kwargs)
 
     return run
 
@@ -229,7 +242,12 @@ def first_batch(loader: Iterable[Any], name: str) -> Any:
 
 def loader_generators(loaders: Iterable[object]) -> list[torch.Generator]:
     """The generators of loaders and of their samplers, each once."""
-    parts = [part for loader in loaders for part in (loader, getattr(loader, "sampler", None))]
+    parts = [
+        part
+        for loader in loaders
+        for batches in (loader, getattr(loader, "batch_sampler", None))
+        for part in (batches, getattr(batches, "sampler", None))
+    ]
     found = (getattr(part, "generator", None) for part in parts)
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
@@ -250,6 +268,24 @@ def undisturbed(loader: object = None) -> Iterator[None]:
         np.random.set_state(arrays)
         for generator, state in states:
             generator.set_state(state)
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Undo afterwards what happens to the buffers of a module, in place or by assignment."""
+    kept = [
+        (module, name, x, x.detach().clone())
+        for module in model.modules()
+        for name, x in module._buffers.items()
+        if x is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, x, before in kept:
+                x.copy_(before)
+                module._buffers[name] = x
 
 
 @contextmanager

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.tolaria.own_model.objectives import Objective
-from esper.tolaria.own_model.samples import call, first_samples, sample_count, undisturbed
+from esper.tolaria.own_model.samples import (
+    buffers_kept,
+    call,
+    first_samples,
+    sample_count,
+    undisturbed,
+)
 
 FEW, MORE = 2, 4
 """Samples of the two batches; BatchNorm needs two."""
@@ -99,14 +105,8 @@ def step_cost(model: nn.Module, inputs: Any, target: Any, objective: Objective) 
 
 def unchanged(model: nn.Module, run: Callable[[], None]) -> None:
     """Call ``run`` and undo what it does to the module's buffers and to random numbers."""
-    buffers = [(x, x.detach().clone()) for x in model.buffers()]
-    try:
-        with undisturbed():
-            run()
-    finally:
-        with torch.no_grad():
-            for x, before in buffers:
-                x.copy_(before)
+    with undisturbed(), buffers_kept(model):
+        run()
 
 
 def parameter_bytes(model: nn.Module) -> int:

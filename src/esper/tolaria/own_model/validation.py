@@ -25,7 +25,7 @@ from esper.tolaria.own_model.samples import (
     unpack,
 )
 
-MOST_NATS = 50.0
+MAX_NATS = 50.0
 """Nats above the first value beyond which a score falls no further, lest it overflow."""
 
 
@@ -84,7 +84,7 @@ class Scale:
             self.first = value
         if self.first > 0.0:
             return 1.0 - value / self.first
-        return 1.0 - exp(min(value - self.first, MOST_NATS))
+        return 1.0 - exp(min(value - self.first, MAX_NATS))
 
 
 Metric = Callable[[Any, Any], float]
