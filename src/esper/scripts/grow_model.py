@@ -13,7 +13,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from esper.leyline.config.setting import check_name
+from esper.leyline.config.setting import SEEDS, check_name
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
 from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
@@ -54,7 +54,7 @@ def grow_model(given: GrowArguments) -> int:
     assert given.model is not None
     check_name(given.name)
     last = given.seed + given.seeds - 1
-    if last >= 2**32:
+    if last not in SEEDS:
         raise UsageError(f"seeds: the last seed is {last}, at least 2^32; give a smaller --seed")
     _check_files(given)
     if isinstance(sys.stdout, TextIOWrapper):
@@ -86,7 +86,8 @@ def _one(
         return int(before["status"])
     try:
         result, inputs = _grown(given, own, arguments, folder, seed)
-        _check_finite(result if given.keep else result.better)
+        chosen = result if given.keep else result.better
+        _check_finite(chosen)
     except BaseException as error:
         if isinstance(error, Diverged):
             (folder / PROGRESS).unlink(missing_ok=True)
@@ -98,15 +99,12 @@ def _one(
             for each in made:
                 each.rmdir()
         if isinstance(error, FailingBatch):
-            where = own.described(error.cause)
-            line = f"{error.name}: model or loss fails on its first batch ({where})"
-            raise UsageError(line) from error
+            raise FailingBatch(error.name, error.cause, own.described(error.cause)) from error
         if isinstance(error, Exception) and not isinstance(error, UsageError):
             raise UsageError(f"model: training fails ({own.described(error)})") from error
         raise
     text = f"{result.comparison()}\n{_verdict(result, given.keep)}"
     print(text)
-    chosen = result if given.keep else result.better
     status = write_files(folder, result, chosen, own, inputs, given.onnx, text)
     (folder / PROGRESS).unlink(missing_ok=True)
     return status
@@ -167,16 +165,15 @@ def _verdict(result: GrowthResult, keep: bool) -> str:
     """Whether growth paid, and which network is handed back."""
     if result.twin is None:
         return "trained without growing: policy never"
+    own = "the grown network" if result.seeds else "the network that lost its seeds"
     if isnan(result.twin.worth) and not isnan(result.worth):
-        own = "grown network" if result.seeds else "network that lost its seeds"
-        return f"warning: the never-grown twin diverged; the {own} is written"
+        return f"warning: the never-grown twin diverged; {own} is written"
     gain = result.worth - result.twin.worth
     after = f"{gain:+.4f} on validation after the price"
     if not any(record.actions for record in result.history):
         return "nothing grew: the network is that of the plain loop"
     if result.paid:
         return f"growth paid: {after}, against its never-grown twin; one pair of runs"
-    own = "the grown network" if result.seeds else "the network that lost its seeds"
     handed = (
         f"{own} is written because of --keep"
         if keep

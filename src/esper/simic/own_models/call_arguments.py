@@ -29,11 +29,13 @@ class FailingBatch(UsageError):
     Args:
         name: name of the loader's argument.
         cause: what was raised.
+        reason: describes it; by default its first line.
     """
 
-    def __init__(self, name: str, cause: Exception):
+    def __init__(self, name: str, cause: Exception, reason: str | None = None):
         self.name, self.cause = name, cause
-        super().__init__(f"{name}: model or loss fails on its first batch ({first_line(cause)})")
+        reason = first_line(cause) if reason is None else reason
+        super().__init__(f"{name}: model or loss fails on its first batch ({reason})")
 
 
 def check_loaders(loaders: Mapping[str, object]) -> None:
@@ -53,18 +55,7 @@ def check_loaders(loaders: Mapping[str, object]) -> None:
             raise UsageError(f"{name}: got a {kind}; give a DataLoader or a list of batches")
 
 
-def check_loss(loss: object) -> None:
-    """Refuse a class of losses.
-
-    Raises:
-        UsageError: it is one.
-    """
-    if isinstance(loss, type):
-        raise UsageError(f"loss: got the class {loss.__name__}; give an instance of it")
-
-
 def check_functions(
-    loss: object,
     optimizer: object,
     scheduler: object,
     metric: object,
@@ -76,7 +67,6 @@ def check_functions(
     Raises:
         UsageError: the text says which and what to do.
     """
-    check_loss(loss)
     for name, given, kind, source in (
         ("optimizer", optimizer, Optimizer, "parameters"),
         ("scheduler", scheduler, LRScheduler, "optimizer"),

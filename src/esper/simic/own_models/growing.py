@@ -109,7 +109,7 @@ def grow(
         loaders["test_loader"] = test_loader
     check_loaders(loaders)
     policy = str(policy) if isinstance(policy, Path) else policy
-    check_functions(loss, optimizer, scheduler, metric, callbacks, policy)
+    check_functions(optimizer, scheduler, metric, callbacks, policy)
     check_precision(amp_dtype)
     unpack = samples.unpack_for(loss, unpack)
     goal, report = objective(loss), _printed if progress else None

@@ -11,7 +11,7 @@ from esper.kasmina.grafts.attachment import attach, learn_behind, new_seed, set_
 from esper.kasmina.grafts.slot_search import find_slots
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import first_line
-from esper.simic.own_models.call_arguments import check_loaders, check_loss, loss_problem
+from esper.simic.own_models.call_arguments import check_loaders, loss_problem
 from esper.simic.own_models.data_check import kind, read_data, size
 from esper.simic.own_models.growth_arguments import check_model
 from esper.simic.own_models.policies import planted_blueprint
@@ -156,7 +156,6 @@ def check(
     """
     check_model(model)
     check_loaders({"loader": loader})
-    check_loss(loss)
     goal = objective(loss)
     unpack = samples.unpack_for(loss, unpack)
     example = next(model.parameters(), torch.zeros(()))

@@ -45,8 +45,10 @@ def objective(loss: str | Loss) -> Objective:
     """The objective of a loss, by its name in ``OBJECTIVES`` or a callable.
 
     Raises:
-        UsageError: there is no loss of that name.
+        UsageError: there is no loss of that name, or it is a class.
     """
+    if isinstance(loss, type):
+        raise UsageError(f"loss: got the class {loss.__name__}; give an instance of it")
     if not isinstance(loss, str):
         if not callable(loss):
             raise UsageError(f"loss: got a {type(loss).__name__}; give a name or a function")
