@@ -28,10 +28,9 @@ from torch import Tensor
 from esper.karn.ladder import points, points_text
 from esper.runtime.tasks import Task
 from esper.simic.evaluation.play import Outcome, Population, Rules, play, tasks_of_groups
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
-from esper.tamiyo.baselines import NeverActor
-from esper.tamiyo.plans import PLACES, blueprint_of
+from esper.tamiyo.baselines import Actor, NeverActor, blueprint_of
+from esper.tamiyo.plans import PLACES
 from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HOST_FEATURES,
@@ -107,7 +106,7 @@ class ToldActor(TryAndKeepActor):
         self.wrong = wrong
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         super().begin(environments, episode)
         self._planted |= self.wrong
 

@@ -31,11 +31,11 @@ from esper.simic.evaluation.play import (
 from esper.simic.evaluation.rules import RULES
 from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
 from esper.simic.evaluation.trials import TurnPlan
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
+from esper.tamiyo.baselines import Actor, blueprint_of
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
-from esper.tamiyo.plans import NEVER, Plan, blueprint_of, library, schedule
+from esper.tamiyo.plans import NEVER, Plan, library, schedule
 from esper.tamiyo.try_and_keep import TryAndKeepActor, smallest_trial
 from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
 

@@ -64,7 +64,7 @@ NAMED = (
     ),
     Table(
         "named",
-        "src/esper/simic/run/disk.py",
+        "src/esper/leyline/disk.py",
         ("tests/simic/run/test_checkpoint.py",),
         (
             (
@@ -306,8 +306,8 @@ NAMED = (
     ),
     Table(
         "named",
-        "src/esper/tolaria/own_model/grafted_model.py",
-        ("tests/tolaria/own_model",),
+        "src/esper/own_models/grafted_model.py",
+        ("tests/own_models",),
         (
             (
                 "own-model's slot order",

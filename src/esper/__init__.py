@@ -9,27 +9,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.kasmina.grafts.attachment import load_grown, strip
     from esper.kasmina.hosts.module import Slot
-    from esper.simic.own_models.controller import Growth
-    from esper.simic.own_models.growing import grow
-    from esper.simic.own_models.growth_result import GrowthResult
-    from esper.simic.own_models.history import EpochRecord
-    from esper.simic.own_models.model_check import check
-    from esper.tolaria.own_model.validation import Validation
+    from esper.own_models.attachment import load_grown, strip
+    from esper.own_models.controller import Growth
+    from esper.own_models.growing import grow
+    from esper.own_models.growth_result import GrowthResult
+    from esper.own_models.history import EpochRecord
+    from esper.own_models.model_check import check
+    from esper.own_models.validation import Validation
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "EpochRecord": "esper.simic.own_models.history",
-    "Growth": "esper.simic.own_models.controller",
-    "GrowthResult": "esper.simic.own_models.growth_result",
+    "EpochRecord": "esper.own_models.history",
+    "Growth": "esper.own_models.controller",
+    "GrowthResult": "esper.own_models.growth_result",
     "Slot": "esper.kasmina.hosts.module",
-    "Validation": "esper.tolaria.own_model.validation",
-    "check": "esper.simic.own_models.model_check",
-    "grow": "esper.simic.own_models.growing",
-    "load_grown": "esper.kasmina.grafts.attachment",
-    "strip": "esper.kasmina.grafts.attachment",
+    "Validation": "esper.own_models.validation",
+    "check": "esper.own_models.model_check",
+    "grow": "esper.own_models.growing",
+    "load_grown": "esper.own_models.attachment",
+    "strip": "esper.own_models.attachment",
 }
 """Where each public name lives. It is imported when it is first used: torch takes seconds."""
 

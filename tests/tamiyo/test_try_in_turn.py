@@ -8,7 +8,7 @@ from esper.simic.evaluation.trials import TURNS, TurnPlan, trial_actor
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
-from esper.tamiyo.plans import blueprint_of
+from esper.tamiyo.baselines import blueprint_of
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.rule import RuleActor
 from esper.tamiyo.try_in_turn import TryInTurnActor, Turns, turns_of

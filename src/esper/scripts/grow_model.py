@@ -14,20 +14,20 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from esper.leyline.config.setting import SEEDS, check_name
+from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
+from esper.own_models import samples
+from esper.own_models.attempts import LEARNING_RATE
+from esper.own_models.call_arguments import FailingBatch, usable_device
+from esper.own_models.grafted_model import parameter_count
+from esper.own_models.growing import grow
+from esper.own_models.growth_result import GrowthResult
 from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
 from esper.scripts.grow_arguments import GrowArguments, check_writable
 from esper.scripts.grown_files import FINISHED, read_finished, write_files
 from esper.scripts.seeds_table import growth_seeds_table
-from esper.simic.own_models.attempts import LEARNING_RATE
-from esper.simic.own_models.call_arguments import FailingBatch, usable_device
-from esper.simic.own_models.growing import grow
-from esper.simic.own_models.growth_result import GrowthResult
-from esper.simic.run.disk import replace_synced
 from esper.simic.tools.grow import DEFAULT
-from esper.tolaria.own_model import samples
-from esper.tolaria.own_model.grafted_model import parameter_count
 
 FOLDER = Path("grown")
 """Where results go if no folder is given."""

@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from esper.kasmina.grafts.written_code import CODE_FILE, STATE_FILE
+from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
-from esper.runtime.own_files import OwnFile
-from esper.simic.own_models.growth_result import GrowthResult
-from esper.simic.run.disk import replace_synced
-from esper.tolaria.export import TOLERANCE, difference
-from esper.tolaria.own_model.exported import (
+from esper.own_models.exported import (
     exported,
     outputs,
     outputs_of_file,
     outputs_of_onnx,
 )
-from esper.tolaria.own_model.samples import first_samples, sample_count
+from esper.own_models.growth_result import GrowthResult
+from esper.own_models.samples import first_samples, sample_count
+from esper.own_models.written_code import CODE_FILE, STATE_FILE
+from esper.runtime.own_files import OwnFile
+from esper.tolaria.export import TOLERANCE, difference
 
 FINISHED, PROGRAM, ONNX, PICTURE = "result.json", "model.pt2", "model.onnx", "growth.svg"
 

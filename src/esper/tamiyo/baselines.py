@@ -1,13 +1,14 @@
-"""Control policies without a network: one acts at random, one never acts."""
+"""What acts on observations, and two controls: one acts at random, one never acts."""
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.rng import Purpose
+from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
 from esper.tamiyo.policy.action_masks import MaskedCategorical, relevance
 from esper.tamiyo.policy.features import Observation
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 RowsT = TypeVar("RowsT", bound="DataclassInstance")
+
+
+class Actor(Protocol):
+    """Chooses actions from observations, one step at a time."""
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """Prepare for an episode of the given environments."""
+        ...
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions int64 ``[N, heads]``, their log-probs ``[N]`` and the values ``[N]``."""
+        ...
 
 
 def without_learning(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,6 +86,12 @@ def on_device(rows: RowsT, device: torch.device) -> RowsT:
     return type(rows)(*(getattr(rows, field.name).to(device) for field in fields(rows)))
 
 
+def blueprint_of(size: float, slot: SlotSpec) -> int:
+    """The blueprint at ``size`` among those that a slot accepts, ordered by parameters."""
+    kinds = sorted(slot.kinds, key=lambda kind: slot.layouts[kind].size)
+    return kinds[round(size * (len(kinds) - 1))]
+
+
 class RandomActor:
     """Draws every head uniformly from its legal options.
 
@@ -84,11 +103,11 @@ class RandomActor:
         self.seed = seed
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self._environments, self._episode = environments, episode
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``."""
+        """See ``baselines.Actor.act``."""
         masks = observation.masks
         widest = max(*HEAD_WIDTHS.values(), masks.slots.shape[-1])
         noise = action_noise(
@@ -115,10 +134,10 @@ class NeverActor:
     """Chooses WAIT in every step."""
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``."""
+        """See ``baselines.Actor.act``."""
         count = len(observation.host)
         shape = (count, len(HEADS))
         waits = torch.full(shape, int(Op.WAIT), device=observation.host.device)

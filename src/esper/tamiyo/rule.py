@@ -32,11 +32,11 @@ class RuleActor:
         self.tasks, self.episode_length, self.max_seeds = tasks, episode_length, max_seeds
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self._environments, self._episode = environments, episode
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``. Tasks are known only after ``begin``."""
+        """See ``baselines.Actor.act``. Tasks are known only after ``begin``."""
         if step == 0:
             self._actor = self._made(observation.slots.shape[1])
             self._actor.begin(self._environments, self._episode)

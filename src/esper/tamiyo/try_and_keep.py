@@ -13,8 +13,13 @@ from torch import Tensor
 from esper.leyline.actions import ALPHA_SPEED_STEPS, CANONICAL_CHOICE, Op, Style
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Task
-from esper.tamiyo.baselines import first_applicable, on_device, with_canonical, without_learning
-from esper.tamiyo.plans import blueprint_of
+from esper.tamiyo.baselines import (
+    blueprint_of,
+    first_applicable,
+    on_device,
+    with_canonical,
+    without_learning,
+)
 from esper.tamiyo.policy.features import (
     HOST_FEATURES,
     SCORE_FEATURE_SCALE,
@@ -59,12 +64,12 @@ class TryAndKeepActor:
         self.trial = trial
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self._trial = on_device(self.trial, environments.device)
         self._planted = torch.zeros_like(self._trial.blueprint, dtype=torch.bool)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``.
+        """See ``baselines.Actor.act``.
 
         Order of precedence: prune, fossilise, advance, germinate, wait.
         """
@@ -124,7 +129,7 @@ def growth_actions(op: Tensor, slot: Tensor, blueprint: Tensor) -> tuple[Tensor,
         blueprint: blueprint for each slot, int64 ``[N, S]``.
 
     Returns:
-        see ``simic.growth.collect.Actor.act``.
+        see ``baselines.Actor.act``.
     """
     germinates = op == Op.GERMINATE
     planted = blueprint.gather(1, slot[:, None])[:, 0]

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from esper.leyline.actions import Op
 from esper.runtime.tasks import Task
-from esper.tamiyo.baselines import on_device
-from esper.tamiyo.plans import blueprint_of
+from esper.tamiyo.baselines import blueprint_of, on_device
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import REST, feature, growth_actions, seed_worth
 
@@ -61,14 +60,14 @@ class TryInTurnActor:
         self.turns = turns
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self._turns = on_device(self.turns, environments.device)
         self._tried = torch.zeros_like(self._turns.start)
         self._planted = torch.full_like(self._turns.start, -1)
         self._slot = torch.zeros_like(self._turns.start)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``.
+        """See ``baselines.Actor.act``.
 
         Order of precedence: prune, fossilise, advance, germinate, wait.
         """

@@ -1,6 +1,6 @@
 """The engine: trains N hosts of one shape and measures them once per step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,6 +21,7 @@ from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.memory import keep_memory
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds, moved_variants
+from esper.tolaria.results import Measurement
 
 _OUTSIDE_INFERENCE_MODE = partial(torch.inference_mode, False)
 """Context in which backends run, because autograd records nothing in inference mode."""
@@ -49,22 +50,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.environment)
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Result of a validation.
-
-    Attributes:
-        scores: scores of the hosts with all their acting seeds, ``[N]``.
-        committed: scores with fossilised seeds only, ``[N]``; None when not requested.
-        contribution: expected accuracy with the seed minus without it, ``[N, S]``, in [-1, 1],
-            NaN where no seed acts.
-    """
-
-    scores: Scores
-    committed: Scores | None
-    contribution: Tensor
 
 
 class Engine:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.stack import Stack
-from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.channel_moves import ChannelMove
+from esper.tolaria.results import EpochResult, Scores
 
 HISTORY = 20
 """Number of healthy validation losses kept per host."""

@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
-from esper.tolaria.backends import EpochResult
+from esper.tolaria.results import EpochResult
 
 VANISHING_NORM = 1e-7
 EXPLODING_NORM = 10.0

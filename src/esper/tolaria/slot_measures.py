@@ -5,30 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints import LastLayer
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.newborns import gradient_norms, per_environment
-
-SLOT_MEASURES = (
-    "gradient",
-    "gradient_ratio",
-    "activation",
-    "active_share",
-    *(f"gain_{layer.name.lower()}" for layer in LastLayer),
-)
-"""Measurements of a slot without a seed, in order:
-
-- ``gradient``: norm of the gradient of a prediction's loss with respect to the activation at the
-  slot, as a root mean square over the predictions of the measured images.
-- ``gradient_ratio``: gradient norm of the parameters of the block feeding the slot over their norm,
-  the ratio of Auto-RGN (Lee et al., "Surgical fine-tuning improves adaptation to distribution
-  shifts", ICLR 2023); also measured where the learning rate is 0.
-- ``activation``: root mean square of the activation.
-- ``active_share``: fraction of its elements that are above 0.
-- ``gain_...``: see ``kasmina.newborns.gradient_norms``, of the mean loss of the measured images.
-
-``measured_images`` of the minibatch are measured; ``gradient_ratio`` is that of all its images.
-"""
 
 
 def measured_images(images: int) -> int:

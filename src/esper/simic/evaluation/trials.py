@@ -6,9 +6,9 @@ from itertools import product
 import torch
 
 from esper.simic.evaluation.play import Population, tasks_of_groups
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
-from esper.tamiyo.plans import SIZES, blueprint_of
+from esper.tamiyo.baselines import Actor, blueprint_of
+from esper.tamiyo.plans import SIZES
 from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, last_decision
 from esper.tamiyo.try_in_turn import ORDERS, TryInTurnActor, Turns, turns_of
 

@@ -20,7 +20,7 @@ from esper.tolaria import governor as governor_module
 from esper.tolaria import health
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import DivergenceDetector
-from esper.tolaria.slot_measures import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES
 
 
 def governor_limits(

@@ -19,14 +19,13 @@ from esper.runtime.tasks import Task, agree, find_all
 from esper.runtime.text import reading
 from esper.simic.compiled import resolve_mode
 from esper.simic.growth.agent import growth_agent
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
 from esper.simic.training.out_of_memory import memory_error, what_fits
 from esper.simic.training.warm_start import initial_run
-from esper.tamiyo.baselines import NeverActor, RandomActor
+from esper.tamiyo.baselines import Actor, NeverActor, RandomActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation

@@ -19,7 +19,7 @@ from esper.native.structures import Struct, definitions
 from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
-from esper.tolaria.slot_measures import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES
 
 CALLS = definitions("hosts")
 KINDS = CALLS.enums["Kind"]

@@ -21,7 +21,8 @@ from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision
-from esper.tolaria.slot_measures import SLOT_MEASURES, Watch, slot_measures
+from esper.tolaria.results import SLOT_MEASURES
+from esper.tolaria.slot_measures import Watch, slot_measures
 
 EVALUATION_BATCH = 100
 """Maximum validation images per pass, so that activations of many hosts stay in the cache."""
