@@ -39,7 +39,7 @@ from esper.tamiyo.policy.features import (
     SLOT_FEATURES,
 )
 from esper.tamiyo.rule import RuleActor
-from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, smallest_trial
+from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, trial_of
 
 Floats = NDArray[np.float64]
 DELAYS = 1, 3
@@ -115,7 +115,7 @@ def told_actor(env: GrowthEnv) -> Actor:
     """Return an actor whose member m of every group plays ``TOLD[m]``."""
     tasks = [task for task in tasks_of_groups(env) for _ in TOLD]
     rules = [rule for _ in tasks_of_groups(env) for rule in TOLD]
-    trial = smallest_trial(tasks, env.slot_count, env.config.episode_length)
+    trial = trial_of([task.host.slots for task in tasks], env.slot_count, env.config.episode_length)
     wrong = torch.ones(len(tasks), env.slot_count, dtype=torch.bool)
     for row, (task, rule) in enumerate(zip(tasks, rules, strict=True)):
         for s, slot in enumerate(task.host.slots):
@@ -189,7 +189,7 @@ def main() -> int:
     never, empty = played(hosts, lambda env: NeverActor(), 1, work / "never.json")
     rule, seeds = played(
         hosts,
-        lambda env: RuleActor(lambda: env.current_tasks, env.config.episode_length),
+        lambda env: RuleActor(lambda: env.current_slots, env.config.episode_length),
         1,
         work / "rule.json",
     )

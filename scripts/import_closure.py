@@ -131,8 +131,8 @@ def main() -> None:
     parser.add_argument("--run", action="store_true", help="grow a small MLP in a process")
     flags = parser.parse_args()
     if flags.run:
-        loaded, called = grown()
-        show("loaded", loaded)
+        files, called = grown()
+        show("loaded", files)
         show("called", called)
         return
     loaded, late = closure(flags.module)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.kasmina.hosts.module import Slot
+    from esper.kasmina.slots import Slot
     from esper.own_models.attachment import load_grown, strip
     from esper.own_models.controller import Growth
     from esper.own_models.growing import grow
@@ -24,7 +24,7 @@ _HOMES = {
     "EpochRecord": "esper.own_models.history",
     "Growth": "esper.own_models.controller",
     "GrowthResult": "esper.own_models.growth_result",
-    "Slot": "esper.kasmina.hosts.module",
+    "Slot": "esper.kasmina.slots",
     "Validation": "esper.own_models.validation",
     "check": "esper.own_models.model_check",
     "grow": "esper.own_models.growing",

@@ -230,7 +230,7 @@ def test_the_written_file_rebuilds_each_module_without_esper(tmp_path: Path) -> 
         torch.save({"x": x, "out": output(model, x)}, folder / "expected.pt")
         arguments += [str(folder), build.__name__]
     done = subprocess.run(
-        [sys.executable, "-c", CHECK, str(Path(__file__).parents[2]), *arguments],
+        [sys.executable, "-c", CHECK, str(Path(__file__).parents[1]), *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ from esper.own_models.policy_price import duration, policy_price
 from esper.own_models.step_cost import Cost
 from own_modules import ResidualNet, images, loader
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 MEASURE = """
 import sys
 import torch

@@ -26,7 +26,7 @@ from esper.tolaria.memory import forget_peak, peak_resident
 from own_modules import ResidualNet, images, loader
 from processes import ran
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 MAX_BYTES = 6 * 2**30
 """Memory of a process that runs an example, or loads what one grew."""

@@ -11,12 +11,13 @@ import esper
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
-from esper.own_models.policies import RULE_BLUEPRINTS, actor
+from esper.own_models.policies import actor
 from esper.runtime.tasks import find
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo import policy_box
-from esper.tamiyo.try_and_keep import TryAndKeepActor
+from esper.tamiyo.rule import RuleActor
+from esper.tamiyo.try_and_keep import OF_OWN_MODELS, Trial, trial_of
 from own_modules import Gpt, ResidualNet, images, loader, tokens
 from small_runs import SMALL
 
@@ -27,15 +28,20 @@ def test_the_rule_plants_what_a_slot_accepts_and_leaves_time_to_fossilise() -> N
         SlotSpec("b", 8, (1, 1), 0.6, "mlp"),
         SlotSpec("c", 8, (1, 5), 1.0, "sequence", ("norm", "lora")),
     )
-    made = actor("rule", slots, 40, 0, print)
-    assert isinstance(made, TryAndKeepActor)
-    names = [BLUEPRINTS[kind] for kind in made.trial.blueprint[0].tolist()]
+    rule = actor("rule", slots, 40, 0, print)
+    assert isinstance(rule, RuleActor)
+    assert (rule.slots(), rule.settings) == ([slots], OF_OWN_MODELS)
+
+    def trial(epochs: int) -> Trial:
+        return trial_of([slots], len(slots), epochs, OF_OWN_MODELS)
+
+    names = [BLUEPRINTS[kind] for kind in trial(40).blueprint[0].tolist()]
     assert names[:2] == ["conv_light", "mlp_small"]
     assert names[2] in ("norm", "lora")
-    assert set(names[:2]) <= set(RULE_BLUEPRINTS)
-    assert int(made.trial.decision) == 28
+    assert set(names[:2]) <= set(OF_OWN_MODELS.blueprints)
+    assert int(trial(40).decision) == 28
     for epochs in (6, 10, 40):
-        decision = int(actor("rule", slots, epochs, 0, print).trial.decision)
+        decision = int(trial(epochs).decision)
         assert decision + len(slots) + 1 <= epochs or decision == 1
 
 

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.slots import SlotSpec
-from esper.leyline.actions import BLUEPRINTS, Style
+from esper.leyline.actions import BLUEPRINTS, FORM_OF_STYLE, Form, Style
 from esper.own_models import attachment
 from esper.own_models.attachment import REACH, attach, learn_behind, new_seed, set_hook
 from esper.own_models.seed_modules import BRANCHES, FORMS, LAYOUTS, Seed, add_seed
 from esper.tolaria.backends.torch import branch, seed_views
-from esper.tolaria.plan import FORM_OF_STYLE, Form
 from own_modules import ResidualNet, images
 
 CHANNELS = 8

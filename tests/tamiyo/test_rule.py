@@ -26,7 +26,7 @@ def test_the_rule_acts_as_its_variant_of_try_and_keep() -> None:
     )
     variant = TRIALS.index(TrialPlan(size=0.0, start=0.0, keep=99, decision=1.0))
     variants = collect(env, trial_actor(env), 0).actions
-    found = collect(env, RuleActor(lambda: env.current_tasks, LENGTH), 0).actions
+    found = collect(env, RuleActor(lambda: env.current_slots, LENGTH), 0).actions
     rows = torch.tensor([variant, members + variant])
     assert torch.equal(found[:, rows], variants[:, rows])
     assert not torch.equal(found, variants), "other variants act otherwise"

@@ -1,10 +1,11 @@
 """Slots: the places in a host where seeds can grow, and the parameter layout of a seed there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina import blueprints
 from esper.kasmina.blueprints import LastLayer
@@ -145,3 +146,25 @@ def initial_distribution_on(slot: SlotSpec, device: torch.device) -> tuple[Tenso
 def stack_tables(slots: tuple[SlotSpec, ...], attribute: str) -> Tensor:
     """Stack a table of all slots along a new first axis."""
     return torch.stack([getattr(slot, attribute) for slot in slots])
+
+
+Grown = Callable[[Tensor], Tensor]
+"""Maps the activation before a slot to the activation after it, with the seeds applied."""
+
+
+class Slot(nn.Module):
+    """Marks a place in a module where a seed can grow; the identity without seeds.
+
+    Args:
+        channels: channels of the activation, which is ``[B, C, H, W]`` (for convolutional
+            blueprints) or ``[B, C]`` (for fully connected ones).
+    """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.channels = channels
+        self.grown: Grown | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The activation ``x``, changed by the seeds in this slot."""
+        return x if self.grown is None else self.grown(x)

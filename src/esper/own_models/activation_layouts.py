@@ -4,7 +4,7 @@ from math import prod
 
 from torch import nn
 
-from esper.kasmina.hosts.module import Slot
+from esper.kasmina.slots import Slot
 from esper.own_models.module_traces import ModuleTrace
 
 _CHANNELS_FIRST = (

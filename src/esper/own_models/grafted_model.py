@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import SlotSpec, stack_tables
-from esper.leyline.actions import BLUEPRINTS, Style
+from esper.leyline.actions import BLUEPRINTS, FORM_OF_STYLE, Style
 from esper.own_models.attachment import (
     attach,
     detach,
@@ -24,7 +24,6 @@ from esper.own_models.attachment import (
     set_hook,
 )
 from esper.own_models.seed_modules import Seed, add_seed
-from esper.tolaria.plan import FORM_OF_STYLE
 from esper.tolaria.results import SLOT_MEASURES, EpochResult
 
 SEED_GROUP = "seeds"

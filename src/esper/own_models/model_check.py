@@ -16,7 +16,6 @@ from esper.own_models.data_check import kind, read_data, size
 from esper.own_models.grafted_model import parameter_count
 from esper.own_models.growth_arguments import check_model
 from esper.own_models.objectives import Loss, Objective, class_logits, objective
-from esper.own_models.policies import planted_blueprint
 from esper.own_models.policy_price import PolicyPrice, duration, policy_price
 from esper.own_models.samples import (
     Unpack,
@@ -39,6 +38,7 @@ from esper.own_models.step_cost import (
     predicted_cost,
     unchanged,
 )
+from esper.tamiyo.try_and_keep import OF_OWN_MODELS
 
 MEBIBYTE = 2**20
 
@@ -233,7 +233,7 @@ def _measure(
     report.memory = parameter_bytes(model) + report.step.activations
     try:
         for slot in report.slots:
-            attach(model, slot.name, new_seed(slot, planted_blueprint(slot), 0, 0))
+            attach(model, slot.name, new_seed(slot, OF_OWN_MODELS.blueprint(slot), 0, 0))
             set_hook(model.get_submodule(slot.name), learn_behind)
         grown = predicted_cost(model, inputs, target, goal, report.batch)
         # Seeds take time; a smaller figure is noise.

@@ -4,23 +4,17 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 
 import torch
-from torch import Tensor
 
 from esper.kasmina.slots import SlotSpec
-from esper.leyline.actions import BLUEPRINTS
 from esper.tamiyo.baselines import Actor, NeverActor
 from esper.tamiyo.heuristic import HeuristicActor
-from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor
+from esper.tamiyo.rule import RuleActor
+from esper.tamiyo.try_and_keep import OF_OWN_MODELS
 
 POLICIES = ("never", "heuristic", "rule")
 """Policies without a run. ``rule`` tries a seed in slot after slot and keeps those that pay."""
 LEARNED = "esper.simic.tools.grow:learned_actor"
 """Makes the actor of a policy that was trained; named, because the learner lies above this."""
-RULE_BLUEPRINTS = ("conv_light", "mlp_small", "mlp")
-"""What ``rule`` plants: the first of these that a slot accepts. ``mlp`` generalises worse
-than ``mlp_small`` on small tables."""
-RULE_DECISION = 0.7
-"""Part of the epochs after which ``rule`` plants nothing more, prunes and fossilises."""
 
 
 def actor(
@@ -49,29 +43,8 @@ def actor(
     elif policy == "heuristic":
         made = HeuristicActor(epochs)
     elif policy == "rule":
-        made = TryAndKeepActor(_trial(slots, epochs))
+        made = RuleActor(lambda: [slots], epochs, settings=OF_OWN_MODELS)
     else:
         made = resolve_name(LEARNED)(policy, seed, warn)
     made.begin(torch.zeros(1, dtype=torch.long), 0)
     return made
-
-
-def _trial(slots: tuple[SlotSpec, ...], epochs: int) -> Trial:
-    decision = max(1, min(round(RULE_DECISION * epochs), epochs - len(slots) - 1))
-
-    def one(value: int) -> Tensor:
-        return torch.tensor([value])
-
-    return Trial(
-        blueprint=torch.tensor([[planted_blueprint(slot) for slot in slots]]),
-        start=one(1),
-        decision=one(decision),
-        keep=one(len(slots)),
-    )
-
-
-def planted_blueprint(slot: SlotSpec) -> int:
-    """Index of the blueprint that ``rule`` plants in ``slot``."""
-    fitting = [BLUEPRINTS[kind] for kind in slot.kinds]
-    chosen = next((name for name in RULE_BLUEPRINTS if name in fitting), fitting[0])
-    return BLUEPRINTS.index(chosen)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from esper.kasmina.hosts.module import Slot
-from esper.kasmina.slots import SlotSpec
+from esper.kasmina.slots import Slot, SlotSpec
 from esper.leyline.errors import UsageError, suggestion
 from esper.own_models.activation_layouts import channels, layout, unsupported
 from esper.own_models.module_traces import ModuleTrace, Run, below, walk

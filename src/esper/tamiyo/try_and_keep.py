@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import ALPHA_SPEED_STEPS, CANONICAL_CHOICE, Op, Style
+from esper.kasmina.slots import SlotSpec
+from esper.leyline.actions import ALPHA_SPEED_STEPS, BLUEPRINTS, CANONICAL_CHOICE, Op, Style
 from esper.leyline.stages import Stage
-from esper.runtime.tasks import Task
 from esper.tamiyo.baselines import (
     blueprint_of,
     first_applicable,
@@ -30,6 +30,44 @@ from esper.tamiyo.policy.features import (
 
 REST = 2
 """Steps before the end at which a trial has pruned or fossilised the seed of every slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSettings:
+    """What the policy ``rule`` plants, and when it decides.
+
+    Attributes:
+        blueprints: the first of these that a slot accepts is planted there; the smallest blueprint
+            of the slot if it accepts none of them.
+        start: first step in which a seed may germinate.
+        decision: part of the episode after which nothing more is planted, and seeds are pruned and
+            fossilised; earlier where not every slot could be decided about before the end.
+        rest: steps before the end at which every slot is decided about.
+    """
+
+    blueprints: tuple[str, ...] = ()
+    start: int = 0
+    decision: float = 1.0
+    rest: int = REST
+
+    def blueprint(self, slot: SlotSpec) -> int:
+        """Index of the blueprint that is planted in ``slot``."""
+        accepted = [BLUEPRINTS[kind] for kind in slot.kinds]
+        name = next((name for name in self.blueprints if name in accepted), None)
+        return blueprint_of(0.0, slot) if name is None else BLUEPRINTS.index(name)
+
+    def decision_step(self, episode_length: int, slots: int) -> int:
+        """The step from which seeds are pruned and fossilised, one per step."""
+        return max(
+            1, min(round(self.decision * episode_length), episode_length - slots - self.rest)
+        )
+
+
+OF_TASKS = RuleSettings()
+"""The settings on hosts of a task."""
+OF_OWN_MODELS = RuleSettings(("conv_light", "mlp_small", "mlp"), start=1, decision=0.7, rest=1)
+"""The settings on a module of the user's own, whose seeds are larger and learn for longer. ``mlp``
+generalises worse than ``mlp_small`` on small tables; the first step there follows an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,31 +132,32 @@ class TryAndKeepActor:
         return growth_actions(op, slot, trial.blueprint)
 
 
-def smallest_trial(tasks: Sequence[Task], slots: int, episode_length: int) -> Trial:
-    """The smallest seed in every slot, from the first step until shortly before the last.
+def trial_of(
+    slots: Sequence[Sequence[SlotSpec]],
+    width: int,
+    episode_length: int,
+    settings: RuleSettings = OF_TASKS,
+) -> Trial:
+    """A seed in every slot, and the decision about all of them at once.
 
     Args:
-        tasks: the task of each environment.
-        slots: S of the observations.
+        slots: the slots of each environment's host.
+        width: S of the observations.
         episode_length: steps per episode.
+        settings: what is planted, and when.
     """
-    count = len(tasks)
-    blueprint = torch.zeros(count, slots, dtype=torch.long)
-    for row, task in enumerate(tasks):
-        for s, slot in enumerate(task.host.slots):
-            blueprint[row, s] = blueprint_of(0.0, slot)
-    decisions = [last_decision(episode_length, len(task.host.slots)) for task in tasks]
+    count = len(slots)
+    blueprint = torch.zeros(count, width, dtype=torch.long)
+    for row, specs in enumerate(slots):
+        for s, slot in enumerate(specs):
+            blueprint[row, s] = settings.blueprint(slot)
+    decisions = [settings.decision_step(episode_length, len(specs)) for specs in slots]
     return Trial(
         blueprint=blueprint,
-        start=torch.zeros(count, dtype=torch.long),
+        start=torch.full((count,), settings.start),
         decision=torch.tensor(decisions),
-        keep=torch.full((count,), slots),
+        keep=torch.full((count,), width),
     )
-
-
-def last_decision(episode_length: int, slots: int) -> int:
-    """The latest step from which every slot's seed can still be pruned or fossilised."""
-    return max(1, episode_length - slots - REST)
 
 
 def growth_actions(op: Tensor, slot: Tensor, blueprint: Tensor) -> tuple[Tensor, Tensor, Tensor]:

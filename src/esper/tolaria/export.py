@@ -16,13 +16,14 @@ from torch.export import ExportedProgram
 
 from esper.kasmina import ops
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
-from esper.kasmina.hosts.module import ModuleHost, Slot, across_hosts
+from esper.kasmina.hosts.module import ModuleHost, across_hosts
 from esper.kasmina.seeds import SeedState
-from esper.kasmina.slots import SlotSpec
+from esper.kasmina.slots import Slot, SlotSpec
 from esper.kasmina.stack import Stack
+from esper.leyline.actions import Form
 from esper.leyline.stages import Stage
 from esper.tolaria.backends.torch import branch, seed_views
-from esper.tolaria.plan import Form, Seeds
+from esper.tolaria.plan import Seeds
 
 INPUT, OUTPUT = "images", "logits"
 """Names of the exported program's input and output."""

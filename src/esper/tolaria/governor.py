@@ -6,13 +6,16 @@ Each environment is checked and restored independently, as rows of tensors on th
 from dataclasses import dataclass
 from enum import IntEnum
 from math import log
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.stack import Stack
-from esper.tolaria.channel_moves import ChannelMove
 from esper.tolaria.results import EpochResult, Scores
+
+if TYPE_CHECKING:
+    from esper.tolaria.channel_moves import ChannelMove
 
 HISTORY = 20
 """Number of healthy validation losses kept per host."""
@@ -158,7 +161,7 @@ class Governor(DivergenceDetector):
         for kept, store, where in zip(self.kept, self._stores(), wanted, strict=True):
             kept.copy_(torch.where(where[:, None], store, kept))
 
-    def follow(self, move: ChannelMove) -> None:
+    def follow(self, move: "ChannelMove") -> None:
         """Move the channels of the snapshots too: a rollback does not undo a shift."""
         move.of_parameters(self.kept[0])
         move.of_buffers(self.kept[1])

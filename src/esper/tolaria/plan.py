@@ -7,7 +7,6 @@ computed in one call; on a CPU at most ``CHUNK`` of them.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -15,26 +14,10 @@ from torch import Tensor
 from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.transfer import moved_together, on_host
-from esper.leyline.actions import BLUEPRINTS, Style
+from esper.leyline.actions import BLUEPRINTS, FORM_OF_STYLE, Form, Style
 
 CHUNK = 12
 """Maximum seeds per call on a CPU, so that their activations stay in the second-level cache."""
-
-
-class Form(IntEnum):
-    """How a branch f is combined with the activation x."""
-
-    ADD = 0
-    MULTIPLY = 1
-    GATE = 2
-
-
-FORM_OF_STYLE = {
-    Style.LINEAR_ADD: Form.ADD,
-    Style.LINEAR_MULTIPLY: Form.MULTIPLY,
-    Style.SIGMOID_ADD: Form.ADD,
-    Style.GATED_GATE: Form.GATE,
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,34 +19,13 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from esper.kasmina.hosts.host import HostDefaults, Tensors
-from esper.kasmina.slots import SlotSpec
+from esper.kasmina.slots import Grown, Slot, SlotSpec
 from esper.kasmina.stack import Field, Layout
 from esper.leyline.errors import UsageError, first_line
-
-Grown = Callable[[Tensor], Tensor]
-"""Maps the activation before a slot to the activation after it, with the seeds applied."""
 
 _LOCK = RLock()
 """Held while a module is built, because torch's generator is global, and while the template
 computes, because its slots then hold the seeds."""
-
-
-class Slot(nn.Module):
-    """Marks a place in a module where a seed can grow; the identity without seeds.
-
-    Args:
-        channels: channels of the activation, which is ``[B, C, H, W]`` (for convolutional
-            blueprints) or ``[B, C]`` (for fully connected ones).
-    """
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.channels = channels
-        self.grown: Grown | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The activation ``x``, changed by the seeds in this slot."""
-        return x if self.grown is None else self.grown(x)
 
 
 @dataclass(frozen=True)

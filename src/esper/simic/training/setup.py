@@ -279,7 +279,7 @@ def control(policy: str, environment: GrowthEnv) -> Actor:
         return HeuristicActor(environment.config.episode_length)
     if policy == "rule":
         config = environment.config
-        return RuleActor(lambda: environment.current_tasks, config.episode_length, config.max_seeds)
+        return RuleActor(lambda: environment.current_slots, config.episode_length, config.max_seeds)
     if policy == "random":
         return RandomActor(environment.config.seed)
     if policy == "schedule":

@@ -15,11 +15,12 @@ from esper.kasmina import blueprints, ops
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Stack
+from esper.leyline.actions import Form
 from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
 from esper.tolaria.backends.store_rows import HostRows, SeedRows, StoreRows, in_any
 from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.minibatches import Minibatches
-from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
+from esper.tolaria.plan import Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision
 from esper.tolaria.results import SLOT_MEASURES
 from esper.tolaria.slot_measures import Watch, slot_measures
