@@ -27,9 +27,8 @@ from torch.optim import AdamW
 from esper.own_models.controller import Growth
 from esper.own_models.grafted_model import parameter_count
 from esper.own_models.model_check import check
-from esper.own_models.objectives import objective
+from esper.own_models.objectives import Evaluator, objective
 from esper.own_models.training_loop import Training
-from esper.own_models.validation import Evaluator
 from esper.tamiyo.baselines import NeverActor
 from esper.tolaria.memory import peak_resident
 

@@ -9,27 +9,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.kasmina.slots import Slot
-    from esper.own_models.attachment import load_grown, strip
-    from esper.own_models.controller import Growth
-    from esper.own_models.growing import grow
-    from esper.own_models.growth_result import GrowthResult
-    from esper.own_models.history import EpochRecord
+    from esper.own_models.api import (
+        EpochRecord,
+        Growth,
+        GrowthResult,
+        Slot,
+        Validation,
+        grow,
+        load_grown,
+        strip,
+    )
     from esper.own_models.model_check import check
-    from esper.own_models.validation import Validation
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "EpochRecord": "esper.own_models.history",
-    "Growth": "esper.own_models.controller",
-    "GrowthResult": "esper.own_models.growth_result",
-    "Slot": "esper.kasmina.slots",
-    "Validation": "esper.own_models.validation",
+    "EpochRecord": "esper.own_models.api",
+    "Growth": "esper.own_models.api",
+    "GrowthResult": "esper.own_models.api",
+    "Slot": "esper.own_models.api",
+    "Validation": "esper.own_models.api",
     "check": "esper.own_models.model_check",
-    "grow": "esper.own_models.growing",
-    "load_grown": "esper.own_models.attachment",
-    "strip": "esper.own_models.attachment",
+    "grow": "esper.own_models.api",
+    "load_grown": "esper.own_models.api",
+    "strip": "esper.own_models.api",
 }
 """Where each public name lives. It is imported when it is first used: torch takes seconds."""
 

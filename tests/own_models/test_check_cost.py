@@ -11,8 +11,7 @@ import esper
 from esper.leyline.config import WorldConfig
 from esper.own_models import step_cost
 from esper.own_models.objectives import objective
-from esper.own_models.policy_price import duration, policy_price
-from esper.own_models.step_cost import Cost
+from esper.own_models.step_cost import Cost, duration, policy_price
 from own_modules import ResidualNet, images, loader
 
 TESTS = Path(__file__).parents[1]

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline.errors import UsageError
-from esper.own_models.objectives import objective
+from esper.own_models.objectives import Evaluator, objective
 from esper.own_models.samples import unpack, unpack_for
-from esper.own_models.validation import Evaluator
 
 x, boxes = torch.randn(10, 3), torch.randn(10, 2)
 

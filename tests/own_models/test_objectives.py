@@ -10,8 +10,7 @@ from sklearn.metrics import accuracy_score, r2_score
 from torch import Tensor, nn
 
 from esper.leyline.errors import UsageError
-from esper.own_models.objectives import OBJECTIVES, objective
-from esper.own_models.validation import Evaluator, Scale, as_score
+from esper.own_models.objectives import OBJECTIVES, Evaluator, Scale, as_score, objective
 from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens
 
 CPU = torch.device("cpu")

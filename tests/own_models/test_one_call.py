@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
-from esper.own_models.objectives import objective
-from esper.own_models.validation import Evaluator
+from esper.own_models.objectives import Evaluator, objective
 from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens
 
 

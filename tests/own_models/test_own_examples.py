@@ -19,7 +19,7 @@ from torch import Tensor
 import esper
 from esper.leyline.errors import UsageError
 from esper.own_models.attachment import grown_seeds
-from esper.own_models.exported import exported, outputs
+from esper.scripts.grown_files import exported, outputs
 from esper.tamiyo import try_and_keep
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.memory import forget_peak, peak_resident

@@ -11,7 +11,7 @@ import esper
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
-from esper.own_models.policies import actor
+from esper.own_models.lifecycle_controller import actor
 from esper.runtime.tasks import find
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized

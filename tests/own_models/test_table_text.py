@@ -1,6 +1,6 @@
 """Columns of plain text."""
 
-from esper.own_models.table_text import aligned
+from esper.own_models.growth_result import aligned
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

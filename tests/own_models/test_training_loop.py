@@ -5,9 +5,8 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from esper.own_models.objectives import objective
+from esper.own_models.objectives import Validation, objective
 from esper.own_models.training_loop import Training
-from esper.own_models.validation import Validation
 from own_modules import perceptron
 
 LOSS, SCORE, METRIC = 0.3, 0.2, 0.1

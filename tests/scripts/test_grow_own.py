@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from esper.leyline import extras
-from esper.own_models.exported import Exported
-from esper.own_models.growing import grow as grow_module
+from esper.own_models.api import grow as grow_module
 from esper.own_models.growth_result import GrowthResult
 from esper.runtime.own_files import find_own
 from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import guarded
 from esper.scripts.grow import grow
-from esper.scripts.grown_files import write_files
+from esper.scripts.grown_files import Exported, write_files
 from esper.scripts.tasks import tasks
 from own_modules import ResidualNet, images
 

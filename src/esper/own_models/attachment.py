@@ -7,7 +7,6 @@ else of the network changes.
 """
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,11 +15,8 @@ from torch import Tensor, nn
 from esper.kasmina import blueprints
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
-from esper.leyline.errors import UsageError
 from esper.own_models.seed_modules import (
-    BRANCHES,
     FORMS,
-    LAYOUTS,
     Seed,
     add_seed,
 )
@@ -177,83 +173,3 @@ def strip(model: nn.Module) -> nn.Module:
     for name in list(grown_seeds(model)):
         detach(model.get_submodule(name))
     return model
-
-
-def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
-    """Attach the seeds that ``state`` describes to ``model`` and load it, in place.
-
-    Args:
-        model: a module built like the one that was grown, without seeds.
-        state: ``state_dict()`` of the grown module.
-
-    Returns:
-        ``model``, grown and trainable.
-
-    Raises:
-        UsageError: ``model`` already has seeds, ``state`` does not fit it, or a blueprint is
-            unknown.
-    """
-    if grown_seeds(model):
-        raise UsageError("load_grown: the model already has seeds; give a newly built one")
-    ending = f".{SEED}.recipe"
-    points = [name.removesuffix(ending) for name in state if name.endswith(ending)]
-    try:
-        for point in points:
-            _rebuild(model, point, state)
-        _check_shapes(model, state)
-    except UsageError:
-        strip(model)
-        raise
-    model.load_state_dict(state)
-    return model
-
-
-def _rebuild(model: nn.Module, point: str, state: Mapping[str, Any]) -> None:
-    """Attach the seed behind the module ``point`` in the shape that ``state`` gives it."""
-    prefix = f"{point}.{SEED}."
-    form, layout, channels = (int(number) for number in state[f"{prefix}recipe"])
-    own = {name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)}
-    names = own & set(BRANCHES[LAYOUTS[layout]])
-    if len(names) != 1:
-        raise UsageError(
-            f"load_grown: the seed behind {point!r} has an unknown blueprint; "
-            "use the version of Esper that grew it"
-        )
-    with torch.random.fork_rng(devices=[]):
-        seed = Seed(names.pop(), channels, LAYOUTS[layout], FORMS[form])
-    try:
-        attach(model, point, seed)
-    except AttributeError:
-        raise UsageError(
-            f"load_grown: {type(model).__name__} has no module {point!r}; "
-            "build the model as it was built before it grew"
-        ) from None
-    set_hook(model.get_submodule(point), add_seed)
-
-
-def _check_shapes(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Refuse a state whose names or shapes are not those of ``model``, before anything is
-    loaded."""
-
-    def shapes(named: Mapping[str, Any]) -> dict[str, object]:
-        return {name: getattr(value, "shape", None) for name, value in named.items()}
-
-    own, given = shapes(model.state_dict()), shapes(state)
-    differing = [name for name in own | given if own.get(name, 0) != given.get(name, 0)]
-    if differing:
-        raise UsageError(
-            f"load_grown: {differing[0]!r} of the state does not fit {type(model).__name__} "
-            f"({len(differing)} such names); build the model as it was built before it grew"
-        )
-
-
-__all__ = [
-    "attach",
-    "detach",
-    "grown_seeds",
-    "learn_behind",
-    "load_grown",
-    "new_seed",
-    "set_hook",
-    "strip",
-]

@@ -1,6 +1,7 @@
 """Growth: the controller that grows a module within a training loop of the user's own."""
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
+from esper.own_models.arguments import check_arguments, check_optimizer
 from esper.own_models.attachment import grown_seeds
-from esper.own_models.first_call import FirstCall
-from esper.own_models.grafted_model import GraftedModel, parameter_count
-from esper.own_models.growth_arguments import check_arguments, check_optimizer
-from esper.own_models.history import EpochRecord
-from esper.own_models.lifecycle_controller import LifecycleController, saved_slots
-from esper.own_models.optimizer_watch import OptimizerWatch
-from esper.own_models.policies import actor
+from esper.own_models.grafted_model import GraftedModel, parameter_count, updates
+from esper.own_models.growth_result import EpochRecord
+from esper.own_models.lifecycle_controller import LifecycleController, actor, saved_slots
+from esper.own_models.objectives import Scale, Validation, as_score
+from esper.own_models.options import GrowthOptions, describe
 from esper.own_models.samples import (
     as_arguments,
     buffers_kept,
@@ -26,11 +27,8 @@ from esper.own_models.samples import (
     half_or_all,
     undisturbed,
 )
+from esper.own_models.saving import save_grown
 from esper.own_models.slot_search import find_slots
-from esper.own_models.validation import Scale, Validation, as_score
-from esper.own_models.written_code import save_grown
-from esper.tamiyo.baselines import Actor
-from esper.tamiyo.policy.features import USUAL_RENT
 
 
 class Growth:
@@ -44,21 +42,15 @@ class Growth:
     Args:
         model: the module, not compiled and without seeds; it is grown in place.
         optimizer: the optimizer that trains it; None to take the first one that updates the module.
-        policy: one of ``policies.POLICIES``, the directory of a run, or an ``Actor``.
-        epochs: epochs of training; the ages of the lifecycle scale with them.
         validate: returns the validation score (or a ``Validation``) of the module as it is. It is
             called once more per epoch for each seed that acts, with that seed at alpha 0. Every
             policy but ``never`` needs it.
         example: inputs of the module, a tensor, a tuple or a dict; None to take those of its first
             forward pass. The slots are found with them.
-        slots: names of modules behind which seeds may grow; None to find them.
-        higher_is_better: whether scores are like accuracies (1 is perfect) or like losses.
-        price: price of parameters, see ``rewards.utility``: score for a growth by a factor of e.
-        max_parameters: most parameters of the module with all its seeds; None for no limit.
-        seed: determines the initial weights of seeds and the draws of a learned policy.
         classes: number of classes if ``validate`` returns a cross-entropy loss, by which a
             collapsed module is recognised.
         report: called with each message, such as ``print``; None for silence.
+        options: see ``options.GrowthOptions``.
 
     Attributes:
         history: the epochs so far.
@@ -72,29 +64,22 @@ class Growth:
         model: nn.Module,
         optimizer: Optimizer | None = None,
         *,
-        policy: str | Actor = "rule",
-        epochs: int = 40,
         validate: Callable[[], "float | Validation"] | None = None,
         example: Any = None,
-        slots: Sequence[str] | None = None,
-        higher_is_better: bool = True,
-        price: float = USUAL_RENT,
-        max_parameters: int | None = None,
-        seed: int = 0,
         classes: int | None = None,
         report: Callable[[str], None] | None = print,
+        **options: Any,
     ):
-        check_arguments(model, optimizer, epochs, price, max_parameters)
+        self.options = GrowthOptions(**options)
+        check_arguments(model, optimizer, self.options)
+        policy = self.options.policy
         if validate is None and policy != "never":
             raise UsageError(
                 f"validate: policy {policy!r} needs the score without a seed; give a "
                 "function that returns the validation score"
             )
-        self.model, self.optimizer, self.policy = model, optimizer, policy
-        self.epochs, self.validate, self.names = epochs, validate, slots
-        self.higher_is_better = higher_is_better
-        self.price, self.max_parameters = price, max_parameters
-        self.seed, self.classes, self.report = seed, classes, report
+        self.model, self.optimizer, self.validate = model, optimizer, validate
+        self.classes, self.report = classes, report
         self.history: list[EpochRecord] = []
         self.finished = False
         self._scale = Scale()
@@ -168,7 +153,7 @@ class Growth:
                 "epochs"
             )
         validation = self._validated(validation_score)
-        if self.policy == "never":
+        if self.options.policy == "never":
             record = self._record(validation, train_loss, {}, [])
         else:
             if self._lifecycle is None:
@@ -183,8 +168,8 @@ class Growth:
             )
         self.history.append(record)
         if self.report is not None:
-            self.report(record.line(self.epochs))
-        if len(self.history) == self.epochs:
+            self.report(record.line(self.options.epochs))
+        if len(self.history) == self.options.epochs:
             self.finish()
         return record
 
@@ -214,8 +199,8 @@ class Growth:
         """
         if not self.finished:
             raise UsageError(
-                f"save: {len(self.history)} of {self.epochs} epochs are over; call finish() first, "
-                "which removes the seeds that are not fossilised"
+                f"save: {len(self.history)} of {self.options.epochs} epochs are over; "
+                "call finish() first, which removes the seeds that are not fossilised"
             )
         return save_grown(self.model, folder)
 
@@ -226,7 +211,7 @@ class Growth:
         goes on equals growth that was never interrupted, bit for bit, if the training loop does.
         """
         return {
-            "epochs": self.epochs,
+            "epochs": self.options.epochs,
             "policy": self._policy_name,
             "history": [record.plain() for record in self.history],
             "finished": self.finished,
@@ -248,7 +233,7 @@ class Growth:
         """
         if self.history:
             raise UsageError("load_state_dict: an epoch is already over; make a new Growth")
-        for name, own in (("epochs", self.epochs), ("policy", self._policy_name)):
+        for name, own in (("epochs", self.options.epochs), ("policy", self._policy_name)):
             if saved[name] != own:
                 raise UsageError(f"{name}: growth began with {saved[name]}, got {own}; give that")
         if saved["lives"] is not None and self.optimizer is None:
@@ -267,7 +252,11 @@ class Growth:
 
     @property
     def _policy_name(self) -> str:
-        return self.policy if isinstance(self.policy, str) else type(self.policy).__name__
+        return (
+            self.options.policy
+            if isinstance(self.options.policy, str)
+            else type(self.options.policy).__name__
+        )
 
     def _called_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the first forward pass."""
@@ -300,20 +289,22 @@ class Growth:
         self._stop_waiting()
         kept = buffers_kept(self.model)
         with undisturbed(), evaluating(self.model), kept, torch.no_grad():
-            slots = find_slots(self.model, half_or_all(self.model, args, kwargs), self.names)
+            slots = find_slots(
+                self.model, half_or_all(self.model, args, kwargs), self.options.slots
+            )
         self._create_lifecycle(slots, optimizer)
         self._say("slots: " + ", ".join(f"{slot.name} ({slot.channels})" for slot in slots))
 
     def _create_lifecycle(self, slots: tuple[SlotSpec, ...], optimizer: Optimizer) -> None:
         """Prepare the lifecycle of seeds in the slots."""
-        made = actor(self.policy, slots, self.epochs, self.seed, self._say)
-        body = GraftedModel(self.model, slots, optimizer, self.epochs, self.seed)
+        made = actor(self.options.policy, slots, self.options.epochs, self.options.seed, self._say)
+        body = GraftedModel(self.model, slots, optimizer, self.options.epochs, self.options.seed)
         self._lifecycle = LifecycleController(
             body,
             made,
             lambda: self._validated(None),
-            self.price,
-            self.max_parameters,
+            self.options.price,
+            self.options.max_parameters,
             self.classes,
         )
 
@@ -326,8 +317,8 @@ class Growth:
         if isinstance(found, Validation):
             return found
         value = float(found)
-        score = as_score(value, self.higher_is_better, self._scale)
-        return Validation(max(1.0 - value, 0.0) if self.higher_is_better else value, score)
+        score = as_score(value, self.options.higher_is_better, self._scale)
+        return Validation(max(1.0 - value, 0.0) if self.options.higher_is_better else value, score)
 
     def _record(
         self,
@@ -354,3 +345,62 @@ class Growth:
     def _say(self, message: str) -> None:
         if self.report is not None:
             self.report(message)
+
+
+class FirstCall:
+    """Forward pre-hook that keeps the arguments of a module's first call and removes itself.
+
+    An object of this package and not a closure, so that a module that waits for its first call can
+    be pickled and copied.
+
+    Args:
+        model: the module.
+
+    Attributes:
+        arguments: positional and keyword arguments; None before the call.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._handle = model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See ``nn.Module.register_forward_pre_hook``."""
+        self.arguments = args, kwargs
+        self.close()
+
+    def close(self) -> None:
+        """Wait no longer."""
+        self._handle.remove()
+
+
+class OptimizerWatch:
+    """Waits for the first step of an optimizer that updates a module.
+
+    Args:
+        model: the module.
+
+    Attributes:
+        found: the optimizer; None before its first step.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.found: Optimizer | None = None
+        # The hook is global: held by it, a watch that nobody else holds would live for ever.
+        watch = weakref.ref(self)
+
+        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if (own := watch()) is not None and updates(optimizer, own.model):
+                own.found = optimizer
+                own.close()
+
+        self._handle = register_optimizer_step_pre_hook(before_step)
+        weakref.finalize(self, self._handle.remove)
+
+    def close(self) -> None:
+        """Wait no longer."""
+        self._handle.remove()
+
+
+describe(Growth, GrowthOptions)

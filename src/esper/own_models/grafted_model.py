@@ -3,6 +3,7 @@
 The counterpart of ``tolaria.engine.Engine`` for a single network that is trained as itself.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,29 @@ def copied_state(model: nn.Module) -> dict[str, Any]:
     """The state of ``model`` with copies of its tensors, on the CPU."""
     state = model.state_dict().items()
     return {n: x.detach().cpu().clone() if isinstance(x, Tensor) else x for n, x in state}
+
+
+def updates(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Whether ``optimizer`` has a parameter of ``model``."""
+    own = {id(p) for p in model.parameters()}
+    return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+
+def optimizer_of(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Optimizer:
+    """A copy of an optimizer of ``model`` that has not stepped, for ``twin``.
+
+    Args:
+        optimizer: its groups and their settings are copied.
+        model: the module whose parameters it has; parameters of seeds are left out.
+        twin: a copy of the module as it was before it grew.
+    """
+    own, others = dict(model.named_parameters()), dict(twin.named_parameters())
+    matching = {id(own[name]): parameter for name, parameter in others.items() if name in own}
+    made = copy.deepcopy(optimizer, dict(matching))
+    kept = {id(parameter) for parameter in others.values()}
+    for group in made.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) in kept]
+    return made
 
 
 class GraftedModel:

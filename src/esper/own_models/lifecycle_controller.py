@@ -6,6 +6,7 @@ The lifecycle is that of the engine at N = 1. The validation of the module comes
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -15,16 +16,18 @@ from esper.kasmina.lifecycle import Rules, roll_back
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.transfer import CPU
-from esper.leyline.actions import BLUEPRINTS, HEADS, Op
+from esper.leyline.actions import ALPHA_SPEED_STEPS, ALPHA_TARGETS, BLUEPRINTS, HEADS, Op, Style
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
 from esper.own_models.grafted_model import GraftedModel
-from esper.own_models.reasons import reason_for
-from esper.own_models.validation import Validation
-from esper.tamiyo.baselines import Actor
+from esper.own_models.objectives import Validation
+from esper.tamiyo.baselines import Actor, NeverActor
+from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price
+from esper.tamiyo.rule import RuleActor
 from esper.tamiyo.step_functions import RowsAfterStep, TorchStep
+from esper.tamiyo.try_and_keep import OF_OWN_MODELS
 from esper.tolaria.governor import DivergenceDetector, Reason
 from esper.tolaria.results import SLOT_MEASURES, Measurement, Scores
 
@@ -308,3 +311,94 @@ def saved_slots(saved: dict[str, Any]) -> tuple[SlotSpec, ...]:
 
 def _tensors_of(record: SeedState | SeedSignals) -> dict[str, Tensor]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
+
+
+def reason_for(
+    op: Op,
+    slot: int,
+    choice: dict[str, int],
+    state: SeedState,
+    signals: SeedSignals,
+    progress: Progress,
+) -> str:
+    """An action that took effect, and the figures behind it.
+
+    Args:
+        op: the operation.
+        slot: index of its slot.
+        choice: options of all heads.
+        state: the seeds before it, ``[1, S]``.
+        signals: their measurements.
+        progress: the scores so far.
+    """
+    if op is Op.GERMINATE:
+        blueprint, style = BLUEPRINTS[choice["blueprint"]], Style(choice["style"]).name
+        return f"{blueprint} germinates, {style} ({_trend(progress.losses)})"
+    name = BLUEPRINTS[int(state.blueprint[0, slot])]
+    contribution = float(signals.contribution[0, slot])
+    points = f"contribution {100 * contribution:+.2f} points"
+    if op is Op.PRUNE:
+        known = contribution == contribution
+        return f"{name} is pruned ({points if known else 'contribution unknown'})"
+    if op is Op.FOSSILISE:
+        return f"{name} becomes FOSSILISED ({points})"
+    if op is Op.SET_ALPHA_TARGET:
+        steps = ALPHA_SPEED_STEPS[choice["alpha_speed"]]
+        target = ALPHA_TARGETS[choice["alpha_target"]]
+        return f"{name} goes to alpha {target} in {steps} epochs ({points})"
+    stage = Stage(int(state.stage[0, slot]))
+    health = f"gradient health {float(signals.health[0, slot]):.2f}"
+    after = {
+        Stage.GERMINATED: ("TRAINING", "newly germinated"),
+        Stage.TRAINING: ("BLENDING", f"{int(state.stage_age[0, slot])} epochs old, {health}"),
+        Stage.BLENDING: ("HOLDING", f"alpha is 1, {points}"),
+    }[stage]
+    return f"{name} becomes {after[0]} ({after[1]})"
+
+
+def _trend(losses: Tensor) -> str:
+    """How the validation loss changed over the last epochs; ``losses [1, epochs]``, latest last."""
+    known = [x for x in losses[0].tolist() if x == x]
+    if len(known) < 2:
+        return "first epochs"
+    change = (known[-1] - known[0]) / max(abs(known[0]), 1e-12) / (len(known) - 1)
+    return f"validation loss {100 * change:+.1f} % an epoch over the last {len(known) - 1}"
+
+
+POLICIES = ("never", "heuristic", "rule")
+"""Policies without a run. ``rule`` tries a seed in slot after slot and keeps those that pay."""
+LEARNED = "esper.simic.tools.grow:learned_actor"
+"""Makes the actor of a policy that was trained; named, because the learner lies above this."""
+
+
+def actor(
+    policy: str | Actor,
+    slots: tuple[SlotSpec, ...],
+    epochs: int,
+    seed: int,
+    warn: Callable[[str], None],
+) -> Actor:
+    """The actor called ``policy``: one in the box, or the directory of a run.
+
+    Args:
+        policy: the name; or an actor, which is returned.
+        slots: slots of the module.
+        epochs: epochs of training.
+        seed: seed of a learned policy's draws.
+        warn: told that a learned policy was trained on other hosts.
+
+    Raises:
+        UsageError: there is no such policy, or its checkpoint does not fit this version.
+    """
+    if not isinstance(policy, str):
+        made: Actor = policy
+    elif policy == "never":
+        made = NeverActor()
+    elif policy == "heuristic":
+        made = HeuristicActor(epochs)
+    elif policy == "rule":
+        made = RuleActor(lambda: [slots], epochs, settings=OF_OWN_MODELS)
+    else:
+        made = resolve_name(LEARNED)(policy, seed, warn)
+    made.begin(torch.zeros(1, dtype=torch.long), 0)
+    return made

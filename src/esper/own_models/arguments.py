@@ -1,6 +1,7 @@
-"""What ``grow`` accepts: every refusal is one line that says what to do."""
+"""What ``grow`` and ``Growth`` accept: every refusal is one line that says what to do."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, IterableDataset
 
 from esper.leyline.errors import UsageError, first_line
-from esper.own_models.objectives import Objective
+from esper.own_models.attachment import grown_seeds
+from esper.own_models.grafted_model import parameter_count, updates
+from esper.own_models.objectives import Objective, autocast
+from esper.own_models.options import GrowOptions, GrowthOptions
 from esper.own_models.samples import (
-    Unpack,
     buffers_kept,
     call,
     evaluating,
@@ -20,7 +23,6 @@ from esper.own_models.samples import (
     moved,
     undisturbed,
 )
-from esper.own_models.validation import autocast
 
 
 class FailingBatch(UsageError):
@@ -55,27 +57,22 @@ def check_loaders(loaders: Mapping[str, object]) -> None:
             raise UsageError(f"{name}: got a {kind}; give a DataLoader or a list of batches")
 
 
-def check_functions(
-    optimizer: object,
-    scheduler: object,
-    metric: object,
-    callbacks: object,
-    policy: object,
-) -> None:
-    """Refuse what ``grow`` could not call; see there for the arguments.
+def check_functions(options: GrowOptions) -> None:
+    """Refuse what ``grow`` could not call.
 
     Raises:
         UsageError: the text says which and what to do.
     """
-    for name, given, kind, source in (
-        ("optimizer", optimizer, Optimizer, "parameters"),
-        ("scheduler", scheduler, LRScheduler, "optimizer"),
+    for name, function, kind, source in (
+        ("optimizer", options.optimizer, Optimizer, "parameters"),
+        ("scheduler", options.scheduler, LRScheduler, "optimizer"),
     ):
-        if isinstance(given, kind) or (given is not None and not callable(given)):
+        if isinstance(function, kind) or (function is not None and not callable(function)):
             raise UsageError(
-                f"{name}: got a {type(given).__name__}; give a function that makes one, "
+                f"{name}: got a {type(function).__name__}; give a function that makes one, "
                 f"as in {name}=lambda {source}: ..."
             )
+    metric, callbacks, policy = options.metric, options.callbacks, options.policy
     updated = all(hasattr(metric, name) for name in ("update", "compute", "reset"))
     if isinstance(metric, type):
         raise UsageError(f"metric: got the class {metric.__name__}; give an instance of it")
@@ -124,9 +121,8 @@ def check_batch(
     model: nn.Module,
     batch: Any,
     goal: Objective,
-    unpack: Unpack,
     device: torch.device,
-    amp_dtype: torch.dtype | None,
+    options: GrowOptions,
 ) -> None:
     """Compute the loss of a batch, before epochs are spent on it.
 
@@ -135,9 +131,8 @@ def check_batch(
         model: the module, on ``device``; it stays as it is.
         batch: the batch.
         goal: the loss.
-        unpack: splits the batch.
         device: where to compute.
-        amp_dtype: dtype of autocast; None for none.
+        options: how the batch is split, and the dtype of autocast.
 
     Raises:
         UsageError: module or loss fails, or the loss is no scalar.
@@ -148,11 +143,11 @@ def check_batch(
         buffers_kept(model),
         mode(model),
         torch.no_grad(),
-        autocast(device, amp_dtype),
+        autocast(device, options.amp_dtype),
     ):
         if name == "train_loader" and not model.training:
             model.train()  # else parts in evaluation mode stay there, as in training
-        inputs, target = moved(unpack(batch), device)
+        inputs, target = moved(options.unpack(batch), device)
         try:
             loss = goal.loss(call(model, inputs), target)
         except UsageError:
@@ -173,3 +168,73 @@ def loss_problem(loss: object) -> str | None:
     if loss.numel() != 1:
         return f"loss: it has the shape {tuple(loss.shape)}; return its mean"
     return None
+
+
+def check_arguments(model: nn.Module, optimizer: Optimizer | None, options: GrowthOptions) -> None:
+    """Refuse what cannot grow; see ``Growth`` for the arguments.
+
+    Raises:
+        UsageError: an argument is not valid; the text says which and what to do.
+    """
+    check_model(model)
+    if optimizer is not None:
+        check_optimizer(model, optimizer)
+    epochs, price, most = options.epochs, options.price, options.max_parameters
+    if not isinstance(epochs, int) or epochs < 1:
+        raise UsageError(f"epochs: got {epochs!r}; give a whole number from 1")
+    if not (price >= 0.0 and isfinite(price)):
+        raise UsageError(f"price: got {price!r}; give a number from 0")
+    count = parameter_count(model)
+    if most is not None and most < count:
+        raise UsageError(f"max_parameters: the module has {count:,} already; give more than that")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a module that cannot grow, before anything touches it.
+
+    Raises:
+        UsageError: it has seeds or lazy layers, is compiled, scripted or wrapped, or has nothing
+            to train; the text says what to do.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            "model: it is scripted, and seeds need a module; give the nn.Module itself"
+        )
+    compiled = hasattr(model, "_orig_mod") or any(
+        getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()
+    )
+    if compiled:
+        raise UsageError(
+            "model: it is compiled, and compiled code does not see new seeds; give the module "
+            "itself and compile the result"
+        )
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UsageError(
+            f"model: {type(model).__name__} misses parameters that come later; give model.module"
+        )
+    if any(nn.parameter.is_lazy(p) for p in model.parameters()):
+        raise UsageError("model: it has lazy layers; call it once with a batch before growing it")
+    if grown_seeds(model):
+        raise UsageError("model: it has seeds already; grow a copy without them (esper.strip)")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError("model: no parameter requires a gradient; unfreeze some")
+
+
+def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse an optimizer that cannot train the seeds of ``model``.
+
+    Raises:
+        UsageError: it cannot; the text says why and what to do.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(
+            "optimizer: LBFGS keeps one state for all parameters, so no seed can join; use another"
+        )
+    if isinstance(optimizer, getattr(torch.optim, "Muon", ())):
+        raise UsageError(
+            "optimizer: Muon updates matrices alone, and seeds have vectors too; use another"
+        )
+    if not updates(optimizer, model):
+        raise UsageError("optimizer: it has no parameter of the model; build it from this model's")
