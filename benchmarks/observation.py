@@ -38,8 +38,7 @@ from esper.tamiyo.policy.features import (
     SIZE_FEATURES,
     SLOT_FEATURES,
 )
-from esper.tamiyo.rule import RuleActor
-from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, trial_of
+from esper.tamiyo.try_and_keep import RuleActor, Trial, TryAndKeepActor, trial_of
 
 Floats = NDArray[np.float64]
 DELAYS = 1, 3

@@ -20,9 +20,10 @@ from esper.own_models.attachment import (
     set_hook,
     strip,
 )
-from esper.own_models.saving import load_grown, rebuilding_code
+from esper.own_models.saving import load_grown
 from esper.own_models.seed_modules import BRANCHES, FORMS, Seed, add_seed
 from esper.own_models.slot_search import find_slots
+from esper.own_models.written_code import rebuilding_code
 from own_modules import Gpt, Recurrent, ResidualNet, images, perceptron, tokens
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}

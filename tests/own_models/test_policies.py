@@ -16,8 +16,7 @@ from esper.runtime.tasks import find
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo import policy_box
-from esper.tamiyo.rule import RuleActor
-from esper.tamiyo.try_and_keep import OF_OWN_MODELS, Trial, trial_of
+from esper.tamiyo.try_and_keep import OF_OWN_MODELS, RuleActor, Trial, trial_of
 from own_modules import Gpt, ResidualNet, images, loader, tokens
 from small_runs import SMALL
 

@@ -7,7 +7,7 @@ from esper.simic.evaluation.trials import TRIALS, TrialPlan, trial_actor
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
-from esper.tamiyo.rule import RuleActor
+from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.precision import Precision
 from synthetic import CPU
 

@@ -10,7 +10,7 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.baselines import blueprint_of
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.rule import RuleActor
+from esper.tamiyo.try_and_keep import RuleActor
 from esper.tamiyo.try_in_turn import TryInTurnActor, Turns, turns_of
 from esper.tolaria.precision import Precision
 from rule_observations import SLOTS, observed

@@ -11,19 +11,20 @@ from torch import nn
 
 from esper.kasmina.slots import Slot
 from esper.leyline.errors import UsageError
-from esper.own_models.arguments import (
+from esper.own_models.attachment import strip
+from esper.own_models.controller import Growth
+from esper.own_models.growth_result import EpochRecord, GrowthResult
+from esper.own_models.objectives import Scale, Validation, objective
+from esper.own_models.options import (
+    GrowOptions,
     check_batch,
     check_functions,
     check_loaders,
     check_model,
     check_precision,
+    describe,
     usable_device,
 )
-from esper.own_models.attachment import strip
-from esper.own_models.controller import Growth
-from esper.own_models.growth_result import EpochRecord, GrowthResult
-from esper.own_models.objectives import Scale, Validation, objective
-from esper.own_models.options import GrowOptions, describe
 from esper.own_models.samples import first_batch, moved, unpack_for
 from esper.own_models.saving import load_grown
 from esper.own_models.training_loop import Attempts, Recipe

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import convert, to_builtins
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
-from esper.own_models.arguments import check_arguments, check_optimizer
 from esper.own_models.attachment import grown_seeds
 from esper.own_models.grafted_model import GraftedModel, parameter_count, updates
 from esper.own_models.growth_result import EpochRecord
 from esper.own_models.lifecycle_controller import LifecycleController, actor, saved_slots
 from esper.own_models.objectives import Scale, Validation, as_score
-from esper.own_models.options import GrowthOptions, describe
+from esper.own_models.options import GrowthOptions, check_arguments, check_optimizer, describe
 from esper.own_models.samples import (
     as_arguments,
     buffers_kept,
@@ -27,7 +27,6 @@ from esper.own_models.samples import (
     half_or_all,
     undisturbed,
 )
-from esper.own_models.saving import save_grown
 from esper.own_models.slot_search import find_slots
 
 
@@ -202,6 +201,8 @@ class Growth:
                 f"save: {len(self.history)} of {self.options.epochs} epochs are over; "
                 "call finish() first, which removes the seeds that are not fossilised"
             )
+        from esper.own_models.written_code import save_grown
+
         return save_grown(self.model, folder)
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,7 +214,7 @@ class Growth:
         return {
             "epochs": self.options.epochs,
             "policy": self._policy_name,
-            "history": [record.plain() for record in self.history],
+            "history": to_builtins(self.history),
             "finished": self.finished,
             "scale": self._scale.first,
             "lives": None if self._lifecycle is None else self._lifecycle.state_dict(),
@@ -238,7 +239,7 @@ class Growth:
                 raise UsageError(f"{name}: growth began with {saved[name]}, got {own}; give that")
         if saved["lives"] is not None and self.optimizer is None:
             raise UsageError("optimizer: give it to Growth, so that the saved seeds can join it")
-        self.history = [EpochRecord.from_plain(record) for record in saved["history"]]
+        self.history = convert(saved["history"], list[EpochRecord])
         self.finished, self._scale.first = saved["finished"], saved["scale"]
         if saved["lives"] is not None:
             self._stop_waiting()

@@ -1,32 +1,22 @@
 """What happened while a module grew, its result, and its picture."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from msgspec import convert, to_builtins
 from torch import nn
 
-from esper.leyline.extras import require
 from esper.leyline.stages import Stage
 from esper.own_models.attachment import grown_seeds
 from esper.own_models.objectives import Validation
-from esper.own_models.saving import save_grown
 from esper.tamiyo.policy.features import utility
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-STAGE_COLOURS = {
-    Stage.GERMINATED: "#d9d9d9",
-    Stage.TRAINING: "#fdd49e",
-    Stage.BLENDING: "#a6cee3",
-    Stage.HOLDING: "#80b1d3",
-    Stage.FOSSILISED: "#74c476",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +49,6 @@ class EpochRecord:
     contributions: dict[str, float]
     actions: list[str] = field(default_factory=list)
 
-    def plain(self) -> dict[str, Any]:
-        """The record as numbers, texts, lists and dicts."""
-        return asdict(self) | {"stages": {slot: int(stage) for slot, stage in self.stages.items()}}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """The inverse of ``plain``."""
-        stages = {slot: Stage(stage) for slot, stage in plain["stages"].items()}
-        return cls(**{**plain, "stages": stages})
-
     def line(self, epochs: int) -> str:
         """The record in one line."""
         shown = f"score {self.score:.3f}"
@@ -80,51 +60,6 @@ class EpochRecord:
         text = f"epoch {self.epoch:>3}/{epochs}  {train}loss {self.loss:.4f}  {shown}"
         text = f"{text}  {self.parameters:,} parameters"
         return "\n".join([text, *(f"    {action}" for action in self.actions)])
-
-
-def draw(history: Sequence[EpochRecord], path: str | Path | None = None) -> "Figure":
-    """Draw score and parameters over the epochs, with a band for each seed, coloured by stage.
-
-    Args:
-        history: at least one epoch.
-        path: file to write, in the format of its ending; None for none.
-
-    Raises:
-        UsageError: matplotlib is missing.
-    """
-    require("report", "plot")
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    epochs = [record.epoch for record in history]
-    slots = [
-        slot for slot in history[0].stages if any(r.stages[slot] in STAGE_COLOURS for r in history)
-    ]
-    figure = Figure(figsize=(8, 5 + 0.25 * len(slots)), layout="constrained")
-    curves, sizes, bands = figure.subplots(
-        3, sharex=True, height_ratios=(3, 1.5, max(0.4, 0.35 * len(slots)))
-    )
-    if history[0].accuracy is not None:
-        curves.plot(epochs, [record.accuracy for record in history], label="accuracy")
-    curves.plot(epochs, [record.score for record in history], label="score")
-    curves.set_ylabel("on validation")
-    curves.legend(loc="lower right")
-    sizes.plot(epochs, [record.parameters for record in history], drawstyle="steps-post")
-    sizes.set_ylabel("parameters")
-    for row, slot in enumerate(slots):
-        for record in history:
-            colour = STAGE_COLOURS.get(record.stages[slot])
-            if colour is not None:
-                bands.barh(row, 1.0, left=record.epoch - 0.5, color=colour, height=0.8)
-    bands.set_yticks(range(len(slots)), slots)
-    bands.invert_yaxis()
-    bands.set_xlabel("epoch")
-    if slots:
-        handles = [Patch(color=c, label=stage.name) for stage, c in STAGE_COLOURS.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize="small")
-    if path is not None:
-        figure.savefig(path)
-    return figure
 
 
 def comparable(net_score: float) -> float:
@@ -201,7 +136,9 @@ class GrowthResult:
         return "\n".join(aligned(cells, left=3))
 
     def plot(self, path: str | Path | None = None) -> "Figure":
-        """See ``draw``."""
+        """See ``growth_picture.draw``."""
+        from esper.own_models.growth_picture import draw
+
         return draw(self.history, path)
 
     def save(self, folder: str | Path) -> Path:
@@ -216,31 +153,22 @@ class GrowthResult:
         Returns:
             the folder.
         """
+        from esper.own_models.written_code import save_grown
+
         return save_grown(self.model, folder)
 
     def plain(self) -> dict[str, Any]:
         """All but the module and the twin, as numbers, texts, lists and dicts."""
-        return {
-            "history": [record.plain() for record in self.history],
-            "validation": asdict(self.validation),
-            "test": None if self.test is None else asdict(self.test),
-            "parameters": self.parameters,
-            "host_parameters": self.host_parameters,
-            "seconds": self.seconds,
-            "price": self.price,
-            "tries": self.tries,
-        }
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        del kept["model"], kept["twin"]
+        content: dict[str, Any] = to_builtins(kept)
+        return content
 
     @classmethod
     def from_plain(cls, model: nn.Module, plain: Mapping[str, Any]) -> Self:
         """The inverse of ``plain``, for the module it was about."""
-        test = plain["test"]
-        made = {
-            "history": [EpochRecord.from_plain(record) for record in plain["history"]],
-            "validation": Validation(**plain["validation"]),
-            "test": None if test is None else Validation(**test),
-        }
-        return cls(model, **{**plain, **made})
+        types = {f.name: f.type for f in fields(cls) if f.name in plain}
+        return cls(model, **{name: convert(plain[name], types[name]) for name in plain})
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:

@@ -22,12 +22,10 @@ from esper.leyline.stages import Stage
 from esper.own_models.grafted_model import GraftedModel
 from esper.own_models.objectives import Validation
 from esper.tamiyo.baselines import Actor, NeverActor
-from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price
-from esper.tamiyo.rule import RuleActor
 from esper.tamiyo.step_functions import RowsAfterStep, TorchStep
-from esper.tamiyo.try_and_keep import OF_OWN_MODELS
+from esper.tamiyo.try_and_keep import OF_OWN_MODELS, RuleActor
 from esper.tolaria.governor import DivergenceDetector, Reason
 from esper.tolaria.results import SLOT_MEASURES, Measurement, Scores
 
@@ -395,6 +393,8 @@ def actor(
     elif policy == "never":
         made = NeverActor()
     elif policy == "heuristic":
+        from esper.tamiyo.heuristic import HeuristicActor
+
         made = HeuristicActor(epochs)
     elif policy == "rule":
         made = RuleActor(lambda: [slots], epochs, settings=OF_OWN_MODELS)

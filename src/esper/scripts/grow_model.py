@@ -19,10 +19,9 @@ from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
 from esper.own_models import samples
 from esper.own_models.api import grow
-from esper.own_models.arguments import FailingBatch, usable_device
 from esper.own_models.grafted_model import parameter_count
 from esper.own_models.growth_result import GrowthResult
-from esper.own_models.options import GrowOptions, recipe_names
+from esper.own_models.options import FailingBatch, GrowOptions, recipe_names, usable_device
 from esper.own_models.training_loop import LEARNING_RATE
 from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
 from esper.scripts.grow_arguments import GrowArguments, asked, check_writable, options_of

@@ -27,7 +27,7 @@ from esper.own_models.samples import (
     sample_count,
     undisturbed,
 )
-from esper.own_models.saving import CODE_FILE, STATE_FILE
+from esper.own_models.written_code import CODE_FILE, STATE_FILE
 from esper.runtime.own_files import OwnFile
 from esper.tolaria.export import TOLERANCE, difference, onnx_bytes, pt2_bytes, without_traces
 

@@ -1,4 +1,4 @@
-"""What acts on observations, and two controls: one acts at random, one never acts."""
+"""What acts on observations, and the control that never acts."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from esper.kasmina.rng import Purpose
 from esper.kasmina.slots import SlotSpec
-from esper.leyline.actions import CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
-from esper.tamiyo.policy.action_masks import MaskedCategorical, relevance
+from esper.leyline.actions import CANONICAL_CHOICE, HEADS, Op
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.policy.noise import action_noise
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -90,44 +87,6 @@ def blueprint_of(size: float, slot: SlotSpec) -> int:
     """The blueprint at ``size`` among those that a slot accepts, ordered by parameters."""
     kinds = sorted(slot.kinds, key=lambda kind: slot.layouts[kind].size)
     return kinds[round(size * (len(kinds) - 1))]
-
-
-class RandomActor:
-    """Draws every head uniformly from its legal options.
-
-    Args:
-        seed: seed of the run.
-    """
-
-    def __init__(self, seed: int):
-        self.seed = seed
-
-    def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``baselines.Actor.begin``."""
-        self._environments, self._episode = environments, episode
-
-    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``baselines.Actor.act``."""
-        masks = observation.masks
-        widest = max(*HEAD_WIDTHS.values(), masks.slots.shape[-1])
-        noise = action_noise(
-            self.seed, self._environments, self._episode, step, widest, Purpose.RANDOM_POLICY
-        )
-
-        def draw(mask: Tensor, head: int) -> Tensor:
-            uniform = noise[:, head, : mask.shape[-1]]
-            return MaskedCategorical(torch.zeros_like(uniform), mask).sample(uniform)
-
-        op = draw(masks.ops, 0)
-        slots = masks.slots_of(op)
-        slot = draw(slots, 1)
-        slot = torch.where(op == Op.WAIT, CANONICAL_CHOICE["slot"], slot)
-        options = masks.choices_of(op, slot)
-        others = [draw(options[:, i], 2 + i) for i in range(options.shape[1])]
-        actions, _, value = without_learning(torch.stack([op, slot, *others], -1))
-        legal = torch.stack([mask.sum(-1) for mask in (masks.ops, slots, *options.unbind(1))], -1)
-        log_prob = -torch.where(relevance(op), legal, 1).log().sum(-1)
-        return actions, log_prob, value
 
 
 class NeverActor:

@@ -1,10 +1,10 @@
-"""Try and keep: plant in every slot, measure contributions, keep what pays its price.
+"""The policy ``rule``: plant in every slot, measure contributions, keep what pays its price.
 
 The rule a user would write first. It needs no look at the host before it plants, because the
 contribution of a planted seed is measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import ALPHA_SPEED_STEPS, BLUEPRINTS, CANONICAL_CHOICE, Op, Style
 from esper.leyline.stages import Stage
 from esper.tamiyo.baselines import (
+    Actor,
     blueprint_of,
     first_applicable,
     on_device,
@@ -199,3 +200,48 @@ def seed_worth(observation: Observation) -> Tensor:
 def feature(observation: Observation, name: str) -> Tensor:
     """A slot feature, ``[N, S]``."""
     return observation.slots[..., SLOT_FEATURES.index(name)]
+
+
+class RuleActor:
+    """Tries a seed in every slot and keeps all that pay their price.
+
+    Of the variants of try-and-keep the one with ``OF_TASKS`` is best on the family ``adaptation``.
+    Where only one seed may live, it tries the last slot, then the others from the first on, and
+    keeps the first seed that pays.
+
+    Args:
+        slots: returns the slots of each environment's host in the current episode.
+        episode_length: steps per episode.
+        max_seeds: limit of living seeds per environment; None without a limit.
+        settings: what it plants and when it decides; where one seed may live, it plants the
+            smallest.
+    """
+
+    def __init__(
+        self,
+        slots: Callable[[], Sequence[Sequence[SlotSpec]]],
+        episode_length: int,
+        max_seeds: int | None = None,
+        settings: RuleSettings = OF_TASKS,
+    ):
+        self.slots, self.episode_length = slots, episode_length
+        self.max_seeds, self.settings = max_seeds, settings
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``baselines.Actor.begin``."""
+        self._environments, self._episode = environments, episode
+        self._first = True
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``baselines.Actor.act``. Hosts are known only after ``begin``."""
+        if self._first:
+            self._first, self._actor = False, self._actor_for(observation.slots.shape[1])
+            self._actor.begin(self._environments, self._episode)
+        return self._actor.act(observation, step)
+
+    def _actor_for(self, width: int) -> Actor:
+        if self.max_seeds == 1 < width:
+            from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
+
+            return TryInTurnActor(turns_of(self.slots(), width, self.episode_length))
+        return TryAndKeepActor(trial_of(self.slots(), width, self.episode_length, self.settings))

@@ -20,10 +20,11 @@ from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step
-from esper.tamiyo.baselines import Actor, NeverActor, RandomActor
+from esper.tamiyo.baselines import Actor, NeverActor
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.backends import Scores
 from esper.tolaria.precision import Precision
 

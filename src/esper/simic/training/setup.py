@@ -25,11 +25,12 @@ from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
 from esper.simic.training.out_of_memory import memory_error, what_fits
 from esper.simic.training.warm_start import initial_run
-from esper.tamiyo.baselines import Actor, NeverActor, RandomActor
+from esper.tamiyo.baselines import Actor, NeverActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.rule import RuleActor
+from esper.tamiyo.random_actor import RandomActor
+from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
 from esper.tolaria.memory import stored_bytes
 from esper.tolaria.precision import disabled, resolve_precision
