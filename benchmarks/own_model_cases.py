@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from esper.own_models.api import grow
+from esper.own_models.growing import grow
 from esper.own_models.objectives import Validation
 from esper.runtime.data import digits
 from esper.runtime.text import BITS_PER_NAT, SHIPPED, text

@@ -27,8 +27,8 @@ from torch import nn
 
 from esper.karn.intervals import interval
 from esper.karn.ladder import points_text, verdict
-from esper.own_models.api import grow
 from esper.own_models.grafted_model import parameter_count
+from esper.own_models.growing import grow
 from esper.own_models.objectives import objective
 from esper.tolaria.memory import forget_peak, peak_resident
 

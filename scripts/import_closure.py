@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "esper"
-START = "esper.own_models"
+START = "esper.own_models.growing"
 """The module that holds ``esper.grow``."""
 
 GROWING = """

@@ -20,7 +20,7 @@ ALLOWED = {
     "nissa": {"leyline", "nissa"},
     "karn": {"leyline", "karn"},
 }
-FACE = {"kasmina", "own_models"}
+FACE = {"own_models"}
 """What ``esper/__init__.py`` may offer under the name of the package; it imports it late."""
 ALLOWED["simic"] |= {"nissa"}
 ALLOWED["scripts"] |= {"nissa", "karn"}

@@ -9,32 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.own_models.api import (
+    from esper.own_models import (
         EpochRecord,
         Growth,
         GrowthResult,
         Slot,
         Validation,
+        check,
         grow,
         load_grown,
         strip,
     )
-    from esper.own_models.model_check import check
 
 __version__ = "0.1.0"
-
-_HOMES = {
-    "EpochRecord": "esper.own_models.api",
-    "Growth": "esper.own_models.api",
-    "GrowthResult": "esper.own_models.api",
-    "Slot": "esper.own_models.api",
-    "Validation": "esper.own_models.api",
-    "check": "esper.own_models.model_check",
-    "grow": "esper.own_models.api",
-    "load_grown": "esper.own_models.api",
-    "strip": "esper.own_models.api",
-}
-"""Where each public name lives. It is imported when it is first used: torch takes seconds."""
 
 __all__ = [
     "EpochRecord",
@@ -51,11 +38,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'esper' has no attribute {name!r}{_namesake(name)}")
-    found = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+    # Imported when it is first used: torch takes seconds.
+    value = getattr(import_module("esper.own_models"), name)
+    globals()[name] = value
+    return value
 
 
 def _namesake(name: str) -> str:

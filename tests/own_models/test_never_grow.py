@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from esper.own_models.api import grow
+from esper.own_models.growing import grow
 from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens
 
 EPOCHS, BATCHES = 3, 4

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from esper.leyline import extras
-from esper.own_models.api import grow as grow_module
+from esper.own_models.growing import grow as grow_module
 from esper.own_models.growth_result import GrowthResult
 from esper.runtime.own_files import find_own
 from esper.scripts import grow_model, grown_files

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,12 @@ from esper.leyline.errors import UsageError
 from esper.own_models.attachment import grown_seeds
 from esper.own_models.grafted_model import GraftedModel, parameter_count, updates
 from esper.own_models.growth_result import EpochRecord
-from esper.own_models.lifecycle_controller import LifecycleController, actor, saved_slots
+from esper.own_models.lifecycle_controller import (
+    EpochOutcome,
+    LifecycleController,
+    actor,
+    saved_slots,
+)
 from esper.own_models.objectives import Scale, Validation, as_score
 from esper.own_models.options import GrowthOptions, check_arguments, check_optimizer, describe
 from esper.own_models.samples import (
@@ -152,14 +158,13 @@ class Growth:
                 "epochs"
             )
         validation = self._validated(validation_score)
-        if self.options.policy == "never":
-            record = self._record(validation, train_loss, {}, [])
-        else:
+        outcome = EpochOutcome(validation)
+        if self.options.policy != "never":
             if self._lifecycle is None:
                 self._begin(*self._called_with())
             assert self._lifecycle is not None
-            done = self._lifecycle.after_epoch(validation, train_loss, len(self.history) + 1)
-            record = self._record(done.validation, train_loss, done.contributions, done.actions)
+            outcome = self._lifecycle.after_epoch(validation, train_loss, len(self.history) + 1)
+        record = self._record(outcome, train_loss)
         if not isfinite(record.score) and all(isfinite(r.score) for r in self.history):
             self._say(
                 f"warning: the validation score is {record.score}; no seed can be measured until "
@@ -321,26 +326,17 @@ class Growth:
         score = as_score(value, self.options.higher_is_better, self._scale)
         return Validation(max(1.0 - value, 0.0) if self.options.higher_is_better else value, score)
 
-    def _record(
-        self,
-        validation: Validation,
-        train_loss: float | None,
-        contributions: dict[str, float],
-        actions: list[str],
-    ) -> EpochRecord:
-        seeds, added = (0, 0) if self._lifecycle is None else self._lifecycle.parameters
+    def _record(self, outcome: EpochOutcome, train_loss: float | None) -> EpochRecord:
+        seeds, acting = (0, 0) if self._lifecycle is None else self._lifecycle.parameters
         return EpochRecord(
-            len(self.history) + 1,
-            train_loss,
-            validation.loss,
-            validation.score,
-            validation.accuracy,
-            validation.metric,
-            self._count + seeds,
-            added,
-            {} if self._lifecycle is None else self._lifecycle.stages,
-            contributions,
-            actions,
+            epoch=len(self.history) + 1,
+            train_loss=None if train_loss is None else float(train_loss),
+            **asdict(outcome.validation),
+            parameters=self._count + seeds,
+            added=acting,
+            stages={} if self._lifecycle is None else self._lifecycle.stages,
+            contributions=outcome.contributions,
+            actions=outcome.actions,
         )
 
     def _say(self, message: str) -> None:

@@ -4,7 +4,7 @@ The lifecycle is that of the engine at N = 1. The validation of the module comes
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from pkgutil import resolve_name
 from typing import Any
@@ -41,8 +41,8 @@ class EpochOutcome:
     """
 
     validation: Validation
-    contributions: dict[str, float]
-    actions: list[str]
+    contributions: dict[str, float] = field(default_factory=dict)
+    actions: list[str] = field(default_factory=list)
 
 
 class LifecycleController:

@@ -185,10 +185,7 @@ def check(
                 # As of a reentrant checkpoint, which takes no gradients but those of `backward`.
                 report.remarks.append(f"memory and time are not known: {first_line(error)}")
         classes = _class_count(model, few, some) if goal.classes else None
-        found = read_data(loader, unpack, goal.classes, classes)
-    report.batches, report.class_counts = found.batches, found.class_counts
-    report.problems += found.problems
-    report.remarks += found.remarks
+        _read_data(loader, unpack, goal, classes, report)
     if report.ok and report.step_with_seeds.seconds > 0.0:
         report.policy = policy_price(
             report.step_with_seeds.seconds, report.memory_with_seeds, report.batches
@@ -283,33 +280,12 @@ IGNORED = -100
 """The label that cross_entropy leaves out."""
 
 
-@dataclass
-class DataFindings:
-    """What was found in a loader; see ``CheckReport``.
+def _read_data(
+    loader: Iterable[Any], unpack: Unpack, goal: Objective, classes: int | None, report: CheckReport
+) -> None:
+    """Read the training data for ``DATA_SECONDS``, and note what there is to say about it.
 
-    Attributes:
-        batches: minibatches in an epoch; those read if the loader has no length.
-        class_counts: samples read of each class, by label; empty without classes.
-        problems: what will not work, one line each.
-        remarks: what may surprise, one line each.
-    """
-
-    batches: int = 0
-    class_counts: dict[int, int] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-
-
-def read_data(
-    loader: Iterable[Any], unpack: Unpack, has_labels: bool, classes: int | None
-) -> DataFindings:
-    """Read a loader for ``DATA_SECONDS``.
-
-    Args:
-        loader: the training data.
-        unpack: splits a batch into inputs and target.
-        has_labels: whether targets are classes.
-        classes: classes that the module tells apart; None if that is unknown.
+    ``classes`` is the number of classes that the module tells apart; None if that is unknown.
     """
     begun, read, bad, sizes = monotonic(), 0, 0, set()
     counts: dict[int, int] = {}
@@ -320,46 +296,41 @@ def read_data(
             sizes.add(sample_count(inputs))
             fine = all(_finite(x) or _masks(x) for x in _floats(inputs))
             bad += not (fine and all(map(_finite, _floats(target))))
-            if has_labels and isinstance(target, Tensor) and not target.is_floating_point():
+            if goal.classes and isinstance(target, Tensor) and not target.is_floating_point():
                 labels, found = target.unique(return_counts=True)
                 for label, number in zip(labels.tolist(), found.tolist(), strict=True):
                     counts[int(label)] = counts.get(int(label), 0) + number
             if monotonic() - begun > DATA_SECONDS:
                 break
-    known = length(loader)
-    findings = DataFindings(read if known is None else known)
-    if read < findings.batches:
-        findings.remarks.append(f"only {read:,} of {findings.batches:,} minibatches were read")
+    batches = length(loader)
+    report.batches = read if batches is None else batches
+    if read < report.batches:
+        report.remarks.append(f"only {read:,} of {report.batches:,} minibatches were read")
     if bad:
-        findings.problems.append(
-            f"loader: {bad} of {read} minibatches hold NaN or infinite numbers"
-        )
+        report.problems.append(f"loader: {bad} of {read} minibatches hold NaN or infinite numbers")
     if 1 in sizes:
-        findings.remarks.append(
-            "a minibatch has one sample, which BatchNorm refuses: drop_last=True"
-        )
-    if has_labels:
-        findings.class_counts = {label: n for label, n in sorted(counts.items()) if label >= 0}
+        report.remarks.append("a minibatch has one sample, which BatchNorm refuses: drop_last=True")
+    if goal.classes:
+        report.class_counts = {label: n for label, n in sorted(counts.items()) if label >= 0}
         negative = [label for label in counts if label < 0 and label != IGNORED]
         if negative:
-            findings.problems.append(f"loader: a label is {max(negative)}; count from 0")
-        _check_labels(findings, classes)
-    return findings
+            report.problems.append(f"loader: a label is {max(negative)}; count from 0")
+        _check_labels(report, classes)
 
 
-def _check_labels(findings: DataFindings, classes: int | None) -> None:
-    counts = findings.class_counts
+def _check_labels(report: CheckReport, classes: int | None) -> None:
+    counts = report.class_counts
     if not counts:
-        findings.remarks.append("the target holds no integer labels: class balance is unknown")
+        report.remarks.append("the target holds no integer labels: class balance is unknown")
         return
     mean = sum(counts.values()) / len(counts)
     rare = [label for label, number in counts.items() if number < RARE * mean]
     if rare:
         shown = ", ".join(str(label) for label in islice(rare, 5))
-        findings.remarks.append(f"{len(rare)} of {len(counts)} classes are rare, such as {shown}")
+        report.remarks.append(f"{len(rare)} of {len(counts)} classes are rare, such as {shown}")
     largest = max(counts)
     if classes is not None and largest >= classes:
-        findings.problems.append(
+        report.problems.append(
             f"loader: a label is {largest}, but the model has {classes} outputs; count from 0"
         )
 

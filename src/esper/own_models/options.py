@@ -113,13 +113,11 @@ class GrowOptions(GrowthOptions):
         """The options of ``Growth`` among these, by name."""
         return {f.name: getattr(self, f.name) for f in fields(GrowthOptions)}
 
-    def to_resume(self) -> dict[str, Any]:
-        """What must be the same when growth resumes, as plain values by name."""
-        return {name: _plain(getattr(self, name)) for name in COMPARED}
 
-
-COMPARED = tuple(f.name for f in fields(GrowOptions) if not about(f).on_resume)
-"""Options that must be the same when growth resumes."""
+def to_resume(options: GrowOptions) -> dict[str, Any]:
+    """What must be the same when growth resumes, as plain values by name."""
+    compared = (f.name for f in fields(options) if not about(f).on_resume)
+    return {name: _plain(getattr(options, name)) for name in compared}
 
 
 def _plain(value: Any) -> Any:

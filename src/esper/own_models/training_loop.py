@@ -22,7 +22,7 @@ from esper.own_models.controller import Growth
 from esper.own_models.grafted_model import copied_state, optimizer_of, parameter_count, updates
 from esper.own_models.growth_result import GrowthResult, comparable
 from esper.own_models.objectives import Evaluator, Objective, Scale, Validation, autocast
-from esper.own_models.options import GrowOptions
+from esper.own_models.options import GrowOptions, to_resume
 from esper.own_models.samples import Unpack, call, moved, sample_count, unpack
 from esper.tamiyo.baselines import Actor
 
@@ -224,7 +224,7 @@ class Attempts:
         self.path = None if file is None else Path(file)
         self._keeps = self.tries > 1 or self.path is not None
         parameters = [f"{name} {tuple(p.shape)}" for name, p in initial.named_parameters()]
-        settings = {"model": parameters, **recipe.options.to_resume()}
+        settings = {"model": parameters, **to_resume(recipe.options)}
         checkpoint = None
         if self.path is not None:
             saving.check_folder(self.path)

@@ -1,8 +1,9 @@
 """The settings of ``esper grow``, and which of them belong to a task or to a model of one's own."""
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from esper.leyline.config.setting import (
     NOT_NEGATIVE,
@@ -18,25 +19,31 @@ from esper.leyline.errors import UsageError
 from esper.own_models.options import GrowOptions, recipe_names
 from esper.own_models.options import flags as option_flags
 
+Command = TypeVar("Command")
 
-def _with_options(command: type) -> type:
-    """Add the flags of ``esper.grow``'s options, which belong to --model.
+
+def with_options(kind: type) -> Callable[[type[Command]], type[Command]]:
+    """Add the flags of the options ``kind``, which belong to --model, to a command.
 
     A flag that is not given leaves an option that a recipe may give to that recipe.
     """
-    notes = meanings(GrowOptions)
-    for name, f in option_flags(GrowOptions).items():
-        more, default = about(f), f.default
-        if more.in_recipe:
-            default = () if more.flag == tuple[str, ...] else None
-        meaning = notes[name].partition(". ")[0].removesuffix(".") + ", with --model."
-        command.__annotations__[name] = more.flag
-        setattr(command, name, setting(default, more.within, meaning=meaning))
-    return command
+    notes = meanings(kind)
+
+    def add(command: type[Command]) -> type[Command]:
+        for name, f in option_flags(kind).items():
+            more, default = about(f), f.default
+            if more.in_recipe:
+                default = () if more.flag == tuple[str, ...] else None
+            meaning = notes[name].partition(". ")[0].removesuffix(".") + ", with --model."
+            command.__annotations__ = {**command.__annotations__, name: more.flag}
+            setattr(command, name, setting(default, more.within, meaning=meaning))
+        return command
+
+    return add
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-@_with_options
+@with_options(GrowOptions)
 class GrowArguments:
     """Grow a network while it trains, and export it to files that run without Esper.
 

@@ -18,8 +18,8 @@ from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
 from esper.own_models import samples
-from esper.own_models.api import grow
 from esper.own_models.grafted_model import parameter_count
+from esper.own_models.growing import grow
 from esper.own_models.growth_result import GrowthResult
 from esper.own_models.options import FailingBatch, GrowOptions, recipe_names, usable_device
 from esper.own_models.training_loop import LEARNING_RATE

@@ -1,4 +1,4 @@
-"""Growing a module of the user's own: what ``esper`` offers under its own name."""
+"""``esper.grow``: train and grow a module of the user's own in one call."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -9,12 +9,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from esper.kasmina.slots import Slot
 from esper.leyline.errors import UsageError
-from esper.own_models.attachment import strip
-from esper.own_models.controller import Growth
-from esper.own_models.growth_result import EpochRecord, GrowthResult
-from esper.own_models.objectives import Scale, Validation, objective
+from esper.own_models.growth_result import GrowthResult
+from esper.own_models.objectives import Scale, objective
 from esper.own_models.options import (
     GrowOptions,
     check_batch,
@@ -26,20 +23,7 @@ from esper.own_models.options import (
     usable_device,
 )
 from esper.own_models.samples import first_batch, moved, unpack_for
-from esper.own_models.saving import load_grown
 from esper.own_models.training_loop import Attempts, Recipe
-
-__all__ = [
-    "EpochRecord",
-    "GrowOptions",
-    "Growth",
-    "GrowthResult",
-    "Slot",
-    "Validation",
-    "grow",
-    "load_grown",
-    "strip",
-]
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
