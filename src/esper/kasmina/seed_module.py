@@ -1,258 +1,124 @@
-"""Seeds as torch modules, for activations of one network: ``[B, C, H, W]``, ``[..., F]``, ``[B, T,
-C]``.
+"""A seed as a torch module, for the activation of one network.
 
-They compute what ``kasmina.blueprints`` computes for stacked networks, with parameters of the same
-names. Everything here is plain torch code, because ``kasmina.grafts.written_code`` copies it into
-the file that rebuilds a grown module without Esper.
+It computes what its blueprint computes for stacked networks, as a stack of one.
+``kasmina.grafts.written_code`` copies the definitions that it uses into the file that rebuilds a
+grown module without Esper.
 """
 
-from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.ops import norm_groups
+from esper.kasmina.blueprints import BUILDERS, FAMILIES
+from esper.kasmina.blueprints.blueprint import Form, branch, gate_fields
 
-FORMS = ("add", "multiply", "gate")
-"""How a seed is combined with the activation; the order is that of ``tolaria.plan.Form``."""
-LAYOUTS = ("conv", "mlp", "sequence")
-"""Layouts of the activation: ``[B, C, H, W]``, ``[..., F]`` and ``[B, T, C]``."""
+FORMS = tuple(form.name.lower() for form in Form)
+"""How a seed is combined with the activation, by ``Form``."""
 
 
-class ScaledNorm(nn.Module):
-    """``tanh(s) (norm(x) - x)`` with a learned scalar s."""
+class NamedTensors(nn.Module):
+    """A module whose parameters and buffers have dotted names, like those of nested modules."""
 
-    def __init__(self, norm: nn.Module):
+    def __init__(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], trainable: bool
+    ):
         super().__init__()
-        self.scale = nn.Parameter(torch.zeros(()))
-        self.norm = norm
+        self._names = tuple(parameters), tuple(buffers)
+        for name, value in parameters.items():
+            holder, leaf = self._holder(name)
+            holder.register_parameter(leaf, nn.Parameter(value.detach().clone(), trainable))
+        for name, value in buffers.items():
+            holder, leaf = self._holder(name)
+            holder.register_buffer(leaf, value.detach().clone())
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The branch of ``x``, in its shape."""
-        return self.scale.tanh() * (self.norm(x) - x)
+    def _holder(self, name: str) -> tuple[nn.Module, str]:
+        *path, leaf = name.split(".")
+        holder: nn.Module = self
+        for part in path:
+            if part not in holder._modules:
+                holder.add_module(part, nn.Module())
+            holder = holder.get_submodule(part)
+        return holder, leaf
 
-
-class ChannelAttention(nn.Module):
-    """Squeeze-and-excitation of ``[B, C, H, W]``: ``x * (W2 relu(W1 mean(x)) + b)``."""
-
-    def __init__(self, channels: int):
-        super().__init__()
-        width = max(1, channels // 4)
-        self.squeeze = nn.Linear(channels, width, bias=False)
-        self.excite = nn.Linear(width, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The branch of ``x``, in its shape."""
-        return x * self.excite(self.squeeze(x.mean((2, 3))).relu())[:, :, None, None]
-
-
-class CausalAttention(nn.Module):
-    """LayerNorm, causal attention with up to 4 heads and a linear map, over ``[B, T, C]``."""
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.heads = next(count for count in (4, 2, 1) if channels % count == 0)
-        self.norm = nn.LayerNorm(channels)
-        self.joint = nn.Linear(channels, 3 * channels, bias=False)
-        self.out = nn.Linear(channels, channels, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The branch of ``x``, in its shape."""
-        joint = self.joint(self.norm(x)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+    def stacked(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers as a stack of one row, ``[1, *shape]``."""
+        parameters, buffers = self._names
+        return (
+            {name: self.get_parameter(name)[None] for name in parameters},
+            {name: self.get_buffer(name)[None] for name in buffers},
+        )
 
 
-def group_norm(channels: int) -> nn.GroupNorm:
-    """GroupNorm with at least 16 channels in a group."""
-    return nn.GroupNorm(norm_groups(channels), channels)
+class Seed(NamedTensors):
+    """A residual branch f with weight alpha, in the form of ``FORMS``; see ``Form``.
 
-
-def chain(**layers: nn.Module) -> nn.Sequential:
-    """The layers one after another, under their names."""
-    return nn.Sequential(OrderedDict(layers))
-
-
-def conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Conv2d:
-    """A convolution that keeps height and width, without bias."""
-    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
-
-
-def conv_norm(channels: int) -> nn.Module:
-    """``tanh(s) (GroupNorm(x) - x)``."""
-    return ScaledNorm(group_norm(channels))
-
-
-def conv_small(channels: int) -> nn.Module:
-    """GroupNorm, ReLU, 1x1 convolution."""
-    return chain(norm=group_norm(channels), relu=nn.ReLU(), conv=conv(channels, channels, 1))
-
-
-def conv_light(channels: int) -> nn.Module:
-    """GroupNorm, ReLU, 3x3 convolution."""
-    return chain(norm=group_norm(channels), relu=nn.ReLU(), conv=conv(channels, channels, 3))
-
-
-def conv_heavy(channels: int) -> nn.Module:
-    """3x3 convolution to 4 C channels, GroupNorm, ReLU, 1x1 convolution back."""
-    wide = 4 * channels
-    return chain(
-        widen=conv(channels, wide, 3),
-        norm=group_norm(wide),
-        relu=nn.ReLU(),
-        narrow=conv(wide, channels, 1),
-    )
-
-
-def depthwise(channels: int) -> nn.Module:
-    """Depthwise 3x3 convolution, GroupNorm, ReLU, 1x1 convolution."""
-    return chain(
-        depthwise=conv(channels, channels, 3, groups=channels),
-        norm=group_norm(channels),
-        relu=nn.ReLU(),
-        pointwise=conv(channels, channels, 1),
-    )
-
-
-def bottleneck(channels: int) -> nn.Module:
-    """GroupNorm, 1x1 convolution to max(8, C / 4) channels, ReLU, 3x3, ReLU, 1x1 back."""
-    width = max(8, channels // 4)
-    return chain(
-        norm=group_norm(channels),
-        down=conv(channels, width, 1),
-        relu=nn.ReLU(),
-        conv=conv(width, width, 3),
-        relu2=nn.ReLU(),
-        up=conv(width, channels, 1),
-    )
-
-
-def perceptron(channels: int, hidden: int) -> nn.Module:
-    """LayerNorm, linear map to ``hidden`` units, ReLU, linear map back."""
-    return chain(
-        norm=nn.LayerNorm(channels),
-        widen=nn.Linear(channels, hidden),
-        relu=nn.ReLU(),
-        narrow=nn.Linear(hidden, channels, bias=False),
-    )
-
-
-def mlp_small(channels: int) -> nn.Module:
-    """A perceptron with twice as many hidden units as channels."""
-    return perceptron(channels, 2 * channels)
-
-
-def mlp(channels: int) -> nn.Module:
-    """A perceptron with four times as many hidden units as channels."""
-    return perceptron(channels, 4 * channels)
-
-
-def sequence_norm(channels: int) -> nn.Module:
-    """``tanh(s) (LayerNorm(x) - x)``."""
-    return ScaledNorm(nn.LayerNorm(channels))
-
-
-def low_rank(channels: int, rank: int) -> nn.Module:
-    """A linear map of the given rank."""
-    return chain(
-        down=nn.Linear(channels, rank, bias=False), up=nn.Linear(rank, channels, bias=False)
-    )
-
-
-def lora(channels: int) -> nn.Module:
-    """A linear map of rank 8."""
-    return low_rank(channels, 8)
-
-
-def lora_large(channels: int) -> nn.Module:
-    """A linear map of rank 32."""
-    return low_rank(channels, 32)
-
-
-BRANCHES = {
-    "conv": {
-        "norm": conv_norm,
-        "attention": ChannelAttention,
-        "conv_small": conv_small,
-        "conv_light": conv_light,
-        "conv_heavy": conv_heavy,
-        "depthwise": depthwise,
-        "bottleneck": bottleneck,
-    },
-    "mlp": {"mlp_small": mlp_small, "mlp": mlp},
-    "sequence": {
-        "norm": sequence_norm,
-        "attention": CausalAttention,
-        "mlp_small": mlp_small,
-        "mlp": mlp,
-        "lora": lora,
-        "lora_large": lora_large,
-    },
-}
-"""By layout and blueprint, the function that builds a branch for a number of channels."""
-
-
-class Seed(nn.Module):
-    """A residual branch f with weight alpha, in the form of ``FORMS``.
-
-    ``add`` is ``x + alpha f(x)``, ``multiply`` is ``x (1 + alpha tanh f(x))``, and ``gate`` is
-    ``x + alpha g(x) f(x)`` with a learned g in (0, 1) for each image, or each position of a
-    sequence.
-
-    The branch is a submodule called as its blueprint. ``alpha []`` and ``recipe`` (int64 ``[3]``:
-    form, layout, channels) are buffers, so that a state_dict says how to rebuild the seed.
+    The parameters are those of its blueprint, under the blueprint's name, and of the gate. ``alpha
+    []`` and ``recipe`` (int64 ``[3]``: form, layout, channels) are buffers, so that a state_dict
+    says how to rebuild the seed.
 
     Args:
-        blueprint: name of the branch, a key of ``BRANCHES[layout]``.
+        blueprint: name of the blueprint.
         channels: channels of the activation.
-        layout: one of ``LAYOUTS``.
+        layout: family of the blueprint and layout of the activation: ``conv`` is ``[B, C, H, W]``,
+            ``mlp`` is ``[..., C]``, ``sequence`` is ``[B, T, C]``.
         form: one of ``FORMS``.
+        generator: draws the initial weights; torch's global one if None.
     """
 
     alpha: Tensor
     recipe: Tensor
-    gate: nn.Module
 
-    def __init__(self, blueprint: str, channels: int, layout: str, form: str = "add"):
-        super().__init__()
-        self.blueprint, self.channels, self.layout, self.form = blueprint, channels, layout, form
-        self.add_module(blueprint, BRANCHES[layout][blueprint](channels))
+    def __init__(
+        self,
+        blueprint: str,
+        channels: int,
+        layout: str,
+        form: str = "add",
+        generator: torch.Generator | None = None,
+    ):
+        fields = BUILDERS[blueprint][layout](channels).fields
+        named = {f"{blueprint}.{field.name}": field for field in fields}
         if form == "gate":
-            hidden = max(8, channels // 4)
-            self.gate = chain(
-                hidden=nn.Linear(channels, hidden), relu=nn.ReLU(), out=nn.Linear(hidden, 1)
-            )
-        self.register_buffer("alpha", torch.zeros(()))
-        recipe = [FORMS.index(form), LAYOUTS.index(layout), channels]
-        self.register_buffer("recipe", torch.tensor(recipe))
+            named |= {field.name: field for field in gate_fields(channels)}
+        recipe = [FORMS.index(form), FAMILIES.index(layout), channels]
+        super().__init__(
+            {name: field.initial(generator) for name, field in named.items()},
+            {"alpha": torch.zeros(()), "recipe": torch.tensor(recipe)},
+            trainable=True,
+        )
+        self.blueprint, self.channels, self.layout, self.form = blueprint, channels, layout, form
+        self._find_forward()
+
+    def _find_forward(self) -> None:
+        self._branch_forward = BUILDERS[self.blueprint][self.layout](self.channels).forward
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A blueprint's forward is often a function within a function, which pickle refuses.
+        return {name: x for name, x in self.__dict__.items() if name != "_branch_forward"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._find_forward()
 
     def branch(self, x: Tensor) -> Tensor:
         """What the seed adds to ``x`` at alpha 1, in the shape of ``x``."""
-        if (
-            x.ndim == 4
-            and not x.requires_grad
-            and x.is_contiguous(memory_format=torch.channels_last)
-        ):
-            # group_norm's backward pass in torch 2.13 crashes on such an input.
-            x = x.clone(memory_format=torch.contiguous_format)
-        f: Tensor = self.get_submodule(self.blueprint)(x)
-        if self.form == "multiply":
-            return x * f.tanh()
-        if self.form == "gate":
-            return self._gate_values(x) * f
-        return f
+        prefix = f"{self.blueprint}."
+        parameters = {name.removeprefix(prefix): p for name, p in self.stacked()[0].items()}
+        if self.layout == "conv":
+            images = x.permute(0, 2, 3, 1)[:, :, :, None].contiguous()
+        elif self.layout == "sequence":
+            images = x[:, None, :, None].contiguous()
+        else:
+            images = x.flatten(0, -2)[:, None, None, None].contiguous()
+        form = FORMS.index(self.form)
+        f = branch(self._branch_forward, form, self.layout, parameters, images)
+        return f[:, :, :, 0].permute(0, 3, 1, 2) if self.layout == "conv" else f.view_as(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """The activation ``x`` with alpha times the branch added, in its shape and dtype."""
         return x + (self.alpha * self.branch(x)).to(x.dtype)
-
-    def _gate_values(self, x: Tensor) -> Tensor:
-        if self.layout == "conv":
-            values: Tensor = self.gate(x.mean((2, 3))).sigmoid()
-            return values[:, :, None, None]
-        return self.gate(x).sigmoid()
 
     def extra_repr(self) -> str:
         """Form and alpha."""

@@ -28,6 +28,11 @@ class Field:
         """Number of elements."""
         return prod(self.shape)
 
+    def initial(self, generator: torch.Generator | None = None) -> Tensor:
+        """Initial values, float32 ``[*shape]``; torch's global generator draws if None."""
+        drawn = 2.0 * torch.rand(self.shape, generator=generator) - 1.0
+        return self.constant + self.bound * drawn
+
 
 def weight(name: str, *shape: int) -> Field:
     """A weight ``[out, in, ...]``, initially uniform within +-fan_in^-0.5, as in torch's layers."""

@@ -7,7 +7,6 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -15,14 +14,16 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from esper.kasmina import ops
+from esper.kasmina.blueprints import Form
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.hosts.module import ModuleHost, Slot, across_hosts
+from esper.kasmina.seed_module import NamedTensors
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Stack
 from esper.leyline.stages import Stage
 from esper.tolaria.backends.torch import branch, seed_views
-from esper.tolaria.plan import Form, Seeds
+from esper.tolaria.plan import Seeds
 
 INPUT, OUTPUT = "images", "logits"
 """Names of the exported program's input and output."""
@@ -34,38 +35,7 @@ _EXAMPLES = 3
 """Images in the traced batch; torch.export treats a batch size of 0 or 1 as a constant."""
 
 
-class _NamedTensors(nn.Module):
-    """A module whose parameters and buffers have dotted names, like those of nested modules."""
-
-    def __init__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]):
-        super().__init__()
-        self._names = tuple(parameters), tuple(buffers)
-        for name, value in parameters.items():
-            holder, leaf = self._holder(name)
-            holder.register_parameter(leaf, nn.Parameter(value.detach().clone(), False))
-        for name, value in buffers.items():
-            holder, leaf = self._holder(name)
-            holder.register_buffer(leaf, value.detach().clone())
-
-    def _holder(self, name: str) -> tuple[nn.Module, str]:
-        *path, leaf = name.split(".")
-        holder: nn.Module = self
-        for part in path:
-            if part not in holder._modules:
-                holder.add_module(part, nn.Module())
-            holder = holder.get_submodule(part)
-        return holder, leaf
-
-    def _stacked(self) -> tuple[Tensors, Tensors]:
-        """Parameters and buffers as a stack of one row, ``[1, *shape]``."""
-        parameters, buffers = self._names
-        return (
-            {name: self.get_parameter(name)[None] for name in parameters},
-            {name: self.get_buffer(name)[None] for name in buffers},
-        )
-
-
-class GrownSeed(_NamedTensors):
+class GrownSeed(NamedTensors):
     """A seed in its slot, over activations ``[B, H, W, 1, C]``.
 
     Args:
@@ -78,12 +48,12 @@ class GrownSeed(_NamedTensors):
 
     def __init__(self, slot: SlotSpec, kind: int, form: Form, row: Tensor, alpha: Tensor):
         views = seed_views(slot, kind, form, row[None])
-        super().__init__({n: x[0] for n, x in views.items()}, {"alpha": alpha.to(row.dtype)})
+        super().__init__({n: x[0] for n, x in views.items()}, {"alpha": alpha.to(row.dtype)}, False)
         self._what = slot, kind, form
 
     def forward(self, x: Tensor) -> Tensor:
         """The activation with alpha times the branch added."""
-        parameters, buffers = self._stacked()
+        parameters, buffers = self.stacked()
         return x + buffers["alpha"] * branch(*self._what, parameters, x)
 
 
@@ -99,7 +69,7 @@ class GrownSlot(nn.Module):
         return across_hosts(self.seed, x[None])[0]
 
 
-class GrownHost(_NamedTensors):
+class GrownHost(NamedTensors):
     """A host that is a chain of blocks, with the seeds grown in its slots.
 
     Maps images ``[B, C, H, W]`` to logits ``[B, classes]``, or ``[B, T, classes]`` for sequences.
@@ -108,13 +78,13 @@ class GrownHost(_NamedTensors):
     def __init__(
         self, host: BlockHost, parameters: Tensors, buffers: Tensors, seeds: dict[int, GrownSeed]
     ):
-        super().__init__(parameters, buffers)
+        super().__init__(parameters, buffers, trainable=False)
         self.host = host
         self.seeds = nn.ModuleDict({host.slots[s].name: seed for s, seed in seeds.items()})
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of ``images``."""
-        parameters, buffers = self._stacked()
+        parameters, buffers = self.stacked()
         x = images.permute(0, 2, 3, 1)[:, :, :, None]
         for kind, index in self.host.program:
             if kind == "input":

@@ -7,11 +7,11 @@ computed in one call; on a CPU at most ``CHUNK`` of them.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints import FORM_OF_STYLE, Form
 from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.transfer import moved_together, on_host
@@ -19,22 +19,6 @@ from esper.leyline.actions import BLUEPRINTS, Style
 
 CHUNK = 12
 """Maximum seeds per call on a CPU, so that their activations stay in the second-level cache."""
-
-
-class Form(IntEnum):
-    """How a branch f is combined with the activation x."""
-
-    ADD = 0
-    MULTIPLY = 1
-    GATE = 2
-
-
-FORM_OF_STYLE = {
-    Style.LINEAR_ADD: Form.ADD,
-    Style.LINEAR_MULTIPLY: Form.MULTIPLY,
-    Style.SIGMOID_ADD: Form.ADD,
-    Style.GATED_GATE: Form.GATE,
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,29 @@ from collections.abc import Callable, Collection
 from functools import cache
 
 from esper.kasmina.blueprints import conv, mlp, sequence
-from esper.kasmina.blueprints.blueprint import Blueprint, LastLayer, Parameters
+from esper.kasmina.blueprints.blueprint import (
+    FORM_OF_STYLE,
+    Blueprint,
+    Form,
+    LastLayer,
+    Parameters,
+    branch,
+    gate_fields,
+)
 from esper.leyline.actions import BLUEPRINTS, EMPTY, add_blueprint
 from esper.leyline.errors import UsageError
 
 __all__ = [
     "BUILDERS",
     "FAMILIES",
+    "FORM_OF_STYLE",
     "Blueprint",
+    "Form",
     "LastLayer",
     "Parameters",
+    "branch",
     "build",
+    "gate_fields",
     "of_family",
     "register",
 ]
@@ -94,5 +106,5 @@ register("mlp", mlp.mlp, families=("mlp", "sequence"))
 register("lora", sequence.lora, families=("sequence",))
 register("lora_large", sequence.lora_large, families=("sequence",))
 # In a sequence no position may see later ones, so blueprints that mix pixels differ there.
-BUILDERS["norm"]["sequence"] = sequence.norm
-BUILDERS["attention"]["sequence"] = sequence.attention
+BUILDERS["norm"]["sequence"] = sequence.sequence_norm
+BUILDERS["attention"]["sequence"] = sequence.sequence_attention

@@ -7,7 +7,7 @@ from esper.kasmina.ops import causal_attention, dense, layer_norm
 from esper.kasmina.stack import ones, weight, zeros
 
 
-def norm(channels: int) -> Blueprint:
+def sequence_norm(channels: int) -> Blueprint:
     """``tanh(s) (LayerNorm(x) - x)`` with a learned scalar s, initially 0."""
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def lora_large(channels: int) -> Blueprint:
     return _low_rank(channels, 32)
 
 
-def attention(channels: int) -> Blueprint:
+def sequence_attention(channels: int) -> Blueprint:
     """LayerNorm, causal attention with up to 4 heads, linear map."""
     heads = next(count for count in (4, 2, 1) if channels % count == 0)
 

@@ -20,7 +20,7 @@ _INPUTS = ("in_channels", "num_features", "num_channels", "in_features")
 
 
 def layout(each: ModuleTrace) -> str:
-    """The layout of a module's activation, one of ``seed_modules.LAYOUTS``."""
+    """The layout of a module's activation, see ``seed_module.Seed``."""
     assert each.shape is not None
     if len(each.shape) == 3:
         return "sequence"

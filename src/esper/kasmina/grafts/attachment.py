@@ -13,14 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import blueprints
-from esper.kasmina.grafts.seed_modules import (
-    BRANCHES,
-    FORMS,
-    LAYOUTS,
-    Seed,
-    add_seed,
-)
+from esper.kasmina.blueprints import BUILDERS, FAMILIES
+from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
@@ -93,21 +87,7 @@ def new_seed(slot: SlotSpec, kind: int, form: int, random_seed: int) -> Seed:
         random_seed: determines the initial weights.
     """
     generator = torch.Generator().manual_seed(random_seed)
-    with torch.random.fork_rng(devices=[]):
-        seed = Seed(BLUEPRINTS[kind], slot.channels, slot.family, FORMS[form])
-    fields = {
-        f"{seed.blueprint}.{f.name}": f
-        for f in blueprints.build(kind, slot.channels, slot.family).fields
-    }
-    if seed.form == "gate":
-        fields |= {f.name: f for f in slot.gate_layout.fields}
-    with torch.no_grad():
-        for name, parameter in seed.named_parameters():
-            field = fields.pop(name)
-            drawn = 2.0 * torch.rand(field.shape, generator=generator) - 1.0
-            parameter.copy_(field.constant + field.bound * drawn)
-    assert not fields, sorted(fields)
-    return seed
+    return Seed(BLUEPRINTS[kind], slot.channels, slot.family, FORMS[form], generator)
 
 
 def attach(model: nn.Module, name: str, seed: Seed) -> None:
@@ -213,14 +193,13 @@ def _rebuild(model: nn.Module, point: str, state: Mapping[str, Any]) -> None:
     prefix = f"{point}.{SEED}."
     form, layout, channels = (int(number) for number in state[f"{prefix}recipe"])
     own = {name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)}
-    names = own & set(BRANCHES[LAYOUTS[layout]])
+    names = {name for name in own if FAMILIES[layout] in BUILDERS.get(name, ())}
     if len(names) != 1:
         raise UsageError(
             f"load_grown: the seed behind {point!r} has an unknown blueprint; "
-            "use the version of Esper that grew it"
+            "use the version of Esper that grew it, and the plugin that defines the blueprint"
         )
-    with torch.random.fork_rng(devices=[]):
-        seed = Seed(names.pop(), channels, LAYOUTS[layout], FORMS[form])
+    seed = Seed(names.pop(), channels, FAMILIES[layout], FORMS[form], torch.Generator())
     try:
         attach(model, point, seed)
     except AttributeError:

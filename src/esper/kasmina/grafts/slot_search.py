@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from esper.kasmina.blueprints import of_family
 from esper.kasmina.grafts.activation_layouts import channels, layout, unsupported
 from esper.kasmina.grafts.module_traces import ModuleTrace, Run, below, walk
 from esper.kasmina.grafts.probes import probe
-from esper.kasmina.grafts.seed_modules import BRANCHES
 from esper.kasmina.hosts.module import Slot
 from esper.kasmina.slots import SlotSpec
+from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError, suggestion
 
 MAX_SLOTS = 8
@@ -182,7 +183,7 @@ def _layers(traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
 def _spec(each: ModuleTrace, depth: float) -> SlotSpec:
     assert each.shape is not None
     family, shape = layout(each), each.shape
-    accepts = tuple(BRANCHES[family])
+    accepts = tuple(BLUEPRINTS[kind] for kind in of_family(family))
     if family == "sequence" and each.time_first:
         accepts = tuple(name for name in accepts if name in POINTWISE)
     size = (shape[2], shape[3]) if family == "conv" else (1, shape[1] if len(shape) == 3 else 1)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import blueprints, ops
+from esper.kasmina.blueprints import Form
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Stack
@@ -19,7 +20,7 @@ from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, 
 from esper.tolaria.backends.store_rows import HostRows, SeedRows, StoreRows, in_any
 from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.minibatches import Minibatches
-from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
+from esper.tolaria.plan import Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision
 from esper.tolaria.slot_measures import SLOT_MEASURES, Watch, slot_measures
 
@@ -293,29 +294,9 @@ def seed_views(slot: SlotSpec, kind: int, form: Form, rows: Tensor) -> Tensors:
 
 
 def branch(slot: SlotSpec, kind: int, form: Form, parameters: Tensors, x: Tensor) -> Tensor:
-    """The term that seeds of one kind add to their ``x [B, H, W, M, C]`` at alpha 1.
-
-    ``parameters`` are as returned by ``seed_views``.
-    """
-    f = blueprints.build(kind, slot.channels, slot.family).forward(parameters, x)
-    if form is Form.MULTIPLY:
-        return x * f.tanh()
-    if form is Form.GATE:
-        return _gate_values(slot, parameters, x) * f
-    return f
-
-
-def _gate_values(slot: SlotSpec, p: Tensors, x: Tensor) -> Tensor:
-    """The gate of each image and seed, in (0, 1), ``[B, 1, 1, M, 1]``.
-
-    In a sequence every position has its own gate, ``[B, H, W, M, 1]``: a mean over positions would
-    leak future bytes into earlier positions.
-    """
-    if slot.family == "sequence":
-        wide = F.relu(ops.dense(x, p["gate.hidden.weight"], p["gate.hidden.bias"]))
-        return ops.dense(wide, p["gate.out.weight"], p["gate.out.bias"]).sigmoid()
-    hidden = F.relu(ops.linear(ops.mean_pool(x), p["gate.hidden.weight"], p["gate.hidden.bias"]))
-    return ops.per_pixel(ops.linear(hidden, p["gate.out.weight"], p["gate.out.bias"]).sigmoid())
+    """``blueprints.branch`` of seeds of one kind; ``parameters`` as returned by ``seed_views``."""
+    forward = blueprints.build(kind, slot.channels, slot.family).forward
+    return blueprints.branch(forward, form, slot.family, parameters, x)
 
 
 class _Take(torch.autograd.Function):

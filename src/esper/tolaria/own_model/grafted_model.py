@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.kasmina.blueprints import FORM_OF_STYLE
 from esper.kasmina.grafts.attachment import (
     attach,
     detach,
@@ -20,12 +21,11 @@ from esper.kasmina.grafts.attachment import (
     new_seed,
     set_hook,
 )
-from esper.kasmina.grafts.seed_modules import Seed, add_seed
+from esper.kasmina.seed_module import Seed, add_seed
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import SlotSpec, stack_tables
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.tolaria.backends import EpochResult
-from esper.tolaria.plan import FORM_OF_STYLE
 from esper.tolaria.slot_measures import SLOT_MEASURES
 
 SEED_GROUP = "seeds"
