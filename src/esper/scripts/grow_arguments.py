@@ -87,11 +87,11 @@ class GrowArguments:
     """Whether the policy takes its most probable action instead of sampling one, with --task; by
     default a policy that learned from records does, and others sample."""
     plugin: tuple[str, ...] = ()
-    """Python files that define your own tasks and blueprints, with --task."""
+    """Python files that define your own tasks and blueprints."""
 
 
-OF_A_TASK = ("split_seed", "greedy", "plugin")
-OF_BOTH = ("policy", "out", "onnx", "seed")
+OF_A_TASK = ("split_seed", "greedy")
+OF_BOTH = ("policy", "out", "onnx", "seed", "plugin")
 
 
 def check_kind(given: GrowArguments) -> None:

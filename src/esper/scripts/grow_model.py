@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from esper.leyline.config.setting import SEEDS, check_name
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
+from esper.runtime import plugins
 from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
 from esper.scripts.grow_arguments import GrowArguments, check_writable
 from esper.scripts.grown_files import FINISHED, read_finished, write_files
@@ -60,6 +61,8 @@ def grow_model(given: GrowArguments) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     set_seed(given.seed)
+    for path in given.plugin:
+        plugins.load(path)
     own = find_own(given.model, given.data)
     arguments = _arguments(given, own.recipe(given.epochs))
     folder = given.out or FOLDER / (given.name or own.name)
@@ -242,6 +245,8 @@ def _asked(given: GrowArguments, own: OwnFile, seed: int) -> dict[str, Any]:
     onnx = None if given.onnx is None else str(given.onnx)
     asked = {"onnx": onnx, "model": own.model, "data": own.data, "seed": seed, "sha256": own.sha256}
     asked |= {name: getattr(given, name) for name in names}
+    if given.plugin:
+        asked["plugin"] = {path: plugins.digest(path) for path in given.plugin}
     found: dict[str, Any] = json.loads(json.dumps(asked))
     return found
 

@@ -24,6 +24,7 @@ __all__ = [
     "BUILDERS",
     "FAMILIES",
     "FORM_OF_STYLE",
+    "SHIPPED",
     "Blueprint",
     "Form",
     "LastLayer",
@@ -108,3 +109,6 @@ register("lora_large", sequence.lora_large, families=("sequence",))
 # In a sequence no position may see later ones, so blueprints that mix pixels differ there.
 BUILDERS["norm"]["sequence"] = sequence.sequence_norm
 BUILDERS["attention"]["sequence"] = sequence.sequence_attention
+
+SHIPPED = tuple(BUILDERS)
+"""Names of the blueprints that come with Esper; others are of the user's own."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints import SHIPPED
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError, suggestion
@@ -17,8 +18,8 @@ from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor
 POLICIES = ("never", "heuristic", "rule")
 """Policies without a run. ``rule`` tries a seed in slot after slot and keeps those that pay."""
 RULE_BLUEPRINTS = ("conv_light", "mlp_small", "mlp")
-"""What ``rule`` plants: the first of these that a slot accepts. ``mlp`` generalises worse
-than ``mlp_small`` on small tables."""
+"""What ``rule`` plants: a blueprint of the user's own that a slot accepts, else the first of these.
+``mlp`` generalises worse than ``mlp_small`` on small tables."""
 RULE_DECISION = 0.7
 """Part of the epochs after which ``rule`` plants nothing more, prunes and fossilises."""
 
@@ -73,8 +74,8 @@ def _trial(slots: tuple[SlotSpec, ...], epochs: int) -> Trial:
 def planted_blueprint(slot: SlotSpec) -> int:
     """Index of the blueprint that ``rule`` plants in ``slot``."""
     fitting = [BLUEPRINTS[kind] for kind in slot.kinds]
-    chosen = next((name for name in RULE_BLUEPRINTS if name in fitting), fitting[0])
-    return BLUEPRINTS.index(chosen)
+    preferred = (*(name for name in fitting if name not in SHIPPED), *RULE_BLUEPRINTS)
+    return BLUEPRINTS.index(next((name for name in preferred if name in fitting), fitting[0]))
 
 
 def _learned(policy: str, seed: int, warn: Callable[[str], None]) -> Actor:
