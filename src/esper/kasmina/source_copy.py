@@ -1,8 +1,8 @@
 """Copies definitions and all that they use out of Esper and plugins, into a file of their own."""
 
-
 import ast
 import dis
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -40,12 +40,7 @@ class SourceCopy:
             UsageError: it is not, or another definition has the name of one that it uses.
         """
         inner = unwrap(function)
-        if isinstance(inner, type):
-            spec = find_spec(inner.__module__)
-            path = spec and spec.origin
-        else:
-            path = inner.__code__.co_filename
-        name = inner.__name__
+        path, name = _source_file(inner), inner.__name__
         if path is None or not Path(path).is_file() or name not in _statements(path):
             raise UsageError(
                 f"blueprint: the written file needs the source of {name!r}; define it at the top "
@@ -103,6 +98,13 @@ class SourceCopy:
                 "plugin"
             )
         return False
+
+
+def _source_file(part: Callable[..., Any]) -> str | None:
+    """The file that defines a function or class."""
+    if isinstance(part, type):
+        return sys.modules[part.__module__].__file__
+    return part.__code__.co_filename
 
 
 @cache

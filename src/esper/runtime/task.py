@@ -185,40 +185,22 @@ class Task:
     family: str | None = None
 
     def __post_init__(self) -> None:
-        for field, least in (("episode_length", 1), ("max_batches", 1), ("batch_size", 2)):
-            if getattr(self, field) < least:
+        host_rate = self.host_learning_rate
+        for field, fits, rule in (
+            ("episode_length", self.episode_length >= 1, "be at least 1"),
+            ("max_batches", self.max_batches >= 1, "be at least 1"),
+            ("batch_size", self.batch_size >= 2, "be at least 2"),
+            ("max_seeds", self.max_seeds is None or self.max_seeds >= 1, "be at least 1"),
+            ("decay", self.decay in DECAYS, f"be one of {', '.join(DECAYS)}"),
+            ("tuning", self.tuning in TUNINGS, f"be one of {', '.join(TUNINGS)}"),
+            ("max_gradient_norm", self.max_gradient_norm > 0.0, "be above 0"),
+            ("host_learning_rate", host_rate is None or host_rate >= 0.0, "be 0 or more"),
+            ("deadline", 0.0 < self.deadline <= 1.0, "lie in (0, 1]"),
+        ):
+            if not fits:
                 raise UsageError(
-                    f"{field}: must be at least {least}, got {getattr(self, field)} "
-                    f"in the task {self.name!r}"
+                    f"{field}: must {rule}, got {getattr(self, field)!r} in the task {self.name!r}"
                 )
-        if self.max_seeds is not None and self.max_seeds < 1:
-            raise UsageError(
-                f"max_seeds: must be at least 1, got {self.max_seeds} in the task {self.name!r}"
-            )
-        if self.decay not in DECAYS:
-            raise UsageError(
-                f"decay: must be one of {', '.join(DECAYS)}, got {self.decay!r} "
-                f"in the task {self.name!r}"
-            )
-        if self.tuning not in TUNINGS:
-            raise UsageError(
-                f"tuning: must be one of {', '.join(TUNINGS)}, got {self.tuning!r} "
-                f"in the task {self.name!r}"
-            )
-        if not self.max_gradient_norm > 0.0:
-            raise UsageError(
-                f"max_gradient_norm: must be above 0, got {self.max_gradient_norm} "
-                f"in the task {self.name!r}"
-            )
-        if self.host_learning_rate is not None and not self.host_learning_rate >= 0.0:
-            raise UsageError(
-                f"host_learning_rate: must be 0 or more, got {self.host_learning_rate} "
-                f"in the task {self.name!r}"
-            )
-        if not 0.0 < self.deadline <= 1.0:
-            raise UsageError(
-                f"deadline: must lie in (0, 1], got {self.deadline} in the task {self.name!r}"
-            )
         shift = self.drift and self.drift.channels
         blocks = len(self.host.weights) if isinstance(self.host, NormedHost) else 0
         if shift and shift.block >= blocks:

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from esper.kasmina.hosts.host import Host
-from esper.kasmina.stack import Stack
 from esper.leyline.actions import Style
 from esper.leyline.errors import UsageError
-from esper.tolaria.backends import HeldBack, Optimisation
 from esper.tolaria.backends.choice import torch_backend
+from esper.tolaria.backends.trial import run_once
 from esper.tolaria.memory import stored_bytes
-from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds, Variant
 from esper.tolaria.precision import Precision
 
@@ -102,26 +100,13 @@ def _peak(
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     seeds = _largest_seeds(host, rows, device)
-    widths = [slot.width for slot in host.slots]
-    stack = Stack.allocate(rows, host.layout.size, host.buffers.size, widths, dtype, device)
-    backend = torch_backend(host, precision)
-    rate = torch.zeros(rows, len(host.slots) + 1, dtype=dtype, device=device)
-    optimisation = Optimisation(rate[:, 0], rate[:, 1:], weight_decay=0.0, max_gradient_norm=1.0)
-
-    def data(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        labels = torch.zeros(count, *host.label_shape, dtype=torch.long, device=device)
-        return torch.zeros(count, *host.image, dtype=dtype, device=device), labels
-
-    drawn = torch.arange(batch_size, device=device).expand(rows, 1, -1)
-    backend.train_epoch(stack, seeds, Minibatches(*data(batch_size), drawn), optimisation)
-    images, labels = data(backend.evaluation_batch)
     everyone = torch.arange(rows, device=device)
-    dataset = torch.zeros(rows, dtype=torch.long, device=device)
     variants = [
         Variant(s, everyone, seeds.alpha.index_fill(1, torch.tensor([s], device=device), 0.0))
         for s in range(len(host.slots))
     ]
-    backend.evaluate(stack, seeds, HeldBack(images[None], labels[None], dataset), variants)
+    evaluation_batch = torch_backend(host, precision).evaluation_batch
+    run_once(host, precision, seeds, dtype, batch_size, evaluation_batch, variants)
     return torch.cuda.max_memory_allocated(device) - before
 
 

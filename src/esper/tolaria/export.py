@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from esper.kasmina import ops
 from esper.kasmina.blueprints import Form
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.hosts.module import ModuleHost, Slot, across_hosts
@@ -85,20 +84,14 @@ class GrownHost(NamedTensors):
     def forward(self, images: Tensor) -> Tensor:
         """Logits of ``images``."""
         parameters, buffers = self.stacked()
-        x = images.permute(0, 2, 3, 1)[:, :, :, None]
-        for kind, index in self.host.program:
-            if kind == "input":
-                x = self.host.enter(x.contiguous())
-            elif kind == "block":
-                x = self.host.block(parameters, buffers, index, x, training=False)
-            elif kind == "pool":
-                x = ops.max_pool(x)
-            elif kind == "slot":
-                name = self.host.slots[index].name
+        x = images.permute(0, 2, 3, 1)[:, :, :, None].contiguous()
+        for instruction in self.host.program:
+            if instruction.kind == "slot":
+                name = self.host.slots[instruction.number].name
                 x = self.seeds[name](x) if name in self.seeds else x
             else:
-                x = self.host.head(parameters, x)[0].unflatten(0, (-1, *self.host.label_shape))
-        return x
+                x = self.host.compute(instruction, parameters, buffers, x, training=False)
+        return x[0].unflatten(0, (-1, *self.host.label_shape))
 
 
 def grown_network(host: Host, stack: Stack, state: SeedState, row: int) -> nn.Module:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
-from esper.kasmina.hosts.host import HostDefaults, Tensors
+from esper.kasmina.hosts.host import Host, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout
 from esper.leyline.errors import UsageError, first_line
@@ -50,7 +50,7 @@ class Slot(nn.Module):
 
 
 @dataclass(frozen=True)
-class ModuleHost(HostDefaults):
+class ModuleHost(Host):
     """Specification of stacked hosts whose forward pass is that of a module; see ``host.Host``.
 
     Every parameter that requires a gradient is trained. Other parameters and buffers change only
@@ -109,7 +109,7 @@ class ModuleHost(HostDefaults):
 
     @cached_property
     def feeding_names(self) -> tuple[tuple[str, ...], ...]:
-        """See ``HostDefaults.feeding_names``.
+        """See ``Host.feeding_names``.
 
         The parameters on which a slot's activation depends and no earlier slot's does; if there are
         none, as behind a pool, those that feed the earlier slot.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import ops
-from esper.kasmina.hosts.host import HostDefaults, Instruction, Tensors, feeding_blocks
+from esper.kasmina.hosts.host import BlockHost, Instruction, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout, ones, weight, zeros
 
@@ -22,7 +22,7 @@ initial predictions of the shared head are nearly uniform."""
 
 
 @dataclass(frozen=True)
-class TransformerHost(HostDefaults):
+class TransformerHost(BlockHost):
     """Specification of stacked transformers; see ``hosts.host.Host``.
 
     Attributes:
@@ -50,7 +50,7 @@ class TransformerHost(HostDefaults):
             raise ValueError(f"heads must be 0 or divide width {self.width}, got {self.heads}")
 
     @property
-    def image(self) -> tuple[int, int, int]:
+    def image(self) -> tuple[int, int, int]:  # type: ignore[override]  # nobody writes to it
         """Height, width and channels of a row of bytes."""
         return 1, self.context, 1
 
@@ -100,11 +100,11 @@ class TransformerHost(HostDefaults):
 
     @property
     def feeding_names(self) -> tuple[tuple[str, ...], ...]:
-        """See ``HostDefaults.feeding_names``: all parameters of the layer."""
+        """See ``Host.feeding_names``: all parameters of the layer."""
         names = [field.name for field in self.layout.fields]
         return tuple(
             tuple(name for name in names if name.startswith((f"attention{i}.", f"perceptron{i}.")))
-            for i in feeding_blocks(self.program)
+            for i in self.feeding_blocks
         )
 
     @cached_property

@@ -9,7 +9,6 @@ from esper.kasmina.hosts.host import Tensors
 from esper.kasmina.hosts.module import ModuleHost
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.plan import Plan
-from esper.tolaria.precision import Precision
 from esper.tolaria.slot_measures import Watch
 
 _RESUMED = 1
@@ -28,9 +27,6 @@ class FunctionalBackend(TorchBackend):
     """A forward pass stores its parameters in the module, so only one thread computes at a time."""
 
     host: ModuleHost
-
-    def __init__(self, host: ModuleHost, precision: Precision):
-        super().__init__(host, precision)
 
     def _resumption(self, slot: int) -> int:
         return _RESUMED

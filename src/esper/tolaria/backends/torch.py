@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.kasmina import blueprints, ops
+from esper.kasmina import blueprints
 from esper.kasmina.blueprints import Form
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.slots import SlotSpec
@@ -234,19 +234,13 @@ class TorchBackend:
         instructions in ``keep`` are stored in ``kept``, the activations at the slots in ``watch``.
         """
         host = cast(BlockHost, self.host)
-        for position, (kind, index) in enumerate(host.program[start:], start):
+        for position, instruction in enumerate(host.program[start:], start):
             if kept is not None and position in keep:
                 kept[position] = x
-            if kind == "input":
-                x = host.enter(x)
-            elif kind == "block":
-                x = host.block(parameters, buffers, index, x, training)
-            elif kind == "pool":
-                x = ops.max_pool(x)
-            elif kind == "slot":
-                x = self._at_slot(index, calls, seeds, watch, x)
+            if instruction.kind == "slot":
+                x = self._at_slot(instruction.number, calls, seeds, watch, x)
             else:
-                x = host.head(parameters, x)
+                x = host.compute(instruction, parameters, buffers, x, training)
         return x
 
     def _at_slot(
