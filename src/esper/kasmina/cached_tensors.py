@@ -20,11 +20,11 @@ def cached_tensor(values: tuple[Any, ...], device: torch.device) -> Tensor:
     if torch.compiler.is_compiling():
         # A constant of the graph; the compiler would trace through the cache with a warning.
         return torch.tensor(values, device=device)
-    return _made(values, _kinds(values), device)
+    return _tensor(values, _kinds(values), device)
 
 
 @cache
-def _made(values: tuple[Any, ...], kinds: Kinds, device: torch.device) -> Tensor:
+def _tensor(values: tuple[Any, ...], kinds: Kinds, device: torch.device) -> Tensor:
     """Tensor of ``values``; ``kinds`` distinguishes (True,), (1,) and (1.0,), which are equal."""
     # An inference tensor could not take part in autograd.
     with torch.inference_mode(False):

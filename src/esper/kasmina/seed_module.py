@@ -79,12 +79,12 @@ class Seed(NamedTensors):
         generator: torch.Generator | None = None,
     ):
         fields = BUILDERS[blueprint][layout](channels).fields
-        named = {f"{blueprint}.{field.name}": field for field in fields}
+        fields_by_name = {f"{blueprint}.{field.name}": field for field in fields}
         if form == "gate":
-            named |= {field.name: field for field in gate_fields(channels)}
+            fields_by_name |= {field.name: field for field in gate_fields(channels)}
         recipe = [FORMS.index(form), FAMILIES.index(layout), channels]
         super().__init__(
-            {name: field.initial(generator) for name, field in named.items()},
+            {name: field.initial(generator) for name, field in fields_by_name.items()},
             {"alpha": torch.zeros(()), "recipe": torch.tensor(recipe)},
             trainable=True,
         )

@@ -51,12 +51,12 @@ class _Record:
         for field in fields(self):
             x: Tensor = getattr(self, field.name)
             by_dtype.setdefault(x.dtype, {})[field.name] = x
-        filled: dict[str, Tensor] = {}
-        for dtype, named in by_dtype.items():
+        tensors_by_name: dict[str, Tensor] = {}
+        for dtype, tensors in by_dtype.items():
             fill = value if dtype.is_floating_point else 0
-            together = torch.stack(list(named.values())).masked_fill_(where, fill)
-            filled |= zip(named, together.unbind(), strict=True)
-        return replace(self, **filled)
+            together = torch.stack(list(tensors.values())).masked_fill_(where, fill)
+            tensors_by_name |= zip(tensors, together.unbind(), strict=True)
+        return replace(self, **tensors_by_name)
 
 
 @dataclass(slots=True)
@@ -191,14 +191,14 @@ class SeedSignals(_Record):
         ``accuracy [N]`` is the latest validation accuracy: the baseline of newborn seeds and of
         seeds in a new stage.
         """
-        moved = after.living & (before.stage != after.stage)
-        born = moved & (before.stage == Stage.DORMANT)
-        signals = self.forget(born)
+        enters = after.living & (before.stage != after.stage)
+        germinates = enters & (before.stage == Stage.DORMANT)
+        signals = self.forget(germinates)
         now = accuracy.float()[:, None].expand_as(signals.baseline)
         return replace(
             signals,
-            baseline=torch.where(moved, now, signals.baseline),
-            birth_accuracy=torch.where(born, now, signals.birth_accuracy),
+            baseline=torch.where(enters, now, signals.baseline),
+            birth_accuracy=torch.where(germinates, now, signals.birth_accuracy),
         )
 
     def forget(self, slots: Tensor) -> "SeedSignals":

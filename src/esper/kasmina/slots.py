@@ -61,8 +61,8 @@ class SlotSpec:
     @cached_property
     def last_layers(self) -> frozenset[LastLayer]:
         """What newborn seeds of the slot's blueprints may read."""
-        built = (blueprints.build(kind, self.channels, self.family) for kind in self.kinds)
-        return frozenset(blueprint.last_layer for blueprint in built)
+        each = (blueprints.build(kind, self.channels, self.family) for kind in self.kinds)
+        return frozenset(blueprint.last_layer for blueprint in each)
 
     @cached_property
     def gate_layout(self) -> Layout:

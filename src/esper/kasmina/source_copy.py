@@ -57,8 +57,8 @@ class SourceCopy:
         if isinstance(node, ast.Import | ast.ImportFrom):
             self._add_imported(node, name)
         elif self._is_new(name, (path, node.lineno)):
-            for used in _used_names(node):
-                self._add(path, used)
+            for global_name in _used_names(node):
+                self._add(path, global_name)
             first = min(n.lineno for n in [node, *getattr(node, "decorator_list", [])])
             lines = Path(path).read_text().splitlines()[first - 1 : node.end_lineno]
             self.definitions.append("\n".join(lines))
@@ -110,11 +110,11 @@ def _source_file(part: Callable[..., Any]) -> str | None:
 @cache
 def _statements(path: str) -> dict[str, ast.stmt]:
     """The statement at the top level of a file that gives each name its meaning."""
-    found: dict[str, ast.stmt] = {}
+    by_name: dict[str, ast.stmt] = {}
     for node in ast.parse(Path(path).read_text()).body:
         for name in _defined_names(node):
-            found[name] = node
-    return found
+            by_name[name] = node
+    return by_name
 
 
 def _defined_names(node: ast.stmt) -> Iterator[str]:

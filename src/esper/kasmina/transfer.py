@@ -57,11 +57,11 @@ class HostCopy:
         if self._arrived is None:
             return self._tensors
         self._arrived.synchronize()
-        found: dict[int, Tensor] = {}
+        tensors: dict[int, Tensor] = {}
         for i, part in zip(self._order, self._packed.split(self._sizes), strict=True):
             dtype, shape = self._kinds[i]
-            found[i] = part.view(dtype).view(shape)
-        return [found[i] for i in range(len(self._kinds))]
+            tensors[i] = part.view(dtype).view(shape)
+        return [tensors[i] for i in range(len(self._kinds))]
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:

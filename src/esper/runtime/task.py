@@ -233,10 +233,10 @@ class Task:
     def in_directory(self, directory: Path) -> "Task":
         """A copy of the task that reads its files, if any, from ``directory``."""
 
-        def moved(data: Maker) -> Maker:
+        def change(data: Maker) -> Maker:
             return replace(data, directory=directory) if isinstance(data, FromDirectory) else data
 
-        return self._with_data(moved)
+        return self._with_data(change)
 
     def with_split(self, seed: int) -> "Task":
         """A copy of the task whose data are split with ``seed``, wherever the split is drawn.
@@ -273,26 +273,26 @@ class Task:
             UsageError: the data cannot be made, or do not fit the host.
         """
         makers = [self.data] if self.drift is None else [self.data, self.drift.data]
-        places = ("data", "drift")
-        sets = tuple(self._made(*pair) for pair in zip(places, makers, strict=False))
-        wanted = (self.host.image, self.host.classes)
-        for place, dataset in zip(places, sets, strict=False):
+        fields = ("data", "drift")
+        sets = tuple(self._dataset(*pair) for pair in zip(fields, makers, strict=False))
+        fit = (self.host.image, self.host.classes)
+        for field, dataset in zip(fields, sets, strict=False):
             if dataset.label_shape != self.host.label_shape:
                 raise UsageError(
-                    f"{place}: the task {self.name!r} has labels of shape {dataset.label_shape} "
+                    f"{field}: the task {self.name!r} has labels of shape {dataset.label_shape} "
                     f"per input and a host for {self.host.label_shape}; make them the same"
                 )
             for images in (dataset.train_images, dataset.validation_images, dataset.test_images):
-                found = (tuple(images.shape[1:]), dataset.classes)
-                if found != wanted:
+                shape = (tuple(images.shape[1:]), dataset.classes)
+                if shape != fit:
                     raise UsageError(
-                        f"{place}: the task {self.name!r} has images {found[0]} of {found[1]} "
-                        f"classes and a host for images {wanted[0]} of {wanted[1]} classes; "
+                        f"{field}: the task {self.name!r} has images {shape[0]} of {shape[1]} "
+                        f"classes and a host for images {fit[0]} of {fit[1]} classes; "
                         "make them the same"
                     )
         return sets
 
-    def _made(self, place: str, maker: Maker) -> Dataset:
+    def _dataset(self, field: str, maker: Maker) -> Dataset:
         """The data set of ``maker``; errors in the user's code become a UsageError."""
         if isinstance(maker, FromDirectory):
             return maker()  # its errors already name the file and the fix
@@ -301,13 +301,13 @@ class Task:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UsageError(
-                f"{place}: the task {self.name!r} cannot make its data set ({reason})"
+                f"{field}: the task {self.name!r} cannot make its data set ({reason})"
             ) from error
 
 
 def data_digests(data: Sequence[tuple[Task, Sequence[Dataset]]]) -> dict[str, str]:
     """SHA-256 of the data by ``label`` of the tasks, each given with its ``datasets()``."""
-    found: dict[str, list[str]] = {}
+    digests: dict[str, list[str]] = {}
     for task, sets in data:
-        found.setdefault(task.label, []).extend(dataset.digest for dataset in sets)
-    return {label: sha256(" ".join(each).encode()).hexdigest() for label, each in found.items()}
+        digests.setdefault(task.label, []).extend(dataset.digest for dataset in sets)
+    return {label: sha256(" ".join(each).encode()).hexdigest() for label, each in digests.items()}

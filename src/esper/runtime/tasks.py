@@ -60,8 +60,8 @@ SUITES["cifar"] = ("cifar_baseline", "cifar_impaired", "cifar_minimal", "cifar_s
 
 
 def _add(name: str, summary: str, host: Host, data: Callable[[], Dataset], **settings: Any) -> None:
-    made = Task(name, summary, host, data, **settings)
-    TASKS[name] = lambda: made
+    task_object = Task(name, summary, host, data, **settings)
+    TASKS[name] = lambda: task_object
 
 
 def _host(*channels: int, classes: int = 10) -> CnnHost:
@@ -83,23 +83,23 @@ def _add_digits(
     _add(name, summary, host, _digits(**data), **recipe)
 
 
-def _shifted(pixels: int, noise: float) -> str:
+def _shift_summary(pixels: int, noise: float) -> str:
     return f"digits shifted by up to {pixels} pixel{'s' * (pixels > 1)}, noise {noise}"
 
 
 _FAST, _CONSTANT = {"learning_rate": 1e-1}, {"decay": "constant"}
 # The host is too small for digits at any of these shifts, so growing pays.
-_add_digits("digits_shift", _shifted(2, 0.1), shift=2, noise=0.1)
+_add_digits("digits_shift", _shift_summary(2, 0.1), shift=2, noise=0.1)
 # The host is large enough and learns fast, so no seed is worth its rent.
 _AMPLE = replace(_host(8, 16), pools=2, slot_names=("r0c1", "r1c1"))
 _add_digits("digits", "digits as they are", _AMPLE)
 # Smaller shifts than digits_shift.
-_add_digits("digits_shift_small", _shifted(1, 0.1), recipe=_FAST, shift=1, noise=0.1)
+_add_digits("digits_shift_small", _shift_summary(1, 0.1), recipe=_FAST, shift=1, noise=0.1)
 # Twice the noise of digits_shift.
-_add_digits("digits_noisy", _shifted(2, 0.2), shift=2, noise=0.2)
+_add_digits("digits_noisy", _shift_summary(2, 0.2), shift=2, noise=0.2)
 # Few enough training images that a grown host can memorise them.
-_FEW = "as digits_shift with 30 % of the training images"
-_add_digits("digits_few_labels", _FEW, shift=2, noise=0.1, label_fraction=0.3)
+_FEW_LABELS = "as digits_shift with 30 % of the training images"
+_add_digits("digits_few_labels", _FEW_LABELS, shift=2, noise=0.1, label_fraction=0.3)
 # Shifts start later or never, so it is not known at the start whether growing will pay.
 _drift = Drift(_digits(shift=2, noise=0.1), earliest=0.1, latest=0.6, never=1 / 3)
 _add_digits(
@@ -110,22 +110,22 @@ _add_digits(
 )
 # A host without convolutions.
 _PERCEPTRON = MlpHost(widths=(16, 16), classes=10, image=(8, 8, 1))
-_add_digits("digits_mlp", _shifted(1, 0.1), _PERCEPTRON, shift=1, noise=0.1)
+_add_digits("digits_mlp", _shift_summary(1, 0.1), _PERCEPTRON, shift=1, noise=0.1)
 
 # Held out: larger shifts than any training task.
-_add_digits("digits_shift_far", _shifted(3, 0.1), recipe=_CONSTANT, shift=3, noise=0.1)
+_add_digits("digits_shift_far", _shift_summary(3, 0.1), recipe=_CONSTANT, shift=3, noise=0.1)
 # Held out: a combination of shift and noise that no training task has.
-_add_digits("digits_shift_near", _shifted(1, 0.2), shift=1, noise=0.2)
+_add_digits("digits_shift_near", _shift_summary(1, 0.2), shift=1, noise=0.2)
 # Held out: more noise than any training task.
-_add_digits("digits_noisier", _shifted(2, 0.3), recipe=_CONSTANT, shift=2, noise=0.3)
+_add_digits("digits_noisier", _shift_summary(2, 0.3), recipe=_CONSTANT, shift=2, noise=0.3)
 # Held out: less noise than any training task with shifts.
-_add_digits("digits_clear", _shifted(2, 0.05), shift=2, noise=0.05)
+_add_digits("digits_clear", _shift_summary(2, 0.05), shift=2, noise=0.05)
 # Held out: fewer classes, so chance is 20 % instead of 10 %.
 _FIVE = "digits 0 to 4 shifted by up to 2 pixels, noise 0.1"
 _add_digits("digits_five", _FIVE, _host(4, 8, classes=5), _FAST, shift=2, noise=0.1, classes=5)
 # Held out: a transformation that no training task has.
-_TURNED = "digits turned by 0 to 3 quarter turns, noise 0.1"
-_add_digits("digits_turned", _TURNED, noise=0.1, rotation=3)
+_QUARTER_TURNS = "digits turned by 0 to 3 quarter turns, noise 0.1"
+_add_digits("digits_turned", _QUARTER_TURNS, noise=0.1, rotation=3)
 # Held out: a host of half the width.
 _add_digits("digits_narrow", "as digits_shift", _host(2, 4), shift=2, noise=0.1)
 # Held out: a host of twice the width.

@@ -23,7 +23,7 @@ SHARE = 0.8
 """Part of the free memory that hosts may take; the rest is for the policy's update, the workspace
 of libraries and fragmentation."""
 
-_FEW, _MANY = 2, 6
+_ROWS = 2, 6
 """Rows of the two trials, whose difference is what a row takes."""
 _ALPHA = 0.5
 
@@ -45,14 +45,15 @@ def row_memory(
     host: Host, precision: Precision, dtype: torch.dtype, device: torch.device, batch_size: int
 ) -> RowMemory:
     """Measure a row of ``host`` on a CUDA device, in minibatches of ``batch_size`` images."""
-    few, many = (_peak(host, precision, dtype, device, batch_size, n) for n in (_FEW, _MANY))
-    return RowMemory(max(1.0, (many - few) / (_MANY - _FEW)), stored_bytes(host, dtype))
+    least, most = (_peak(host, precision, dtype, device, batch_size, rows) for rows in _ROWS)
+    active = max(1.0, (most - least) / (_ROWS[1] - _ROWS[0]))
+    return RowMemory(active, stored_bytes(host, dtype))
 
 
 def free_bytes(device: torch.device) -> int:
     """Memory of a CUDA device that this process may still take."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free: int = torch.cuda.mem_get_info(device)[0] + unused
+    reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free: int = torch.cuda.mem_get_info(device)[0] + reserve
     return free
 
 

@@ -111,17 +111,17 @@ def grown_network(host: Host, stack: Stack, state: SeedState, row: int) -> nn.Mo
         {name: x[0].cpu() for name, x in layout.views(store[row : row + 1]).items()}
         for layout, store in ((host.layout, stack.host), (host.buffers, stack.buffers))
     )
-    kept = committed(state)
+    seeds_to_export = committed(state)
     seeds = {
         s: GrownSeed(
             slot,
-            int(kept.blueprint[row, s]),
-            Form(int(kept.form[row, s])),
+            int(seeds_to_export.blueprint[row, s]),
+            Form(int(seeds_to_export.form[row, s])),
             stack.seeds[s][row].cpu(),
-            kept.alpha[row, s].cpu(),
+            seeds_to_export.alpha[row, s].cpu(),
         )
         for s, slot in enumerate(host.slots)
-        if bool(kept.computed[row, s])
+        if bool(seeds_to_export.computed[row, s])
     }
     if not isinstance(host, ModuleHost):
         return GrownHost(cast(BlockHost, host), parameters, buffers, seeds).eval()
@@ -188,8 +188,8 @@ def onnx_bytes(program: ExportedProgram, named: bool = True) -> bytes:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+            program_of_onnx = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     finally:
         logging.disable(logging.NOTSET)
-    assert found is not None
-    return found.model_proto.SerializeToString()
+    assert program_of_onnx is not None
+    return program_of_onnx.model_proto.SerializeToString()

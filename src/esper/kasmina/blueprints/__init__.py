@@ -68,8 +68,8 @@ def register(name: str, builder: Builder, families: Collection[str] = ("conv",))
         raise UsageError(f"blueprint: {name!r} is taken; choose another name")
     unknown = sorted(set(families) - set(FAMILIES))
     if unknown or not families:
-        found = ", ".join(map(repr, unknown)) or "none"
-        raise UsageError(f"families: got {found}; give one or more of {', '.join(FAMILIES)}")
+        names = ", ".join(map(repr, unknown)) or "none"
+        raise UsageError(f"families: got {names}; give one or more of {', '.join(FAMILIES)}")
     if name not in BLUEPRINTS:
         add_blueprint(name)
     BUILDERS[name] = dict.fromkeys(families, builder)
@@ -87,11 +87,11 @@ def of_family(family: str) -> tuple[int, ...]:
 # Native twin: hosts/blueprints.h, make_branch.
 def build(kind: int, channels: int, family: str) -> Blueprint:
     """The blueprint with index ``kind`` in the blueprint head, for a slot of ``channels``."""
-    return _built(BUILDERS[BLUEPRINTS[kind]][family], channels)
+    return _blueprint(BUILDERS[BLUEPRINTS[kind]][family], channels)
 
 
 @cache
-def _built(builder: Builder, channels: int) -> Blueprint:
+def _blueprint(builder: Builder, channels: int) -> Blueprint:
     return builder(channels)
 
 

@@ -75,7 +75,7 @@ class Host(ABC):
         fields = zip(self.layout.fields, self.layout.offsets, strict=True)
         ranges = {field.name: (offset, offset + field.size) for field, offset in fields}
         return tuple(
-            _joined(sorted(ranges[name] for name in names)) for names in self.feeding_names
+            _slices(sorted(ranges[name] for name in names)) for names in self.feeding_names
         )
 
     @cached_property
@@ -172,14 +172,14 @@ class BlockHost(Host):
         return tuple(blocks)
 
 
-def _joined(ranges: list[tuple[int, int]]) -> tuple[slice, ...]:
+def _slices(ranges: list[tuple[int, int]]) -> tuple[slice, ...]:
     """Slices of sorted column ranges, where adjacent ranges are one slice."""
-    joined: list[slice] = []
+    slices: list[slice] = []
     for begin, end in ranges:
-        if joined and joined[-1].stop == begin:
-            begin = joined.pop().start
-        joined.append(slice(begin, end))
-    return tuple(joined)
+        if slices and slices[-1].stop == begin:
+            begin = slices.pop().start
+        slices.append(slice(begin, end))
+    return tuple(slices)
 
 
 class NormedHost(BlockHost):
@@ -234,18 +234,18 @@ class NormedHost(BlockHost):
             Indices that gather a row's parameters, int64 ``[P]``, and its buffers, int64 ``[Q]``.
         """
         norm = f"norm{block}"
-        moved = (
+        parts = (
             (self.layout, (self.weights[block].name, f"{norm}.weight", f"{norm}.bias")),
             (self.buffers, (f"{norm}.mean", f"{norm}.variance")),
         )
-        found = []
-        for layout, names in moved:
+        indices = []
+        for layout, names in parts:
             columns = torch.arange(layout.size)
             fields = layout.views(columns[None])
             for name in names:
                 fields[name][0].copy_(fields[name][0, list(order)])
-            found.append(columns)
-        return found[0], found[1]
+            indices.append(columns)
+        return indices[0], indices[1]
 
     def normalised(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
@@ -275,13 +275,17 @@ def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:
         UsageError: the host has no slot of a given name.
     """
     available = tuple(slot.name for slot in host.all_slots)
-    used = tuple(slot.name for slot in host.slots)
-    relative = {"early": used[0], "mid": used[len(used) // 2], "late": used[-1]}
-    chosen = tuple(relative.get(name, name) for name in names)
-    for name in chosen:
+    active = tuple(slot.name for slot in host.slots)
+    relative = {
+        "early": active[0],
+        "mid": active[len(active) // 2],
+        "late": active[-1],
+    }
+    slots = tuple(relative.get(name, name) for name in names)
+    for name in slots:
         if name not in available:
             raise UsageError(
                 f"slots: the host has no slot {name!r}; choose from "
                 f"{', '.join(available)} or early, mid, late"
             )
-    return chosen
+    return slots

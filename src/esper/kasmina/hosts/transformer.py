@@ -129,23 +129,23 @@ class TransformerHost(BlockHost):
             positions = parameters["position.weight"].transpose(0, 1)
             return ops.embedded(x[..., 0].long(), parameters["byte.weight"]) + positions
         if self.heads:
-            normalised = _normalised(parameters, f"attention{index}.norm", x)
-            joint = ops.dense(normalised, parameters[f"attention{index}.joint.weight"])
-            mixed = ops.causal_attention(joint, self.heads)
-            x = x + ops.dense(mixed, parameters[f"attention{index}.out.weight"])
-        normalised = _normalised(parameters, f"perceptron{index}.norm", x)
-        wide = F.gelu(ops.dense(normalised, parameters[f"perceptron{index}.widen.weight"]))
+            y = _norm(parameters, f"attention{index}.norm", x)
+            joint = ops.dense(y, parameters[f"attention{index}.joint.weight"])
+            values = ops.causal_attention(joint, self.heads)
+            x = x + ops.dense(values, parameters[f"attention{index}.out.weight"])
+        y = _norm(parameters, f"perceptron{index}.norm", x)
+        wide = F.gelu(ops.dense(y, parameters[f"perceptron{index}.widen.weight"]))
         return x + ops.dense(wide, parameters[f"perceptron{index}.narrow.weight"])
 
     def head(self, parameters: Tensors, x: Tensor) -> Tensor:
         """LayerNorm, then the transposed embedding, at every position; see ``BlockHost.head``."""
-        normalised = _normalised(parameters, "head.norm", x)
-        return ops.linear(normalised.flatten(0, 2).transpose(0, 1), parameters["byte.weight"])
+        y = _norm(parameters, "head.norm", x)
+        return ops.linear(y.flatten(0, 2).transpose(0, 1), parameters["byte.weight"])
 
 
 def _norm_fields(name: str, width: int) -> tuple[Field, Field]:
     return ones(f"{name}.weight", width), zeros(f"{name}.bias", width)
 
 
-def _normalised(parameters: Tensors, name: str, x: Tensor) -> Tensor:
+def _norm(parameters: Tensors, name: str, x: Tensor) -> Tensor:
     return ops.layer_norm(x, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

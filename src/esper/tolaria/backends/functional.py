@@ -11,8 +11,8 @@ from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.plan import Plan
 from esper.tolaria.slot_measures import Watch
 
-_RESUMED = 1
-"""Key of ``kept`` for the images of all environments, from which every variant starts."""
+_IMAGES = 1
+"""Key of ``inputs`` for the images of all environments, from which every variant starts."""
 
 
 class FunctionalBackend(TorchBackend):
@@ -29,7 +29,7 @@ class FunctionalBackend(TorchBackend):
     host: ModuleHost
 
     def _resumption(self, slot: int) -> int:
-        return _RESUMED
+        return _IMAGES
 
     def _forward(
         self,
@@ -42,13 +42,13 @@ class FunctionalBackend(TorchBackend):
         training: bool,
         start: int = 0,
         keep: Sequence[int] = (),
-        kept: dict[int, Tensor] | None = None,
+        inputs: dict[int, Tensor] | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
         rows = len(next(iter(parameters.values())))
         x = x.expand(-1, -1, -1, rows, -1)
-        if kept is not None:
-            kept[_RESUMED] = x
+        if inputs is not None:
+            inputs[_IMAGES] = x
         grown: dict[int, Callable[[Tensor], Tensor]] = {
             s: partial(self._at_slot, s, calls, seeds, watch)
             for s, slot_plan in enumerate(calls)

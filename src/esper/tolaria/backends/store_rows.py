@@ -141,8 +141,8 @@ def in_any(stores: Sequence[StoreRows], where: Callable[[StoreRows], Tensor]) ->
 
     The first of ``stores`` holds the hosts.
     """
-    hosts, *others = stores
-    found = where(hosts)
-    for rows in others:
-        found[rows.rows] |= where(rows)
-    return found
+    hosts, *seed_stores = stores
+    environments = where(hosts)
+    for rows in seed_stores:
+        environments[rows.rows] |= where(rows)
+    return environments

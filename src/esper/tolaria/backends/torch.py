@@ -167,19 +167,19 @@ class TorchBackend:
         )
         for batch, drawn_labels in batches:
             batch_labels = drawn_labels.flatten(1)
-            kept: dict[int, Tensor] = {}
+            inputs: dict[int, Tensor] = {}
             x = batch.contiguous()
             with self.precision.autocast():
-                logits = self._forward(*complete, x, training=False, keep=starts, kept=kept)
+                logits = self._forward(*complete, x, training=False, keep=starts, inputs=inputs)
             totals[0].add(logits, batch_labels)
             for total, start, reading, variant in zip(
                 totals[1:], starts, readings, variants, strict=True
             ):
-                resumed = kept[start].index_select(3, variant.rows)
+                resumption = inputs[start].index_select(3, variant.rows)
                 with self.precision.autocast():
-                    logits = self._forward(*reading, resumed, training=False, start=start)
-                own = batch_labels if len(batch_labels) == 1 else batch_labels[variant.rows]
-                total.add(logits, own)
+                    logits = self._forward(*reading, resumption, training=False, start=start)
+                truth = batch_labels if len(batch_labels) == 1 else batch_labels[variant.rows]
+                total.add(logits, truth)
         scores = [total.scores() for total in totals]
         return scores[0], scores[1:]
 
@@ -225,18 +225,19 @@ class TorchBackend:
         training: bool,
         start: int = 0,
         keep: Sequence[int] = (),
-        kept: dict[int, Tensor] | None = None,
+        inputs: dict[int, Tensor] | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
         """Logits ``[N, P, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
 
-        ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The inputs of the
-        instructions in ``keep`` are stored in ``kept``, the activations at the slots in ``watch``.
+        ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The inputs of
+        the instructions in ``keep`` are stored in ``inputs``, the activations at the slots in
+        ``watch``.
         """
         host = cast(BlockHost, self.host)
         for position, instruction in enumerate(host.program[start:], start):
-            if kept is not None and position in keep:
-                kept[position] = x
+            if inputs is not None and position in keep:
+                inputs[position] = x
             if instruction.kind == "slot":
                 x = self._at_slot(instruction.number, calls, seeds, watch, x)
             else:
@@ -305,8 +306,8 @@ class _Take(torch.autograd.Function):
         """One tensor ``[B, H, W, m, C]`` per group."""
         ctx.groups, ctx.shape = groups, x.shape
         parts = tuple(x.index_select(3, group.rows) for group in groups)
-        isolated = [p for p, group in zip(parts, groups, strict=True) if group.isolated]
-        ctx.mark_non_differentiable(*isolated)
+        constants = [p for p, group in zip(parts, groups, strict=True) if group.isolated]
+        ctx.mark_non_differentiable(*constants)
         return parts
 
     @staticmethod
