@@ -41,14 +41,14 @@ class Table:
 
     def __init__(self, values: Sequence[Any]):
         self._values = values
-        self._made: dict[torch.device, Tensor] = {}
+        self._tensors: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
         """The whole table; never write to it."""
-        if device not in self._made:
+        if device not in self._tensors:
             with torch.inference_mode(False):
-                self._made[device] = moved(torch.tensor(self._values), device)
-        return self._made[device]
+                self._tensors[device] = moved(torch.tensor(self._values), device)
+        return self._tensors[device]
 
     def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> Tensor:
         """The entries at ``index``."""

@@ -237,7 +237,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out.contiguous().unflatten(0, x.shape[:3])
 
 
-def embedded(indices: Tensor, weight: Tensor) -> Tensor:
+def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     """Look up rows in the embedding table of each environment.
 
     Args:

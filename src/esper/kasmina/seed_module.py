@@ -42,7 +42,7 @@ class NamedTensors(nn.Module):
             holder = holder.get_submodule(part)
         return holder, leaf
 
-    def stacked(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def stack(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and buffers as a stack of one row, ``[1, *shape]``."""
         parameters, buffers = self._names
         return (
@@ -105,7 +105,7 @@ class Seed(NamedTensors):
     def branch(self, x: Tensor) -> Tensor:
         """What the seed adds to ``x`` at alpha 1, in the shape of ``x``."""
         prefix = f"{self.blueprint}."
-        parameters = {name.removeprefix(prefix): p for name, p in self.stacked()[0].items()}
+        parameters = {name.removeprefix(prefix): p for name, p in self.stack()[0].items()}
         if self.layout == "conv":
             images = x.permute(0, 2, 3, 1)[:, :, :, None].contiguous()
         elif self.layout == "sequence":

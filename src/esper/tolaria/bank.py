@@ -187,7 +187,7 @@ class DataBank:
         """Poses selected by random words, None without augmentation; words and poses are int64."""
         return None if self.augmentation is None else to_integers(bits, self.augmentation.poses)
 
-    def picked(self, bits: Tensor, dataset: Tensor) -> Tensor:
+    def samples(self, bits: Tensor, dataset: Tensor) -> Tensor:
         """Indices into ``train_images``, selected from each group's data set by random words.
 
         Samples with replacement; words and indices are int64 ``[G, count]``.

@@ -347,7 +347,7 @@ class Engine:
         return Minibatches(
             bank.train_images,
             bank.train_labels,
-            bank.picked(bits[:, 0], self.datasets(step)).unflatten(1, shape),
+            bank.samples(bits[:, 0], self.datasets(step)).unflatten(1, shape),
             self.rows.group_index,
             bank.augmentation,
             None if poses is None else poses.unflatten(1, shape),

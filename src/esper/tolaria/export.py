@@ -34,7 +34,7 @@ _EXAMPLES = 3
 """Images in the traced batch; torch.export treats a batch size of 0 or 1 as a constant."""
 
 
-class GrownSeed(NamedTensors):
+class SeedInSlot(NamedTensors):
     """A seed in its slot, over activations ``[B, H, W, 1, C]``.
 
     Args:
@@ -52,14 +52,14 @@ class GrownSeed(NamedTensors):
 
     def forward(self, x: Tensor) -> Tensor:
         """The activation with alpha times the branch added."""
-        parameters, buffers = self.stacked()
+        parameters, buffers = self.stack()
         return x + buffers["alpha"] * branch(*self._what, parameters, x)
 
 
 class GrownSlot(nn.Module):
     """A seed in a slot of a user's module, over ``[B, C, H, W]`` or ``[B, C]``."""
 
-    def __init__(self, seed: GrownSeed):
+    def __init__(self, seed: SeedInSlot):
         super().__init__()
         self.seed = seed
 
@@ -75,7 +75,7 @@ class GrownHost(NamedTensors):
     """
 
     def __init__(
-        self, host: BlockHost, parameters: Tensors, buffers: Tensors, seeds: dict[int, GrownSeed]
+        self, host: BlockHost, parameters: Tensors, buffers: Tensors, seeds: dict[int, SeedInSlot]
     ):
         super().__init__(parameters, buffers, trainable=False)
         self.host = host
@@ -83,7 +83,7 @@ class GrownHost(NamedTensors):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of ``images``."""
-        parameters, buffers = self.stacked()
+        parameters, buffers = self.stack()
         x = images.permute(0, 2, 3, 1)[:, :, :, None].contiguous()
         for instruction in self.host.program:
             if instruction.kind == "slot":
@@ -113,7 +113,7 @@ def grown_network(host: Host, stack: Stack, state: SeedState, row: int) -> nn.Mo
     )
     seeds_to_export = committed(state)
     seeds = {
-        s: GrownSeed(
+        s: SeedInSlot(
             slot,
             int(seeds_to_export.blueprint[row, s]),
             Form(int(seeds_to_export.form[row, s])),

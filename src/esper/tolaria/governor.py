@@ -144,7 +144,7 @@ class Governor(DivergenceDetector):
     def __init__(self, stack: Stack, classes: int, limits: Limits | None = None):
         super().__init__(len(stack.host), stack.host.device, classes, limits)
         self.stack = stack
-        self.kept = [store.clone() for store in self._stores()]
+        self.copies = [store.clone() for store in self._stores()]
 
     def snapshot(self, rows: Tensor) -> None:
         """Take a snapshot of the seeds of ``rows``, bool ``[N]``, and of their hosts if healthy.
@@ -155,17 +155,17 @@ class Governor(DivergenceDetector):
         stack = self.stack
         hosts = (stack.host, stack.buffers)
         choices = [rows & self.healthy] * len(hosts) + [rows] * len(stack.seeds)
-        for copy, store, where in zip(self.kept, self._stores(), choices, strict=True):
+        for copy, store, where in zip(self.copies, self._stores(), choices, strict=True):
             copy.copy_(torch.where(where[:, None], store, copy))
 
     def follow(self, move: ChannelMove) -> None:
         """Move the channels of the snapshots too: a rollback does not undo a shift."""
-        move.of_parameters(self.kept[0])
-        move.of_buffers(self.kept[1])
+        move.of_parameters(self.copies[0])
+        move.of_buffers(self.copies[1])
 
     def restore(self, rows: Tensor) -> None:
         """Restore the snapshot of ``rows``, bool ``[N]``, and clear their optimizer state."""
-        for copy, store in zip(self.kept, self._stores(), strict=True):
+        for copy, store in zip(self.copies, self._stores(), strict=True):
             store.copy_(torch.where(rows[:, None], copy, store))
         for optimizer in (self.stack.host_optimizer, *self.stack.seed_optimizers):
             optimizer.clear(rows)

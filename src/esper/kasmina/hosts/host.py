@@ -247,7 +247,7 @@ class NormedHost(BlockHost):
             indices.append(columns)
         return indices[0], indices[1]
 
-    def normalised(
+    def batch_norm(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
         """Apply the BatchNorm of block ``index``, then ReLU."""

@@ -127,7 +127,7 @@ class TransformerHost(BlockHost):
         """The embedding of the bytes, or a layer; see ``BlockHost.block``."""
         if index == 0:
             positions = parameters["position.weight"].transpose(0, 1)
-            return ops.embedded(x[..., 0].long(), parameters["byte.weight"]) + positions
+            return ops.embedding(x[..., 0].long(), parameters["byte.weight"]) + positions
         if self.heads:
             y = _norm(parameters, f"attention{index}.norm", x)
             joint = ops.dense(y, parameters[f"attention{index}.joint.weight"])

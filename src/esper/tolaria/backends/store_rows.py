@@ -65,7 +65,7 @@ class StoreRows:
             active,
         )
 
-    def overflowed(self) -> Tensor:
+    def overflow(self) -> Tensor:
         """Rows whose last minibatch was skipped, bool ``[M]``."""
         return ~self.finite
 

@@ -91,7 +91,7 @@ class TorchBackend:
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(-1) == labels).to(loss.dtype).mean(1))
             if scales is not None:
-                scales.adjust(in_any(all_stores, StoreRows.overflowed), losses[-1])
+                scales.adjust(in_any(all_stores, StoreRows.overflow), losses[-1])
         for rows in seed_stores.values():
             rows.write_back(stack)
         result = self._result(torch.stack(losses), torch.stack(hits), hosts, seed_stores, slots)
