@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import Slot
+from esper.kasmina.blueprints import BUILDERS, FAMILIES, of_family
+from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.own_models.attachment import (
@@ -21,7 +23,6 @@ from esper.own_models.attachment import (
     strip,
 )
 from esper.own_models.saving import load_grown
-from esper.own_models.seed_modules import BRANCHES, FORMS, Seed, add_seed
 from esper.own_models.slot_search import find_slots
 from esper.own_models.written_code import rebuilding_code
 from own_modules import Gpt, Recurrent, ResidualNet, images, perceptron, tokens
@@ -45,8 +46,7 @@ def grown(host: str) -> tuple[nn.Module, Tensor]:
     with torch.no_grad():
         slots = find_slots(model, lambda half: model(x[:3] if half else x))
     for place, slot in enumerate(slots):
-        names = [name for name in BRANCHES[slot.family] if name in slot.accepts]
-        kind = BLUEPRINTS.index(names[place % len(names)])
+        kind = slot.kinds[place % len(slot.kinds)]
         seed = new_seed(slot, kind, place % len(FORMS), place)
         with torch.no_grad():
             for parameter in seed.parameters():
@@ -119,7 +119,7 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_is_loaded() -> None:
         load_grown(perceptron(), state)
     with pytest.raises(UsageError, match=r"already has seeds"):
         load_grown(model, state)
-    renamed = {name.replace(".conv_small.", ".unheard."): value for name, value in state.items()}
+    renamed = {name.replace(".conv_light.", ".unheard."): value for name, value in state.items()}
     assert renamed != state
     with pytest.raises(UsageError, match=r"unknown blueprint"):
         load_grown(fresh, renamed)
@@ -242,14 +242,14 @@ def test_the_written_file_rebuilds_each_module_without_esper(tmp_path: Path) -> 
 
 def test_every_branch_can_be_written(tmp_path: Path) -> None:
     model = nn.ModuleDict()
-    for layout, found in BRANCHES.items():
-        for name in found:
-            model[f"{layout}_{name}"] = carrier = nn.Identity()
-            carrier.add_module("seed", Seed(name, 8, layout))
+    for layout in FAMILIES:
+        for kind in of_family(layout):
+            model[f"{layout}_{BLUEPRINTS[kind]}"] = carrier = nn.Identity()
+            carrier.add_module("seed", Seed(BLUEPRINTS[kind], 8, layout))
     code = rebuilding_code(model)
     space: dict[str, object] = {}
     exec(compile(code, "rebuild.py", "exec"), space)
-    assert {n: tuple(f) for n, f in space["BRANCHES"].items()} == {
-        n: tuple(BRANCHES[n]) for n in sorted(BRANCHES)
+    assert {name: set(by_layout) for name, by_layout in space["BUILDERS"].items()} == {
+        name: set(by_layout) for name, by_layout in BUILDERS.items()
     }
     assert "esper" not in code.lower().replace("esper grew", "")

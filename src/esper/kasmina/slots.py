@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from esper.kasmina import blueprints
 from esper.kasmina.blueprints import LastLayer
 from esper.kasmina.cached_tensors import Table
-from esper.kasmina.stack import Layout, weight, zeros
+from esper.kasmina.stack import Layout
 from esper.kasmina.transfer import moved
 from esper.leyline.actions import BLUEPRINTS, Style
 
@@ -55,30 +55,20 @@ class SlotSpec:
     def layouts(self) -> dict[int, Layout]:
         """Layout of a row of the slot's store per blueprint, without the gate."""
         return {
-            kind: blueprints.build(kind, self.channels, self.family).layout for kind in self.kinds
+            kind: Layout(blueprints.build(kind, self.channels, self.family).fields)
+            for kind in self.kinds
         }
 
     @cached_property
     def last_layers(self) -> frozenset[LastLayer]:
         """What newborn seeds of the slot's blueprints may read."""
-        built = (blueprints.build(kind, self.channels, self.family) for kind in self.kinds)
-        return frozenset(blueprint.last_layer for blueprint in built)
+        each = (blueprints.build(kind, self.channels, self.family) for kind in self.kinds)
+        return frozenset(blueprint.last_layer for blueprint in each)
 
     @cached_property
     def gate_layout(self) -> Layout:
-        """Layout of the gate of style GATED_GATE: C to max(8, C / 4) channels, ReLU, to 1 channel.
-
-        The input of the gate is the mean over the pixels, or each position of a sequence.
-        """
-        hidden = max(8, self.channels // 4)
-        return Layout(
-            (
-                weight("gate.hidden.weight", hidden, self.channels),
-                zeros("gate.hidden.bias", hidden),
-                weight("gate.out.weight", 1, hidden),
-                zeros("gate.out.bias", 1),
-            )
-        )
+        """Layout of the gate of style GATED_GATE."""
+        return Layout(blueprints.gate_fields(self.channels))
 
     @cached_property
     def gate_offset(self) -> int:

@@ -24,22 +24,6 @@ class Style(IntEnum):
     GATED_GATE = 3
 
 
-class Form(IntEnum):
-    """How a branch f is combined with the activation x."""
-
-    ADD = 0
-    MULTIPLY = 1
-    GATE = 2
-
-
-FORM_OF_STYLE = {
-    Style.LINEAR_ADD: Form.ADD,
-    Style.LINEAR_MULTIPLY: Form.MULTIPLY,
-    Style.SIGMOID_ADD: Form.ADD,
-    Style.GATED_GATE: Form.GATE,
-}
-
-
 class Curve(IntEnum):
     """Shape of an alpha ramp. The sigmoids differ in steepness."""
 

@@ -12,14 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import blueprints
+from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
-from esper.own_models.seed_modules import (
-    FORMS,
-    Seed,
-    add_seed,
-)
 
 SEED = "seed"
 """Name of the submodule that holds a seed."""
@@ -89,21 +84,7 @@ def new_seed(slot: SlotSpec, kind: int, form: int, random_seed: int) -> Seed:
         random_seed: determines the initial weights.
     """
     generator = torch.Generator().manual_seed(random_seed)
-    with torch.random.fork_rng(devices=[]):
-        seed = Seed(BLUEPRINTS[kind], slot.channels, slot.family, FORMS[form])
-    fields = {
-        f"{seed.blueprint}.{f.name}": f
-        for f in blueprints.build(kind, slot.channels, slot.family).fields
-    }
-    if seed.form == "gate":
-        fields |= {f.name: f for f in slot.gate_layout.fields}
-    with torch.no_grad():
-        for name, parameter in seed.named_parameters():
-            field = fields.pop(name)
-            drawn = 2.0 * torch.rand(field.shape, generator=generator) - 1.0
-            parameter.copy_(field.constant + field.bound * drawn)
-    assert not fields, sorted(fields)
-    return seed
+    return Seed(BLUEPRINTS[kind], slot.channels, slot.family, FORMS[form], generator)
 
 
 def attach(model: nn.Module, name: str, seed: Seed) -> None:

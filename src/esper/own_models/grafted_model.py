@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.kasmina.blueprints import FORM_OF_STYLE
+from esper.kasmina.seed_module import Seed, add_seed
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import SlotSpec, stack_tables
-from esper.leyline.actions import BLUEPRINTS, FORM_OF_STYLE, Style
+from esper.leyline.actions import BLUEPRINTS, Style
 from esper.own_models.attachment import (
     attach,
     detach,
@@ -24,7 +26,6 @@ from esper.own_models.attachment import (
     new_seed,
     set_hook,
 )
-from esper.own_models.seed_modules import Seed, add_seed
 from esper.tolaria.results import SLOT_MEASURES, EpochResult
 
 SEED_GROUP = "seeds"

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from esper.kasmina.blueprints import BUILDERS, FAMILIES
+from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
 from esper.own_models.attachment import SEED, attach, grown_seeds, set_hook, strip
 from esper.own_models.samples import loader_generators
-from esper.own_models.seed_modules import BRANCHES, FORMS, LAYOUTS, Seed, add_seed
 
 
 def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
@@ -51,14 +52,13 @@ def _rebuild(model: nn.Module, point: str, state: Mapping[str, Any]) -> None:
     prefix = f"{point}.{SEED}."
     form, layout, channels = (int(number) for number in state[f"{prefix}recipe"])
     own = {name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)}
-    names = own & set(BRANCHES[LAYOUTS[layout]])
+    names = {name for name in own if FAMILIES[layout] in BUILDERS.get(name, ())}
     if len(names) != 1:
         raise UsageError(
             f"load_grown: the seed behind {point!r} has an unknown blueprint; "
-            "use the version of Esper that grew it"
+            "use the version of Esper that grew it, and the plugin that defines the blueprint"
         )
-    with torch.random.fork_rng(devices=[]):
-        seed = Seed(names.pop(), channels, LAYOUTS[layout], FORMS[form])
+    seed = Seed(names.pop(), channels, FAMILIES[layout], FORMS[form], torch.Generator())
     try:
         attach(model, point, seed)
     except AttributeError:

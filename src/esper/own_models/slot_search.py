@@ -12,10 +12,11 @@ from math import prod
 
 from torch import nn
 
+from esper.kasmina.blueprints import of_family
 from esper.kasmina.slots import Slot, SlotSpec
+from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError, suggestion
 from esper.own_models.module_traces import ModuleTrace, Run, below, probe, walk
-from esper.own_models.seed_modules import BRANCHES
 
 MAX_SLOTS = 8
 """Largest number of slots that are found without being named."""
@@ -180,7 +181,7 @@ def _layers(traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
 def _spec(each: ModuleTrace, depth: float) -> SlotSpec:
     assert each.shape is not None
     family, shape = layout(each), each.shape
-    accepts = tuple(BRANCHES[family])
+    accepts = tuple(BLUEPRINTS[kind] for kind in of_family(family))
     if family == "sequence" and each.time_first:
         accepts = tuple(name for name in accepts if name in POINTWISE)
     size = (shape[2], shape[3]) if family == "conv" else (1, shape[1] if len(shape) == 3 else 1)
@@ -200,7 +201,7 @@ _INPUTS = ("in_channels", "num_features", "num_channels", "in_features")
 
 
 def layout(each: ModuleTrace) -> str:
-    """The layout of a module's activation, one of ``seed_modules.LAYOUTS``."""
+    """The layout of a module's activation, see ``seed_module.Seed``."""
     assert each.shape is not None
     if len(each.shape) == 3:
         return "sequence"

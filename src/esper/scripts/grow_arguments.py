@@ -96,12 +96,12 @@ class GrowArguments:
     """Whether the policy takes its most probable action instead of sampling one, with --task; by
     default a policy that learned from records does, and others sample."""
     plugin: tuple[str, ...] = ()
-    """Python files that define your own tasks and blueprints, with --task."""
+    """Python files that define your own tasks and blueprints."""
 
 
-OF_A_TASK = ("split_seed", "greedy", "plugin")
-OF_BOTH = ("policy", "out", "onnx", "seed")
-WHERE = ("model", "data", "task", "out", "onnx", "seed", "name", "seeds")
+OF_A_TASK = ("split_seed", "greedy")
+OF_BOTH = ("policy", "out", "onnx", "seed", "plugin")
+WHERE = ("model", "data", "task", "out", "onnx", "seed", "name", "seeds", "plugin")
 """Settings that say what is grown, and where the result goes."""
 
 

@@ -23,6 +23,7 @@ from esper.own_models.growing import grow
 from esper.own_models.growth_result import GrowthResult
 from esper.own_models.options import FailingBatch, GrowOptions, recipe_names, usable_device
 from esper.own_models.training_loop import LEARNING_RATE
+from esper.runtime import plugins
 from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
 from esper.scripts.grow_arguments import GrowArguments, asked, check_writable, options_of
 from esper.scripts.grown_files import FINISHED, read_finished, write_files
@@ -55,6 +56,8 @@ def grow_model(given: GrowArguments) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     set_seed(given.seed)
+    for path in given.plugin:
+        plugins.load(path)
     own = find_own(given.model, given.data)
     arguments = _arguments(given, own.recipe(options_of(given)["epochs"]))
     folder = given.out or FOLDER / (given.name or own.name)
@@ -227,13 +230,10 @@ def _optimizer(given: GrowArguments) -> partial[Optimizer]:
 def _asked(given: GrowArguments, own: OwnFile, seed: int) -> dict[str, Any]:
     """Everything on which the result depends, as JSON."""
     onnx = None if given.onnx is None else str(given.onnx)
-    question = {
-        "onnx": onnx,
-        "model": own.model,
-        "data": own.data,
-        "seed": seed,
-        "sha256": own.sha256,
-    }
+    question: dict[str, Any] = {"onnx": onnx, "seed": seed}
+    question |= {"model": own.model, "data": own.data, "sha256": own.sha256}
+    if given.plugin:
+        question["plugin"] = {path: plugins.digest(path) for path in given.plugin}
     entries: dict[str, Any] = json.loads(json.dumps(question | asked(given)))
     return entries
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints import SHIPPED
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import ALPHA_SPEED_STEPS, BLUEPRINTS, CANONICAL_CHOICE, Op, Style
 from esper.leyline.stages import Stage
@@ -44,17 +45,20 @@ class RuleSettings:
         decision: part of the episode after which nothing more is planted, and seeds are pruned and
             fossilised; earlier where not every slot could be decided about before the end.
         rest: steps before the end at which every slot is decided about.
+        plugins_first: whether a blueprint of the user's own that a slot accepts comes first.
     """
 
     blueprints: tuple[str, ...] = ()
     start: int = 0
     decision: float = 1.0
     rest: int = REST
+    plugins_first: bool = False
 
     def blueprint(self, slot: SlotSpec) -> int:
         """Index of the blueprint that is planted in ``slot``."""
         accepted = [BLUEPRINTS[kind] for kind in slot.kinds]
-        name = next((name for name in self.blueprints if name in accepted), None)
+        plugins = [name for name in accepted if name not in SHIPPED and self.plugins_first]
+        name = next((name for name in (*plugins, *self.blueprints) if name in accepted), None)
         return blueprint_of(0.0, slot) if name is None else BLUEPRINTS.index(name)
 
     def decision_step(self, episode_length: int, slots: int) -> int:
@@ -66,7 +70,9 @@ class RuleSettings:
 
 OF_TASKS = RuleSettings()
 """The settings on hosts of a task."""
-OF_OWN_MODELS = RuleSettings(("conv_light", "mlp_small", "mlp"), start=1, decision=0.7, rest=1)
+OF_OWN_MODELS = RuleSettings(
+    ("conv_light", "mlp_small", "mlp"), start=1, decision=0.7, rest=1, plugins_first=True
+)
 """The settings on a module of the user's own, whose seeds are larger and learn for longer. ``mlp``
 generalises worse than ``mlp_small`` on small tables; the first step there follows an epoch."""
 

@@ -72,8 +72,8 @@ class EpochResult:
             )
             for r in (self, *others)
         ]
-        mapped = (function(*x) for x in zip(*parts, strict=True))
-        loss, accuracy, host, seed, slots, *tensors = mapped
+        results = (function(*x) for x in zip(*parts, strict=True))
+        loss, accuracy, host, seed, slots, *tensors = results
         return EpochResult(loss, accuracy, host, seed, tensors, slots)
 
     def forget(self, rows: Tensor) -> None:

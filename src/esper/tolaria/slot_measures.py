@@ -63,14 +63,14 @@ def slot_measures(
         ``[N, S, len(SLOT_MEASURES)]``, NaN where a seed was computed, and for gains of layers that
         no blueprint of the slot has.
     """
-    measured = []
+    rows = []
     for s, slot in enumerate(host.slots):
         images = len(watch.inputs[s])
-        kept = measured_images(images)
+        count = measured_images(images)
         # The loss of the measured images alone has this times their gradient.
-        factor = images / kept
-        x = watch.inputs[s][:kept].to(parameters)
-        gradient = gradients[s][:kept].to(parameters)
+        factor = images / count
+        x = watch.inputs[s][:count].to(parameters)
+        gradient = gradients[s][:count].to(parameters)
         columns, elements = host.feeding_columns[s], x[:, :, :, 0].numel()
         statistics = [
             per_environment(gradient.square()).sqrt() * (factor * predictions) ** 0.5,
@@ -79,8 +79,8 @@ def slot_measures(
             per_environment((x > 0).to(x.dtype)) / elements,
         ]
         gains = factor * gradient_norms(slot, x, gradient)
-        measured.append(torch.cat([torch.stack(statistics, 1), gains], 1))
-    return torch.stack(measured, 1).masked_fill(seeds[..., None], float("nan"))
+        rows.append(torch.cat([torch.stack(statistics, 1), gains], 1))
+    return torch.stack(rows, 1).masked_fill(seeds[..., None], float("nan"))
 
 
 def _norm(rows: Tensor, columns: tuple[slice, ...]) -> Tensor:

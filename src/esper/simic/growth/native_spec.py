@@ -128,7 +128,7 @@ def _tables(engine: Engine, kinds: Tensor) -> dict[str, Tensor]:
         "computing": _members(COMPUTING),
         "developing": _members(DEVELOPING),
         "prunable": _members(PRUNABLE),
-        "blended": _members(gates.BLENDED),
+        "blended": _members(gates.BLENDING_STAGES),
         "kinds": kinds,
         "parameters": engine.parameter_table,
         "tensor_counts": torch.tensor([slot.tensor_counts for slot in slots]),

@@ -33,7 +33,7 @@ from esper.tamiyo.random_actor import RandomActor
 from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
 from esper.tolaria.memory import stored_bytes
-from esper.tolaria.precision import disabled, resolve_precision
+from esper.tolaria.precision import amp_disabled, resolve_precision
 
 
 def resolve_device(name: str, setting: str = "device") -> torch.device:
@@ -221,7 +221,7 @@ def half_precision(name: str, device: torch.device, setting: str) -> torch.dtype
     Raises:
         UsageError: the device does not have this dtype.
     """
-    if disabled():
+    if amp_disabled():
         return None
     precision = resolve_precision(True, device, name, "torch")
     if precision.reason is not None:
